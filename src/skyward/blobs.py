@@ -1,0 +1,148 @@
+"""Large buffers as files in a private directory, memory-mapped where they are used.
+
+A blob is written once and read by every process of a machine without copying it; on tmpfs it never touches a disk.
+Arguments are named by their content, so a repeated one is not written again; results by a random name, and their
+reader removes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from skyward.wire import Buffer, nbytes
+
+__all__ = ["LARGE", "Blob", "Store", "read", "remove", "write"]
+
+LARGE = 1 << 20
+Blob = tuple[str, int]  # path and size
+
+_RAM = Path("/dev/shm")
+
+
+def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
+    """Writes a buffer into a directory of a store; falls back to disk when the memory file system is full."""
+    name = name or secrets.token_hex(12)
+    try:
+        return _write(directory, buffer, name)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+    spill = os.path.join(tempfile.gettempdir(), os.path.basename(directory))
+    os.makedirs(spill, mode=0o700, exist_ok=True)
+    return _write(spill, buffer, name)
+
+
+def read(blob: Sequence[str | int], *, unlink: bool = False) -> memoryview:
+    """The content of a blob; writable, changes stay private to the reader."""
+    path, size = str(blob[0]), int(blob[1])
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
+    if unlink:
+        remove([path])
+    return memoryview(mapped)
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Removes blobs; those already gone are no error."""
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+class Store:
+    """The client's side of a directory of blobs: arguments by content, least recently used ones evicted."""
+
+    def __init__(self, pool: str, limit: int | None = None) -> None:
+        base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
+        self.directory = tempfile.mkdtemp(prefix=f"skyward-{pool}-", dir=base)
+        free = os.statvfs(base)
+        self._limit = limit or max(LARGE, free.f_bavail * free.f_frsize // 4)
+        self._blobs: OrderedDict[str, Blob] = OrderedDict()
+        self._uses: dict[str, int] = {}
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def put(self, buffer: Buffer) -> tuple[str, Blob]:
+        """Writes a buffer unless its content is there already, and keeps it until `release`."""
+        import xxhash
+
+        digest: str = xxhash.xxh3_128_hexdigest(buffer)
+        with self._lock:
+            blob = self._blobs.get(digest)
+            if blob is None:
+                blob = write(self.directory, buffer, digest)
+                self._blobs[digest] = blob
+                self._held += nbytes(buffer)
+            self._blobs.move_to_end(digest)
+            self._uses[digest] = self._uses.get(digest, 0) + 1
+            self._evict()
+            return digest, blob
+
+    def retain(self, digests: Iterable[str]) -> None:
+        """Says that one more call needs these blobs."""
+        with self._lock:
+            for digest in digests:
+                self._uses[digest] = self._uses.get(digest, 0) + 1
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Says that a call no longer needs these blobs; they stay as long as there is room."""
+        with self._lock:
+            for digest in digests:
+                left = self._uses.get(digest, 0) - 1
+                if left > 0:
+                    self._uses[digest] = left
+                else:
+                    self._uses.pop(digest, None)
+            self._evict()
+
+    def close(self) -> None:
+        """Removes the directory and everything in it."""
+        remove_directory(self.directory)
+
+    def _evict(self) -> None:
+        if self._held <= self._limit:
+            return
+        for digest, (path, size) in list(self._blobs.items()):
+            if digest not in self._uses:
+                remove([path])
+                del self._blobs[digest]
+                self._held -= size
+                if self._held <= self._limit:
+                    return
+
+
+def remove_directory(directory: str) -> None:
+    """Removes a store's directory, and the one on disk that it may have spilled into."""
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(os.path.join(tempfile.gettempdir(), os.path.basename(directory)), ignore_errors=True)
+
+
+def _write(directory: str, buffer: Buffer, name: str) -> Blob:
+    path = os.path.join(directory, name)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < view.nbytes:
+            done += os.write(fd, view[done : done + (1 << 26)])
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    os.close(fd)
+    return path, view.nbytes

@@ -1,0 +1,200 @@
+"""A call as the client keeps it: what was sent, how to send it again, and the future that waits for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
+
+from skyward import blobs
+from skyward.errors import ResultNotSerializable
+from skyward.payload import Packer, unpack
+from skyward.streams import Consumer, Producer
+from skyward.task import PendingCompute, streamed_parameters
+from skyward.wire import nbytes
+
+__all__ = ["Call", "CallFuture", "Packing", "unpacked"]
+
+T = TypeVar("T")
+
+
+class CallFuture(Future[T]):
+    """A real future whose result is unpickled when it is asked for, and whose cancel() stops the body."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._unpacking = threading.Lock()
+        self._packed: tuple[dict[str, Any], list[Any]] | None = None
+        self.on_cancel: Callable[[], None] | None = None
+        self.is_running: Callable[[], bool] = lambda: False
+
+    def settle(self, about: dict[str, Any], pieces: list[Any]) -> None:
+        """Has the future hold a result that is not unpickled yet."""
+        self._packed = (about, pieces)
+        self.fulfil(None)
+
+    def fulfil(self, value: Any) -> None:
+        """Sets the result, unless the future was cancelled meanwhile."""
+        try:
+            self.set_result(value)
+        except InvalidStateError:
+            pass
+
+    def fail(self, error: BaseException) -> None:
+        """Sets the exception, unless the future was cancelled meanwhile."""
+        try:
+            self.set_exception(error)
+        except InvalidStateError:
+            pass
+
+    def result(self, timeout: float | None = None) -> T:
+        value = super().result(timeout)
+        if self._packed is None:
+            return value
+        with self._unpacking:
+            if self._packed is not None:
+                self._result = unpacked(self._name, *self._packed)
+                self._packed = None
+        return self._result  # type: ignore[return-value] - the base class's own slot
+
+    def cancel(self) -> bool:
+        """Cancels the call; a body that is running is stopped."""
+        if not super().cancel():
+            return False
+        if self.on_cancel is not None:
+            self.on_cancel()
+        return True
+
+    def running(self) -> bool:
+        return super().running() or (not self.done() and self.is_running())
+
+
+class Call:
+    """One call on its way."""
+
+    __slots__ = (
+        "about",
+        "announced",
+        "attempt",
+        "digests",
+        "feeders",
+        "future",
+        "gang",
+        "id",
+        "inputs",
+        "name",
+        "node",
+        "pieces",
+        "pinned",
+        "retries",
+        "sent",
+        "stopping",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        pending: PendingCompute[Any],
+        about: dict[str, Any],
+        pieces: list[Any],
+        digests: list[str],
+        inputs: dict[str, Any],
+        retries: int,
+    ) -> None:
+        self.id = os.urandom(6).hex()
+        self.name = pending.name
+        self.about, self.pieces, self.digests, self.inputs = about, pieces, digests, inputs
+        self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
+        self.attempt = 0
+        self.node: int | None = None
+        self.pinned = False
+        self.sent = 0.0
+        self.announced = False
+        self.stopping: str | None = None
+        self.gang: Any = None
+        self.stream: Consumer | None = None
+        self.feeders: dict[str, Producer] = {}
+        self.future: CallFuture[Any] = CallFuture(self.name)
+
+
+class Packing:
+    """Turns pending calls into bytes; a function that occurs many times at once is pickled once."""
+
+    def __init__(self, packer: Packer, store: blobs.Store) -> None:
+        self._packer, self._store = packer, store
+
+    def calls(self, pending: Sequence[PendingCompute[Any]], retries: int) -> list[Call]:
+        """The calls, ready to be sent; raises NotSerializable before any of them is."""
+        functions: dict[int, tuple[str, list[Any]]] = {}
+        made: list[Call] = []
+        for item in pending:
+            known = functions.get(id(item.fn))
+            if known is None:
+                known = functions[id(item.fn)] = self._function(item)
+            made.append(self._call(item, *known, retries))
+        return made
+
+    def copies(self, pending: PendingCompute[Any], count: int, retries: int) -> list[Call]:
+        """The same call several times over the same bytes, for a broadcast."""
+        first = self.calls([pending], retries)[0]
+        if first.inputs and count > 1:
+            self._store.release(first.digests)
+            name = next(iter(first.inputs))
+            raise TypeError(f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} nodes.")
+        rest = []
+        for _ in range(count - 1):
+            self._store.retain(first.digests)
+            rest.append(Call(pending, dict(first.about), first.pieces, first.digests, {}, retries))
+        return [first, *rest]
+
+    def _function(self, item: PendingCompute[Any]) -> tuple[str, list[Any]]:
+        import xxhash
+
+        head, buffers = self._packer.pack(item.fn, f"function {item.name}")
+        digest = xxhash.xxh3_128()
+        digest.update(head)
+        for buffer in buffers:
+            digest.update(buffer)
+        return digest.hexdigest(), [head, *buffers]
+
+    def _call(self, item: PendingCompute[Any], digest: str, function: list[Any], retries: int) -> Call:
+        args, kwargs, inputs = item.args, dict(item.kwargs), {}
+        positions, names = streamed_parameters(item)
+        if positions or names:
+            inputs = {str(i): args[i] for i in positions} | {k: kwargs[k] for k in names}
+            args = tuple(None if i in positions else a for i, a in enumerate(args))
+            kwargs = {k: None if k in names else v for k, v in kwargs.items()}
+        head, buffers = self._packer.pack((args, kwargs), f"arguments of {item.name}")
+        pieces: list[Any] = [*function, head, *buffers]
+        about: dict[str, Any] = {"name": item.name, "fn": digest, "split": len(function), "attempt": 0}
+        if item.timeout is not None:
+            about["timeout"] = item.timeout
+        if inputs:
+            about["streams"] = list(inputs)
+        digests: list[str] = []
+        for index, piece in enumerate(pieces):
+            if nbytes(piece) >= blobs.LARGE:
+                key, blob = self._store.put(piece)
+                digests.append(key)
+                about.setdefault("blobs", {})[str(index)] = blob
+                pieces[index] = b""
+            elif isinstance(piece, memoryview):
+                pieces[index] = bytes(piece)  # the caller may change its array as soon as we return
+        chosen = retries if item.retries is None else item.retries
+        return Call(item, about, pieces, digests, inputs, chosen)
+
+
+def unpacked(name: str, about: dict[str, Any], pieces: list[Any]) -> Any:
+    """The object that a node sent; its blobs are mapped and removed."""
+    for index, blob in about.get("blobs", {}).items():
+        pieces[int(index)] = blobs.read(blob, unlink=True)
+    try:
+        return unpack(pieces[0], pieces[1:])
+    except (ImportError, AttributeError) as exc:
+        raise ResultNotSerializable(
+            f"the result of {name} has arrived but cannot be rebuilt here: {exc}. Its class exists only on the node; "
+            "install that package on this computer too, or return plain data."
+        ) from exc

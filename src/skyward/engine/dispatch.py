@@ -1,0 +1,153 @@
+"""Which node gets which call: a pure bookkeeping of queues, slots and windows.
+
+A node gets as many calls as it has slots, and some ahead when calls are so short that a round trip would cost more than
+it saves. A call that waits behind a long one is taken back when another node has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Dispatch", "Queued"]
+
+_HORIZON = 0.02
+_AHEAD_MOST = 128
+_STALE = 0.05
+
+
+class Queued(Protocol):
+    """What is dispatched."""
+
+    id: str
+    node: int | None
+    pinned: bool
+    sent: float
+
+
+C = TypeVar("C", bound=Queued)
+
+
+@dataclass
+class _Node(Generic[C]):
+    up: bool = False
+    inflight: OrderedDict[str, C] = field(default_factory=OrderedDict[str, C])
+    recalled: set[str] = field(default_factory=set[str])
+
+
+class Dispatch(Generic[C]):
+    """Queues of one pool. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, nodes: int, slots: int) -> None:
+        self._nodes: list[_Node[C]] = [_Node() for _ in range(nodes)]
+        self._slots = slots
+        self._queue: deque[C] = deque()
+        self._mean: float | None = None
+        self._turn = 0
+
+    def up(self, node: int, is_up: bool) -> None:
+        """Says whether a node takes calls."""
+        self._nodes[node].up = is_up
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node takes calls."""
+        return self._nodes[node].up
+
+    def any_up(self) -> bool:
+        """Whether any node takes calls."""
+        return any(n.up for n in self._nodes)
+
+    def add(self, call: C, *, first: bool = False) -> None:
+        """Queues a call for any node."""
+        if first:
+            self._queue.appendleft(call)
+        else:
+            self._queue.append(call)
+
+    def pin(self, call: C, node: int) -> None:
+        """Gives a call to one node, whatever that has already."""
+        call.node, call.pinned = node, True
+        self._nodes[node].inflight[call.id] = call
+
+    def next(self, now: float) -> list[tuple[int, C]]:
+        """Takes from the queue what nodes have room for."""
+        chosen: list[tuple[int, C]] = []
+        while self._queue:
+            node = self._roomiest()
+            if node is None:
+                break
+            call = self._queue.popleft()
+            call.node, call.sent = node, now
+            self._nodes[node].inflight[call.id] = call
+            chosen.append((node, call))
+        return chosen
+
+    def settle(self, call: C, seconds: float | None = None) -> None:
+        """A call has left its node."""
+        if call.node is not None:
+            node = self._nodes[call.node]
+            node.inflight.pop(call.id, None)
+            node.recalled.discard(call.id)
+        if seconds is not None:
+            self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
+
+    def withdraw(self, call: C) -> bool:
+        """Takes a call out of the queue; False if it has been sent."""
+        try:
+            self._queue.remove(call)
+        except ValueError:
+            return False
+        return True
+
+    def drain(self, node: int) -> list[C]:
+        """All calls of a node that is gone; it has none afterwards."""
+        lost = list(self._nodes[node].inflight.values())
+        self._nodes[node].inflight.clear()
+        self._nodes[node].recalled.clear()
+        return lost
+
+    def drain_queue(self) -> list[C]:
+        """All calls that no node has got; the queue is empty afterwards."""
+        waiting = list(self._queue)
+        self._queue.clear()
+        return waiting
+
+    def stale(self, now: float) -> list[tuple[int, C]]:
+        """Calls to take back: they wait on a busy node while another has a free slot."""
+        if self._queue:
+            return []
+        idle = sum(max(0, self._slots - len(n.inflight)) for n in self._nodes if n.up)
+        chosen: list[tuple[int, C]] = []
+        for index, node in enumerate(self._nodes):
+            for call in reversed(node.inflight.values()):
+                if len(chosen) >= idle or len(node.inflight) - len(node.recalled) <= self._slots:
+                    break
+                if not call.pinned and call.id not in node.recalled and now - call.sent > _STALE:
+                    node.recalled.add(call.id)
+                    chosen.append((index, call))
+        return chosen
+
+    def crowded(self) -> bool:
+        """Whether a node has more than it runs, so that `stale` is worth asking."""
+        return any(len(n.inflight) > self._slots for n in self._nodes)
+
+    def load(self) -> tuple[int, int]:
+        """How many calls wait here, and how many are with nodes."""
+        return len(self._queue), sum(len(n.inflight) for n in self._nodes)
+
+    def _roomiest(self) -> int | None:
+        window = self._slots
+        if self._mean is not None and self._mean < _HORIZON * self._slots:
+            window += min(_AHEAD_MOST * self._slots, int(self._slots * _HORIZON / max(self._mean, 1e-6)))
+        count = len(self._nodes)
+        best: int | None = None
+        least = window
+        for step in range(count):
+            index = (self._turn + step) % count
+            node = self._nodes[index]
+            if node.up and len(node.inflight) < least:
+                best, least = index, len(node.inflight)
+        if best is not None:
+            self._turn = (best + 1) % count
+        return best

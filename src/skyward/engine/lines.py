@@ -1,0 +1,58 @@
+"""From chunks of bytes to whole lines; a carriage return rewrites the line, as on a terminal."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Lines"]
+
+_PROGRESS_EVERY = 0.1
+_LONGEST = 1 << 20
+
+
+class Lines:
+    """The lines of one stream."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._shown = 0.0
+
+    def feed(self, data: bytes | memoryview) -> list[tuple[str, bool]]:
+        """The lines that are complete now; True marks one that will be overwritten (a progress bar)."""
+        whole = self._rest + bytes(data)
+        *lines, self._rest = whole.split(b"\n")
+        found = [(_settled(line), False) for line in lines]
+        if len(self._rest) > _LONGEST:
+            found.append((_text(self._rest), False))
+            self._rest = b""
+        elif b"\r" in self._rest:
+            self._rest = self._rest[_last_state(self._rest) :]
+            now = time.monotonic()
+            if now - self._shown >= _PROGRESS_EVERY:
+                self._shown = now
+                text = _settled(self._rest)
+                if text:
+                    found.append((text, True))
+        return found
+
+    def rest(self) -> list[tuple[str, bool]]:
+        """What is left without a line end; nothing afterwards."""
+        rest, self._rest = self._rest, b""
+        text = _settled(rest)
+        return [(text, False)] if text else []
+
+
+def _settled(line: bytes) -> str:
+    """A line as a terminal would leave it: what follows the last carriage return, unless nothing does."""
+    if b"\r" not in line:
+        return _text(line)
+    return _text(line[_last_state(line) :].strip(b"\r"))
+
+
+def _last_state(line: bytes) -> int:
+    """Where the last state that has any text begins."""
+    return line.rstrip(b"\r").rfind(b"\r") + 1
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")

@@ -1,0 +1,128 @@
+"""The dask side: a scheduler on the head, and on every node a worker that makes the pool a real dask cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Any, NoReturn
+
+import dask
+
+from skyward.engine.agent import Agent
+from skyward.engine.certs import Identity, context
+from skyward.runtime import count_accelerators
+
+__all__ = ["configure", "run_agent", "run_scheduler"]
+
+_SETTINGS: dict[str, Any] = {
+    "logging.distributed": "critical",
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.use-file-locking": False,
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.scheduler.allowed-failures": 0,
+    "distributed.scheduler.worker-ttl": None,
+    "distributed.admin.system-monitor.interval": "10s",
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.diagnostics.nvml": False,
+    "distributed.comm.require-encryption": True,
+    "distributed.comm.timeouts.tcp": "15s",
+    "distributed.comm.timeouts.connect": "10s",
+}
+
+
+def configure() -> None:
+    """Sets dask up and imports what the forked processes will need."""
+    dask.config.set(_SETTINGS)  # before distributed is imported: it reads its logging settings then
+    import distributed  # noqa: F401
+
+
+def run_scheduler(order: dict[str, Any], ready: int) -> None:
+    """Runs the scheduler in this process; writes its address to the file descriptor `ready`."""
+    from distributed import Scheduler
+
+    class PoolScheduler(Scheduler):
+        def start_http_server(self, *_: Any, **__: Any) -> None:
+            """No HTTP port: it would be open to anyone, beside the TLS one."""
+
+    async def serve() -> None:
+        scheduler = await PoolScheduler(
+            host=order["host"], port=0, protocol="tls", security=_security(order["identity"], "scheduler")
+        )
+        os.write(ready, scheduler.address.encode() + b"\n")
+        os.close(ready)
+        await scheduler.finished()
+
+    asyncio.run(serve())
+
+
+def run_agent(order: dict[str, Any], listener: socket.socket, nursery: socket.socket) -> NoReturn:
+    """Runs a node's agent in this process, and its dask worker beside it."""
+    addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
+    identity = Identity(**order["identity"])
+    about = {
+        "node": order["node"],
+        "python": list(sys.version_info[:3]),
+        "path": sys.path,
+        "hostname": platform.node(),
+        "pid": os.getpid(),
+        "accelerators": count_accelerators(),
+    }
+    agent = Agent(order["node"], listener, context(identity, server=True), nursery, addresses.put, about)
+
+    def relay() -> None:
+        try:
+            agent.run()
+        finally:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=relay, name="skyward-agent", daemon=True).start()
+    asyncio.run(_work(order, agent, addresses))
+    os._exit(0)
+
+
+async def _work(order: dict[str, Any], agent: Agent, addresses: queue.SimpleQueue[str]) -> None:
+    from distributed import Worker
+
+    class NodeWorker(Worker):
+        def start_http_server(self, *_: Any, **__: Any) -> None:
+            """No HTTP port, as above."""
+
+    address = await asyncio.to_thread(addresses.get)
+    worker = await NodeWorker(
+        address,
+        name=f"node-{order['node']}",
+        nthreads=1,
+        host=order["host"],
+        protocol="tls",
+        memory_limit=0,
+        local_directory=order["directory"],
+        security=_security(order["identity"], "worker"),
+    )
+    agent.say("member", {"address": worker.address})
+    await worker.finished()
+    await asyncio.Event().wait()  # the scheduler may be gone; calls do not need it
+
+
+def _security(identity: dict[str, str], role: str) -> Any:
+    from distributed.security import Security
+
+    return Security(
+        require_encryption=True,
+        tls_ca_file=identity["ca"],
+        **{f"tls_{role}_cert": identity["cert"], f"tls_{role}_key": identity["key"]},
+        tls_client_cert=identity["cert"],
+        tls_client_key=identity["key"],
+    )

@@ -1,0 +1,115 @@
+"""A runner as its agent sees it: socket, pipes, and the calls it has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import OrderedDict
+from typing import Any
+
+from skyward.wire import Frame, FrameReader, FrameWriter, encode
+
+__all__ = ["Pipe", "RunnerSlot", "Task", "ahead"]
+
+_READ = 1 << 16
+_STDERR_TAIL = 4096
+_AHEAD_SECONDS = 0.002
+_AHEAD_MOST = 32
+
+
+def ahead(mean: float | None, threads: int) -> int:
+    """How many calls a runner gets beyond those it runs: none unless they are so short that waiting costs more."""
+    if mean is None or mean > _AHEAD_SECONDS:
+        return 0
+    return threads * min(_AHEAD_MOST, int(_AHEAD_SECONDS / max(mean, 1e-6)))
+
+
+class Task:
+    """A call on this node."""
+
+    __slots__ = ("about", "announced", "backlog", "buffers", "id", "slot", "started", "stop")
+
+    def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
+        self.id, self.about, self.buffers = call_id, about, buffers
+        self.slot: RunnerSlot | None = None
+        self.started: float | None = None
+        self.stop: str | None = None
+        self.announced = False
+        self.backlog: list[tuple[list[Any], list[Any]]] = []
+
+
+class Pipe:
+    """The reading end of a runner's stdout or stderr."""
+
+    def __init__(self, stream: str, fd: int) -> None:
+        self.stream, self.fd = stream, fd
+        self.open, self.paused = True, False
+        self.tail = b""
+
+    def read(self) -> bytes | None:
+        """What is there now: None when nothing is, empty bytes when the writers are gone."""
+        try:
+            data = os.read(self.fd, _READ)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self.open = False
+        elif self.stream == "stderr":
+            self.tail = (self.tail + data)[-_STDERR_TAIL:]
+        return data
+
+
+class RunnerSlot:
+    """One runner process; `threads` calls run in it at a time."""
+
+    def __init__(self, name: str, sock: socket.socket, threads: int, out: Pipe, err: Pipe) -> None:
+        self.name, self.sock, self.threads, self.out, self.err = name, sock, threads, out, err
+        self.pid: int | None = None
+        self.ready = self.failed = self.stopping = self.retired = self.eof = False
+        self.inflight: OrderedDict[str, Task] = OrderedDict()
+        self._reader = FrameReader()
+        self._writer = FrameWriter()
+
+    def send(self, messages: list[Any], buffers: list[Any]) -> bool:
+        """Sends messages; False when some bytes wait for the socket."""
+        self._writer.add(encode(messages, buffers))
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Goes on sending; True when nothing waits."""
+        try:
+            return self._writer.write(self.sock.send)
+        except OSError:
+            self._writer.clear()  # it is dying; the nursery tells how
+            return True
+
+    def read(self) -> list[Frame]:
+        """The frames that have arrived."""
+        frames: list[Frame] = []
+        while not self.eof:
+            try:
+                got, alive = self._reader.read(self.sock.recv_into)
+            except BlockingIOError:
+                break
+            except OSError:
+                got, alive = [], False
+            frames += got
+            self.eof = not alive
+        return frames
+
+    def stderr_mark(self) -> None:
+        """Begins a new call's stderr, where only one runs at a time."""
+        if self.threads == 1:
+            self.err.tail = b""
+
+    def stderr_tail(self) -> str:
+        """The last lines the runner wrote to stderr."""
+        return self.err.tail.decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        """Closes socket and pipes."""
+        self.sock.close()
+        os.close(self.out.fd)
+        os.close(self.err.fd)

@@ -1,0 +1,201 @@
+"""What can go wrong, named by what the caller can do next.
+
+SkywardError
+├── InvalidArgument (ValueError)        fix the argument; nothing was started
+├── PoolClosed (RuntimeError)           open the pool first
+├── ForkedPoolError (RuntimeError)      use the pool in the process that opened it
+├── NestedPoolError (RuntimeError)      a pool inside a body needs allow_nested=True
+├── NotSerializable (TypeError)         what cannot travel, and where it hides
+│   └── ResultNotSerializable           the body ran; its result cannot come home
+├── ResultTooLarge                      return less, or raise max_result_bytes
+├── TaskError                           a call that ended without a result
+│   ├── TaskCrashed                     the body's process died
+│   │   └── TaskOutOfMemory             ... because the kernel ran out of memory
+│   ├── TaskTimeout (TimeoutError)      the body was stopped at its time limit
+│   └── NodeLost                        the machine or its agent is gone
+├── RemoteError                         an exception whose class cannot travel, as text
+├── BootstrapError                      a node could not be set up
+│   └── PythonMismatch                  both sides need the same minor version of Python
+└── PluginError                         a plugin's hook raised
+
+The user's own exceptions are never wrapped: they keep their type and carry the remote traceback in a note.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BootstrapError",
+    "ForkedPoolError",
+    "InvalidArgument",
+    "NestedPoolError",
+    "NodeLost",
+    "NotSerializable",
+    "PluginError",
+    "PoolClosed",
+    "PythonMismatch",
+    "RemoteError",
+    "ResultNotSerializable",
+    "ResultTooLarge",
+    "SkywardError",
+    "TaskCrashed",
+    "TaskError",
+    "TaskOutOfMemory",
+    "TaskTimeout",
+]
+
+
+class SkywardError(Exception):
+    """Base of every error that Skyward itself raises."""
+
+
+class InvalidArgument(SkywardError, ValueError):
+    """A value that cannot work, found before anything was started."""
+
+
+class PoolClosed(SkywardError, RuntimeError):
+    """The pool is not open (not entered yet, closing, or closed)."""
+
+
+class ForkedPoolError(SkywardError, RuntimeError):
+    """The pool was opened by another process, of which this one is a fork."""
+
+
+class NestedPoolError(SkywardError, RuntimeError):
+    """A body tried to open a pool of its own."""
+
+
+class NotSerializable(SkywardError, TypeError):
+    """Something that cannot travel to a node, with the path that leads to it."""
+
+
+class ResultNotSerializable(NotSerializable):
+    """The body ran to its end, but its result cannot be sent home."""
+
+
+class ResultTooLarge(SkywardError):
+    """The result is larger than the pool's `max_result_bytes`; it was not sent."""
+
+    def __init__(self, task: str, size: int, limit: int) -> None:
+        super().__init__(task, size, limit)
+        self.task, self.size, self.limit = task, size, limit
+
+    def __str__(self) -> str:
+        return (
+            f"the result of {self.task} takes {self.size:,} bytes, more than max_result_bytes={self.limit:,}; "
+            "it was not sent. Return less (write it to a file or a bucket), or raise max_result_bytes on the pool."
+        )
+
+
+class TaskError(SkywardError):
+    """A call that ended without a result of its own making."""
+
+
+class TaskCrashed(TaskError):
+    """The process in which the body ran ended before the body did."""
+
+    def __init__(
+        self,
+        task: str,
+        node: int,
+        attempt: int = 0,
+        exit_code: int | None = None,
+        signal: str | None = None,
+        stderr: str = "",
+        shared_with: int = 0,
+    ) -> None:
+        super().__init__(task, node, attempt, exit_code, signal, stderr, shared_with)
+        self.task, self.node, self.attempt = task, node, attempt
+        self.exit_code, self.signal, self.stderr = exit_code, signal, stderr
+        self.shared_with = shared_with
+
+    def __str__(self) -> str:
+        how = f"was killed by {self.signal}" if self.signal else f"exited with status {self.exit_code}"
+        text = f"the process running {self.task} on node {self.node} {how} (attempt {self.attempt}). "
+        if self.shared_with:
+            text += (
+                f"{self.shared_with} other calls ran in that process and fail with it, since nothing tells which one "
+                'did it; executor="process" gives every slot a process of its own. '
+            )
+        text += "It was not started again: a body that ends its process would do so again."
+        return text + (f"\nLast lines of its stderr:\n{self.stderr}" if self.stderr else "")
+
+
+class TaskOutOfMemory(TaskCrashed):
+    """The kernel killed the body's process because memory ran out."""
+
+    def __str__(self) -> str:
+        return (
+            f"the process running {self.task} on node {self.node} was killed because its memory limit was reached. "
+            "Use smaller batches, a machine with more memory, or fewer slots a node."
+        )
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    """The body was stopped because it ran past its time limit."""
+
+    def __init__(self, task: str, node: int, seconds: float, attempt: int = 0, killed: bool = False) -> None:
+        super().__init__(task, node, seconds, attempt, killed)
+        self.task, self.node, self.seconds, self.attempt, self.killed = task, node, seconds, attempt, killed
+
+    def __str__(self) -> str:
+        how = "did not end on SIGTERM and was killed" if self.killed else "was stopped"
+        return (
+            f"{self.task} on node {self.node} ran past its limit of {self.seconds:g} s and {how} "
+            f"(attempt {self.attempt}). Raise it with .with_timeout(seconds) or @sky.compute(timeout=...)."
+        )
+
+
+class NodeLost(TaskError):
+    """The node that ran the call is gone, and `retries` are used up or did not apply."""
+
+    def __init__(self, node: int, task: str = "", reason: str = "", attempts: int = 1) -> None:
+        super().__init__(node, task, reason, attempts)
+        self.node, self.task, self.reason, self.attempts = node, task, reason, attempts
+
+    def __str__(self) -> str:
+        what = f"{self.task} was running on node {self.node}, which" if self.task else f"node {self.node}"
+        tried = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return (
+            f"{what} was lost ({self.reason or 'no answer'}); the call was started {tried}. "
+            "Give it retries=n to have it started again on another node."
+        )
+
+
+class RemoteError(SkywardError):
+    """An exception of the body whose class cannot be rebuilt here, as text."""
+
+    def __init__(self, type_name: str, message: str, traceback: str = "") -> None:
+        super().__init__(type_name, message, traceback)
+        self.type_name, self.message, self.traceback = type_name, message, traceback
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}"
+
+
+class BootstrapError(SkywardError):
+    """A node could not be set up; says which step failed and how."""
+
+    def __init__(self, step: str, detail: str, node: int | None = None, exit_code: int | None = None) -> None:
+        super().__init__(step, detail, node, exit_code)
+        self.step, self.detail, self.node, self.exit_code = step, detail, node, exit_code
+
+    def __str__(self) -> str:
+        where = "" if self.node is None else f" on node {self.node}"
+        code = "" if self.exit_code is None else f" (exit status {self.exit_code})"
+        return f"setting up failed{where} at '{self.step}'{code}: {self.detail}"
+
+
+class PythonMismatch(BootstrapError):
+    """Client and node run different minor versions of Python."""
+
+
+class PluginError(SkywardError):
+    """A plugin's hook raised; says which plugin, which hook and where."""
+
+    def __init__(self, plugin: str, hook: str, detail: str, node: int | None = None) -> None:
+        super().__init__(plugin, hook, detail, node)
+        self.plugin, self.hook, self.detail, self.node = plugin, hook, detail, node
+
+    def __str__(self) -> str:
+        where = "on this computer" if self.node is None else f"on node {self.node}"
+        return f"plugin '{self.plugin}' failed in its {self.hook} hook {where}: {self.detail}"

@@ -1,0 +1,138 @@
+"""What happens in a pool, as frozen records; the console, the logs, tests and users listen."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = [
+    "CallEnded",
+    "CallStarted",
+    "Event",
+    "NodeDown",
+    "NodePhase",
+    "NodeSample",
+    "NodeUp",
+    "Notice",
+    "Output",
+    "PoolClosed",
+    "PoolClosing",
+    "PoolOpened",
+    "PoolOpening",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in the pool named `pool`."""
+
+    pool: str
+    time: float = field(default_factory=time.time, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOpening(Event):
+    """Machines are being got and set up."""
+
+    nodes: int
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodePhase(Event):
+    """A node began a step of its set-up; `node` is None for steps that concern them all."""
+
+    node: int | None
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOpened(Event):
+    """Every node is ready for calls."""
+
+    nodes: int
+    slots: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted(Event):
+    """A body began on a node."""
+
+    call: str
+    name: str
+    node: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded(Event):
+    """A body ended; `outcome` says how."""
+
+    call: str
+    name: str
+    node: int
+    outcome: Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Event):
+    """One line that a node wrote, without its line end.
+
+    `call` is None where it cannot be told (C code beside threads). `progress` marks a line that a carriage return
+    will overwrite, such as a progress bar; its last state comes as an ordinary line.
+    """
+
+    node: int
+    stream: Literal["stdout", "stderr"]
+    text: str
+    call: str | None = None
+    progress: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSample(Event):
+    """How busy a node is: CPU in per cent of one core, memory in bytes, of the node's own processes."""
+
+    node: int
+    cpu: float
+    memory: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDown(Event):
+    """A node, or the process that speaks for it, is gone."""
+
+    node: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp(Event):
+    """A node that was down takes calls again."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """A sentence that the user should see."""
+
+    text: str
+    level: Literal["info", "warning"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClosing(Event):
+    """The pool takes no more calls and gives its machines back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClosed(Event):
+    """Nothing of the pool is left."""
+
+    seconds: float
+    calls: int

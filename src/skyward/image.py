@@ -1,0 +1,280 @@
+"""What a node must have before user code runs there, as a frozen value that is checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from skyward.errors import InvalidArgument
+
+__all__ = ["Image", "PipIndex", "Variables", "check_number", "check_one_of", "check_texts", "mask", "requirement_path"]
+
+Source = Literal["auto", "local", "github", "registry"]
+
+_OLDEST = (3, 11)
+_METRICS = ("cpu", "memory", "gpu")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
+_URL = re.compile(r"(?:(?:git|hg|svn|bzr)\+)?(?:https?|ssh|file)://\S+")
+_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9-]+)?(?:=[A-Za-z0-9.+:~-]+)?")
+_ARCHIVES = (".whl", ".tar.gz", ".zip")
+# What these hold decides which programs and libraries run, on every process of the node.
+_LOADER = frozenset({"LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "PYTHONHOME", "PYTHONPATH"})
+
+
+def mask(text: str) -> str:
+    """`text` with the user names and passwords of URLs replaced by ***."""
+    return _CREDENTIALS.sub("***", text)
+
+
+def requirement_path(entry: str) -> str | None:
+    """The path that a `pip` entry names, or None where it is a name or a URL."""
+    if "://" in entry:
+        return None
+    return entry if entry.startswith((".", "/", "~")) or entry.endswith(_ARCHIVES) else None
+
+
+def check_number(name: str, value: object, *, whole: bool = True) -> None:
+    """Refuse what is not a positive number, in words."""
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds or not cast("float", value) > 0 or value == float("inf"):
+        kind = "whole number from 1 on" if whole else "number above 0"
+        raise InvalidArgument(f"{name}={value!r} is not a {kind}. Give {name} such a number.")
+
+
+def check_one_of(name: str, value: object, options: Sequence[str]) -> None:
+    """Refuse what is not one of `options`, and list them."""
+    if value not in options:
+        raise InvalidArgument(f"{name}={value!r} is not known; {name} is one of: {', '.join(options)}.")
+
+
+def check_texts(name: str, value: object) -> tuple[str, ...]:
+    """The strings of a list or tuple."""
+    if isinstance(value, str):
+        raise InvalidArgument(f"{name} is one string where a list is wanted. Write {name}=[{mask(value)!r}].")
+    if not isinstance(value, (list, tuple)):
+        raise InvalidArgument(
+            f"{name} has type {type(value).__name__} where a list is wanted. Give {name} a list of strings."
+        )
+    for entry in cast("Iterable[object]", value):
+        if not isinstance(entry, str) or not entry.strip() or not entry.isprintable():
+            raise InvalidArgument(
+                f"{name} holds {mask(repr(entry))}, which is not a line of text. Give {name} such strings."
+            )
+    return tuple(cast("Iterable[str]", value))
+
+
+def _check_requirement(entry: str) -> None:
+    if entry.lstrip().startswith("-"):
+        raise InvalidArgument(
+            f"pip holds {mask(entry)!r}, an option of pip; entries are packages. "
+            "Other indexes go into pip_indexes=[sky.PipIndex(url, packages)]; the lines of a file are read by you."
+        )
+    if requirement_path(entry) or _URL.fullmatch(entry):
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        Requirement(entry)
+    except InvalidRequirement as exc:
+        reason = mask(str(exc).splitlines()[0])
+        raise InvalidArgument(
+            f"pip holds {mask(entry)!r}, which is no requirement ({reason}). "
+            'Write "name", "name>=1.2", "name[extra]", a URL, or a path that begins with "./".'
+        ) from None
+
+
+def _check_python(python: object) -> None:
+    found = re.fullmatch(r"(\d+)\.(\d+)", python) if isinstance(python, str) else None
+    if python == "auto" or (found and (int(found[1]), int(found[2])) >= _OLDEST):
+        return
+    raise InvalidArgument(
+        f'python={python!r} cannot be used; it is "auto" (the version in use here) or major.minor as a string, '
+        f'"{_OLDEST[0]}.{_OLDEST[1]}" or newer. Leave it out, or write python="3.12".'
+    )
+
+
+def _check_include(entry: str) -> None:
+    if entry.startswith(("/", "~")) or ".." in re.split(r"[/\\]", entry):
+        raise InvalidArgument(
+            f"includes holds {entry!r}, which leaves the project; what is sent must lie in it. "
+            "Give paths relative to the directory in which you start the script."
+        )
+
+
+class Variables(Mapping[str, str]):
+    """An immutable mapping of variables, whose repr hides what looks secret."""
+
+    def __init__(self, values: Mapping[str, str] | None = None, field: str = "env") -> None:
+        if values is not None and not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise InvalidArgument(
+                f'{field} has type {type(values).__name__}, not a dictionary. Write {field}={{"NAME": "value"}}.'
+            )
+        self._values = dict(values or {})
+        for name, value in self._values.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+                raise InvalidArgument(
+                    f"{field} holds the name {name!r}; a variable's name has letters, digits and _ only, "
+                    "and no digit first. Rename it."
+                )
+            if not isinstance(value, str) or "\0" in value:  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+                raise InvalidArgument(
+                    f"{field}[{name!r}] is not text that a variable can hold (type {type(value).__name__}). "
+                    'Give a string without NUL characters, e.g. "1" for 1.'
+                )
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr({name: "***" if _SECRET_NAME.search(name) else mask(value) for name, value in self.items()})
+
+
+@dataclass(frozen=True, repr=False)
+class PipIndex:
+    """A package index from which the named packages are taken, and no others."""
+
+    url: str
+    packages: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not re.fullmatch(r"(?:https?|file)://\S+", self.url):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise InvalidArgument(
+                f"url={mask(repr(self.url))} is no address of a package index. It begins with https:// or file://."
+            )
+        packages = check_texts("packages", self.packages)
+        for name in packages:
+            if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+                raise InvalidArgument(
+                    f"packages of index {mask(self.url)} holds {name!r}; an index is chosen by the package's name. "
+                    "Give the bare name here, and versions and extras in Image(pip=...)."
+                )
+        if not packages:
+            raise InvalidArgument(
+                f"index {mask(self.url)} names no packages, so nothing would come from it. "
+                'Write PipIndex(url, packages=["name"]).'
+            )
+        object.__setattr__(self, "packages", tuple(re.sub(r"[-_.]+", "-", name).lower() for name in packages))
+
+    def __repr__(self) -> str:
+        return f"PipIndex(url={mask(self.url)!r}, packages={self.packages!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class Image:
+    """What a node has: Python, packages, variables and files.
+
+    `env` is set where user code runs, `shell_vars` only while the node is set up. Where two indexes name the same
+    package, the first one has it. `allow_env` lists variables such as PATH that `env` may set nevertheless.
+    """
+
+    python: str = "auto"
+    pip: Sequence[str] = ()
+    pip_indexes: Sequence[PipIndex] = ()
+    apt: Sequence[str] = ()
+    env: Mapping[str, str] = Variables()
+    shell_vars: Mapping[str, str] = Variables()
+    includes: Sequence[str] = ()
+    excludes: Sequence[str] = ()
+    skyward_source: Source = "auto"
+    metrics: Sequence[str] = _METRICS
+    bootstrap_timeout: float = 300
+    allow_env: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _check_python(self.python)
+        for name in ("pip", "apt", "includes", "excludes", "metrics", "allow_env"):
+            object.__setattr__(self, name, check_texts(name, getattr(self, name)))
+        for name in ("env", "shell_vars"):
+            object.__setattr__(self, name, Variables(getattr(self, name), name))
+        for entry in self.pip:
+            _check_requirement(entry)
+        for entry in self.includes:
+            _check_include(entry)
+        for entry in self.metrics:
+            check_one_of("metrics", entry, _METRICS)
+        check_one_of("skyward_source", self.skyward_source, get_args(Source))
+        check_number("bootstrap_timeout", self.bootstrap_timeout, whole=False)
+        self._check_indexes()
+        self._check_apt()
+        self._check_env()
+
+    @property
+    def python_version(self) -> tuple[int, int]:
+        """Major and minor version of the node's Python."""
+        if self.python == "auto":
+            return sys.version_info[:2]
+        major, _, minor = self.python.partition(".")
+        return int(major), int(minor)
+
+    @property
+    def content_hash(self) -> str:
+        """A hexadecimal SHA-256 over all of it, equal for equal images on the same version of Python."""
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content |= {"python": self.python_version, "env": dict(self.env), "shell_vars": dict(self.shell_vars)}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=vars)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def adding(
+        self,
+        *,
+        pip: Iterable[str] = (),
+        pip_indexes: Iterable[PipIndex] = (),
+        apt: Iterable[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Image:
+        """A new image with these things after its own; what it has already is not repeated."""
+        return dataclasses.replace(
+            self,
+            pip=tuple(dict.fromkeys((*self.pip, *pip))),
+            pip_indexes=tuple(dict.fromkeys((*self.pip_indexes, *pip_indexes))),
+            apt=tuple(dict.fromkeys((*self.apt, *apt))),
+            env={**self.env, **(env or {})},
+        )
+
+    def _check_indexes(self) -> None:
+        indexes: object = self.pip_indexes
+        if not isinstance(indexes, (list, tuple)) or not all(isinstance(i, PipIndex) for i in self.pip_indexes):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise InvalidArgument(
+                "pip_indexes is not a list of PipIndex; an index needs the names of the packages that come from it. "
+                'Write pip_indexes=[sky.PipIndex("https://...", packages=["name"])].'
+            )
+        object.__setattr__(self, "pip_indexes", tuple(self.pip_indexes))
+
+    def _check_apt(self) -> None:
+        for entry in self.apt:
+            if not _DEBIAN_PACKAGE.fullmatch(entry):
+                raise InvalidArgument(
+                    f'apt holds {entry!r}, which is no name of a Debian package. Write apt=["git", "ffmpeg"].'
+                )
+
+    def _check_env(self) -> None:
+        if "COMPUTE_POOL" in self.env:
+            raise InvalidArgument(
+                "env sets COMPUTE_POOL, through which a pool tells its nodes who they are. Rename it."
+            )
+        for name in sorted(_LOADER.intersection(self.env).difference(self.allow_env)):
+            raise InvalidArgument(
+                f"env sets {name}, which decides what every program of the node loads. "
+                f"If that is meant, add allow_env=[{name!r}]."
+            )
+
+    def __repr__(self) -> str:
+        said = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
+        return f"Image({', '.join(f'{name}={mask(repr(getattr(self, name)))}' for name in said)})"

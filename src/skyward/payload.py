@@ -1,0 +1,250 @@
+"""From Python objects to bytes and back: cloudpickle, protocol 5, buffers out of band.
+
+What a function refers to in modules that exist only here travels by value; what the environment holds on both sides
+travels by name. What cannot travel is named by the path that leads to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+import cloudpickle
+
+from skyward.errors import NotSerializable
+
+__all__ = ["Packer", "pack_plain", "unpack"]
+
+Packed = tuple[bytes, list[memoryview]]
+
+_SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
+_DIAGNOSIS_SECONDS = 0.08
+
+
+class Packer:
+    """Packs functions, arguments and results; knows which modules the other side has."""
+
+    def __init__(self, roots: Iterable[str] = ()) -> None:
+        self._roots = tuple(dict.fromkeys([*_environment_roots(), *(str(Path(r).resolve()) for r in roots if r)]))
+        self._checked: set[str] = {"__main__", "__mp_main__", "skyward"}
+        self._foreign: dict[str, ModuleType] = {}
+
+    def pack(self, value: object, what: str) -> Packed:
+        """Bytes for `value`, called `what` in errors; raises NotSerializable naming the part that cannot travel."""
+        if _is_simple(value):
+            return pack_plain(value)
+        try:
+            with _by_value(self._foreign_modules()):
+                return _cloudpickle(value)
+        except NotSerializable:
+            raise
+        except Exception as exc:  # whatever a user's __reduce__ raises: reported with the path, never swallowed
+            raise NotSerializable(self.explain(value, what, exc)) from exc
+
+    def explain(self, value: object, what: str, exc: BaseException) -> str:
+        """Why `value` cannot travel, with the path to the part that is to blame."""
+        with _by_value(self._foreign_modules()):
+            path, culprit = _culprit(value, what)
+        return (
+            f"{path} cannot be sent to a node: it is a {type(culprit).__module__}.{type(culprit).__qualname__} "
+            f"({type(exc).__name__}: {exc}). {_advice(culprit)}"
+        )
+
+    def _foreign_modules(self) -> dict[str, ModuleType]:
+        for name in sys.modules.keys() - self._checked:
+            self._checked.add(name)
+            module = sys.modules.get(name)
+            if isinstance(module, ModuleType) and not name.startswith("skyward.") and self._is_foreign(module):
+                self._foreign[name] = module
+        return self._foreign
+
+    def _is_foreign(self, module: ModuleType) -> bool:
+        """Whether only this process has the module: its file lies outside the environment."""
+        file = getattr(module, "__file__", None)
+        if file is None:
+            # a module made at run time; built-in ones and namespace packages have a spec
+            return getattr(module, "__spec__", None) is None and module.__name__ not in sys.builtin_module_names
+        path = str(Path(file).resolve())
+        return path.endswith((".py", ".pyc", ".ipynb")) and not any(_inside(path, root) for root in self._roots)
+
+
+def pack_plain(value: object) -> Packed:
+    """Bytes for a value that needs none of cloudpickle's care."""
+    buffers: list[memoryview] = []
+    head = pickle.dumps(value, 5, buffer_callback=lambda b: buffers.append(b.raw()))
+    return head, buffers
+
+
+def unpack(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    """The object again; buffers may be memory-mapped and are used without copying."""
+    return pickle.loads(head, buffers=buffers)
+
+
+def _cloudpickle(value: object) -> Packed:
+    buffers: list[memoryview] = []
+    out = io.BytesIO()
+    cloudpickle.Pickler(out, protocol=5, buffer_callback=lambda b: _append_raw(buffers, b)).dump(value)
+    return out.getvalue(), buffers
+
+
+def _append_raw(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    try:
+        buffers.append(buffer.raw())
+    except BufferError:
+        return True  # not contiguous: pickled in band
+    return False
+
+
+def _is_simple(value: object) -> bool:
+    """Whether the C pickler alone does: plain values and shallow containers of them."""
+    kind = type(value)
+    if kind in _SIMPLE:
+        return True
+    if kind is tuple or kind is list:
+        items = cast("Sequence[object]", value)
+        return len(items) <= 64 and all(_is_simple(v) for v in items)
+    if kind is dict:
+        mapping = cast("Mapping[object, object]", value)
+        return len(mapping) <= 64 and all(type(k) is str and _is_simple(v) for k, v in mapping.items())
+    return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _environment_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    roots = [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots += site.getsitepackages() if hasattr(site, "getsitepackages") else []
+    roots.append(site.getusersitepackages())
+    return tuple(dict.fromkeys(str(Path(r).resolve()) for r in roots))
+
+
+def _inside(path: str, root: str) -> bool:
+    return path.startswith(root.rstrip("/") + "/")
+
+
+_registry_lock = threading.RLock()
+
+
+class _by_value:
+    """While open, cloudpickle sends the given modules by value; the user's own registrations stay as they are."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        self._modules = modules
+        self._added: list[ModuleType] = []
+
+    def __enter__(self) -> None:
+        _registry_lock.acquire()
+        registered = cloudpickle.list_registry_pickle_by_value()
+        for name, module in list(self._modules.items()):
+            if name not in registered and sys.modules.get(name) is module:
+                cloudpickle.register_pickle_by_value(module)
+                self._added.append(module)
+
+    def __exit__(self, *exc: object) -> None:
+        for module in self._added:
+            cloudpickle.unregister_pickle_by_value(module)
+        _registry_lock.release()
+
+
+def _culprit(value: object, label: str) -> tuple[str, object]:
+    """The path to the innermost part that cannot be pickled, and that part."""
+    deadline = time.monotonic() + _DIAGNOSIS_SECONDS
+    seen: set[int] = set()
+    path, current = label, value
+    while True:
+        seen.add(id(current))
+        for name, part in _parts(current):
+            if time.monotonic() > deadline:
+                return path, current
+            if id(part) not in seen and not _picklable(part):
+                path, current = _join(path, name), part
+                break
+        else:
+            return path, current
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}{name}" if name.startswith(("[", ".")) else f"{name} of {path}"
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, functools.partial):
+        partial = cast("functools.partial[Any]", value)
+        yield "the function", partial.func
+        yield from ((f"[{i}]", a) for i, a in enumerate(partial.args))
+        yield from ((f"[{k!r}]", v) for k, v in partial.keywords.items())
+    elif isinstance(value, MethodType):
+        yield "the object", value.__self__
+        yield "the function", value.__func__
+    elif isinstance(value, FunctionType):
+        yield from _function_parts(value)
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[Any, Any]", value).items():
+            yield f"[{key!r}]", item
+            yield f"[{key!r} (the key)]", key
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, item in enumerate(cast("Iterable[Any]", value)):
+            yield f"[{index}]", item
+    elif isinstance(value, BaseException):
+        yield from ((f".args[{i}]", a) for i, a in enumerate(value.args))
+        yield from ((f".{k}", v) for k, v in vars(value).items())
+    elif not isinstance(value, type | ModuleType):
+        yield from ((f".{k}", v) for k, v in getattr(value, "__dict__", {}).items())
+
+
+def _function_parts(fn: FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+        try:
+            yield f"closure variable '{name}'", cell.cell_contents
+        except ValueError:
+            continue  # a cell that is not filled yet
+    for index, default in enumerate(fn.__defaults__ or ()):
+        yield f"default {index}", default
+    for name, default in (fn.__kwdefaults__ or {}).items():
+        yield f"default '{name}'", default
+    for name in _names(fn.__code__):
+        if name in fn.__globals__:
+            yield f"global '{name}'", fn.__globals__[name]
+    wrapped = getattr(fn, "__wrapped__", None)
+    if wrapped is not None:
+        yield "the wrapped function", wrapped
+
+
+def _names(code: Any) -> Iterator[str]:
+    yield from code.co_names
+    for const in code.co_consts:
+        if hasattr(const, "co_names"):
+            yield from _names(const)
+
+
+def _picklable(value: object) -> bool:
+    try:
+        _cloudpickle(value)
+    except Exception:  # the caller only asks whether
+        return False
+    return True
+
+
+def _advice(value: object) -> str:
+    kind = type(value)
+    advice: list[tuple[Callable[[], bool], str]] = [
+        (lambda: kind.__name__ == "generator", "Annotate the parameter Iterator[...] to stream it, or pass a list."),
+        (lambda: kind.__name__ in {"lock", "RLock", "Condition", "Event"}, "Create it inside the function."),
+        (lambda: isinstance(value, io.IOBase), "Pass the path and open the file inside the function."),
+        (lambda: kind.__name__ in {"socket", "Connection"}, "Open the connection inside the function."),
+        (lambda: kind.__name__ in {"coroutine", "async_generator"}, "Pass the function itself, not its call."),
+    ]
+    for applies, text in advice:
+        if applies():
+            return text
+    return "Create it inside the function, or pass what is needed to make it."

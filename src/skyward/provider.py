@@ -1,0 +1,61 @@
+"""Where machines come from. A provider gets them and gives them back, and knows nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from skyward.spec import Spec
+
+__all__ = ["Machine", "Offer", "Provider"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What could be had, and for how much an hour."""
+
+    name: str
+    hourly_cost: float = 0.0
+    vcpus: float | None = None
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of a pool; `reached` says how to talk to it."""
+
+    id: str
+    reached: Literal["local", "ssh"]
+    private_ip: str
+    public_ip: str | None = None
+
+
+class Provider(ABC):
+    """The contract of a provider; each is one frozen dataclass in one file of `providers/`."""
+
+    @property
+    def name(self) -> str:
+        """What the provider is called in messages."""
+        return type(self).__name__
+
+    @abstractmethod
+    def offers(self, spec: Spec) -> Iterable[Offer]:
+        """What could be had for `spec`, with prices."""
+
+    @abstractmethod
+    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
+        """Machines, as soon as they have ids; `label` is on everything that is created."""
+
+    @abstractmethod
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        """The same machines as they are now; never waits."""
+
+    @abstractmethod
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        """Gives machines back; silent about those already gone."""
+
+    @abstractmethod
+    def find(self, label: str) -> list[Machine]:
+        """Everything that carries `label`."""

@@ -1,0 +1,32 @@
+"""This computer as a provider: as many nodes as are asked for, each a set of processes, at no cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from skyward.provider import Machine, Offer, Provider
+from skyward.spec import Spec
+
+__all__ = ["Local"]
+
+
+@dataclass(frozen=True)
+class Local(Provider):
+    """Nodes on this computer; what a pool uses when no provider is given."""
+
+    def offers(self, spec: Spec) -> Iterable[Offer]:
+        return [Offer("this computer", vcpus=os.cpu_count())]
+
+    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
+        return [Machine(f"{label}-{i}", "local", "127.0.0.1") for i in range(count)]
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        return list(machines)
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        """Nothing to give back: the pool has ended its own processes."""
+
+    def find(self, label: str) -> list[Machine]:
+        return []

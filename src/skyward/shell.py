@@ -1,0 +1,52 @@
+"""Run a program on a machine and reach its ports; here, on this computer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+
+__all__ = ["LocalShell", "inherited"]
+
+_PASSED = frozenset(
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR VIRTUAL_ENV LD_LIBRARY_PATH PYTHONPATH PYTHONHASHSEED PYTHONUTF8 "
+    "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE TRANSFORMERS_CACHE "
+    "HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy no_proxy all_proxy "
+    "SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE".split()
+)
+_PASSED_PREFIXES = (
+    ("LC_", "XDG_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "VECLIB_")
+    + ("XLA_", "JAX_", "TF_", "TORCH_", "PYTORCH_", "KERAS_", "NCCL_", "GLOO_", "CONDA_", "SKYWARD_")
+)
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "_KEY")
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that nodes on this computer get: what programs need to run, and no secrets."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not any(s in name for s in _SECRET)
+    }
+
+
+class LocalShell:
+    """This computer."""
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Starts a program in a session of its own, so that Ctrl-C in the terminal is ours to handle, not its."""
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=tempfile.TemporaryFile(),
+            start_new_session=True,
+            cwd=os.sep,
+        )
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        """A connection to a port on the machine."""
+        return socket.create_connection((host, port), timeout=10)

@@ -1,0 +1,162 @@
+"""Streams with credit: the producer stops when the consumer does not keep up.
+
+    producer --items--> consumer        at most WINDOW items (or WINDOW_BYTES) are under way
+    producer <--grant-- consumer        as they are used
+
+Both ends are used on both sides: a generator's items go from runner to client, an iterator argument's the other way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skyward.wire import Buffer, nbytes
+
+__all__ = ["WINDOW", "Consumer", "Producer"]
+
+WINDOW = 256
+WINDOW_BYTES = 64 << 20
+_BATCH = 512
+
+Packed = list[Buffer]
+
+
+class Producer:
+    """Sends items as long as there is credit; batches by itself, since a thread sends what has gathered meanwhile."""
+
+    def __init__(self, send: Callable[[list[Packed]], None], window: int = WINDOW) -> None:
+        self._send = send
+        self._credit = window
+        self._flying: deque[int] = deque()
+        self._flying_bytes = 0
+        self._ready: deque[Packed] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._finished = False
+        self._sender = threading.Thread(target=self._run, name="skyward-stream", daemon=True)
+        self._sender.start()
+
+    def put(self, item: Packed) -> bool:
+        """Sends an item when there is room for it; False when the consumer wants no more."""
+        size = sum(map(nbytes, item))
+        with self._changed:
+            while not self._closed and (self._credit <= 0 or (self._flying and self._flying_bytes > WINDOW_BYTES)):
+                self._changed.wait()
+            if self._closed:
+                return False
+            self._credit -= 1
+            self._flying.append(size)
+            self._flying_bytes += size
+            self._ready.append(item)
+            if len(self._ready) == 1:
+                self._changed.notify_all()
+        return True
+
+    def grant(self, count: int) -> None:
+        """The consumer has used `count` items."""
+        with self._changed:
+            self._credit += count
+            for _ in range(min(count, len(self._flying))):
+                self._flying_bytes -= self._flying.popleft()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """The consumer wants no more; a waiting `put` returns at once."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Waits until everything that was put has been sent."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+        self._sender.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._ready and not self._finished and not self._closed:
+                    self._changed.wait()
+                if not self._ready or self._closed:
+                    return
+                batch = [self._ready.popleft() for _ in range(min(_BATCH, len(self._ready)))]
+            self._send(batch)
+
+
+class Consumer(Iterator[Any]):
+    """The items of a stream, in order; grants credit as they are used, raises what the producer raised."""
+
+    def __init__(
+        self,
+        grant: Callable[[int], None],
+        close: Callable[[], None],
+        load: Callable[[list[Any]], Any],
+        window: int = WINDOW,
+    ) -> None:
+        self._grant, self._close, self._load = grant, close, load
+        self._step = max(1, window // 2)
+        self._used = 0
+        self._items: deque[list[Any]] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> Any:
+        with self._changed:
+            while not self._items:
+                if self._ended:
+                    error, self._error = self._error, None
+                    if error is not None:
+                        raise error
+                    raise StopIteration
+                self._changed.wait()
+            item = self._items.popleft()
+            self._used += 1
+            due = self._used if self._used >= self._step and not self._ended else 0
+            if due:
+                self._used = 0
+        if due:
+            self._grant(due)
+        return self._load(item)
+
+    def feed(self, items: list[list[Any]]) -> None:
+        """Items that have arrived."""
+        with self._changed:
+            if not self._ended:
+                self._items.extend(items)
+                self._changed.notify_all()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more items will come; `error` is raised once those here are used up."""
+        with self._changed:
+            if not self._ended:
+                self._ended, self._error = True, error
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stops the producer; what has not been used is dropped."""
+        with self._changed:
+            self._items.clear()
+            self._error = None
+            if self._ended:
+                return
+            self._ended = True
+            self._changed.notify_all()
+        self._close()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self.close()

@@ -1,0 +1,409 @@
+"""The lazy call: what `@sky.compute` makes of a function, and the operators that send it somewhere.
+
+    train(x)            PendingCompute: a frozen value, nothing runs
+    train(x) >> pool    one node            -> T
+    train(x) @ pool     every node          -> list[T], in node order
+    train(x) > pool     one node, later     -> Future[T]
+    (a() & b()) >> pool several at once     -> tuple[A, B]
+
+This module knows no pool: a target is anything with the methods of `Target`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import typing
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from types import MethodType, ModuleType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
+
+from skyward.errors import InvalidArgument, PoolClosed
+
+__all__ = [
+    "Compute",
+    "PendingCompute",
+    "PendingComputeGroup",
+    "PendingStream",
+    "Target",
+    "compute",
+    "enter_target",
+    "gather",
+    "leave_target",
+    "resolve",
+    "sky",
+    "streamed_parameters",
+]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+Ts = TypeVarTuple("Ts")
+
+
+class Target(Protocol):
+    """Where a call can be sent."""
+
+    def run(self, call: PendingCompute[T], /) -> T: ...
+    def submit(self, call: PendingCompute[T], /) -> Future[T]: ...
+    def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
+    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]: ...
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]: ...
+    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PendingCompute(Generic[T_co]):
+    """A call that has not been sent yet."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    timeout: float | None = None
+    retries: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What the call is named in messages and in the live view."""
+        return name_of(self.fn)
+
+    def with_timeout(self, seconds: float | None) -> PendingCompute[T_co]:
+        """Returns this call with another time limit (None: no limit)."""
+        return replace(self, timeout=_checked_timeout(seconds))
+
+    def with_retries(self, retries: int) -> PendingCompute[T_co]:
+        """Returns this call with another number of restarts after the loss of a node."""
+        return replace(self, retries=_checked_retries(retries))
+
+    def __rshift__(self, target: Target | ModuleType) -> T_co:
+        return resolve(target, ">>").run(self)
+
+    def __matmul__(self, target: Target | ModuleType) -> list[T_co]:
+        return resolve(target, "@").broadcast(self)
+
+    def __gt__(self, target: Target | ModuleType) -> Future[T_co]:
+        return resolve(target, ">").submit(self)
+
+    def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[T_co, U]:
+        return PendingComputeGroup((self, _checked_member(other)))
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self.name}(...) has not run: it has no truth value. Send it to a pool first, `{self.name}(...) >> pool`."
+        )
+
+    def __repr__(self) -> str:
+        given = ", ".join([*map(_brief, self.args), *(f"{k}={_brief(v)}" for k, v in self.kwargs.items())])
+        return f"<PendingCompute {self.name}({given})>"
+
+
+@dataclass(frozen=True, eq=False)
+class PendingComputeGroup(Generic[*Ts]):
+    """Several calls to be sent together; the result is a tuple in the same order."""
+
+    items: tuple[PendingCompute[Any], ...]
+    timeout: float | None = None
+
+    def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[*Ts, U]:
+        return PendingComputeGroup((*self.items, _checked_member(other)), self.timeout)
+
+    def with_timeout(self, seconds: float | None) -> PendingComputeGroup[*Ts]:
+        """Returns this group with a time limit for each of its calls."""
+        return replace(self, timeout=_checked_timeout(seconds))
+
+    def calls(self) -> list[PendingCompute[Any]]:
+        """The calls, with the group's time limit where they have none of their own."""
+        if self.timeout is None:
+            return list(self.items)
+        return [c if c.timeout is not None else replace(c, timeout=self.timeout) for c in self.items]
+
+    def __rshift__(self, target: Target | ModuleType) -> tuple[*Ts]:
+        return resolve(target, ">>").run_parallel(self)
+
+    def __gt__(self, target: Target | ModuleType) -> Future[tuple[*Ts]]:
+        return resolve(target, ">").submit_parallel(self)
+
+    def __matmul__(self, target: Any) -> typing.NoReturn:
+        raise TypeError("a group cannot be broadcast; broadcast its calls one by one: `a() @ pool`, `b() @ pool`.")
+
+
+@dataclass(frozen=True, eq=False)
+class PendingStream(Generic[T]):
+    """Several calls whose results are wanted one by one, as they come or in order."""
+
+    items: tuple[PendingCompute[T], ...]
+    ordered: bool = True
+
+    def __rshift__(self, target: Target | ModuleType) -> Iterator[T]:
+        return resolve(target, ">>").stream_parallel(self)
+
+
+@overload
+def gather(a: PendingCompute[A], /, *, stream: typing.Literal[False] = ...) -> PendingComputeGroup[A]: ...
+@overload
+def gather(
+    a: PendingCompute[A], b: PendingCompute[B], /, *, stream: typing.Literal[False] = ...
+) -> PendingComputeGroup[A, B]: ...
+@overload
+def gather(
+    a: PendingCompute[A], b: PendingCompute[B], c: PendingCompute[C], /, *, stream: typing.Literal[False] = ...
+) -> PendingComputeGroup[A, B, C]: ...
+@overload
+def gather(
+    a: PendingCompute[A],
+    b: PendingCompute[B],
+    c: PendingCompute[C],
+    d: PendingCompute[D],
+    /,
+    *,
+    stream: typing.Literal[False] = ...,
+) -> PendingComputeGroup[A, B, C, D]: ...
+@overload
+def gather(
+    *calls: PendingCompute[T], stream: typing.Literal[False] = ..., ordered: bool = ...
+) -> PendingComputeGroup[*tuple[T, ...]]: ...
+@overload
+def gather(*calls: PendingCompute[T], stream: typing.Literal[True], ordered: bool = ...) -> PendingStream[T]: ...
+def gather(*calls: PendingCompute[Any], stream: bool = False, ordered: bool = True) -> Any:
+    """Puts calls together; `stream=True` yields results one by one, unordered with `ordered=False`."""
+    items = tuple(_checked_member(c) for c in calls)
+    return PendingStream(items, ordered) if stream else PendingComputeGroup(items)
+
+
+class Compute(Generic[P, T]):
+    """A function that is called lazily: calling it gives a PendingCompute."""
+
+    def __init__(self, fn: Callable[P, Any], timeout: float | None = None, retries: int | None = None) -> None:
+        if isinstance(fn, Compute):
+            raise InvalidArgument(f"{fn!r} is a compute function already; leave out the second @sky.compute.")
+        if not callable(fn):
+            raise InvalidArgument(f"@sky.compute wants a function, not {fn!r}.")
+        if isinstance(fn, staticmethod | classmethod):  # pragma: no cover - callable staticmethods reach this
+            raise InvalidArgument("put @staticmethod or @classmethod above @sky.compute, not below it.")
+        self.fn = fn
+        self.timeout = _checked_timeout(timeout)
+        self.retries = None if retries is None else _checked_retries(retries)
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T]:
+        signature = self._signature
+        if signature is not None:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as exc:
+                raise TypeError(f"{name_of(self.fn)}(): {exc}") from None
+        return PendingCompute(self.fn, args, kwargs, self.timeout, self.retries)
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs the function here and now, without a pool."""
+        result = self.fn(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            return asyncio.run(cast("Coroutine[Any, Any, T]", result))
+        return result
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Compute[P, T]: ...
+    @overload
+    def __get__(self: Compute[Concatenate[Any, Q], T], instance: object, owner: type, /) -> Compute[Q, T]: ...
+    def __get__(self, instance: object | None, owner: type, /) -> Any:
+        if instance is None:
+            return self
+        return Compute(MethodType(self.fn, instance), self.timeout, self.retries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Compute, (self.fn, self.timeout, self.retries)
+
+    def __repr__(self) -> str:
+        return f"<compute {name_of(self.fn)}>"
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature | None:
+        try:
+            return inspect.signature(self.fn)
+        except (TypeError, ValueError):
+            return None  # some built-in callables have none; Python itself checks those on the node
+
+
+@overload
+def compute(fn: Callable[P, Coroutine[Any, Any, T]], /) -> Compute[P, T]: ...
+@overload
+def compute(fn: Callable[P, AsyncIterator[T]], /) -> Compute[P, Iterator[T]]: ...
+@overload
+def compute(fn: Callable[P, T], /) -> Compute[P, T]: ...
+@overload
+def compute(*, timeout: float | None = ..., retries: int | None = ...) -> _Decorator: ...
+def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int | None = None) -> Any:
+    """Marks a function for computing elsewhere; works bare or with `timeout=` and `retries=`."""
+    if fn is None:
+        _checked_timeout(timeout)
+        return lambda f: Compute(f, timeout, retries)  # pyright: ignore[reportUnknownLambdaType] - typed by _Decorator
+    return Compute(fn, timeout, retries)
+
+
+class _Decorator(Protocol):
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Compute[P, T]: ...
+    @overload
+    def __call__(self, fn: Callable[P, AsyncIterator[T]], /) -> Compute[P, Iterator[T]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Compute[P, T]: ...
+
+
+class Innermost:
+    """Stands for the pool opened last: `call() >> sky` inside a with-block."""
+
+    def __repr__(self) -> str:
+        return "sky"
+
+    def run(self, call: PendingCompute[T], /) -> T:
+        return _innermost().run(call)
+
+    def submit(self, call: PendingCompute[T], /) -> Future[T]:
+        return _innermost().submit(call)
+
+    def broadcast(self, call: PendingCompute[T], /) -> list[T]:
+        return _innermost().broadcast(call)
+
+    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
+        return _innermost().run_parallel(group)
+
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
+        return _innermost().submit_parallel(group)
+
+    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
+        return _innermost().stream_parallel(group)
+
+
+sky = Innermost()
+_open: list[Target] = []
+_open_lock = threading.Lock()
+
+
+def enter_target(target: Target) -> None:
+    """Makes `target` the one that `>> sky` means."""
+    with _open_lock:
+        _open.append(target)
+
+
+def leave_target(target: Target) -> None:
+    """Takes `target` away again."""
+    with _open_lock:
+        _open[:] = [t for t in _open if t is not target]
+
+
+def resolve(target: object, operator: str = ">>") -> Target:
+    """The target that is meant: a pool itself, or the innermost open one for the module `skyward`."""
+    if isinstance(target, ModuleType):
+        if target.__name__ == "skyward":
+            return _innermost()
+        raise TypeError(f"`{operator} {target.__name__}`: a call is sent to a pool or to `sky`, not to another module.")
+    if hasattr(target, "run_parallel"):
+        return cast(Target, target)
+    raise TypeError(
+        f"`call {operator} {_brief(target)}`: a call is sent to a sky.ComputePool, or to `sky` inside its with-block."
+    )
+
+
+def _innermost() -> Target:
+    with _open_lock:
+        if _open:
+            return _open[-1]
+    raise PoolClosed("no pool is open: `>> sky` works inside `with sky.ComputePool(...):` only.")
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """A short name for a function, method, partial or callable object."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def streamed_parameters(call: PendingCompute[Any]) -> tuple[set[int], set[str]]:
+    """Positions and names of arguments that travel as streams.
+
+    A parameter annotated `Iterator[T]` is streamed; one annotated `Iterable[T]` only when the value is not a
+    collection (a list may be iterated twice, so it is sent as it is).
+    """
+    annotated = _iterator_annotations(call.fn)
+    if not annotated:
+        return set(), set()
+    positions: set[int] = set()
+    names: set[str] = set()
+    for index, value in enumerate(call.args):
+        if index < len(annotated) and _travels_as_stream(annotated[index][1], value):
+            positions.add(index)
+    kinds = dict(annotated)
+    for name, value in call.kwargs.items():
+        if _travels_as_stream(kinds.get(name), value):
+            names.add(name)
+    return positions, names
+
+
+def _travels_as_stream(kind: type | None, value: object) -> bool:
+    if kind is None or not isinstance(value, Iterable):
+        return False
+    return kind is Iterator or not isinstance(value, Collection)
+
+
+@functools.lru_cache(maxsize=1024)
+def _iterator_annotations(fn: Callable[..., Any]) -> tuple[tuple[str, type | None], ...]:
+    """The parameters in order, each with Iterator, Iterable or None; empty when there is no such parameter."""
+    plain: Any = fn
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    try:
+        hints = typing.get_type_hints(plain)
+    except Exception:  # unresolvable annotations are the user's business; such a parameter is not streamed
+        hints = getattr(plain, "__annotations__", {})
+    kinds = {name: _iterator_kind(hint) for name, hint in hints.items() if name != "return"}
+    if not any(kinds.values()):
+        return ()
+    return tuple((name, kinds.get(name)) for name in inspect.signature(fn).parameters)
+
+
+def _iterator_kind(hint: Any) -> type | None:
+    origin = typing.get_origin(hint) or hint
+    if isinstance(origin, type) and origin in (Iterator, Iterable):
+        return origin
+    return None
+
+
+def _checked_member(call: object) -> PendingCompute[Any]:
+    if isinstance(call, PendingCompute):
+        return cast("PendingCompute[Any]", call)
+    raise TypeError(
+        f"`&` and gather() join calls, not {_brief(call)}; put parentheses around the group: `(a() & b()) >> pool`."
+    )
+
+
+def _checked_timeout(seconds: Any) -> float | None:
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise InvalidArgument(f"timeout={seconds!r}: a time limit is a positive number of seconds, or None for none.")
+    return float(seconds)
+
+
+def _checked_retries(retries: Any) -> int:
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
+    return retries
+
+
+def _brief(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # a broken repr of the user's must not hide the message it would be part of
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."

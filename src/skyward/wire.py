@@ -1,0 +1,138 @@
+"""Messages on a stream socket: a JSON header and raw buffers, many messages to a frame.
+
+    frame  = header length (u32) | number of buffers (u32) | their lengths (u64 each) | header | buffers
+    header = JSON; what is in the buffers is never looked at here
+
+Control travels as JSON so that nothing is unpickled but what the user's own call asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+__all__ = ["Buffer", "Frame", "FrameReader", "FrameWriter", "encode", "nbytes"]
+
+Buffer = bytes | bytearray | memoryview
+Frame = tuple[Any, list[memoryview]]
+
+_PREFIX = struct.Struct("!II")
+_CHUNK = 1 << 18
+_SMALL = 1 << 16
+_MAX_HEADER = 1 << 30
+_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_loads = json.loads
+
+
+def nbytes(buffer: Buffer) -> int:
+    """The size of a buffer in bytes."""
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+
+
+def encode(header: Any, buffers: Sequence[Buffer] = ()) -> list[Buffer]:
+    """A frame as pieces ready to be sent; small buffers are joined, large ones are not copied."""
+    text = _dumps(header).encode("utf-8", "surrogatepass")
+    lengths = [nbytes(b) for b in buffers]
+    head = _PREFIX.pack(len(text), len(lengths)) + struct.pack(f"!{len(lengths)}Q", *lengths) + text
+    if sum(lengths) <= _SMALL:
+        return [b"".join([head, *buffers])]
+    return [head, *(b for b in buffers if nbytes(b))]
+
+
+class FrameWriter:
+    """What still has to be sent on a non-blocking socket."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[memoryview] = deque()
+        self.pending = 0
+
+    def add(self, pieces: Iterable[Buffer]) -> None:
+        """Puts a frame at the end of what is to be sent."""
+        for piece in pieces:
+            view = memoryview(piece).cast("B") if not isinstance(piece, memoryview) else piece
+            self._pieces.append(view)
+            self.pending += view.nbytes
+
+    def write(self, send: Callable[[memoryview], int]) -> bool:
+        """Sends as much as goes at once; True when nothing is left. `send` raises BlockingIOError when full."""
+        pieces = self._pieces
+        while pieces:
+            piece = pieces[0]
+            try:
+                sent = send(piece[:_CHUNK] if piece.nbytes > _CHUNK else piece)
+            except BlockingIOError:
+                return False
+            self.pending -= sent
+            if sent == piece.nbytes:
+                pieces.popleft()
+            else:
+                pieces[0] = piece[sent:]
+        return True
+
+    def clear(self) -> None:
+        """Forgets everything (the connection is gone)."""
+        self._pieces.clear()
+        self.pending = 0
+
+
+class FrameReader:
+    """Turns what arrives on a socket into frames; large buffers are received in place."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()  # bytes of frames that are not complete yet
+        self._chunk = memoryview(bytearray(_CHUNK))
+        self._big: bytearray | None = None  # a frame too large for chunks, filled in place
+        self._filled = 0
+
+    def read(self, recv_into: Callable[[memoryview], int]) -> tuple[list[Frame], bool]:
+        """Reads once; returns the complete frames and whether the other side is still there."""
+        if self._big is not None:
+            got = recv_into(memoryview(self._big)[self._filled :])
+            if not got:
+                return [], False
+            self._filled += got
+            if self._filled < len(self._big):
+                return [], True
+            whole, self._big = self._big, None
+            return self._parse(whole), True
+        got = recv_into(self._chunk)
+        if not got:
+            return [], False
+        self._data += self._chunk[:got]
+        data, self._data = self._data, bytearray()
+        return self._parse(data), True
+
+    def _parse(self, data: bytearray) -> list[Frame]:
+        frames: list[Frame] = []
+        view = memoryview(data)
+        start, end = 0, len(data)
+        while end - start >= _PREFIX.size:
+            head, count = _PREFIX.unpack_from(view, start)
+            if head > _MAX_HEADER:
+                raise ValueError("this is not one of our frames: the peer speaks another protocol.")
+            at = start + _PREFIX.size
+            if end - at < 8 * count:
+                break
+            lengths = struct.unpack_from(f"!{count}Q", view, at)
+            at += 8 * count
+            size = at + head + sum(lengths) - start
+            if end - start < size:
+                if size > 2 * _CHUNK:
+                    self._big = bytearray(size)
+                    self._big[: end - start] = view[start:end]
+                    self._filled = end - start
+                    return frames
+                break
+            header = _loads(str(view[at : at + head], "utf-8", "surrogatepass"))
+            at += head
+            buffers: list[memoryview] = []
+            for length in lengths:
+                buffers.append(view[at : at + length])
+                at += length
+            frames.append((header, buffers))
+            start += size
+        self._data = data[start:] if start else data
+        return frames
