@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -113,32 +114,27 @@ def test_a_package_that_is_not_here_gets_an_environment(tmp_path: Path, monkeypa
 
 
 def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits for the lock, then takes what the first has made, without starting any program."""
     monkeypatch.setattr(bootstrap, "source_hash", lambda: "one state of the source")
-    made: list[Path] = []
-    gate = threading.Event()
-
-    def install(self: object, work: Path) -> None:
-        gate.wait(30)
-        (work / "env" / "bin").mkdir(parents=True)
-        (work / "env" / "bin" / "python").symlink_to(sys.executable)
-        made.append(work)
-
-    monkeypatch.setattr(bootstrap._Build, "install", install)
-    said: list[str] = []
-
-    def report(line: str) -> None:
-        said.append(line)
-        gate.set()  # the second one waits now
-
     image = Image(pip=["no-such-thing"])
-    threads = [threading.Thread(target=prepare, args=(image,), kwargs={"cache": tmp_path, "report": report})] * 1
-    threads.append(threading.Thread(target=prepare, args=(image,), kwargs={"cache": tmp_path, "report": report}))
-    for thread in threads:
+    home = tmp_path / bootstrap._key(image)
+    waiting = threading.Event()
+    made: list[bootstrap.Environment] = []
+
+    def second() -> None:
+        made.append(prepare(image, cache=tmp_path, report=lambda line: waiting.set()))
+
+    with open(home.with_suffix(".lock"), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=second)
         thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(made) == 1
-    assert said == ["waiting for another process that makes the same environment"]
+        assert waiting.wait(30)
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "python").symlink_to(sys.executable)
+        (home / ".complete").touch()
+        monkeypatch.setattr(subprocess, "Popen", None)
+    thread.join(30)
+    assert [environment.python for environment in made] == [str(home / "bin" / "python")]
 
 
 def test_an_interrupted_build_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,30 +152,38 @@ def test_an_interrupted_build_is_never_used(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_index_serves_the_packages_that_it_names_and_no_others(tmp_path: Path) -> None:
-    """D6, SEC-17: also for a package that only another package asks for."""
+    """D6, SEC-17: also a package that only another one asks for; and a wheel on disk is installed."""
     url = only_index(tmp_path / "index", ("cowsay", "0.0.1"), ("iniconfig", "0.0.1"), ("humanize", "0.0.1"))
+    only_index(tmp_path, ("tinything", "1.0"))
+    own = str(tmp_path / "tinything" / "tinything-1.0-py3-none-any.whl")
     indexes = [PipIndex(url, ["iniconfig", "cowsay", "not-needed-at-all"])]
-    made = prepare(Image(pip=["cowsay", "humanize", "pytest-mock"], pip_indexes=indexes), cache=tmp_path / "cache")
-    versions = run(
-        made.python,
-        "import importlib.metadata as m; print(*[m.version(n) for n in ('cowsay', 'iniconfig', 'humanize')])",
-    ).split()
-    assert versions[:2] == ["0.0.1", "0.0.1"]
-    assert versions[2] != "0.0.1"
+    image = Image(pip=["cowsay", "humanize", "pytest-mock", own], pip_indexes=indexes)
+    made = prepare(image, cache=tmp_path / "cache")
+    names = ("tinything", "cowsay", "iniconfig", "humanize")
+    code = f"import importlib.metadata as m; print(*[m.version(n) for n in {names!r}])"
+    versions = run(made.python, code).split()
+    assert versions[:3] == ["1.0", "0.0.1", "0.0.1"]
+    assert versions[3] != "0.0.1"
 
 
-def test_a_package_on_disk_is_installed_and_made_again_when_it_changes(tmp_path: Path) -> None:
+def test_a_package_on_disk_has_another_environment_when_it_changes(tmp_path: Path) -> None:
     only_index(tmp_path, ("tinything", "1.0"))
     image = Image(pip=[str(tmp_path / "tinything" / "tinything-1.0-py3-none-any.whl")])
     before = bootstrap._key(image)
-    made = prepare(image, cache=tmp_path / "cache")
-    assert run(made.python, "import tinything; print(tinything.version)") == "1.0\n"
-    only_index(tmp_path, ("tinything", "1.0"), ("tinything", "1.0"))
     with zipfile.ZipFile(image.pip[0], "a") as archive:
         archive.writestr("more.py", "")
     assert bootstrap._key(image) != before
     with pytest.raises(InvalidArgument, match="there is no"):
         prepare(Image(pip=["./no-such-directory"]), cache=tmp_path / "cache")
+
+
+def test_a_cache_into_which_others_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-21."""
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("SKYWARD_CACHE", str(tmp_path))
+    with pytest.raises(BootstrapError, match="SKYWARD_CACHE"):
+        prepare(Image(pip=["no-such-thing"]))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_says_which_step_and_what_uv_said(tmp_path: Path) -> None:
@@ -205,12 +209,10 @@ def test_passwords_of_indexes_are_not_shown(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_takes_too_long_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
     child = tmp_path / "child"
-    script = "import subprocess, sys, pathlib\np = subprocess.Popen(['sleep', '600'])\n"
-    script += "f = pathlib.Path(sys.argv[1]); f.with_suffix('.new').write_text(str(p.pid))\n"
-    script += "f.with_suffix('.new').rename(f)\np.wait()"
-    build = bootstrap._Build(Image(bootstrap_timeout=5), time.monotonic() + 5, print)
-    with pytest.raises(BootstrapError, match="bootstrap_timeout=5 s"):
-        build.run("a step", [sys.executable, "-c", script, str(child)], os.environ)
+    script = 'sleep 600 & echo $! > "$1.new"; mv "$1.new" "$1"; wait'
+    build = bootstrap._Build(Image(bootstrap_timeout=2), time.monotonic() + 2, print)
+    with pytest.raises(BootstrapError, match="bootstrap_timeout=2 s"):
+        build.run("a step", ["sh", "-c", script, "sh", str(child)], os.environ)
     pid = int(child.read_text())
     deadline = time.monotonic() + 10
     while is_alive(pid):

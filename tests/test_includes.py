@@ -232,8 +232,9 @@ def test_an_archive_that_is_too_large_or_broken_writes_nothing(tmp_path: Path, m
     with pytest.raises(BootstrapError, match="more than"):
         unpack(hostile(*(entry(f"f{i}") for i in range(5))), tmp_path / "dest")
     whole = hostile(entry("a"), entry("b")).getvalue()
-    with pytest.raises(BootstrapError):
-        unpack(io.BytesIO(whole[:1100]), tmp_path / "dest")
+    for length in (0, 100, 512, 1000, 1024, 1100, 1536, 2000, 2048, 2100):
+        with pytest.raises(BootstrapError):
+            unpack(io.BytesIO(whole[:length]), tmp_path / "dest")
     assert list(tmp_path.iterdir()) == []
 
 

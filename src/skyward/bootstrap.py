@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -64,15 +65,27 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
     if not missing and image.python_version == sys.version_info[:2]:
         return Environment(sys.executable, dict(image.env))
     root = cache or Path(os.environ.get("SKYWARD_CACHE") or Path.home() / ".cache" / "skyward" / "envs")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_own(root)
     home = root / _key(image)
     if not _is_complete(home):
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with build.lock(home.with_suffix(".lock")):
             if not _is_complete(home):  # another process may have made it while we waited
                 build.environment(home)
     binaries = home / "bin"
     path = f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **image.env}, fresh=True)
+
+
+def _check_own(root: Path) -> None:
+    """Refuse a cache into which somebody else could put programs."""
+    found = root.stat()
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+        raise BootstrapError(
+            "opening the cache",
+            f"others can write into {root}, and what lies there is run. "
+            "Set SKYWARD_CACHE to a directory that is yours alone.",
+        )
 
 
 def _is_complete(home: Path) -> bool:

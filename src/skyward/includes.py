@@ -87,6 +87,9 @@ def unpack(archive: IO[bytes], dest: Path) -> None:
     try:
         with tarfile.open(fileobj=archive, mode="r:") as tar:
             members = list(_checked(tar))
+            archive.seek(tar.offset)
+            if archive.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a cut for the end
+                raise tarfile.TarError("the archive is cut off")
             if hasattr(tarfile, "data_filter"):
                 tar.extractall(fresh, members, filter="data")
             else:  # before 3.11.4; `_checked` lets nothing else through

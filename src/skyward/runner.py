@@ -26,7 +26,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any, NoReturn, cast
 
-from skyward import blobs, failures, leftovers, output, wire
+from skyward import blobs, failures, leftovers, routed, wire
 from skyward.errors import NotSerializable, PluginError, ResultNotSerializable, ResultTooLarge
 from skyward.payload import Packer, unpack
 from skyward.runtime import call_context
@@ -100,7 +100,7 @@ class Runner:
         self._threads = settings["threads"]
         sys.path[:0] = settings["paths"]
         self._packer = Packer(settings["paths"])
-        output.install(threads=self._threads > 1, emit=self._emit)
+        routed.install(threads=self._threads > 1, emit=self._emit)
         try:
             self._enter_hooks(buffers)
         except BaseException as exc:  # reported to the agent, which reports to the client

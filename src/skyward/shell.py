@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 __all__ = ["LocalShell", "inherited"]
 
@@ -35,14 +35,14 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 class LocalShell:
     """This computer."""
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts a program in a session of its own, so that Ctrl-C in the terminal is ours to handle, not its."""
         return subprocess.Popen(
             argv,
             env=dict(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=tempfile.TemporaryFile(),
+            stderr=stderr,
             start_new_session=True,
             cwd=os.sep,
         )

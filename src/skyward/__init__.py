@@ -1,0 +1,53 @@
+"""Compute that exists only while it is needed."""
+
+from skyward import accelerators, errors, events, plugins
+from skyward.accelerators import Accelerator
+from skyward.errors import SkywardError
+from skyward.image import Image, PipIndex
+from skyward.output import CallbackWriter, redirect_output, silent, stderr, stdout
+from skyward.plugin import Cluster, Plugin
+from skyward.pool import ComputePool
+from skyward.provider import Machine, Offer, Provider
+from skyward.providers import Local
+from skyward.runtime import InstanceInfo, instance_info, is_head
+from skyward.sharding import shard
+from skyward.spec import Spec, Volume, Worker
+from skyward.task import Compute, PendingCompute, PendingComputeGroup, compute, gather, sky
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accelerator",
+    "CallbackWriter",
+    "Cluster",
+    "Compute",
+    "ComputePool",
+    "Image",
+    "InstanceInfo",
+    "Local",
+    "Machine",
+    "Offer",
+    "PendingCompute",
+    "PendingComputeGroup",
+    "PipIndex",
+    "Plugin",
+    "Provider",
+    "SkywardError",
+    "Spec",
+    "Volume",
+    "Worker",
+    "accelerators",
+    "compute",
+    "errors",
+    "events",
+    "gather",
+    "instance_info",
+    "is_head",
+    "plugins",
+    "redirect_output",
+    "shard",
+    "silent",
+    "sky",
+    "stderr",
+    "stdout",
+]

@@ -1,0 +1,3 @@
+"""Frameworks on a pool: one file a plugin, each a function that returns a Plugin."""
+
+__all__: list[str] = []
