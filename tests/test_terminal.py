@@ -328,6 +328,8 @@ def test_streams_that_the_script_replaced_stay_and_stale_ones_still_write(tmp_pa
 def test_a_fork_prints_for_itself_and_an_exit_cleans_up(tmp_path: Path) -> None:
     """Faults rows on forks: the child has no thread that draws, and must not wait for one."""
     script = """
+    import warnings
+    warnings.simplefilter("ignore")  # from Python 3.12 on a fork beside threads is warned of
     c = opened("demo")
     child = os.fork()
     if child == 0:

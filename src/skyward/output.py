@@ -15,8 +15,8 @@ from threading import get_ident
 from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from .errors import InvalidArgument
-from .runtime import InstanceInfo, instance_info
 from .routed import STREAMS, CallbackWriter, Route, Stream, drain, install
+from .runtime import InstanceInfo, instance_info
 
 __all__ = ["CallbackWriter", "Redirect", "drain", "install", "redirect_output", "silent", "stderr", "stdout"]
 

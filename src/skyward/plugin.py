@@ -1,10 +1,10 @@
 """What a plugin is: a frozen record of optional hooks, each called at its own moment.
 
-    transform(image, cluster) -> image     on the client, before machines are set up; pure
-    bootstrap(cluster) -> commands         shell lines run on each node after the standard steps
-    around_client(pool, cluster)           a context manager around the open pool, on the client
-    around_app(info)                       a context manager around each runner's life, on the nodes
-    decorate(fn) -> fn                     around every function, on the nodes; the first plugin is outermost
+transform(image, cluster) -> image     on the client, before machines are set up; pure
+bootstrap(cluster) -> commands         shell lines run on each node after the standard steps
+around_client(pool, cluster)           a context manager around the open pool, on the client
+around_app(info)                       a context manager around each runner's life, on the nodes
+decorate(fn) -> fn                     around every function, on the nodes; the first plugin is outermost
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pool: opens things in order, closes them in reverse, and sends calls to nodes.
 
-    with sky.ComputePool(nodes=4) as pool:      console, image, machines, environment, keeper, links, hooks
-        train() >> pool                         ... and all of it backwards when the block is left, however it is left
+with sky.ComputePool(nodes=4) as pool:      console, image, machines, environment, keeper, links, hooks
+    train() >> pool                         ... and all of it backwards when the block is left, however it is left
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class ComputePool:
                 f"nodes={self.spec.nodes!r}: pools that grow and shrink are not there yet; give one number of nodes."
             )
         if volumes:
-            raise InvalidArgument("volumes=...: no provider here mounts volumes yet; read the data inside the function.")
+            raise InvalidArgument(
+                "volumes=...: no provider here mounts volumes yet; read the data inside the function."
+            )
         self.nodes = self.spec.nodes
         self.worker = _chosen_worker(concurrency, worker)
         self.image = _checked("image", image if image is not None else Image(), Image)
@@ -633,9 +635,7 @@ def _streamed(futures: Sequence[Future[T]], ordered: bool) -> Iterator[T]:
             future.cancel()
 
 
-def _chosen(
-    specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]
-) -> tuple[Provider, Spec]:
+def _chosen(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Provider, Spec]:
     if specs and provider is not None:
         raise InvalidArgument("give either Spec objects or provider=..., not both: a Spec names its own provider.")
     for spec in specs:

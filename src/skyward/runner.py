@@ -279,7 +279,9 @@ class Runner:
         size = sum(map(wire.nbytes, buffers))
         self._functions[digest] = (fn, size)
         self._function_bytes += size
-        while len(self._functions) > _FUNCTIONS or (self._function_bytes > _FUNCTION_BYTES and len(self._functions) > 1):
+        while len(self._functions) > _FUNCTIONS or (
+            self._function_bytes > _FUNCTION_BYTES and len(self._functions) > 1
+        ):
             self._function_bytes -= self._functions.popitem(last=False)[1][1]
         return fn
 

@@ -17,9 +17,18 @@ _PASSED = frozenset(
     "SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE".split()
 )
 _PASSED_PREFIXES = (
-    ("LC_", "XDG_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "VECLIB_")
-    + ("XLA_", "JAX_", "TF_", "TORCH_", "PYTORCH_", "KERAS_", "NCCL_", "GLOO_", "CONDA_", "SKYWARD_")
-)
+    "LC_",
+    "XDG_",
+    "CUDA_",
+    "NVIDIA_",
+    "ROCR_",
+    "HIP_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "NUMEXPR_",
+    "VECLIB_",
+) + ("XLA_", "JAX_", "TF_", "TORCH_", "PYTORCH_", "KERAS_", "NCCL_", "GLOO_", "CONDA_", "SKYWARD_")
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "_KEY")
 
 

@@ -462,9 +462,7 @@ class Agent:
 
     def _on_runner(self, slot: RunnerSlot, events: int) -> None:
         if events & selectors.EVENT_WRITE and slot.flush():
-            self._selector.modify(
-                slot.sock, selectors.EVENT_READ, lambda events, s=slot: self._on_runner(s, events)
-            )
+            self._selector.modify(slot.sock, selectors.EVENT_READ, lambda events, s=slot: self._on_runner(s, events))
         for messages, buffers in slot.read():
             at = 0
             for message in messages:

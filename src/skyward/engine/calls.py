@@ -143,7 +143,9 @@ class Packing:
         if first.inputs and count > 1:
             self._store.release(first.digests)
             name = next(iter(first.inputs))
-            raise TypeError(f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} nodes.")
+            raise TypeError(
+                f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} nodes."
+            )
         rest = []
         for _ in range(count - 1):
             self._store.retain(first.digests)

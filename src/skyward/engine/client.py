@@ -314,7 +314,9 @@ class Engine:
                 call.announced = False
                 self._dispatch.add(call, first=True)
         if again:
-            text = f"{call.name} was lost with node {node} ({reason}); attempt {call.attempt} of {call.retries} follows."
+            text = (
+                f"{call.name} was lost with node {node} ({reason}); attempt {call.attempt} of {call.retries} follows."
+            )
             self._emit(events.Notice(self._plan.pool, text, "warning"))
         elif call.stopping is not None:
             self._fail(call, CancelledError(), "cancelled")
@@ -377,7 +379,9 @@ class Engine:
         elif kind == "lost":
             self._lost(call, about.get("reason", ""))
         elif kind == "gang":
-            self._fail(call, CancelledError("stopped, since another node of the broadcast failed"), "cancelled", seconds)
+            self._fail(
+                call, CancelledError("stopped, since another node of the broadcast failed"), "cancelled", seconds
+            )
         else:  # cancelled, stopped
             self._fail(call, CancelledError(), "cancelled", seconds)
 
@@ -413,7 +417,9 @@ class Engine:
         if call.future.cancelled():
             self._defer(call.stream.close)
 
-    def _on_items(self, node: _Node, call_id: str, counts: list[int], about: dict[str, Any], buffers: list[Any]) -> None:
+    def _on_items(
+        self, node: _Node, call_id: str, counts: list[int], about: dict[str, Any], buffers: list[Any]
+    ) -> None:
         call = self._calls.get(call_id)
         spilled = about.get("blobs", {})
         if call is None or call.stream is None:
@@ -466,7 +472,9 @@ class Engine:
 
     def _on_failed(self, node: _Node, about: dict[str, Any], buffers: list[Any]) -> None:
         error = failures.rebuild(about, buffers[0])
-        node.error = error if isinstance(error, PluginError) else BootstrapError("runner", about["message"], node.number)
+        node.error = (
+            error if isinstance(error, PluginError) else BootstrapError("runner", about["message"], node.number)
+        )
         self._down(node, str(node.error))
 
     def _on_replaced(self, node: _Node, about: dict[str, Any]) -> None:

@@ -1,0 +1,90 @@
+"""Real pools on this computer; after each test nothing of them may be left."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+
+MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> object:
+    """Waits for a condition and returns what it gave; fails when it does not come true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    pytest.fail(f"waited {seconds} s in vain for {condition}")
+
+
+def leftover_processes() -> list[str]:
+    """Processes of this test run other than this one and its ordinary helpers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if MARK not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if command and "resource_tracker" not in command and (entry / "exe").exists():
+            found.append(f"{entry.name}: {command}")
+    return found
+
+
+def leftover_files() -> list[str]:
+    """Directories and files of ours in the places where pools put them."""
+    return [p for d in {"/dev/shm", tempfile.gettempdir()} for p in glob.glob(f"{d}/skyward-{os.getpid()}-*")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test ends with no process and no file of ours, unless it uses the shared pool."""
+    if "pool" in request.fixturenames:
+        yield
+        return
+    before = leftover_processes()
+    yield
+    until(lambda: set(leftover_processes()) <= set(before), 15)
+    if not before:
+        assert leftover_files() == []
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    """A pool of two nodes for tests that leave it as they found it."""
+    with sky.ComputePool(nodes=2, console=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a Python program made of the given source, as a user would."""
+
+    def start(source: str, *args: str, **options: object) -> subprocess.Popen[str]:
+        path = tmp_path / "program.py"
+        path.write_text(source)
+        return subprocess.Popen(
+            [sys.executable, str(path), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **options,  # type: ignore[arg-type]
+        )
+
+    return start
