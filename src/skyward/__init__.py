@@ -1,6 +1,6 @@
 """Compute that exists only while it is needed."""
 
-from skyward import accelerators, errors, events, plugins
+from skyward import accelerators, errors, events, integrations, plugins
 from skyward.accelerators import Accelerator
 from skyward.errors import SkywardError
 from skyward.image import Image, PipIndex
@@ -42,6 +42,7 @@ __all__ = [
     "events",
     "gather",
     "instance_info",
+    "integrations",
     "is_head",
     "plugins",
     "redirect_output",

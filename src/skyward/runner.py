@@ -10,6 +10,7 @@ It shares its process with the user, so it uses nothing but the standard library
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
 import faulthandler
 import functools
@@ -212,8 +213,7 @@ class Runner:
             call.thread = threading.get_ident()
             started = time.perf_counter()
             try:
-                with call_context(call.id, call.about["attempt"], threads=threads):
-                    message, buffers = self._execute(call)
+                message, buffers = contextvars.Context().run(self._execute_in_context, call, threads)
             except Stopped:
                 message, buffers = ["stopped", [call.id, {}], 0], []
             if os.getpid() != self._pid:
@@ -230,6 +230,13 @@ class Runner:
             self._send([[message[0], *message[1], message[2]]], buffers)
             if call_stopped and not threads:
                 self._leave(0)
+
+    def _execute_in_context(self, call: _Call, threads: bool) -> tuple[list[Any], list[Any]]:
+        with call_context(call.id, call.about["attempt"], threads=threads):
+            try:
+                return self._execute(call)
+            finally:
+                routed.drain()  # lines that have no end yet still belong to this call
 
     def _execute(self, call: _Call) -> tuple[list[Any], list[Any]]:
         try:
