@@ -2,7 +2,7 @@
 
     keeper --fd 0--> nursery          one socket for each agent is handed in here
     agent --its socket--> nursery     {"spawn": id, ...} with the runner's socket and two pipes; {"kill": id, ...}
-    agent <--its socket-- nursery     {"exit": id, "status": n} when a runner has ended
+    agent <--its socket-- nursery     {"id": id, "pid": n} when it runs, {"id": id, "status": n} when it has ended
 
 Forking takes milliseconds where a fresh interpreter takes a hundred, and shares its memory. When an agent or the keeper
 is gone, so are the runners, and everything that their bodies have started.
@@ -89,7 +89,7 @@ class _Nursery:
             for fd in fds:
                 os.close(fd)
             self._runners[pid] = (agent, order["spawn"])
-            self._tell(agent, {"pid": pid, "id": order["spawn"]})
+            self._tell(agent, {"id": order["spawn"], "pid": pid})
         else:
             for pid, (owner, name) in self._runners.items():
                 if owner is agent and name == order["kill"]:
@@ -135,7 +135,7 @@ class _Nursery:
             if known is not None:
                 _kill_group(pid, signal.SIGKILL)
                 leftovers.end_children(spare=set(self._runners))
-                self._tell(known[0], {"exit": known[1], "status": os.waitstatus_to_exitcode(status)})
+                self._tell(known[0], {"id": known[1], "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, agent: socket.socket, message: dict[str, Any]) -> None:
         try:

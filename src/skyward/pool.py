@@ -207,7 +207,7 @@ class ComputePool:
 
     def _finished(self, began: float) -> None:
         engine = self.__dict__.get("_engine")
-        self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.done + engine.failed if engine else 0))
+        self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.settled if engine else 0))
 
     def _attach_console(self, stack: ExitStack) -> None:
         if self._console is False:
@@ -283,8 +283,8 @@ class ComputePool:
         def reach(node: int) -> socket.socket:
             return LocalShell().reach(*site.ports[node])
 
-        def setup(node: int, generation: int, ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
-            return self._setup(node, ports, machines, environment, hooks), hooks
+        def setup(node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
+            return self._setup(node, abouts, ports, machines, environment), hooks
 
         hooks: list[Any] = []
         plan = Plan(
@@ -316,9 +316,13 @@ class ComputePool:
             self._engine.close(self._grace)
 
     def _setup(
-        self, node: int, ports: list[int], machines: list[Machine], environment: Environment, hooks: list[Any]
+        self,
+        node: int,
+        abouts: list[dict[str, Any]],
+        ports: list[int],
+        machines: list[Machine],
+        environment: Environment,
     ) -> dict[str, Any]:
-        abouts = self._engine.abouts()
         counts = [about.get("accelerators", 0) for about in abouts]
         wanted = self.spec.accelerator
         info = InstanceInfo(
@@ -341,13 +345,16 @@ class ComputePool:
             "info": info.to_json(),
             "env": {**_thread_counts(self.nodes * (slots if process else 1), environment.env), **environment.env},
             "cwd": os.getcwd(),
-            "paths": list(environment.paths),
-            "blobs": self._store.directory,
-            "max_result": self._max_result,
-            "node": node,
             "grace": self._grace,
             "threads": 1 if process else slots,
             "processes": slots if process else 1,
+            "runner": {
+                "threads": 1 if process else slots,
+                "paths": list(environment.paths),
+                "blobs": self._store.directory,
+                "max_result": self._max_result,
+                "node": node,
+            },
         }
 
     # calls

@@ -72,6 +72,7 @@ class Runner:
         self._hooks = ExitStack()
         self._settings: dict[str, Any] = {}
         self._packer = Packer()
+        self._context = contextvars.copy_context()
 
     def serve(self) -> NoReturn:
         """Runs calls until the agent says exit, or is gone."""
@@ -109,6 +110,7 @@ class Runner:
             about, data = failures.capture(error, __file__)
             self._send([["failed", about, 1]], [data])
             self._leave(1)
+        self._context = contextvars.copy_context()  # what the hooks have set holds in every call
         self._send([["ready", {}, 0]])
 
     def _enter_hooks(self, buffers: list[Any]) -> None:
@@ -213,7 +215,7 @@ class Runner:
             call.thread = threading.get_ident()
             started = time.perf_counter()
             try:
-                message, buffers = contextvars.Context().run(self._execute_in_context, call, threads)
+                message, buffers = self._context.copy().run(self._execute_in_context, call, threads)
             except Stopped:
                 message, buffers = ["stopped", [call.id, {}], 0], []
             if os.getpid() != self._pid:

@@ -88,3 +88,9 @@ def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., object]:
+    """`until` for test modules, which cannot import this file."""
+    return until

@@ -33,6 +33,7 @@ class CallFuture(Future[T]):
 
     def settle(self, about: dict[str, Any], pieces: list[Any]) -> None:
         """Has the future hold a result that is not unpickled yet."""
+        pieces[0] = bytes(pieces[0]) if pieces else b""
         self._packed = (about, pieces)
         self.fulfil(None)
 
@@ -114,7 +115,7 @@ class Call:
         self.sent = 0.0
         self.announced = False
         self.stopping: str | None = None
-        self.gang: Any = None
+        self.gang: Sequence[Call] = ()
         self.stream: Consumer | None = None
         self.feeders: dict[str, Producer] = {}
         self.future: CallFuture[Any] = CallFuture(self.name)

@@ -62,10 +62,10 @@ class Authority:
         private = key.private_bytes(encoding, form, self._serialization.NoEncryption())
         return Identity(self.pem, cert.public_bytes(encoding).decode(), private.decode())
 
-    def _named(self, name: str):  # noqa: ANN202 - a type of the lazily imported package
+    def _named(self, name: str):
         return self._x509.Name([self._x509.NameAttribute(self._common_name, name)])
 
-    def _builder(self, subject, public_key):  # noqa: ANN001, ANN202 - as above
+    def _builder(self, subject, public_key):
         return (
             self._x509.CertificateBuilder()
             .subject_name(subject)

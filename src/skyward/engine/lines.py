@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
-__all__ = ["Lines"]
+__all__ = ["Lines", "Transcript"]
 
+Stream = Literal["stdout", "stderr"]
+
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _PROGRESS_EVERY = 0.1
 _LONGEST = 1 << 20
 
@@ -40,6 +44,26 @@ class Lines:
         rest, self._rest = self._rest, b""
         text = _settled(rest)
         return [(text, False)] if text else []
+
+
+class Transcript:
+    """All that one node writes, taken apart by stream and call."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, str | None], Lines] = {}
+
+    def feed(self, stream: str, call: str | None, data: bytes | memoryview) -> list[tuple[str, bool]]:
+        """The lines that are complete now."""
+        return self._lines.setdefault((stream, call), Lines()).feed(data)
+
+    def end(self, call: str) -> list[tuple[Stream, str, bool]]:
+        """What a call that has ended left without a line end."""
+        found: list[tuple[Stream, str, bool]] = []
+        for stream in _STREAMS:
+            lines = self._lines.pop((stream, call), None)
+            if lines is not None:
+                found += [(stream, text, progress) for text, progress in lines.rest()]
+        return found
 
 
 def _settled(line: bytes) -> str:

@@ -79,7 +79,7 @@ def run_agent(order: dict[str, Any], listener: socket.socket, nursery: socket.so
         "pid": os.getpid(),
         "accelerators": count_accelerators(),
     }
-    agent = Agent(order["node"], listener, context(identity, server=True), nursery, addresses.put, about)
+    agent = Agent(listener, context(identity, server=True), nursery, addresses.put, about)
 
     def relay() -> None:
         try:

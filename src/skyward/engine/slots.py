@@ -27,14 +27,14 @@ def ahead(mean: float | None, threads: int) -> int:
 class Task:
     """A call on this node."""
 
-    __slots__ = ("about", "announced", "backlog", "buffers", "id", "slot", "started", "stop")
+    __slots__ = ("about", "backlog", "buffers", "id", "killed", "slot", "started", "stop")
 
     def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
         self.id, self.about, self.buffers = call_id, about, buffers
         self.slot: RunnerSlot | None = None
         self.started: float | None = None
         self.stop: str | None = None
-        self.announced = False
+        self.killed = False
         self.backlog: list[tuple[list[Any], list[Any]]] = []
 
 

@@ -1,0 +1,65 @@
+"""Where an agent lets its client in: certificate first, then a greeting, and nothing is read before both."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from skyward.engine.link import greet, tune
+
+__all__ = ["Door"]
+
+_GREETING = 10.0
+
+
+class Door:
+    """Admits connections, each in a thread of its own, so that a slow or hostile peer delays nobody."""
+
+    def __init__(self, listener: socket.socket, context: ssl.SSLContext, wake: Callable[[], None]) -> None:
+        self._listener, self._context, self._wake = listener, context, wake
+        self._admitted: queue.SimpleQueue[tuple[ssl.SSLSocket, dict[str, Any]]] = queue.SimpleQueue()
+
+    def open(self) -> None:
+        """Begins to admit."""
+        threading.Thread(target=self._accept, name="skyward-accept", daemon=True).start()
+
+    def next(self) -> tuple[ssl.SSLSocket, dict[str, Any]] | None:
+        """A connection that has been admitted, with its greeting."""
+        try:
+            return self._admitted.get_nowait()
+        except queue.Empty:
+            return None
+
+    def free_ports(self, count: int) -> list[int]:
+        """Ports that nobody uses on this node's address at the moment."""
+        host = self._listener.getsockname()[0]
+        taken = [socket.create_server((host, 0)) for _ in range(count)]
+        ports = [s.getsockname()[1] for s in taken]
+        for sock in taken:
+            sock.close()
+        return ports
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                raw, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._admit, args=(raw,), daemon=True).start()
+
+    def _admit(self, raw: socket.socket) -> None:
+        try:
+            raw.settimeout(_GREETING)
+            tune(raw)
+            sock = self._context.wrap_socket(raw, server_side=True)
+            hello = greet(sock, None, time.monotonic() + _GREETING)
+        except (OSError, ValueError):
+            raw.close()  # not one of this pool: no certificate, or no greeting
+            return
+        self._admitted.put((sock, hello))
+        self._wake()

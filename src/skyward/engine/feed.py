@@ -1,0 +1,42 @@
+"""Streams an iterator argument to the runner that wants it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from skyward import failures
+from skyward.engine.calls import Call
+from skyward.payload import Packer
+from skyward.streams import Producer
+
+__all__ = ["feed"]
+
+Post = Callable[[list[Any], list[Any]], None]
+
+
+def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
+    """Reads `source` in a thread of its own (it may block) and posts its items as there is credit."""
+
+    def send(batch: list[list[Any]]) -> None:
+        pieces = [piece for item in batch for piece in item]
+        post([["items", call.id, key, [len(item) for item in batch], len(pieces)]], pieces)
+
+    def run() -> None:
+        packer = Packer()
+        about: dict[str, Any] = {}
+        data = b""
+        try:
+            for item in source:
+                head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
+                if not producer.put([head, *map(bytes, buffers)]):
+                    return
+        except BaseException as exc:  # raised in the body, where the iterator is used
+            about, data = failures.capture(exc, __file__)
+        producer.finish()
+        post([["end", call.id, key, about, 1]], [data])
+
+    producer = Producer(send)
+    threading.Thread(target=run, name="skyward-feed", daemon=True).start()
+    return producer

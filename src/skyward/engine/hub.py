@@ -1,0 +1,247 @@
+"""The client's links to all nodes, and the one thread that reads them.
+
+    caller's thread   writes to a link itself: no hand-over on the way out
+    I/O thread        reads all links, reconnects, and does what was put off until no lock is held
+
+It moves messages and keeps connections alive. What they mean is the business of whoever follows it (`Follower`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from skyward.engine.link import Broken, Link, greet, tune
+
+__all__ = ["Follower", "Hub", "Peer"]
+
+log = logging.getLogger("skyward.engine")
+
+_GREETING = 10.0
+_BUSY_WAIT = 0.05
+_IDLE_WAIT = 1.0
+_LONGEST_PAUSE = 1.0
+
+
+@dataclass(eq=False)
+class Peer:
+    """A node, as far as connections go."""
+
+    number: int
+    link: Link = field(default_factory=Link)
+    incarnation: str = ""
+    about: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Follower(Protocol):
+    """What a hub calls, always with its lock held."""
+
+    def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None: ...
+    def attached(self, number: int, *, restarted: bool) -> None: ...
+    def broken(self, number: int) -> None: ...
+    def unreachable(self, number: int, error: Exception) -> None: ...
+    def turn(self) -> bool: ...
+
+
+class Hub:
+    """Connections to the agents of a pool."""
+
+    def __init__(
+        self, nodes: int, reach: Callable[[int], socket.socket], context: ssl.SSLContext, follower: Follower
+    ) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.peers = [Peer(i) for i in range(nodes)]
+        self.closing = False
+        self._reach, self._context, self._follower = reach, context, follower
+        self._session = os.urandom(8).hex()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._joining: list[Peer] = []
+        self._later: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+
+    def open(self, deadline: float) -> None:
+        """Connects to every node, at once."""
+        self._thread.start()
+        threads = [threading.Thread(target=self.connect, args=(p.number, deadline), daemon=True) for p in self.peers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def close(self) -> None:
+        """Drops all connections."""
+        self.closing = self._stopped = True
+        self._wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def after_fork(self) -> None:
+        """Closes a forked child's copies of the sockets; they belong to the parent."""
+        for peer in self.peers:
+            if peer.link.sock is not None:
+                os.close(peer.link.sock.detach())
+
+    def post(self, number: int, messages: list[Any], buffers: Sequence[Any] = ()) -> None:
+        """Sends messages to a node; they arrive once, in order, even over a broken connection."""
+        if not self.peers[number].link.post(messages, buffers):
+            self._wake()  # the I/O thread goes on when the socket takes more
+
+    def defer(self, act: Callable[..., Any], *args: Any) -> None:
+        """Has the I/O thread do something of the user's (a listener, a callback) when no lock is held."""
+        self._later.append((act, args))
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def connected(self, number: int) -> bool:
+        """Whether there is a connection to a node at this moment."""
+        return self.peers[number].link.sock is not None
+
+    def connect(self, number: int, deadline: float) -> None:
+        """Connects to a node's agent; tries until `deadline`."""
+        peer, pause = self.peers[number], 0.02
+        while not self.closing:
+            try:
+                self._attach(peer, deadline)
+                return
+            except (OSError, ValueError) as exc:
+                if time.monotonic() + pause > deadline:
+                    with self.changed:
+                        self._follower.unreachable(number, exc)
+                        self.changed.notify_all()
+                    return
+                time.sleep(pause)
+                pause = min(_LONGEST_PAUSE, pause * 1.5)
+
+    def _attach(self, peer: Peer, deadline: float) -> None:
+        raw = self._reach(peer.number)
+        try:
+            raw.settimeout(_GREETING)
+            tune(raw)
+            sock = self._context.wrap_socket(raw)
+        except BaseException:
+            raw.close()
+            raise
+        try:
+            hello = {"session": self._session, "received": peer.link.received}
+            welcome = greet(sock, hello, min(deadline, time.monotonic() + _GREETING))
+        except BaseException:
+            sock.close()
+            raise
+        with self.changed:
+            restarted = peer.incarnation not in ("", welcome["incarnation"])
+            peer.incarnation, peer.about = welcome["incarnation"], welcome
+            if restarted:
+                peer.link = Link()
+            peer.link.attach(sock, 0 if restarted else welcome["received"])
+            self._joining.append(peer)
+            self._follower.attached(peer.number, restarted=restarted)
+            self.changed.notify_all()
+        self._wake()
+
+    # the I/O thread
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+        wait = _IDLE_WAIT
+        try:
+            while not self._stopped:
+                with self.lock:
+                    self._register()
+                ready = self._selector.select(wait)
+                with self.lock:
+                    self._read(ready)
+                    wait = _BUSY_WAIT if self._follower.turn() else _IDLE_WAIT
+                self._do_deferred()
+        except BaseException:
+            log.exception("the engine's I/O thread ended")
+            raise
+        finally:
+            self._do_deferred()
+            for peer in self.peers:
+                peer.link.detach()
+            self._selector.close()
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _do_deferred(self) -> None:
+        while self._later:
+            act, args = self._later.popleft()
+            try:
+                act(*args)
+            except Exception:
+                log.exception("a listener or callback raised")
+
+    def _register(self) -> None:
+        """Brings the selector up to date with the links' sockets and what they want."""
+        registered = {key.data: key for key in self._selector.get_map().values() if key.data is not None}
+        for peer in self.peers:
+            sock, key = peer.link.sock, registered.get(peer.number)
+            if key is not None and key.fileobj is not sock:
+                self._selector.unregister(key.fileobj)
+                key = None
+            if sock is None:
+                continue
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.link.writing else 0)
+            if key is None:
+                self._selector.register(sock, wanted, peer.number)
+            elif key.events != wanted:
+                self._selector.modify(sock, wanted, peer.number)
+
+    def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        peers: dict[int, Peer] = {}
+        for key, events in ready:
+            if key.data is None:
+                self._wake_read.recv(4096)
+                continue
+            peers[key.data] = self.peers[key.data]
+            if events & selectors.EVENT_WRITE:
+                self.peers[key.data].link.flush()
+        while self._joining:
+            peer = self._joining.pop()  # bytes may already have been decrypted
+            peers[peer.number] = peer
+        for peer in peers.values():
+            self._hear(peer)
+        if not ready:
+            for peer in self.peers:
+                peer.link.acknowledge()
+
+    def _hear(self, peer: Peer) -> None:
+        more = True
+        while more:
+            try:
+                arrived, more = peer.link.read()
+            except Broken:
+                self._follower.broken(peer.number)
+                self.changed.notify_all()
+                return
+            for messages, buffers in arrived:
+                at = 0
+                for message in messages:
+                    count = message[-1]
+                    try:
+                        self._follower.heed(peer.number, message[0], message[1:-1], buffers[at : at + count])
+                    except Exception:
+                        log.exception("message %r of node %d could not be handled", message[0], peer.number)
+                    at += count
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"x")
+        except OSError:
+            pass  # full (it will wake anyway) or closed

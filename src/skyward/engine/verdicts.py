@@ -1,0 +1,48 @@
+"""What a node's last word on a call means to the caller: an exception with everything that is known."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import CancelledError
+from typing import Any, Literal
+
+from skyward import failures
+from skyward.engine.calls import Call
+from skyward.errors import TaskCrashed, TaskOutOfMemory, TaskTimeout
+
+__all__ = ["Outcome", "failure", "gang_note"]
+
+Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
+
+
+def failure(
+    pool: str, call: Call, node: int, kind: str, about: dict[str, Any], buffers: list[Any]
+) -> tuple[BaseException, Outcome]:
+    """The exception for a call that gave no result, and how it counts."""
+    if kind == "error":
+        where = f"raised on node {node} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
+        return failures.annotate(failures.rebuild(about["error"], buffers[0]), about["error"], where), "error"
+    if kind == "exited":
+        return TaskCrashed(call.name, node, call.attempt, about["code"]), "crashed"
+    if kind == "crashed":
+        return _crash(call, node, about), "crashed"
+    if kind == "timeout":
+        return TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"]), "timeout"
+    if kind == "gang":
+        return CancelledError("stopped, since another node of the broadcast failed"), "cancelled"
+    return CancelledError(), "cancelled"
+
+
+def gang_note(call: Call, others: list[Call], total: int) -> str:
+    """What the rest of a broadcast was doing when `call` failed."""
+    text = f"rank {call.node} of {total} (node {call.node}) failed first in the broadcast of {call.name}"
+    if others:
+        text += f"; nodes {', '.join(str(other.node) for other in others)} had not finished and were stopped"
+    return text + "."
+
+
+def _crash(call: Call, node: int, about: dict[str, Any]) -> TaskCrashed:
+    code = about["code"]
+    name = signal.Signals(-code).name if code < 0 else None
+    kind = TaskOutOfMemory if about["oom"] else TaskCrashed
+    return kind(call.name, node, call.attempt, code, name, about["stderr"], about["shared"])
