@@ -1,3 +1,102 @@
-"""Frameworks on a function: decorators that take effect on the node, below `@sky.compute`."""
+"""Frameworks on a function: decorators that take effect on the node, below `@sky.compute`; and pools for one framework."""
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from typing import Any
+
+from skyward import plugins
+from skyward.accelerators import Accelerator
+from skyward.image import Image
+from skyward.plugin import Plugin
+from skyward.plugins._huggingface import transformers
+from skyward.plugins._jax import decorated as jax
+from skyward.plugins._joblib import joblib_backend
+from skyward.plugins._keras import decorated as keras
+from skyward.plugins._torch import decorated as torch
+from skyward.pool import ComputePool
+from skyward.provider import Provider
+from skyward.spec import Allocation, Worker
+
+__all__ = [
+    "JoblibPool",
+    "ScikitLearnPool",
+    "jax",
+    "joblib_backend",
+    "keras",
+    "sklearn_backend",
+    "torch",
+    "transformers",
+]
+
+sklearn_backend = joblib_backend
+
+
+def JoblibPool(
+    provider: Provider | None = None,
+    *,
+    nodes: int = 1,
+    concurrency: int = 1,
+    max_inflight: int | None = None,
+    image: Image | None = None,
+    accelerator: str | Accelerator | None = None,
+    vcpus: float | None = None,
+    memory_gb: float | None = None,
+    allocation: Allocation = "spot-if-available",
+    provision_timeout: float = 3600,
+    joblib_version: str | None = None,
+    **options: Any,
+) -> ComputePool:
+    """A pool that joblib's `Parallel` uses while it is open, with `concurrency` processes on each node.
+
+    `max_inflight` limits how many batches are with the nodes at a time; `options` are those of ComputePool.
+    """
+    return _pool(
+        plugins.joblib(joblib_version, max_inflight=max_inflight),
+        concurrency,
+        options,
+        provider=provider,
+        nodes=nodes,
+        image=image,
+        accelerator=accelerator,
+        vcpus=vcpus,
+        memory_gb=memory_gb,
+        allocation=allocation,
+        provision_timeout=provision_timeout,
+    )
+
+
+def ScikitLearnPool(
+    provider: Provider | None = None,
+    *,
+    nodes: int = 1,
+    concurrency: int = 1,
+    max_inflight: int | None = None,
+    image: Image | None = None,
+    accelerator: str | Accelerator | None = None,
+    vcpus: float | None = None,
+    memory_gb: float | None = None,
+    allocation: Allocation = "spot-if-available",
+    provision_timeout: float = 3600,
+    sklearn_version: str | None = None,
+    **options: Any,
+) -> ComputePool:
+    """The same as JoblibPool, with scikit-learn on the nodes."""
+    return _pool(
+        plugins.sklearn(sklearn_version, max_inflight=max_inflight),
+        concurrency,
+        options,
+        provider=provider,
+        nodes=nodes,
+        image=image,
+        accelerator=accelerator,
+        vcpus=vcpus,
+        memory_gb=memory_gb,
+        allocation=allocation,
+        provision_timeout=provision_timeout,
+    )
+
+
+def _pool(plugin: Plugin, concurrency: int, options: dict[str, Any], **named: Any) -> ComputePool:
+    """Calls of joblib are Python code that would queue for one interpreter's lock: every slot is a process."""
+    worker = options.pop("worker", None) or Worker(concurrency=concurrency, executor="process")
+    return ComputePool(plugins=[*options.pop("plugins", ()), plugin], worker=worker, **named, **options)

@@ -38,7 +38,7 @@ def where() -> tuple[int, int]:
 
 
 @sky.compute
-def mark_and_wait(path: str, seconds: float = 60) -> str:
+def mark_and_wait(path: str, seconds: float = 8) -> str:
     """Leaves a file while it runs, and another when it is stopped."""
     Path(path).write_text("running")
     try:
@@ -217,7 +217,7 @@ def test_missing_parentheses_are_named(pool: sky.ComputePool, act: Callable[[Any
 @pytest.mark.parametrize("target", [None, 3, "pool", os, sky.ComputePool, double], ids=str)
 @pytest.mark.parametrize("act", [operator.rshift, operator.matmul, operator.gt], ids=[">>", "@", ">"])
 def test_a_wrong_target_is_named(act: Callable[[Any, Any], Any], target: Any) -> None:
-    with pytest.raises(TypeError, match="pool"):
+    with pytest.raises(TypeError, match="sky.ComputePool|to a pool"):
         act(double(1), target)
 
 

@@ -262,7 +262,7 @@ class Engine:
             self._fail(call, error, outcome, body[1].get("s", 0.0))
 
     def turn(self) -> bool:
-        """Between messages: sends what there is room for, takes back what waits in vain; True if it should come soon."""
+        """Sends what there is room for, takes back what waits in vain; True if this should be done again soon."""
         self._pump()
         for number, call in self._dispatch.stale(time.monotonic()):
             self._hub.post(number, [["recall", call.id, 0]])

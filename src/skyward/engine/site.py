@@ -27,7 +27,7 @@ class Site:
 
     def __init__(self, shell: LocalShell, python: str, env: Mapping[str, str]) -> None:
         # -P: the client's working directory must not become a place to import from
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
         self._process = shell.start([python, "-P", "-m", "skyward.engine.keeper"], env, self._errors)
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.ports: dict[int, tuple[str, int]] = {}

@@ -1,0 +1,137 @@
+"""Many calls as one: groups, streams of results, and `map` in chunks. Knows calls and futures, not nodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
+from typing import Any, TypeVar
+
+from skyward.task import PendingCompute
+
+__all__ = ["Send", "combined", "error_of", "gathered", "mapped", "streamed"]
+
+T = TypeVar("T")
+Send = Callable[[Sequence[PendingCompute[Any]]], list[Future[Any]]]
+
+_CHUNK_SECONDS = 0.05
+
+
+def gathered(futures: Sequence[Future[Any]]) -> tuple[Any, ...]:
+    """Results in order; the first failure, in time, cancels the rest."""
+    try:
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                error = error_of(future)
+                if error is not None:
+                    raise error
+        return tuple(future.result() for future in futures)
+    except BaseException:
+        _cancel(futures)
+        raise
+
+
+def streamed(futures: Sequence[Future[T]], ordered: bool) -> Iterator[T]:
+    """Results one by one, in order or as they come; leaving early cancels the rest."""
+    try:
+        if ordered:
+            for future in futures:
+                yield future.result()
+            return
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        _cancel(futures)
+
+
+def combined(futures: Sequence[Future[Any]]) -> Future[tuple[Any, ...]]:
+    """One future for several: a tuple, or the first failure; cancelling it cancels them all."""
+    whole = _Combined(futures)
+    if not futures:
+        whole.set_result(())
+    for future in futures:
+        future.add_done_callback(whole.settled)
+    return whole
+
+
+def mapped(send: Send, fn: Callable[[Any], Any], items: list[Any], timeout: float | None, slots: int) -> list[Any]:
+    """Applies `fn` to items in chunks: the first ones small, the next as large as the measured time allows."""
+    results: list[Any] = [None] * len(items)
+    pending: dict[Future[Any], tuple[int, int]] = {}
+    per_item: float | None = None
+    at = 0
+    try:
+        while pending or at < len(items):
+            chunks: list[tuple[int, int]] = []
+            while at < len(items) and len(pending) + len(chunks) < 2 * slots:
+                size = 1 if timeout is not None else _chunk(len(items) - at, per_item, slots)
+                chunks.append((at, at + size))
+                at += size
+            calls = [PendingCompute[Any](_apply, (fn, items[a:b]), {}, timeout) for a, b in chunks]
+            pending |= dict(zip(send(calls), chunks, strict=True))
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                start, end = pending.pop(future)
+                seconds, results[start:end] = future.result()
+                per_item = seconds / (end - start)
+    except BaseException:
+        _cancel(list(pending))
+        raise
+    return results
+
+
+def error_of(future: Future[Any]) -> BaseException | None:
+    """The exception of a future that is done; being cancelled counts as one."""
+    try:
+        return future.exception()
+    except CancelledError as exc:
+        return exc
+
+
+class _Combined(Future[tuple[Any, ...]]):
+    def __init__(self, parts: Sequence[Future[Any]]) -> None:
+        super().__init__()
+        self._parts, self._left, self._counting = parts, len(parts), threading.Lock()
+
+    def cancel(self) -> bool:
+        if not super().cancel():
+            return False
+        _cancel(self._parts)
+        return True
+
+    def settled(self, part: Future[Any]) -> None:
+        with self._counting:
+            self._left -= 1
+            last = self._left == 0
+        error = error_of(part)
+        try:
+            if error is not None:
+                self.set_exception(error)
+                _cancel(self._parts)
+            elif last:
+                self.set_result(tuple(p.result() for p in self._parts))
+        except InvalidStateError:
+            pass  # another part has failed before, or the whole was cancelled
+
+
+def _chunk(left: int, per_item: float | None, slots: int) -> int:
+    if per_item is None:
+        return 1
+    share = -(-left // (slots * 3))
+    return max(1, min(share, int(_CHUNK_SECONDS / max(per_item, 1e-7))))
+
+
+def _apply(fn: Callable[[Any], Any], items: list[Any]) -> tuple[float, list[Any]]:
+    began = time.perf_counter()
+    results = [fn(item) for item in items]
+    return time.perf_counter() - began, results
+
+
+def _cancel(futures: Sequence[Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()

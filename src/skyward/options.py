@@ -1,0 +1,87 @@
+"""What a user says to a pool, checked before anything is started."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from skyward.errors import InvalidArgument
+from skyward.plugin import Plugin
+from skyward.provider import Provider
+from skyward.providers.local import Local
+from skyward.spec import Spec, Worker
+
+__all__ = ["checked", "checked_name", "checked_plugins", "checked_retries", "chosen_spec", "chosen_worker"]
+
+T = TypeVar("T")
+
+_count = itertools.count(1)
+
+
+def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Provider, Spec]:
+    """The provider and the machines that are meant, by Spec or by single options."""
+    if specs and provider is not None:
+        raise InvalidArgument("give either Spec objects or provider=..., not both: a Spec names its own provider.")
+    for spec in specs:
+        checked("specs", spec, Spec)
+    if len(specs) > 1:
+        raise InvalidArgument("one Spec is taken for now: choosing among several comes with the cloud providers.")
+    spec = specs[0] if specs else Spec(provider=provider, **options)
+    if isinstance(spec.nodes, tuple):
+        raise InvalidArgument(
+            f"nodes={spec.nodes!r}: pools that grow and shrink are not there yet; give one number of nodes."
+        )
+    found = spec.provider if spec.provider is not None else Local()
+    if isinstance(found, type) and issubclass(found, Provider):
+        raise InvalidArgument(f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}().")
+    return checked("provider", found, Provider), spec
+
+
+def chosen_worker(concurrency: int | None, worker: Worker | None) -> Worker:
+    """The slots of a node, by Worker or by their number."""
+    if concurrency is not None and worker is not None:
+        raise InvalidArgument("give either concurrency=n or worker=sky.Worker(...), not both.")
+    if worker is not None:
+        return checked("worker", worker, Worker)
+    return Worker(concurrency=concurrency) if concurrency is not None else Worker()
+
+
+def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
+    """The plugins, if they are a list of such; one that was not called is told apart."""
+    if not isinstance(plugins, list | tuple):
+        raise InvalidArgument(f"plugins={plugins!r}: a list is wanted, even for one: plugins=[...].")
+    for plugin in cast("Sequence[Any]", plugins):
+        if callable(plugin) and not isinstance(plugin, Plugin):
+            name = getattr(plugin, "__name__", repr(plugin))
+            raise InvalidArgument(f"plugins=[{name}]: add parentheses, plugins=[sky.plugins.{name}()].")
+    return tuple(checked("plugins", plugin, Plugin) for plugin in cast("Sequence[Any]", plugins))
+
+
+def checked_name(name: Any) -> str:
+    """A pool's name: the one given, or one made from the program's."""
+    if name is None:
+        program = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "python").stem
+        safe = "".join(c if c.isalnum() and c.isascii() else "-" for c in program)[:30].strip("-")
+        return f"{safe or 'pool'}-{os.getpid()}-{next(_count)}-{secrets.token_hex(2)}"
+    if not isinstance(name, str) or not 0 < len(name) <= 63 or not all(c.isalnum() or c in "-_." for c in name):
+        raise InvalidArgument(f"name={name!r}: up to 63 letters, digits, '-', '_' and '.' make a pool's name.")
+    return name
+
+
+def checked_retries(retries: Any) -> int:
+    """How often a call may be started again after the loss of a node."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
+    return retries
+
+
+def checked(name: str, value: Any, kind: type[T]) -> T:
+    """The value, if it is of the right kind."""
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{name}={value!r}: a sky.{kind.__name__} is wanted here.")
+    return value

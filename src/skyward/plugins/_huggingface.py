@@ -1,0 +1,112 @@
+"""Hugging Face: its packages, a login that stays a secret, and a group for the Trainer.
+
+The token reaches the nodes inside the plugins' payload, and exists there in memory alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar, overload
+
+from skyward.errors import InvalidArgument
+from skyward.image import Image
+from skyward.plugin import Cluster, Plugin
+from skyward.plugins._torch import Backend, decorated
+from skyward.plugins._within import within
+from skyward.runtime import InstanceInfo, instance_info
+
+__all__ = ["huggingface", "transformers"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The Trainer cannot be made without accelerate, which transformers itself does not ask for.
+_PACKAGES = ("transformers", "datasets", "tokenizers", "accelerate")
+
+
+def huggingface(token: str) -> Plugin:
+    """Transformers, datasets and tokenizers on every node, logged in with `token`."""
+    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise InvalidArgument(f"token has type {type(token).__name__}; {_ADVICE}")
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidArgument(f"token is {'empty' if not token.strip() else 'no line of plain characters'}; {_ADVICE}")
+    return Plugin("huggingface", transform=_with_packages, around_app=functools.partial(_logged_in, _Token(token)))
+
+
+@overload
+def transformers(fn: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def transformers(
+    *, backend: Backend | None = None, timeout: float = 600
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def transformers(
+    fn: Callable[..., Any] | None = None, /, *, backend: Backend | None = None, timeout: float = 600
+) -> Callable[..., Any]:
+    """Form the torch group that the Trainer finds by itself, on one node or many, before the body."""
+    group: Callable[[Callable[..., Any]], Callable[..., Any]] = decorated(backend=backend, timeout=timeout)
+    return functools.partial(_prepared, group=group) if fn is None else _prepared(fn, group)
+
+
+def _prepared(fn: Callable[P, R], group: Callable[[Callable[P, R]], Callable[P, R]]) -> Callable[P, R]:
+    return within(group(fn), _packages_found, "transformers")
+
+
+@contextmanager
+def _packages_found() -> Generator[None]:
+    info = instance_info()
+    missing = [name for name in ("transformers", "accelerate") if find_spec(name) is None] if info else []
+    if info and missing:
+        raise ModuleNotFoundError(
+            f"node {info.node} has no {' and no '.join(missing)}, which @sky.integrations.transformers needs; nothing "
+            "in the pool's image asks for it. Add plugins=[sky.plugins.huggingface(token=...)] to the pool, or "
+            'image=sky.Image(pip=["torch", "transformers", "accelerate"]).',
+            name=missing[0],
+        )
+    yield
+
+
+def _with_packages(image: Image, cluster: Cluster) -> Image:
+    return image.adding(pip=_PACKAGES)
+
+
+@contextmanager
+def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
+    """The hub's two places for a token, its variable and its file, until the runner ends."""
+    # A file in memory goes away with its process, however that ends; the link gives it a name beside which the hub
+    # can put files of its own.
+    fd = os.memfd_create("token")
+    os.fchmod(fd, 0o600)
+    os.write(fd, token.value.encode())
+    with tempfile.TemporaryDirectory(prefix="skyward-hub-", ignore_cleanup_errors=True) as directory:
+        path = os.path.join(directory, "token")
+        os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
+        values = {"HF_TOKEN": token.value, "HF_TOKEN_PATH": path}
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            os.close(fd)
+
+
+_ADVICE = 'an access token of the hub is wanted, e.g. sky.plugins.huggingface(token=os.environ["HF_TOKEN"]).'
+
+
+class _Token:
+    """A text that is not shown."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "***"

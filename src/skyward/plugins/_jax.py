@@ -1,0 +1,216 @@
+"""JAX over the nodes of a pool: packages for its accelerator, one distributed runtime, one mesh of all devices."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any, ParamSpec, TypeVar, overload
+
+from skyward.accelerators import Accelerator
+from skyward.errors import InvalidArgument
+from skyward.image import Image
+from skyward.plugin import Cluster, Plugin
+from skyward.plugins._doors import framework
+from skyward.plugins._meeting import meet
+from skyward.plugins._within import within
+from skyward.runtime import InstanceInfo, instance_info
+
+__all__ = ["close", "decorated", "ensure_group", "has_package", "jax", "requirement", "share_cores"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger("skyward.jax")
+
+_MEETING_SECONDS = 120.0
+_FORMING_SECONDS = 60
+_CLOSING_SECONDS = 5
+_HOLD_BACK = 2.0
+_PEER_GONE = re.compile(r"connection (closed|reset|refused)|broken pipe|socket closed|heartbeat|task .* died", re.I)
+_lock = threading.Lock()
+
+
+def jax(cuda: str = "cuda12") -> Plugin:
+    """JAX on every node, and one distributed runtime over all of them where there are several.
+
+    `cuda` is the CUDA for nodes with such accelerators: "cuda12", "cuda13", or as torch writes it, "cu128".
+    """
+    return Plugin(
+        "jax",
+        transform=partial(install, cuda=_cuda_extra(cuda)),
+        around_app=distributed,
+        decorate=partial(within, enter=_explained, name="jax"),
+    )
+
+
+@overload
+def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def decorated() -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def decorated(fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
+    """Form JAX's distributed runtime over all nodes before the body starts, once per process."""
+    return partial(within, enter=_around_call, name="jax") if fn is None else within(fn, _around_call, "jax")
+
+
+def install(image: Image, cluster: Cluster, cuda: str = "cuda12") -> Image:
+    """The image with the JAX that this pool's accelerator needs."""
+    return image.adding(pip=[requirement(cluster.spec.accelerator, cuda)])
+
+
+@contextmanager
+def distributed(info: InstanceInfo) -> Generator[None]:
+    """One distributed runtime over all nodes while the runner lives; on one node there is nothing to join."""
+    share_cores()
+    if info.total_nodes < 2:
+        yield
+        return
+    ensure_group(info)
+    try:
+        yield
+    finally:
+        close()
+
+
+def ensure_group(info: InstanceInfo) -> None:
+    """Join this process with those of the other nodes, unless that is done already."""
+    jax = framework("jax", "jax")
+    with _lock:
+        if jax.distributed.is_initialized():
+            return
+        share_cores()
+        os.environ.update(variables(info))
+        if info.network.interface:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", info.network.interface)
+        if info.total_nodes > 1:
+            meet("JAX's group", info, _port(info), _MEETING_SECONDS)
+        _initialize(jax, info)
+        atexit.register(close)
+
+
+def close() -> None:
+    """Leave the distributed runtime together with the others."""
+    jax = framework("jax", "jax")
+    if not jax.distributed.is_initialized():
+        return
+    try:
+        # JAX ends the process, with a page of text, when it shuts down and another node does not. So first see that
+        # all are about to: this barrier can fail in words.
+        client = import_module("jax._src.distributed").global_state.client
+        client.wait_at_barrier("skyward-closing", _CLOSING_SECONDS * 1000)
+    except Exception as error:  # a node is gone or busy: this process ends without a farewell, which JAX allows
+        log.info("JAX's group was left without the others: %s", error)
+        return
+    jax.distributed.shutdown()
+
+
+def variables(info: InstanceInfo) -> dict[str, str]:
+    """What this node's environment says about the group."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": _coordinator(info),
+        "JAX_NUM_PROCESSES": str(info.total_nodes),
+        "JAX_PROCESS_ID": str(info.node),
+        "JAX_LOCAL_DEVICE_COUNT": str(info.accelerators or 1),
+    }
+
+
+def requirement(accelerator: Accelerator | None, cuda: str = "cuda12") -> str:
+    """What pip has to install for this accelerator."""
+    if accelerator is None:
+        return "jax"
+    if accelerator.supports_cuda:
+        return f"jax[{cuda}]"
+    return "jax[tpu]" if accelerator.name.startswith("TPU") else "jax"
+
+
+def has_package(image: Image, name: str) -> bool:
+    """Whether the image asks for a package, in any version and with any extras."""
+    return any(re.match(rf"{re.escape(name)}(?![A-Za-z0-9._-])", entry.strip(), re.IGNORECASE) for entry in image.pip)
+
+
+def share_cores() -> None:
+    """Have XLA start as many threads as this runner's share of the cores, unless the user said how many."""
+    # XLA on CPUs has no flag for it: the size of its pool is the number of cores, or what NPROC says.
+    share = os.environ.get("OMP_NUM_THREADS", "")
+    if share.isdecimal():
+        os.environ.setdefault("NPROC", share)
+
+
+@contextmanager
+def _around_call() -> Generator[None]:
+    info = instance_info()
+    if info is not None:
+        ensure_group(info)
+    with _explained():
+        yield
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    """Lets an error that only echoes another node's end wait for the other's own, and says what it means."""
+    try:
+        yield
+    except Exception as error:
+        info = instance_info()
+        if info is not None and info.total_nodes > 1 and _PEER_GONE.search(str(error)):
+            time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
+            error.add_note(
+                f"Node {info.node} lost its connection to another node of JAX's group: that one left the function, "
+                "raised, or was killed before this one was done. Look at the other nodes' output."
+            )
+        raise
+
+
+def _initialize(jax: Any, info: InstanceInfo) -> None:
+    config = jax.config
+    if getattr(config, "jax_cpu_collectives_implementation", "gloo") is None:
+        config.update("jax_cpu_collectives_implementation", "gloo")  # older versions have none by default
+    address = _coordinator(info)
+    options: dict[str, Any] = {
+        "local_device_ids": list(range(info.accelerators)) or None,
+        "cluster_detection_method": "deactivate",  # the pool says who is who, not a Slurm that happens to be around
+        "coordinator_bind_address": address,  # by default it would listen on every interface
+        "initialization_timeout": _FORMING_SECONDS,
+        "shutdown_timeout_seconds": _CLOSING_SECONDS,
+    }
+    known = inspect.signature(jax.distributed.initialize).parameters
+    options = {name: value for name, value in options.items() if name in known}
+    try:
+        jax.distributed.initialize(address, info.total_nodes, info.node, **options)
+    except RuntimeError as error:
+        if "before" not in str(error):
+            raise
+        if info.total_nodes == 1:
+            return  # one process is a group as it is
+        raise RuntimeError(
+            "JAX was used in this process before it could join the other nodes: by an earlier call, or by a plugin "
+            "that stands before this one. Give the pool plugins=[sky.plugins.jax(), ...] with jax first, also before "
+            "sky.plugins.keras(): then the nodes are joined before anything else.",
+        ) from error
+
+
+def _port(info: InstanceInfo) -> int:
+    return info.ports.get("jax", info.head_port)
+
+
+def _coordinator(info: InstanceInfo) -> str:
+    host = f"[{info.head_addr}]" if ":" in info.head_addr else info.head_addr
+    return f"{host}:{_port(info)}"
+
+
+def _cuda_extra(cuda: str) -> str:
+    found = re.fullmatch(r"(?:cu|cuda)(\d\d)\d*(-local)?", cuda) if isinstance(cuda, str) else None
+    if found is None:
+        raise InvalidArgument(
+            f"cuda={cuda!r} is no version of CUDA as JAX names it; its packages are made for a major version. "
+            'Write cuda="cuda12" or cuda="cuda13".'
+        )
+    return f"cuda{found[1]}{found[2] or ''}"

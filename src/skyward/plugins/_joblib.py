@@ -1,0 +1,216 @@
+"""joblib on a pool: one backend, switched on by a plugin, by a context manager, or by its name "skyward".
+
+    Parallel(n_jobs=-1)(...)  ->  batches of calls  ->  pool.submit  ->  `_Runs` on a node  ->  results, in order
+
+This half needs no joblib, so that building a pool and running a batch on a node stay light; the backend itself is in
+`_joblib_backend`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import io
+import pickle
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+import cloudpickle
+
+from skyward import blobs
+from skyward.errors import InvalidArgument, PoolClosed
+from skyward.image import Image
+from skyward.plugin import Cluster, Plugin
+from skyward.task import PendingCompute, resolve
+
+__all__ = ["Slots", "Tasks", "install", "joblib", "joblib_backend", "open_pool", "pinned", "register", "runs"]
+
+T = TypeVar("T", bound="Slots")
+
+Item = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class Slots(Protocol):
+    """What the backend needs of a pool."""
+
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def is_active(self) -> bool: ...
+    def submit(self, call: PendingCompute[Any], /) -> Any: ...
+
+
+def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Plugin:
+    """joblib on the nodes, and its `Parallel` sent there while the pool is open.
+
+    `version` is a number or a constraint such as ">=1.4"; without one, nodes get this computer's version.
+    """
+    return Plugin(
+        "joblib", transform=partial(install, {"joblib": version}), around_client=partial(_around, max_inflight)
+    )
+
+
+@contextmanager
+def joblib_backend(pool: T, *, max_inflight: int | None = None) -> Iterator[T]:
+    """Sends joblib's `Parallel` to a pool that is open already; leaving the block leaves the pool open."""
+    if not hasattr(pool, "concurrency") or not hasattr(pool, "submit"):
+        raise InvalidArgument(f"{pool!r} is not a pool. Give the sky.ComputePool whose with-block this is in.")
+    if not pool.is_active:
+        raise PoolClosed("the pool is not open; use this inside `with sky.ComputePool(...) as pool:`.")
+    with _activated(pool, max_inflight):
+        yield pool
+
+
+def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> Image:
+    """The image with the packages; what it names already stays as it is unless a version is asked for."""
+    named = {_project(entry) for entry in image.pip}
+    return image.adding(pip=[pinned(name, v) for name, v in packages.items() if v is not None or name not in named])
+
+
+def pinned(name: str, version: str | None) -> str:
+    """A requirement: the version asked for, else the one that this computer has, since objects travel both ways."""
+    if version is not None:
+        return f"{name}{version}" if version.lstrip()[:1] in ("<", ">", "=", "!", "~") else f"{name}=={version}"
+    try:
+        here = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return name
+    # a version made from a checkout is on no index
+    return f"{name}=={here}" if re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?", here) else name
+
+
+def register() -> None:
+    """Makes the backend known to joblib by its name."""
+    _backend_module()
+
+
+def open_pool() -> Slots:
+    """The pool opened last."""
+    try:
+        return cast("Slots", resolve(sys.modules["skyward"]))
+    except PoolClosed:
+        raise PoolClosed(
+            'the joblib backend "skyward" has no pool to send calls to: none is open. Use it inside '
+            '`with sky.ComputePool(...):`, or name one, parallel_config("skyward", pool=pool).'
+        ) from None
+
+
+@contextmanager
+def _around(max_inflight: int | None, pool: Slots, cluster: Cluster) -> Iterator[None]:
+    with _activated(pool, max_inflight):
+        yield
+
+
+@contextmanager
+def _activated(pool: Slots, max_inflight: int | None) -> Iterator[None]:
+    backend = _backend_module()
+    config = backend.parallel_config(backend=backend.SkywardBackend(pool=pool, max_inflight=max_inflight))
+    thread = threading.get_ident()
+    try:
+        yield
+    finally:
+        # joblib keeps this by thread: a pool closed by another one must not change what holds there
+        if threading.get_ident() == thread:
+            config.unregister()
+
+
+def _backend_module() -> Any:
+    try:
+        return importlib.import_module("skyward.plugins._joblib_backend")
+    except ModuleNotFoundError as exc:
+        if exc.name != "joblib":
+            raise
+        raise ModuleNotFoundError(
+            "joblib is not installed on this computer, where its calls are made. Install it: pip install joblib.",
+            name="joblib",
+        ) from exc
+
+
+def _project(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else requirement
+
+
+# What runs on the nodes
+
+
+@functools.lru_cache(maxsize=256)
+def runs(name: str) -> _Runs:
+    """What a node is asked to do with a batch, under the name that is to be shown for it."""
+    return _Runs(name)
+
+
+class _Runs:
+    """Runs a batch; a Parallel inside one of its calls runs there, one call after the other."""
+
+    def __init__(self, name: str) -> None:
+        self.__qualname__ = name
+
+    def __reduce__(self) -> Any:
+        return runs, (self.__qualname__,)
+
+    def __call__(self, tasks: Tasks) -> list[Any]:
+        try:
+            from joblib.parallel import SequentialBackend, parallel_config
+        except ModuleNotFoundError:  # then nothing in the batch can be nested either
+            return [fn(*args, **kwargs) for fn, args, kwargs in tasks.items]
+        with parallel_config(backend=SequentialBackend(nesting_level=tasks.level), n_jobs=None):
+            return [fn(*args, **kwargs) for fn, args, kwargs in tasks.items]
+
+
+class Tasks:
+    """The calls of one batch; arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do."""
+
+    def __init__(self, items: list[Item], level: int = 1, frozen: int | None = None) -> None:
+        self.items, self.level, self.frozen = items, level, frozen
+
+    def __reduce__(self) -> Any:
+        # An inner pickle has its buffers as arguments of the outer one: there each can be marked read-only.
+        buffers: list[memoryview] = []
+        out = io.BytesIO()
+        _Pickler(out, protocol=5, buffer_callback=lambda b: _kept(buffers, b)).dump(self.items)
+        sent = [pickle.PickleBuffer(self._marked(b)) for b in buffers]
+        return _tasks, (self.level, self.frozen, out.getvalue(), *sent)
+
+    def _marked(self, buffer: memoryview) -> memoryview:
+        large = self.frozen is not None and buffer.nbytes >= max(self.frozen, blobs.LARGE)
+        return buffer.toreadonly() if large else buffer
+
+
+def _tasks(level: int, frozen: int | None, head: bytes, *buffers: Any) -> Tasks:
+    return Tasks(pickle.loads(head, buffers=buffers), level, frozen)
+
+
+def _kept(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    try:
+        buffers.append(buffer.raw())
+    except BufferError:
+        return True  # not contiguous: pickled in band
+    return False
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Names classes of warnings instead of requiring them: scikit-learn sends the client's filters with each call."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and issubclass(obj, Warning) and obj.__module__ not in ("builtins", "__main__"):
+            module, name = obj.__module__, obj.__qualname__
+            if module not in cloudpickle.list_registry_pickle_by_value() and _warning(module, name) is obj:
+                return _warning, (module, name)
+        return super().reducer_override(obj)
+
+
+def _warning(module: str, name: str) -> type[Warning]:
+    """The class of warning, or where its package is missing one that no warning has."""
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[return-value]
+    except (ImportError, AttributeError):
+        return type(name, (Warning,), {"__module__": __name__})

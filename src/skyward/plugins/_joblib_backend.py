@@ -1,0 +1,221 @@
+"""The joblib backend itself; only this file imports joblib at its top, and only the other half imports this file.
+
+    joblib's thread   submit -> waiting -> at most `n_jobs` batches on the pool
+    engine's thread   a batch is done -> queue
+    our thread        queue -> joblib's callback: takes the result, reads the user's iterator, submits more
+
+The engine's own thread reads all links, so nothing of the user's runs there: an iterator of tasks may block.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from joblib.parallel import (
+    AutoBatchingMixin,
+    FallbackToBackend,
+    ParallelBackendBase,
+    SequentialBackend,
+    parallel_config,
+    register_parallel_backend,
+)
+
+from skyward.errors import InvalidArgument
+from skyward.plugins._joblib import Slots, Tasks, open_pool, runs
+from skyward.task import PendingCompute, name_of
+
+__all__ = ["SkywardBackend", "parallel_config"]
+
+Callback = Callable[[Any], None]
+Done = queue.SimpleQueue[Any]  # of (callback, future), and None at the end
+
+_STEP = 8
+_AT_ONCE = 16
+# What joblib hands to every backend; those that concern the temporary files of its own process pool mean nothing here.
+_SETTINGS = {"temp_folder", "max_nbytes", "mmap_mode", "prefer", "require", "verbose", "context"}
+
+
+class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
+    """Sends joblib's batches to the slots of a pool: the one given, or the one opened last.
+
+    The instance in joblib's configuration sends nothing itself: every Parallel gets a copy with its own batch sizes and
+    its own calls to abort.
+    """
+
+    # A round trip costs well under a millisecond here, so batches can be shorter than those of a process pool.
+    MIN_IDEAL_BATCH_DURATION = 0.02
+    MAX_IDEAL_BATCH_DURATION = 0.2
+    supports_retrieve_callback = True
+    supports_sharedmem = False
+    uses_threads = False
+    parallel: Any = None
+
+    def __init__(
+        self,
+        pool: Slots | None = None,
+        max_inflight: int | None = None,
+        nesting_level: int | None = None,
+        inner_max_num_threads: int | None = None,
+    ) -> None:
+        super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
+        if max_inflight is not None and (type(max_inflight) is not int or max_inflight < 1):
+            raise InvalidArgument(f"max_inflight={max_inflight!r} is not a whole number from 1 on. Give such a number.")
+        self._given, self._max_inflight = pool, max_inflight
+        self._limit: int | None = None
+        self._frozen: int | None = None
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Any, Callback]] = deque()
+        self._sent: set[Future[Any]] = set()
+        self._aborted = False
+        self._done: Done = queue.SimpleQueue()
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """How many batches run at a time: joblib's meaning, with the pool's slots in the place of cores."""
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs is None or n_jobs == 1:
+            return 1
+        slots = self._slots()
+        count = min(n_jobs, slots) if n_jobs > 0 else max(slots + 1 + n_jobs, 1)
+        return _Elsewhere(count) if self.parallel is not None else count
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
+        """Prepares for the calls of one Parallel, which gets a backend of its own."""
+        if n_jobs == 1:
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        unknown = settings.keys() - _SETTINGS
+        if unknown:
+            raise InvalidArgument(
+                f"{', '.join(sorted(unknown))}: Parallel on a pool has no such setting; it belongs to another backend "
+                "of joblib. Leave it out; what nodes need before a call goes into the pool's image or plugins."
+            )
+        if self.parallel is not parallel:
+            own = SkywardBackend(self._pool(), self._max_inflight, self.nesting_level)
+            own.parallel = parallel
+            raise FallbackToBackend(own)
+        count = self.effective_n_jobs(n_jobs)
+        self._limit = self._max_inflight if int(count) >= self._slots() else min(count, self._max_inflight or count)
+        self._frozen = settings.get("max_nbytes") if settings.get("mmap_mode") == "r" else None
+        return count
+
+    def get_nested_backend(self) -> tuple[Any, int | None]:
+        """What joblib would use inside a task; nodes make their own, see `_Runs`."""
+        return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
+
+    def compute_batch_size(self) -> int:
+        """How many calls the next batch has; where calls are very short, joblib's doubling would take many rounds."""
+        if 0 < self._smoothed_batch_duration < self.MIN_IDEAL_BATCH_DURATION / _STEP:
+            self._effective_batch_size *= _STEP // 2
+            self._smoothed_batch_duration *= _STEP // 2
+        return super().compute_batch_size()
+
+    def start_call(self) -> None:
+        """Starts the thread that hears of finished batches."""
+        self._aborted = False
+        self._done = queue.SimpleQueue()
+        threading.Thread(target=self.hear, args=(self._done,), name="skyward-joblib", daemon=True).start()
+
+    def stop_call(self) -> None:
+        """Ends that thread."""
+        self._done.put(None)
+
+    def terminate(self) -> None:
+        """Forgets the batch sizes of this Parallel; the pool is not ours to close."""
+        self.reset_batch_stats()
+
+    def submit(self, func: Any, callback: Callback | None = None) -> None:
+        """Takes a batch, to be sent as soon as fewer than `n_jobs` are out."""
+        with self._lock:
+            self._waiting.append((func, callback or _ignore))
+        self._done.put((_ignore, None))
+
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        """The results of a finished batch, or its exception."""
+        return out.result()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Cancels what this Parallel has on the pool; bodies that run are stopped there."""
+        with self._lock:
+            self._aborted = True
+            self._waiting.clear()
+            sent = list(self._sent)
+        for future in sent:
+            future.cancel()
+
+    def hear(self, done: Done) -> None:
+        """Calls back for every batch that is done, and sends what waits: several batches in one go."""
+        item = done.get()
+        while item is not None:
+            for _ in range(_AT_ONCE):
+                callback, future = item
+                with self._lock:
+                    self._sent.discard(future)
+                callback(future)
+                if done.empty() or (item := done.get()) is None:
+                    break
+            self._send(done)
+            item = None if item is None else done.get()
+
+    def _send(self, done: Done) -> None:
+        with self._lock:
+            room = len(self._waiting) if self._limit is None else self._limit - len(self._sent)
+            batches = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        futures = self._submitted([self._call(batch) for batch, _ in batches])
+        with self._lock:
+            self._sent.update(futures)
+            aborted = self._aborted
+        for (_, callback), future in zip(batches, futures, strict=True):
+            if aborted:
+                future.cancel()  # it was on its way when the rest was
+            future.add_done_callback(partial(_put, done, callback))
+
+    def _call(self, batch: Any) -> PendingCompute[Any]:
+        level = (self.nesting_level or 0) + 1
+        return PendingCompute(runs(name_of(batch.items[0][0])), (Tasks(batch.items, level, self._frozen),))
+
+    def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
+        pool = self._pool()
+        try:
+            return pool._send(calls)
+        except Exception as exc:  # joblib raises it where the Parallel was called, and stops the rest
+            if len(calls) > 1:
+                return [future for call in calls for future in self._submitted([call])]
+            failed: Future[Any] = Future()
+            failed.set_exception(exc)
+            return [failed]
+
+    def _slots(self) -> int:
+        pool = self._pool()
+        return pool.nodes * pool.concurrency
+
+    def _pool(self) -> Slots:
+        return open_pool() if self._given is None else self._given
+
+
+class _Elsewhere(int):
+    """A number of workers that is never equal to 1: joblib would run the calls of one worker in this process."""
+
+    def __eq__(self, other: object) -> bool:
+        return int(self) != 1 and super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+def _put(done: queue.SimpleQueue[Any], callback: Callback, future: Future[Any]) -> None:
+    done.put((callback, future))
+
+
+def _ignore(future: Any) -> None:
+    return
+
+
+register_parallel_backend("skyward", SkywardBackend)

@@ -1,0 +1,208 @@
+"""Keras 3: its backend is chosen before anything imports it, and on JAX all nodes train one model.
+
+                plugin, one node     plugin, several nodes          decorator, several nodes
+jax             backend              + DataParallel, equal seeds    the same, and JAX's group
+torch           backend              backend                        + torch's process group
+tensorflow      backend              backend                        + TF_CONFIG
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
+
+from skyward.errors import InvalidArgument, SkywardError
+from skyward.image import Image, check_one_of
+from skyward.plugin import Cluster, Plugin
+from skyward.plugins import _jax, _torch
+from skyward.plugins._doors import framework
+from skyward.plugins._within import within
+from skyward.runtime import InstanceInfo, instance_info
+
+__all__ = ["Backend", "decorated", "keras"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Backend = Literal["jax", "torch", "tensorflow"]
+
+VARIABLE = "KERAS_BACKEND"
+
+
+def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
+    """Keras with this backend on every node; with `seed`, every call starts from the same random numbers."""
+    _check(backend, seed)
+    return Plugin(
+        "keras",
+        transform=partial(install, backend=backend),
+        around_app=partial(configured, backend=backend, seed=seed),
+        decorate=partial(within, enter=partial(_around_body, seed), name="keras"),
+    )
+
+
+@overload
+def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def decorated(*, backend: Backend = "jax", seed: int | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def decorated(
+    fn: Callable[..., Any] | None = None, /, *, backend: Backend = "jax", seed: int | None = None
+) -> Callable[..., Any]:
+    """Have the body find Keras with this backend, joined with the other nodes by the backend's own means."""
+    _check(backend, seed)
+    return partial(_decorated, backend=backend, seed=seed) if fn is None else _decorated(fn, backend, seed)
+
+
+def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
+    """The image with Keras, the package of its backend unless it has one, and the choice between them."""
+    chosen = image.env.get(VARIABLE, backend)
+    if chosen != backend:
+        raise InvalidArgument(
+            f"{VARIABLE} is {chosen!r} in the image already, but this plugin asks for {backend!r}; a process has one "
+            "backend. Leave one of the two out, or open a pool for each."
+        )
+    image = image.adding(pip=["keras"], env={VARIABLE: backend})
+    if any(_jax.has_package(image, name) for name in (backend, f"{backend}-cpu")):
+        return image
+    accelerator = cluster.spec.accelerator
+    if backend == "jax":
+        return image.adding(pip=[_jax.requirement(accelerator)])
+    if backend == "torch":
+        with_wheels = _torch.torch().transform
+        return image if with_wheels is None else with_wheels(image, cluster)
+    cuda = accelerator is not None and accelerator.supports_cuda
+    return image.adding(pip=["tensorflow[and-cuda]" if cuda else "tensorflow"])
+
+
+@contextmanager
+def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Generator[None]:
+    """The backend for this process; on several nodes with JAX also one distribution over all devices."""
+    claim(backend)
+    if backend == "jax" and info.total_nodes > 1:
+        _distribute(seed)
+    yield
+
+
+def claim(backend: Backend) -> None:
+    """Have Keras use this backend in this process, where none was chosen before."""
+    used = _used()
+    if used not in (None, backend):
+        raise InvalidArgument(
+            f"this process uses Keras on {used!r} already, and cannot change to {backend!r}: Keras reads {VARIABLE} "
+            "once, when it is imported. Open a pool for each backend, or ask for the same one everywhere."
+        )
+    _state.backend = backend
+    os.environ[VARIABLE] = backend
+    _share_cores(backend)
+
+
+def tf_config(info: InstanceInfo) -> str:
+    """What TensorFlow's multi-worker strategies read: who the workers are, and which of them this is."""
+    first = info.ports.get("tensorflow", info.head_port)
+    addresses: list[str] = []
+    for peer in info.peers:
+        host = f"[{peer.private_ip}]" if ":" in peer.private_ip else peer.private_ip
+        # Every worker has a server: those that share a machine need a port each.
+        neighbours = sum(other.private_ip == peer.private_ip for other in info.peers[: peer.node])
+        addresses.append(f"{host}:{first + neighbours}")
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": info.node}})
+
+
+@dataclass
+class _State:
+    """What was chosen for this process."""
+
+    backend: Backend | None = None
+    distribution: Any = None
+    seed: int | None = None
+
+
+_state = _State()
+
+
+def _check(backend: object, seed: object) -> None:
+    check_one_of("backend", backend, get_args(Backend))
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**32):
+        raise InvalidArgument(f"seed={seed!r} cannot be used; a seed is a whole number from 0 to 4294967295.")
+
+
+def _decorated(fn: Callable[P, R], backend: Backend, seed: int | None) -> Callable[P, R]:
+    body = within(fn, partial(_around_body, seed), "keras")
+    if backend == "torch":
+        body = _torch.decorated(body)
+    return within(body, partial(_around_call, backend, seed), "keras")
+
+
+@contextmanager
+def _around_call(backend: Backend, seed: int | None) -> Generator[None]:
+    """What the decorator does before the backend's own start."""
+    info = instance_info()
+    if info is not None:
+        claim(backend)
+        if info.total_nodes > 1 and backend == "jax" and _state.distribution is None:
+            _jax.ensure_group(info)
+            _distribute(seed)
+        if info.total_nodes > 1 and backend == "tensorflow":
+            os.environ.setdefault("TF_CONFIG", tf_config(info))
+    yield
+
+
+@contextmanager
+def _around_body(seed: int | None) -> Generator[None]:
+    """What each call finds: Keras keeps its distribution and its seed per thread, and calls run in several."""
+    if instance_info() is not None and (seed is not None or _state.distribution is not None):
+        keras = framework("keras", "keras")
+        if _state.distribution is not None and keras.distribution.distribution() is None:
+            keras.distribution.set_distribution(_state.distribution)
+            keras.utils.set_random_seed(_state.seed)
+        if seed is not None:
+            keras.utils.set_random_seed(seed)
+    yield
+
+
+def _distribute(seed: int | None) -> None:
+    """One model over all devices that JAX sees, each node bringing its own part of every batch."""
+    keras = framework("keras", "keras")
+    devices = keras.distribution.list_devices()
+    if not devices:
+        return
+    if "auto_shard_dataset" not in inspect.signature(keras.distribution.DataParallel).parameters:
+        raise SkywardError(
+            f"Keras {keras.__version__} has no DataParallel(auto_shard_dataset=...), by which it is told that nodes "
+            'bring their own data. Ask for a version that has it, e.g. image=sky.Image(pip=["keras>=3.9"]).'
+        )
+    _state.distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+    _state.seed = _agreed_seed() if seed is None else seed
+    keras.distribution.set_distribution(_state.distribution)
+    keras.utils.set_random_seed(_state.seed)
+
+
+def _agreed_seed() -> int:
+    """A random number that all nodes of JAX's group have in common, so that they start with the same weights."""
+    own = secrets.randbits(32)
+    if framework("jax", "keras").process_count() == 1:
+        return own
+    import numpy
+
+    shared = framework("jax.experimental.multihost_utils", "keras").broadcast_one_to_all(numpy.uint32(own))
+    return int(shared)
+
+
+def _used() -> str | None:
+    loaded = sys.modules.get("keras")
+    config = getattr(loaded, "config", None)
+    return _state.backend if config is None else config.backend()
+
+
+def _share_cores(backend: Backend) -> None:
+    if backend == "jax":
+        _jax.share_cores()
+    if backend == "tensorflow" and (share := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        os.environ.setdefault("TF_NUM_INTRAOP_THREADS", share)
+        os.environ.setdefault("TF_NUM_INTEROP_THREADS", share)

@@ -1,0 +1,20 @@
+"""scikit-learn on a pool: its packages on the nodes, and the joblib backend that its `n_jobs` goes through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from skyward.plugin import Plugin
+from skyward.plugins._joblib import install, joblib
+
+__all__ = ["sklearn"]
+
+
+def sklearn(version: str | None = None, *, max_inflight: int | None = None) -> Plugin:
+    """scikit-learn on the nodes, and every `n_jobs` of it sent there while the pool is open.
+
+    `version` is a number or a constraint such as ">=1.5"; without one, nodes get this computer's version.
+    """
+    packages = {"scikit-learn": version, "joblib": None}
+    return replace(joblib(max_inflight=max_inflight), name="sklearn", transform=partial(install, packages))

@@ -1,0 +1,266 @@
+"""PyTorch: wheels that fit the accelerator, and a process group over all nodes.
+
+sky.plugins.torch()         one group for the life of the pool's runners, formed on all nodes while the pool opens
+@sky.integrations.torch     one group for each call, formed when it starts; none of its own where the plugin has one
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
+
+from skyward.errors import InvalidArgument
+from skyward.image import Image, PipIndex, check_number, check_one_of
+from skyward.plugin import Cluster, Plugin
+from skyward.plugins._rendezvous import await_listener, gather
+from skyward.plugins._within import framework, within
+from skyward.runtime import InstanceInfo, instance_info
+
+__all__ = ["Backend", "decorated", "process_group", "torch"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Backend = Literal["nccl", "gloo"]
+
+_WHEELS = "https://download.pytorch.org/whl"
+_PACKAGES = ("torch", "torchvision", "torchaudio")
+_CONSTRAINT = re.compile(r"===|[=!~<>]=|[<>]")
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_PEER_GONE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
+)
+_HOLD_BACK = 2.0
+
+
+def torch(
+    backend: Backend | None = None,
+    cuda: str = "cu128",
+    version: str = "latest",
+    vision: str | None = None,
+    audio: str | None = None,
+    timeout: float = 600,
+) -> Plugin:
+    """PyTorch on every node, and on several nodes a process group that all calls find ready."""
+    _check_group(backend, timeout)
+    if not isinstance(cuda, str) or not re.fullmatch(r"cu\d{2,3}", cuda):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise InvalidArgument(
+            f'cuda={cuda!r} is no name of a wheel index; it is "cu" and the version of CUDA without its point. '
+            'Write cuda="cu128" for CUDA 12.8.'
+        )
+    wanted = zip(_PACKAGES, (version, vision, audio), strict=True)
+    pip = tuple(_requirement(name, value) for name, value in wanted if value is not None or name == "torch")
+    return Plugin(
+        "torch",
+        transform=functools.partial(_with_wheels, pip=pip, cuda=cuda),
+        around_app=functools.partial(_around_app, backend=backend, timeout=timeout),
+    )
+
+
+@overload
+def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def decorated(
+    *, backend: Backend | None = None, timeout: float = 600, init: bool = True
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def decorated(
+    fn: Callable[..., Any] | None = None, /, *, backend: Backend | None = None, timeout: float = 600, init: bool = True
+) -> Callable[..., Any]:
+    """Form a process group over all nodes before the body; `init=False` leaves that to the body, as torchrun does."""
+    _check_group(backend, timeout)
+    enter = functools.partial(_around_call, backend=backend, timeout=timeout, init=init)
+    return functools.partial(within, enter=enter, name="torch") if fn is None else within(fn, enter, "torch")
+
+
+@contextmanager
+def process_group(info: InstanceInfo, backend: Backend | None = None, timeout: float = 600) -> Generator[None]:
+    """A process group over all nodes for the length of a call, with its variables."""
+    dist = framework("torch.distributed", "torch")
+    chosen = _chosen_backend(backend, info)
+    store = _own_store(dist, info, timeout)
+    limit = timedelta(seconds=timeout)
+    with _variables(info), _ending(dist):
+        dist.init_process_group(chosen, store=store, rank=info.node, world_size=info.total_nodes, timeout=limit)
+        yield
+
+
+def _check_group(backend: object, timeout: object) -> None:
+    if backend is not None:
+        check_one_of("backend", backend, get_args(Backend))
+    check_number("timeout", timeout, whole=False)
+
+
+def _requirement(name: str, version: object) -> str:
+    """What pip is asked for: a bare version is pinned, one that starts with a constraint is taken as it is."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    text = version.strip() if isinstance(version, str) else ""
+    entry = name if text == "latest" else f"{name}{'' if _CONSTRAINT.match(text) else '=='}{text}"
+    try:
+        if text:
+            return str(Requirement(entry))
+    except InvalidRequirement:
+        pass
+    raise InvalidArgument(
+        f'{version!r} is no version of {name}. Write "latest", a version such as "2.3.0" (pinned), or a constraint '
+        'such as ">=2.3", "~=2.3" or ">=2.3,<3".'
+    )
+
+
+def _with_wheels(image: Image, cluster: Cluster, *, pip: tuple[str, ...], cuda: str) -> Image:
+    """The image with PyTorch from the index that has wheels for the pool's accelerator."""
+    accelerator = cluster.spec.accelerator
+    kind = cuda if accelerator is not None and accelerator.supports_cuda else "cpu"
+    return image.adding(pip=pip, pip_indexes=[PipIndex(f"{_WHEELS}/{kind}", _PACKAGES)])
+
+
+@contextmanager
+def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) -> Generator[None]:
+    """The group of a runner's whole life; below two nodes there is nothing to join."""
+    if info.total_nodes < 2:
+        yield
+        return
+    dist = framework("torch.distributed", "torch")
+    chosen = _chosen_backend(backend, info)
+    with _variables(info), _ending(dist):
+        if info.node > 0:
+            await_listener(info, info.ports["torch"], timeout)
+        dist.init_process_group(chosen, init_method="env://", timeout=timedelta(seconds=timeout))
+        yield
+
+
+@contextmanager
+def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Generator[None]:
+    """What one call gets: nothing outside a pool or where a group exists, else a group of its own."""
+    info = instance_info()
+    if info is None:
+        yield
+        return
+    dist = framework("torch.distributed", "torch")
+    with _shared(dist, lambda: process_group(info, backend, timeout) if init else _launched(info, timeout)):
+        try:
+            yield
+        except Exception as exc:  # the user's, or torch's; it goes on its way with a note
+            if isinstance(exc, RuntimeError) and info.total_nodes > 1:
+                _explain(exc, info, timeout)
+            raise
+
+
+_lock = threading.Lock()
+_users = 0
+_group: AbstractContextManager[object] | None = None
+
+
+@contextmanager
+def _shared(dist: Any, form: Callable[[], AbstractContextManager[object]]) -> Generator[None]:
+    """One group for all calls that run in this process at a time: the first forms it, the last one ends it."""
+    global _users, _group
+    with _lock:
+        ours = _users > 0 or not dist.is_initialized()
+        if ours and not _users:
+            group = form()
+            group.__enter__()
+            _group = group
+        _users += ours
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= ours
+            if ours and not _users and _group is not None:
+                group, _group = _group, None
+                group.__exit__(*sys.exc_info())
+
+
+@contextmanager
+def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
+    """What torchrun gives to a program that forms its group itself: variables, and a port where a store listens."""
+    dist = framework("torch.distributed", "torch")
+    store = _own_store(dist, info, timeout)  # held until the call ends: in one process, torch shares what listens
+    with _variables(info, store.port), _ending(dist):
+        yield
+
+
+def _own_store(dist: Any, info: InstanceInfo, timeout: float) -> Any:
+    """A store for this call alone, since what one group leaves in a store would confuse the next."""
+    limit = timedelta(seconds=timeout)
+    if info.node > 0:
+        port = gather(info, info.ports["torch"], timeout, lambda: 0)
+        return dist.TCPStore(info.head_addr, port, timeout=limit)
+    store = dist.TCPStore(info.head_addr, 0, is_master=True, wait_for_workers=False, multi_tenant=True, timeout=limit)
+    gather(info, info.ports["torch"], timeout, lambda: store.port)
+    return store
+
+
+@contextmanager
+def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
+    """The variables by which torch finds its group, until the block is left."""
+    values = {
+        "MASTER_ADDR": info.head_addr,
+        "MASTER_PORT": str(port or info.ports["torch"]),
+        "WORLD_SIZE": str(info.total_nodes),
+        "RANK": str(info.node),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": str(info.node),
+    }
+    if info.network.interface:
+        values |= {name: info.network.interface for name in _INTERFACES if name not in os.environ}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _chosen_backend(backend: Backend | None, info: InstanceInfo) -> Backend:
+    torch = framework("torch", "torch")
+    found: bool = torch.cuda.is_available()
+    if backend == "nccl" and not found:
+        raise InvalidArgument(
+            f'backend="nccl" cannot work on node {info.node}: PyTorch {torch.__version__} finds no CUDA device there. '
+            'Write backend="gloo" for CPUs, or leave backend out to have it chosen by what the node has.'
+        )
+    return backend or ("nccl" if found else "gloo")
+
+
+@contextmanager
+def _ending(dist: Any) -> Generator[None]:
+    """Ends the process's group when the block is left, unless the body has done so."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if dist.is_initialized():
+            if failed and dist.get_backend() == "nccl" and hasattr(dist.group.WORLD, "abort"):
+                dist.group.WORLD.abort()  # ending it in order would wait for collectives that others never enter
+            dist.destroy_process_group()
+
+
+def _explain(exc: RuntimeError, info: InstanceInfo, timeout: float) -> None:
+    """Says what an error of a collective means; one that only echoes another node's failure lets that go first."""
+    if _PEER_GONE.search(str(exc)):
+        time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
+        exc.add_note(
+            f"Node {info.node} lost its connection to another node of its torch group: that one left the function, "
+            "raised, or was killed before this one was done. Look at the other nodes' output."
+        )
+    elif "timed out" in str(exc).lower():
+        exc.add_note(
+            f"The torch group's limit is timeout={timeout:g} s: a node did not enter this collective in that time. "
+            "All nodes must enter the same collectives in the same order; if one is only slow, raise "
+            "@sky.integrations.torch(timeout=...)."
+        )
