@@ -1,4 +1,4 @@
-"""Frameworks on a function: decorators that take effect on the node, below `@sky.compute`; and pools for one framework."""
+"""Frameworks on a function: decorators that take effect on the node, below `@sky.compute`; pools for one framework."""
 
 from __future__ import annotations
 

@@ -15,8 +15,17 @@ from skyward.plugin import Plugin
 from skyward.provider import Provider
 from skyward.providers.local import Local
 from skyward.spec import Spec, Worker
+from skyward.task import PendingComputeGroup
 
-__all__ = ["checked", "checked_name", "checked_plugins", "checked_retries", "chosen_spec", "chosen_worker"]
+__all__ = [
+    "checked",
+    "checked_group",
+    "checked_name",
+    "checked_plugins",
+    "checked_retries",
+    "chosen_spec",
+    "chosen_worker",
+]
 
 T = TypeVar("T")
 
@@ -78,6 +87,13 @@ def checked_retries(retries: Any) -> int:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
     return retries
+
+
+def checked_group(group: Any) -> PendingComputeGroup[Any]:
+    """The group, if it is one."""
+    if not isinstance(group, PendingComputeGroup):
+        raise TypeError(f"a pool runs groups of calls, such as `a() & b()` or sky.gather(...), not {group!r}.")
+    return cast("PendingComputeGroup[Any]", group)
 
 
 def checked(name: str, value: Any, kind: type[T]) -> T:

@@ -17,7 +17,7 @@ from typing import Any
 from skyward.errors import InvalidArgument
 from skyward.image import Image
 from skyward.runtime import InstanceInfo
-from skyward.spec import Spec
+from skyward.spec import Spec, Worker
 
 __all__ = ["Cluster", "Plugin"]
 
@@ -34,7 +34,7 @@ class Cluster:
 
     pool: str
     nodes: int
-    slots: int
+    worker: Worker
     spec: Spec
 
 

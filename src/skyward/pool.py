@@ -25,7 +25,15 @@ from skyward.errors import ForkedPoolError, InvalidArgument, NestedPoolError, Pl
 from skyward.executor import PoolExecutor
 from skyward.image import Image, check_number
 from skyward.includes import collect_includes
-from skyward.options import checked, checked_name, checked_plugins, checked_retries, chosen_spec, chosen_worker
+from skyward.options import (
+    checked,
+    checked_group,
+    checked_name,
+    checked_plugins,
+    checked_retries,
+    chosen_spec,
+    chosen_worker,
+)
 from skyward.payload import Packer
 from skyward.plugin import Cluster, Plugin
 from skyward.provider import Machine, Provider
@@ -146,7 +154,7 @@ class ComputePool:
         self._attach_console(stack)
         stack.callback(self._tell_closed, began)
         self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
-        cluster = Cluster(self.name, self.nodes, self.worker.concurrency, self.spec)
+        cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
         image = self._transformed(cluster)
         machines = self._launched(stack)
         self._store = blobs.Store(str(os.getpid()))
@@ -272,8 +280,8 @@ class ComputePool:
     def broadcast(self, call: PendingCompute[T], /) -> list[T]:
         """Runs a call on every node at once; results in node order. If one fails, the others are stopped."""
         self._check_open()
-        retries = 0 if call.retries is None else call.retries
-        calls = self._packing.copies(self._limited(call), self.nodes, retries)
+        call = self._limited(call)
+        calls = self._packing.copies(call, self.nodes, call.retries or 0)
         self._engine.send_to(list(enumerate(calls)))
         futures = [c.future for c in calls]
         try:
@@ -289,11 +297,11 @@ class ComputePool:
 
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
         """Runs several calls at once; results in their order."""
-        return cast("tuple[*Ts]", fanout.gathered(self._send(group.calls())))
+        return cast("tuple[*Ts]", fanout.gathered(self._send(checked_group(group).calls())))
 
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
         """The same as `run_parallel`, later."""
-        return cast("Future[tuple[*Ts]]", fanout.combined(self._send(group.calls())))
+        return cast("Future[tuple[*Ts]]", fanout.combined(self._send(checked_group(group).calls())))
 
     def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
         """Runs several calls at once and yields results as they come (or in order)."""
@@ -320,7 +328,7 @@ class ComputePool:
 
     def _limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
         if not isinstance(call, PendingCompute):
-            raise TypeError(f"a pool runs calls, such as train(x) of an @sky.compute function, not {call!r}.")
+            raise TypeError(f"a pool runs calls, such as `train(x)` of an @sky.compute function, not {call!r}.")
         return call.with_timeout(self._timeout) if call.timeout is None and self._timeout is not None else call
 
     # what is known of it

@@ -30,7 +30,7 @@ from typing import Any, NoReturn, cast
 from skyward import blobs, failures, leftovers, routed, wire
 from skyward.errors import NotSerializable, PluginError, ResultNotSerializable, ResultTooLarge
 from skyward.payload import Packer, unpack
-from skyward.runtime import call_context
+from skyward.runtime import call_context, holds_group
 from skyward.streams import Consumer, Producer
 
 __all__ = ["Runner", "Stopped"]
@@ -224,6 +224,8 @@ class Runner:
             sys.stderr.flush()
             del self._running[call.id]
             message[1][1]["s"] = time.perf_counter() - started
+            if holds_group():
+                message[1][1]["group"] = True
             if not self._running:
                 leftovers.end_children()
             call_stopped = message[0] == "stopped"

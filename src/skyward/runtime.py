@@ -25,8 +25,10 @@ __all__ = [
     "call_context",
     "count_accelerators",
     "current_call",
+    "holds_group",
     "instance_info",
     "is_head",
+    "mark_group",
 ]
 
 VARIABLE = "COMPUTE_POOL"
@@ -58,6 +60,20 @@ def call_context(task_id: str, attempt: int, *, threads: bool) -> AbstractContex
 def current_call() -> Call | None:
     """Id and attempt of the call that this code runs for, if any."""
     return _context_call.get() or _process_call
+
+
+def mark_group() -> None:
+    """Says that this process is now part of a group with other nodes: none of them can be replaced alone."""
+    global _grouped
+    _grouped = True
+
+
+def holds_group() -> bool:
+    """Whether this process is part of a group with other nodes."""
+    return _grouped
+
+
+_grouped = False
 
 
 def count_accelerators() -> int:

@@ -212,6 +212,12 @@ class Compute(Generic[P, T]):
             return asyncio.run(cast("Coroutine[Any, Any, T]", result))
         return result
 
+    def _not_called(self, other: object) -> typing.NoReturn:
+        name = name_of(self.fn)
+        raise TypeError(f"{name} has not been called: add parentheses, `{name}(...) >> pool`.")
+
+    __rshift__ = __matmul__ = __gt__ = __and__ = __rand__ = _not_called
+
     @overload
     def __get__(self, instance: None, owner: type, /) -> Compute[P, T]: ...
     @overload
@@ -386,6 +392,8 @@ def _iterator_kind(hint: Any) -> type | None:
 def _checked_member(call: object) -> PendingCompute[Any]:
     if isinstance(call, PendingCompute):
         return cast("PendingCompute[Any]", call)
+    if isinstance(call, Compute):
+        call._not_called(None)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] - same module
     raise TypeError(
         f"`&` and gather() join calls, not {_brief(call)}; put parentheses around the group: `(a() & b()) >> pool`."
     )

@@ -286,7 +286,9 @@ def test_out_of_memory_is_told_from_a_plain_kill(
         program = script(OUT_OF_MEMORY, str(group), str(mark))
         out, err = program.communicate(timeout=60)
         lines = out.splitlines()
-        assert lines == ["TaskOutOfMemory SIGKILL True", "[0, 1, 2, 3]", "TaskCrashed SIGKILL True", "[0, 1, 2, 3]"], err
+        assert lines == ["TaskOutOfMemory SIGKILL True", "[0, 1, 2, 3]", "TaskCrashed SIGKILL True", "[0, 1, 2, 3]"], (
+            err
+        )
         assert mark.read_text() == "x"
     finally:
         until(lambda: not (group / "cgroup.procs").read_text().split(), 15)
@@ -385,9 +387,7 @@ def test_many_calls_survive_agents_that_are_killed_again_and_again(duo: sky.Comp
     assert [f.result(30) for f in results] == list(range(150))
 
 
-def test_a_broadcast_on_a_lost_agent_fails_naming_the_rank(
-    duo: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
+def test_a_broadcast_on_a_lost_agent_fails_naming_the_rank(duo: sky.ComputePool, tmp_path: Path, until: Until) -> None:
     """Rows 5, 15: a broadcast fails as one, the next one works."""
 
     @sky.compute

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +111,13 @@ def _hostile(path: str, pid: int) -> Exception:
 class ExitsOnClient(Exception):
     def __reduce__(self) -> Any:
         return _hostile, (self.args[0], 0)
+
+
+@pytest.fixture
+def fresh() -> Iterator[sky.ComputePool]:
+    """A pool for one test alone: what it survives is the question."""
+    with sky.ComputePool(console=False, grace=1) as opened:
+        yield opened
 
 
 def raiser(exc: Callable[[], BaseException]) -> Any:
@@ -218,7 +224,7 @@ def test_a_cause_that_cannot_travel_does_not_cost_the_exception_its_type(pool: s
     assert "inner" in notes(caught.value)
 
 
-def test_a_chain_that_is_a_circle_or_very_long_arrives(pool: sky.ComputePool) -> None:
+def test_a_chain_that_is_a_circle_or_very_long_arrives(fresh: sky.ComputePool) -> None:
     """Row 6."""
 
     def circle() -> None:
@@ -235,9 +241,9 @@ def test_a_chain_that_is_a_circle_or_very_long_arrives(pool: sky.ComputePool) ->
         raise exc
 
     with pytest.raises(ValueError, match="one"):
-        call(circle) >> pool
+        call(circle) >> fresh
     with pytest.raises(ValueError, match="499"):
-        call(long) >> pool
+        call(long) >> fresh
 
 
 def test_an_exception_group_arrives_with_its_members(pool: sky.ComputePool) -> None:
@@ -319,11 +325,11 @@ def test_an_exception_class_that_exists_only_on_the_node_becomes_text(pool: sky.
     ids=["init", "kwonly", "lock", "other", "fails", "exits", "slots", "frozen", "notes"],
 )
 def test_an_exception_of_odd_shape_arrives_as_itself_or_as_text(
-    pool: sky.ComputePool, make: Callable[[], Exception], words: str
+    fresh: sky.ComputePool, make: Callable[[], Exception], words: str
 ) -> None:
     """Row 7: never a hang, never another error in its place."""
     name = type(make()).__name__
-    future = raiser(make) > pool
+    future = raiser(make) > fresh
     error = future.exception(10)
     assert error is not None
     assert type(error).__name__ in (name, "RemoteError")
@@ -334,13 +340,13 @@ def test_an_exception_of_odd_shape_arrives_as_itself_or_as_text(
     else:
         assert words in str(error) + repr(error)
     assert name in notes(error)
-    assert (echo(1) > pool).result(10) == 1
+    assert (echo(1) > fresh).result(10) == 1
 
 
-def test_an_exception_that_has_no_text_arrives(pool: sky.ComputePool) -> None:
+def test_an_exception_that_has_no_text_arrives(fresh: sky.ComputePool) -> None:
     """Row 7."""
     for make in (NoStr, NoRepr):
-        error = (raiser(make) > pool).exception(10)
+        error = (raiser(make) > fresh).exception(10)
         assert type(error).__name__ in (make.__name__, "RemoteError")
         assert make.__name__ in notes(error)  # type: ignore[arg-type]
 
@@ -376,14 +382,12 @@ def test_stop_iteration_stays_stop_iteration_wherever_it_is_raised(pool: sky.Com
         sky.gather(body, echo(1)) >> pool
 
 
-def test_an_exception_never_runs_code_on_the_client_that_stops_the_pool(
-    pool: sky.ComputePool, tmp_path: Path
-) -> None:
+def test_an_exception_never_runs_code_on_the_client_that_stops_the_pool(fresh: sky.ComputePool, tmp_path: Path) -> None:
     """SEC-8 and row 7: a class that misbehaves when it is rebuilt here costs its own call only."""
     path = str(tmp_path / "mark")
-    error = (raiser(lambda: ExitsOnClient(path)) > pool).exception(10)
+    error = (raiser(lambda: ExitsOnClient(path)) > fresh).exception(10)
     assert error is not None
-    assert (echo(1) > pool).result(10) == 1
+    assert (echo(1) > fresh).result(10) == 1
 
 
 def test_an_exception_is_raised_once_and_the_body_not_run_again(pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -632,4 +636,3 @@ def test_results_that_nobody_asks_for_take_no_room(pool: sky.ComputePool, until:
     until(future.done)
     del future
     until(lambda: sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()) < 8 << 20, 5)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0

@@ -218,3 +218,17 @@ def test_a_pool_closes_its_group_without_a_word(script: Callable[..., Popen[str]
     assert out == "[2, 2]\n"
     assert "Terminating" not in err
     assert "Traceback" not in err
+
+
+def test_a_body_on_a_jax_pool_can_be_stopped(pool: sky.ComputePool) -> None:
+    """Row 17 of the faults: JAX would take SIGTERM for itself, and a stop would have to wait for SIGKILL."""
+
+    @sky.compute
+    def sleeps() -> None:
+        import time
+
+        time.sleep(100)
+
+    with pytest.raises(sky.errors.TaskTimeout) as caught:
+        sleeps().with_timeout(1) @ pool
+    assert not caught.value.killed

@@ -312,9 +312,7 @@ def test_cancelling_a_future_stops_the_body(pool: sky.ComputePool, tmp_path: Pat
     assert (echo(1) > pool).result(5) == 1
 
 
-def test_cancelling_a_body_that_cannot_be_stopped_kills_it(
-    pool: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
+def test_cancelling_a_body_that_cannot_be_stopped_kills_it(pool: sky.ComputePool, tmp_path: Path, until: Until) -> None:
     """Row 32."""
 
     @sky.compute

@@ -304,6 +304,8 @@ class Agent:
             self._mean = seconds if self._mean is None else 0.8 * self._mean + 0.2 * seconds
         if kind == "timeout":
             about |= {"limit": task.about["timeout"], "killed": task.killed}
+        if kind == "crashed" or (task.slot is not None and task.slot.stopping):
+            about["replaced"] = True  # the client must know before it sends more: a group may be broken
         self._tell(kind, task.id, about, buffers=buffers)
         task.buffers = []
 
@@ -367,7 +369,7 @@ class Agent:
             if task.stop is None:
                 self._finish(task, kind, body[1], buffers)
             else:
-                self._finish(task, task.stop, {"s": body[1]["s"]})
+                self._finish(task, task.stop, body[1])
             if not slot.stopping:
                 self._mark_started(slot)
             self._pump()

@@ -44,7 +44,7 @@ class Plan:
     emit: Callable[[events.Event], None]
     release: Callable[[Sequence[str]], None]
     gang: bool
-    """Whether runners form groups: then losing one means making all of them anew."""
+    """Whether runners form groups when the pool opens: then losing one means making all of them anew."""
 
 
 @dataclass(eq=False)
@@ -68,6 +68,8 @@ class Engine:
         self._nodes = [_Node(i) for i in range(plan.nodes)]
         self._dispatch: Dispatch[Call] = Dispatch(plan.nodes, plan.slots)
         self._calls: dict[str, Call] = {}
+        self._gang = plan.gang
+        self._tainted = False
         self._generation = 0
         self._ports: list[int] = []
         self.after_fork = self._hub.after_fork
@@ -251,6 +253,9 @@ class Engine:
         if call is None:
             _discard(body[1])
             return
+        self._gang = self._gang or (body[1].get("group", False) and len(self._nodes) > 1)
+        if self._gang and body[1].get("replaced") and not self._hub.closing:
+            self._taint()
         for stream, text, progress in self._nodes[number].transcript.end(call.id):
             self._emit(events.Output(self._plan.pool, number, stream, text, call.id, progress))
         if kind == "done":
@@ -263,6 +268,8 @@ class Engine:
 
     def turn(self) -> bool:
         """Sends what there is room for, takes back what waits in vain; True if this should be done again soon."""
+        if self._tainted and not any(call.stopping for call in self._calls.values()):
+            self._renew()  # after every process of the old group has had its verdict
         self._pump()
         for number, call in self._dispatch.stale(time.monotonic()):
             self._hub.post(number, [["recall", call.id, 0]])
@@ -353,9 +360,8 @@ class Engine:
     def _on_replaced(self, number: int, about: dict[str, Any]) -> None:
         if about["generation"] != self._generation or self._hub.closing:
             return
-        if self._plan.gang:
-            self._emit(events.Notice(self._plan.pool, f"node {number} lost its runner; all are made anew."))
-            self._renew()
+        if self._gang and not self._tainted:
+            self._taint()
 
     def _on_ports(self, number: int, ports: list[int]) -> None:
         self._ports = ports
@@ -368,9 +374,19 @@ class Engine:
 
     # nodes that come and go
 
+    def _taint(self) -> None:
+        """A runner that may belong to a group is gone: no calls until all of them have been made anew."""
+        if not self._tainted:
+            self._tainted = True
+            text = "a node lost its runner; all are made anew, since a group cannot be mended."
+            self._emit(events.Notice(self._plan.pool, text))
+        for node in self._nodes:
+            self._dispatch.up(node.number, False)
+
     def _renew(self) -> None:
         """Makes the runners of all nodes (again), over fresh ports of the head."""
         self._generation += 1
+        self._tainted = False
         for node in self._nodes:
             node.ready = False
             self._dispatch.up(node.number, False)
@@ -382,8 +398,10 @@ class Engine:
 
     def _raise_nodes(self) -> None:
         """Lets nodes that are ready and connected take calls; those of a group only together."""
+        if self._tainted:
+            return
         able = [n.number for n in self._nodes if n.ready and self._hub.connected(n.number)]
-        if not self._plan.gang or len(able) == len(self._nodes):
+        if not self._gang or len(able) == len(self._nodes):
             for number in able:
                 self._dispatch.up(number, True)
         self._changed.notify_all()
@@ -395,7 +413,7 @@ class Engine:
             node.member = node.ready = False
             for call in self._dispatch.drain(number):
                 self._lost(call, "its agent was restarted")
-            if self._plan.gang:
+            if self._gang:
                 self._renew()
             elif self._ports:
                 self._equip(number)
@@ -427,7 +445,7 @@ class Engine:
         self._nodes[number].gone = reason
         for call in self._dispatch.drain(number):
             self._lost(call, reason)
-        if all(n.gone for n in self._nodes) or (self._plan.gang and any(n.gone for n in self._nodes)):
+        if all(n.gone for n in self._nodes) or (self._gang and any(n.gone for n in self._nodes)):
             for call in self._dispatch.drain_queue():
                 self._fail(call, NodeLost(number, call.name, reason, call.attempt), "lost")
         self._changed.notify_all()

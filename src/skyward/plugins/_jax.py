@@ -22,7 +22,7 @@ from skyward.plugin import Cluster, Plugin
 from skyward.plugins._doors import framework
 from skyward.plugins._meeting import meet
 from skyward.plugins._within import within
-from skyward.runtime import InstanceInfo, instance_info
+from skyward.runtime import InstanceInfo, instance_info, mark_group
 
 __all__ = ["close", "decorated", "ensure_group", "has_package", "jax", "requirement", "share_cores"]
 
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 log = logging.getLogger("skyward.jax")
 
-_MEETING_SECONDS = 120.0
+_MEETING_SECONDS = 600.0
 _FORMING_SECONDS = 60
 _CLOSING_SECONDS = 5
 _HOLD_BACK = 2.0
@@ -93,6 +93,7 @@ def ensure_group(info: InstanceInfo) -> None:
         if info.total_nodes > 1:
             meet("JAX's group", info, _port(info), _MEETING_SECONDS)
         _initialize(jax, info)
+        mark_group()
         atexit.register(close)
 
 
@@ -173,6 +174,8 @@ def _initialize(jax: Any, info: InstanceInfo) -> None:
     config = jax.config
     if getattr(config, "jax_cpu_collectives_implementation", "gloo") is None:
         config.update("jax_cpu_collectives_implementation", "gloo")  # older versions have none by default
+    if getattr(config, "jax_enable_preemption_service", False):
+        config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away, by which the pool stops a body
     address = _coordinator(info)
     options: dict[str, Any] = {
         "local_device_ids": list(range(info.accelerators)) or None,

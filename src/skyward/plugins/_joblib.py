@@ -16,7 +16,7 @@ import pickle
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -46,6 +46,7 @@ class Slots(Protocol):
     @property
     def is_active(self) -> bool: ...
     def submit(self, call: PendingCompute[Any], /) -> Any: ...
+    def _send(self, calls: Sequence[PendingCompute[Any]], /) -> list[Any]: ...
 
 
 def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Plugin:
@@ -59,7 +60,7 @@ def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Pl
 
 
 @contextmanager
-def joblib_backend(pool: T, *, max_inflight: int | None = None) -> Iterator[T]:
+def joblib_backend(pool: T, *, max_inflight: int | None = None) -> Generator[T]:
     """Sends joblib's `Parallel` to a pool that is open already; leaving the block leaves the pool open."""
     if not hasattr(pool, "concurrency") or not hasattr(pool, "submit"):
         raise InvalidArgument(f"{pool!r} is not a pool. Give the sky.ComputePool whose with-block this is in.")
@@ -104,13 +105,13 @@ def open_pool() -> Slots:
 
 
 @contextmanager
-def _around(max_inflight: int | None, pool: Slots, cluster: Cluster) -> Iterator[None]:
+def _around(max_inflight: int | None, pool: Slots, cluster: Cluster) -> Generator[None]:
     with _activated(pool, max_inflight):
         yield
 
 
 @contextmanager
-def _activated(pool: Slots, max_inflight: int | None) -> Iterator[None]:
+def _activated(pool: Slots, max_inflight: int | None) -> Generator[None]:
     backend = _backend_module()
     config = backend.parallel_config(backend=backend.SkywardBackend(pool=pool, max_inflight=max_inflight))
     thread = threading.get_ident()
@@ -159,9 +160,10 @@ class _Runs:
 
     def __call__(self, tasks: Tasks) -> list[Any]:
         try:
-            from joblib.parallel import SequentialBackend, parallel_config
+            from joblib.parallel import BACKENDS, SequentialBackend, parallel_config
         except ModuleNotFoundError:  # then nothing in the batch can be nested either
             return [fn(*args, **kwargs) for fn, args, kwargs in tasks.items]
+        BACKENDS.setdefault("skyward", SequentialBackend)  # a body that asks for it by name is on the pool already
         with parallel_config(backend=SequentialBackend(nesting_level=tasks.level), n_jobs=None):
             return [fn(*args, **kwargs) for fn, args, kwargs in tasks.items]
 
@@ -176,7 +178,7 @@ class Tasks:
         # An inner pickle has its buffers as arguments of the outer one: there each can be marked read-only.
         buffers: list[memoryview] = []
         out = io.BytesIO()
-        _Pickler(out, protocol=5, buffer_callback=lambda b: _kept(buffers, b)).dump(self.items)
+        _Pickler(out, protocol=5, buffer_callback=partial(_kept, buffers)).dump(self.items)
         sent = [pickle.PickleBuffer(self._marked(b)) for b in buffers]
         return _tasks, (self.level, self.frozen, out.getvalue(), *sent)
 
@@ -205,7 +207,7 @@ class _Pickler(cloudpickle.Pickler):
             module, name = obj.__module__, obj.__qualname__
             if module not in cloudpickle.list_registry_pickle_by_value() and _warning(module, name) is obj:
                 return _warning, (module, name)
-        return super().reducer_override(obj)
+        return cast("Any", super().reducer_override(obj))
 
 
 def _warning(module: str, name: str) -> type[Warning]:

@@ -7,6 +7,9 @@
 The engine's own thread reads all links, so nothing of the user's runs there: an iterator of tasks may block.
 """
 
+# joblib has no types, and its base class returns None where it means a number:
+# pyright: reportIncompatibleMethodOverride=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import queue
@@ -49,8 +52,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
     """
 
     # A round trip costs well under a millisecond here, so batches can be shorter than those of a process pool.
-    MIN_IDEAL_BATCH_DURATION = 0.02
-    MAX_IDEAL_BATCH_DURATION = 0.2
+    MIN_IDEAL_BATCH_DURATION = 0.05
+    MAX_IDEAL_BATCH_DURATION = 0.5
     supports_retrieve_callback = True
     supports_sharedmem = False
     uses_threads = False
@@ -150,22 +153,27 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
 
     def hear(self, done: Done) -> None:
         """Calls back for every batch that is done, and sends what waits: several batches in one go."""
-        item = done.get()
-        while item is not None:
-            for _ in range(_AT_ONCE):
+        while True:
+            heard = [done.get()]
+            while len(heard) < _AT_ONCE and not done.empty():
+                heard.append(done.get())
+            for item in heard:
+                if item is None:
+                    return
                 callback, future = item
                 with self._lock:
                     self._sent.discard(future)
                 callback(future)
-                if done.empty() or (item := done.get()) is None:
-                    break
-            self._send(done)
-            item = None if item is None else done.get()
+            while self._send(done):
+                pass
 
-    def _send(self, done: Done) -> None:
+    def _send(self, done: Done) -> bool:
+        """Sends some of the batches that wait, as the limit allows; False when there were none."""
         with self._lock:
-            room = len(self._waiting) if self._limit is None else self._limit - len(self._sent)
+            room = _AT_ONCE if self._limit is None else min(_AT_ONCE, self._limit - len(self._sent))
             batches = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        if not batches:
+            return False
         futures = self._submitted([self._call(batch) for batch, _ in batches])
         with self._lock:
             self._sent.update(futures)
@@ -174,6 +182,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
             if aborted:
                 future.cancel()  # it was on its way when the rest was
             future.add_done_callback(partial(_put, done, callback))
+        return True
 
     def _call(self, batch: Any) -> PendingCompute[Any]:
         level = (self.nesting_level or 0) + 1
@@ -182,7 +191,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
     def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
         pool = self._pool()
         try:
-            return pool._send(calls)
+            return pool._send(calls)  # pyright: ignore[reportPrivateUsage] - one frame for several calls
         except Exception as exc:  # joblib raises it where the Parallel was called, and stops the rest
             if len(calls) > 1:
                 return [future for call in calls for future in self._submitted([call])]

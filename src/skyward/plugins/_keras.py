@@ -160,7 +160,7 @@ def _around_body(seed: int | None) -> Generator[None]:
         keras = framework("keras", "keras")
         if _state.distribution is not None and keras.distribution.distribution() is None:
             keras.distribution.set_distribution(_state.distribution)
-            keras.utils.set_random_seed(_state.seed)
+            seed = _state.seed if seed is None else seed
         if seed is not None:
             keras.utils.set_random_seed(seed)
     yield
@@ -180,18 +180,18 @@ def _distribute(seed: int | None) -> None:
     _state.distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
     _state.seed = _agreed_seed() if seed is None else seed
     keras.distribution.set_distribution(_state.distribution)
-    keras.utils.set_random_seed(_state.seed)
+    if _state.seed is not None:
+        keras.utils.set_random_seed(_state.seed)
 
 
-def _agreed_seed() -> int:
+def _agreed_seed() -> int | None:
     """A random number that all nodes of JAX's group have in common, so that they start with the same weights."""
-    own = secrets.randbits(32)
     if framework("jax", "keras").process_count() == 1:
-        return own
+        return None  # nothing joins the nodes: each trains by itself
     import numpy
 
-    shared = framework("jax.experimental.multihost_utils", "keras").broadcast_one_to_all(numpy.uint32(own))
-    return int(shared)
+    own = numpy.uint32(secrets.randbits(32))
+    return int(framework("jax.experimental.multihost_utils", "keras").broadcast_one_to_all(own))
 
 
 def _used() -> str | None:

@@ -21,7 +21,7 @@ from typing import Any
 from skyward.errors import SkywardError
 from skyward.runtime import InstanceInfo
 
-__all__ = ["await_listener", "gather"]
+__all__ = ["await_listener", "gather", "taken"]
 
 _NOTICE = 10.0
 _PAUSE = 0.02
@@ -41,6 +41,15 @@ def await_listener(info: InstanceInfo, port: int, timeout: float) -> None:
             break
         except OSError:
             continue
+
+
+def taken(port: int, reason: str) -> SkywardError:
+    """The error of a port that was free when the pool opened."""
+    return SkywardError(
+        f"port {port} of node 0, chosen for torch when the pool opened, cannot be used ({reason}): another program "
+        'has taken it, or another runner of the node, if the pool has executor="process". A group has one process a '
+        "node; open the pool again with one."
+    )
 
 
 def _host(info: InstanceInfo, port: int, timeout: float, offer: Callable[[], int]) -> int:
@@ -91,11 +100,7 @@ def _listener(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server((address, port), family=family, backlog=1024)
     except OSError as exc:
-        raise SkywardError(
-            f"port {port} of node 0, chosen for torch when the pool opened, cannot be used ({exc.strerror}): another "
-            'program has taken it, or another runner of the node, if the pool has executor="process". A group has '
-            "one process a node; open the pool again with one."
-        ) from exc
+        raise taken(port, str(exc.strerror)) from exc
 
 
 def _patiently(missing: Callable[[], str], timeout: float, arrival: socket.socket | None = None) -> Iterator[None]:

@@ -20,7 +20,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 from skyward.errors import InvalidArgument
 from skyward.image import Image, PipIndex, check_number, check_one_of
 from skyward.plugin import Cluster, Plugin
-from skyward.plugins._rendezvous import await_listener, gather
+from skyward.plugins._rendezvous import await_listener, gather, taken
 from skyward.plugins._within import framework, within
 from skyward.runtime import InstanceInfo, instance_info
 
@@ -102,10 +102,10 @@ def _requirement(name: str, version: object) -> str:
     from packaging.requirements import InvalidRequirement, Requirement
 
     text = version.strip() if isinstance(version, str) else ""
-    entry = name if text == "latest" else f"{name}{'' if _CONSTRAINT.match(text) else '=='}{text}"
+    pin = "==" if text[:1].isdecimal() else ""
     try:
-        if text:
-            return str(Requirement(entry))
+        if text == "latest" or pin or _CONSTRAINT.match(text):
+            return str(Requirement(name if text == "latest" else f"{name}{pin}{text}"))
     except InvalidRequirement:
         pass
     raise InvalidArgument(
@@ -132,7 +132,12 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
     with _variables(info), _ending(dist):
         if info.node > 0:
             await_listener(info, info.ports["torch"], timeout)
-        dist.init_process_group(chosen, init_method="env://", timeout=timedelta(seconds=timeout))
+        try:
+            dist.init_process_group(chosen, init_method="env://", timeout=timedelta(seconds=timeout))
+        except dist.DistNetworkError as exc:
+            if "EADDRINUSE" in str(exc):
+                raise taken(info.ports["torch"], "address in use") from exc
+            raise
         yield
 
 

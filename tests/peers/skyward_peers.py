@@ -1,0 +1,56 @@
+"""A pytest plugin: one pool for the session, joblib's default backend on it, and the peers' lists of backends replaced.
+
+Loaded with `-p skyward_peers` by run_joblib.py and run_sklearn.py, which name what is skipped in SKYWARD_PEERS_SKIP, a
+JSON object of {part of a test's id: reason}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+
+import joblib
+import pytest
+
+import skyward as sky
+
+__all__: list[str] = []
+
+PROCESS_BACKENDS = {"loky", "multiprocessing", "skyward"}
+NAMES = {"backend", "parent_backend", "outer_backend"}
+
+_stack = ExitStack()
+_skipped: dict[str, str] = {}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    nodes = int(os.environ.get("SKYWARD_PEERS_NODES", "2"))
+    _stack.enter_context(sky.integrations.JoblibPool(nodes=nodes, concurrency=2, console=False))
+    if os.environ.get("SKYWARD_PEERS_DEFAULT") == "1":
+        joblib.register_parallel_backend("skyward", joblib.parallel.BACKENDS["skyward"], make_default=True)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _stack.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Where a test is run on joblib's process backends, run it on ours instead."""
+    marks = metafunc.definition.own_markers
+    for index, mark in enumerate(marks):
+        if mark.name != "parametrize" or mark.args[0] not in NAMES:
+            continue
+        values = [v for v in mark.args[1] if isinstance(v, str)]
+        if PROCESS_BACKENDS.intersection(values):
+            marks[index] = pytest.mark.parametrize(mark.args[0], ["skyward"], **mark.kwargs).mark
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons: dict[str, str] = json.loads(os.environ.get("SKYWARD_PEERS_SKIP", "{}"))
+    for item in items:
+        for part, reason in reasons.items():
+            if part in item.nodeid:
+                item.add_marker(pytest.mark.skip(reason=reason))
+                _skipped[part] = reason
