@@ -316,7 +316,7 @@ def resolve(target: object, operator: str = ">>") -> Target:
         raise TypeError(f"`{operator} {target.__name__}`: a call is sent to a pool or to `sky`, not to another module.")
     if isinstance(target, type) and hasattr(target, "run_parallel"):
         raise TypeError(
-            f"`call {operator} {target.__name__}`: open the pool first, `with {target.__name__}(...) as pool:`."
+            f"`call {operator} {target.__name__}`: a call is sent to a pool; open it first, `with {target.__name__}(...) as pool:`."
         )
     if hasattr(target, "run_parallel"):
         return cast(Target, target)

@@ -386,6 +386,13 @@ def test_futures_work_with_the_standard_functions(pool: sky.ComputePool) -> None
     assert seen == [6]
 
 
+def test_the_standard_functions_count_a_cancelled_future_as_done(pool: sky.ComputePool) -> None:
+    future = mark_and_wait(os.devnull) > pool
+    assert future.cancel()
+    assert wait([future], 5).done == {future}
+    assert list(as_completed([future], 5)) == [future]
+
+
 def test_a_callback_may_send_the_next_call_and_wait_for_it_elsewhere(pool: sky.ComputePool) -> None:
     chained: Future[Future[int]] = Future()
     (double(1) > pool).add_done_callback(lambda f: chained.set_result(double(f.result()) > pool))

@@ -382,7 +382,7 @@ def test_many_calls_survive_agents_that_are_killed_again_and_again(duo: sky.Comp
     """Row 5, N18, N19: every call ends once, with its own result."""
     results = [nap(0.02, i) > duo for i in range(150)]
     for round_ in range(3):
-        until(lambda: sum(f.done() for f in results) > 20 * (round_ + 1), 20)
+        until(lambda enough=20 * (round_ + 1): sum(f.done() for f in results) > enough, 20)
         os.kill(agents(duo)[round_ % 2], signal.SIGKILL)
     assert [f.result(30) for f in results] == list(range(150))
 

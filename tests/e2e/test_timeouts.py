@@ -22,7 +22,7 @@ Until = Callable[..., object]
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    """A pool of one node with little patience."""
+    """A pool of one node with little patience, for the tests at the end of this file."""
     with sky.ComputePool(grace=1, console=False) as opened:
         yield opened
 
@@ -68,6 +68,127 @@ def spin(mark: Path) -> None:
             time.sleep(0.01)
     finally:
         mark.touch()
+
+
+def test_the_default_limit_of_a_pool_applies() -> None:
+    """Row 4."""
+    with sky.ComputePool(default_compute_timeout=0.3, grace=1, console=False) as pool:
+        with pytest.raises(TaskTimeout):
+            sleep(60) >> pool
+        assert sleep(0.5).with_timeout(5) >> pool == 0.5
+
+
+def test_a_timeout_that_meets_the_end_of_its_body_leaves_the_slot_usable(fresh: sky.ComputePool) -> None:
+    """Row 4: a verdict that crosses the stop on its way does not cost the slot."""
+    rng = random.Random(4)
+    for _ in range(120):
+        future = sleep(0.02 + rng.uniform(-0.003, 0.003)).with_timeout(0.02) > fresh
+        try:
+            assert future.result(10) > 0
+        except TaskTimeout:
+            pass
+        assert (echo(1) > fresh).result(10) == 1
+
+
+def test_in_threads_a_timeout_that_meets_the_end_of_its_body_leaves_all_slots_usable() -> None:
+    """Row 4, threads: the stop must not hit the runner's own code, nor the next call."""
+    rng = random.Random(5)
+
+    @sky.compute
+    def busy(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    @sky.compute
+    def meet(directory: Path, rank: int, total: int) -> int:
+        (directory / str(rank)).touch()
+        while len(list(directory.iterdir())) < total:
+            time.sleep(0.01)
+        return rank
+
+    import tempfile
+
+    with sky.ComputePool(concurrency=4, grace=3, console=False) as pool:
+        calls = [busy(0.01 + rng.uniform(-0.006, 0.006)).with_timeout(0.02) > pool for _ in range(300)]
+        for future in as_completed(calls, timeout=60):
+            assert isinstance(future.exception(), TaskTimeout | None)
+        with tempfile.TemporaryDirectory() as directory:
+            together = [meet(Path(directory), i, 4) > pool for i in range(4)]
+            assert [f.result(15) for f in together] == [0, 1, 2, 3]
+
+
+def test_in_threads_a_timeout_leaves_the_neighbours_alone(
+    threads: sky.ComputePool, tmp_path: Path, until: Until
+) -> None:
+    """Row 4, threads: Python code is stopped in its thread alone."""
+    pid = my_pid() >> threads
+    neighbours = [sleep(1.0, tmp_path / f"n{i}") > threads for i in range(3)]
+    with pytest.raises(TaskTimeout) as caught:
+        spin(tmp_path / "mark").with_timeout(0.3) >> threads
+    assert not caught.value.killed
+    assert (tmp_path / "mark").exists()
+    assert [f.result(5) for f in neighbours] == [1.0] * 3
+    assert {int((tmp_path / f"n{i}").read_text()) for i in range(3)} == {pid}
+    assert my_pid() >> threads == pid
+
+
+def test_in_threads_a_stuck_body_costs_the_process_but_no_neighbour_its_result(threads: sky.ComputePool) -> None:
+    """Row 4, threads: nothing ends a thread in C but the end of its process; the others are run again."""
+
+    @sky.compute(timeout=0.3)
+    def stuck() -> None:
+        time.sleep(60)
+
+    neighbours = [sleep(2.0) > threads for _ in range(3)]
+    with pytest.raises(TaskTimeout) as caught:
+        stuck() >> threads
+    assert caught.value.killed
+    assert [f.result(10) for f in neighbours] == [2.0] * 3
+
+
+def test_in_threads_all_slots_are_usable_after_timeouts(threads: sky.ComputePool, tmp_path: Path) -> None:
+    """Row 4, threads."""
+    calls = [spin(tmp_path / f"{i}").with_timeout(0.2) > threads for i in range(12)]
+    for future in calls:
+        with pytest.raises(TaskTimeout):
+            future.result(20)
+    began = time.monotonic()
+    assert [f.result(10) for f in [sleep(0.5) > threads for _ in range(4)]] == [0.5] * 4
+    assert time.monotonic() - began < 1.9
+
+
+def test_a_cancel_that_meets_the_end_of_its_body_leaves_the_slot_usable(fresh: sky.ComputePool) -> None:
+    """Row 38: cancel at any moment."""
+    rng = random.Random(6)
+    for _ in range(150):
+        future = sleep(0.004) > fresh
+        time.sleep(rng.uniform(0.002, 0.008))
+        if not future.cancel():
+            assert future.result() == 0.004
+        assert (echo(1) > fresh).result(10) == 1
+
+
+def test_a_timeout_in_a_broadcast_stops_all_ranks(tmp_path: Path) -> None:
+    """Row 17."""
+
+    @sky.compute(timeout=0.5)
+    def hang(directory: Path) -> None:
+        info = sky.instance_info()
+        assert info is not None
+        try:
+            time.sleep(0.1 if info.node == 0 else 60)
+            time.sleep(60)
+        finally:
+            (directory / str(info.node)).touch()
+
+    with sky.ComputePool(nodes=2, grace=1, console=False) as pool:
+        began = time.monotonic()
+        with pytest.raises(TaskTimeout):
+            hang(tmp_path) @ pool
+        assert time.monotonic() - began < 6
+        assert echo(1) @ pool == [1, 1]
+    assert {p.name for p in tmp_path.iterdir()} == {"0", "1"}
 
 
 def test_a_sleeping_body_ends_at_its_time_limit(pool: sky.ComputePool) -> None:
@@ -205,98 +326,10 @@ def test_the_subprocess_a_stopped_body_waits_for_ends_with_it(
     until(lambda: not psutil.pid_exists(pid), 5)
 
 
-def test_the_default_limit_of_a_pool_applies() -> None:
-    """Row 4."""
-    with sky.ComputePool(default_compute_timeout=0.3, grace=1, console=False) as pool:
-        with pytest.raises(TaskTimeout):
-            sleep(60) >> pool
-        assert sleep(0.5).with_timeout(5) >> pool == 0.5
-
-
 def test_the_limit_counts_from_the_start_of_the_body(pool: sky.ComputePool) -> None:
     """Row 4: waiting in the queue is not running."""
     queued = [sleep(0.25).with_timeout(0.6) > pool for _ in range(5)]
     assert [f.result(10) for f in queued] == [0.25] * 5
-
-
-def test_a_timeout_that_meets_the_end_of_its_body_leaves_the_slot_usable(fresh: sky.ComputePool) -> None:
-    """Row 4: a verdict that crosses the stop on its way does not cost the slot."""
-    rng = random.Random(4)
-    for _ in range(120):
-        future = sleep(0.02 + rng.uniform(-0.003, 0.003)).with_timeout(0.02) > fresh
-        try:
-            assert future.result(10) > 0
-        except TaskTimeout:
-            pass
-        assert (echo(1) > fresh).result(10) == 1
-
-
-def test_in_threads_a_timeout_that_meets_the_end_of_its_body_leaves_all_slots_usable() -> None:
-    """Row 4, threads: the stop must not hit the runner's own code, nor the next call."""
-    rng = random.Random(5)
-
-    @sky.compute
-    def busy(seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            pass
-
-    @sky.compute
-    def meet(directory: Path, rank: int, total: int) -> int:
-        (directory / str(rank)).touch()
-        while len(list(directory.iterdir())) < total:
-            time.sleep(0.01)
-        return rank
-
-    import tempfile
-
-    with sky.ComputePool(concurrency=4, grace=3, console=False) as pool:
-        calls = [busy(0.01 + rng.uniform(-0.006, 0.006)).with_timeout(0.02) > pool for _ in range(300)]
-        for future in as_completed(calls, timeout=60):
-            assert isinstance(future.exception(), TaskTimeout | None)
-        with tempfile.TemporaryDirectory() as directory:
-            together = [meet(Path(directory), i, 4) > pool for i in range(4)]
-            assert [f.result(15) for f in together] == [0, 1, 2, 3]
-
-
-def test_in_threads_a_timeout_leaves_the_neighbours_alone(
-    threads: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
-    """Row 4, threads: Python code is stopped in its thread alone."""
-    pid = my_pid() >> threads
-    neighbours = [sleep(1.0, tmp_path / f"n{i}") > threads for i in range(3)]
-    with pytest.raises(TaskTimeout) as caught:
-        spin(tmp_path / "mark").with_timeout(0.3) >> threads
-    assert not caught.value.killed
-    assert (tmp_path / "mark").exists()
-    assert [f.result(5) for f in neighbours] == [1.0] * 3
-    assert {int((tmp_path / f"n{i}").read_text()) for i in range(3)} == {pid}
-    assert my_pid() >> threads == pid
-
-
-def test_in_threads_a_stuck_body_costs_the_process_but_no_neighbour_its_result(threads: sky.ComputePool) -> None:
-    """Row 4, threads: nothing ends a thread in C but the end of its process; the others are run again."""
-
-    @sky.compute(timeout=0.3)
-    def stuck() -> None:
-        time.sleep(60)
-
-    neighbours = [sleep(2.0) > threads for _ in range(3)]
-    with pytest.raises(TaskTimeout) as caught:
-        stuck() >> threads
-    assert caught.value.killed
-    assert [f.result(10) for f in neighbours] == [2.0] * 3
-
-
-def test_in_threads_all_slots_are_usable_after_timeouts(threads: sky.ComputePool, tmp_path: Path) -> None:
-    """Row 4, threads."""
-    calls = [spin(tmp_path / f"{i}").with_timeout(0.2) > threads for i in range(12)]
-    for future in calls:
-        with pytest.raises(TaskTimeout):
-            future.result(20)
-    began = time.monotonic()
-    assert [f.result(10) for f in [sleep(0.5) > threads for _ in range(4)]] == [0.5] * 4
-    assert time.monotonic() - began < 1.9
 
 
 def test_cancelling_a_future_stops_the_body(pool: sky.ComputePool, tmp_path: Path, until: Until) -> None:
@@ -350,36 +383,3 @@ def test_cancelled_futures_count_as_done_for_everyone_who_waits(
     queued.cancel()
     assert not wait([running, queued], timeout=5).not_done
     assert set(as_completed([running, queued], timeout=5)) == {running, queued}
-
-
-def test_a_cancel_that_meets_the_end_of_its_body_leaves_the_slot_usable(fresh: sky.ComputePool) -> None:
-    """Row 38: cancel at any moment."""
-    rng = random.Random(6)
-    for _ in range(150):
-        future = sleep(0.004) > fresh
-        time.sleep(rng.uniform(0.002, 0.008))
-        if not future.cancel():
-            assert future.result() == 0.004
-        assert (echo(1) > fresh).result(10) == 1
-
-
-def test_a_timeout_in_a_broadcast_stops_all_ranks(tmp_path: Path) -> None:
-    """Row 17."""
-
-    @sky.compute(timeout=0.5)
-    def hang(directory: Path) -> None:
-        info = sky.instance_info()
-        assert info is not None
-        try:
-            time.sleep(0.1 if info.node == 0 else 60)
-            time.sleep(60)
-        finally:
-            (directory / str(info.node)).touch()
-
-    with sky.ComputePool(nodes=2, grace=1, console=False) as pool:
-        began = time.monotonic()
-        with pytest.raises(TaskTimeout):
-            hang(tmp_path) @ pool
-        assert time.monotonic() - began < 6
-        assert echo(1) @ pool == [1, 1]
-    assert {p.name for p in tmp_path.iterdir()} == {"0", "1"}

@@ -10,10 +10,10 @@ import json
 import os
 from contextlib import ExitStack
 
-import joblib
 import pytest
 
 import skyward as sky
+from skyward.plugins._joblib import register
 
 __all__: list[str] = []
 
@@ -25,10 +25,13 @@ _skipped: dict[str, str] = {}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    nodes = int(os.environ.get("SKYWARD_PEERS_NODES", "2"))
-    _stack.enter_context(sky.integrations.JoblibPool(nodes=nodes, concurrency=2, console=False))
-    if os.environ.get("SKYWARD_PEERS_DEFAULT") == "1":
-        joblib.register_parallel_backend("skyward", joblib.parallel.BACKENDS["skyward"], make_default=True)
+    pool = _stack.enter_context(
+        sky.ComputePool(nodes=2, worker=sky.Worker(concurrency=2, executor="process"), console=False)
+    )
+    if os.environ.get("SKYWARD_PEERS_ACTIVE") == "1":
+        _stack.enter_context(sky.integrations.joblib_backend(pool))
+    else:
+        register()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -210,6 +210,9 @@ class Agent:
         if task.slot is None:
             del self._queue[call_id]
             self._finish(task, why, {})
+        elif task.started is None:
+            task.stop = why  # it waits in the runner, which gives it back unless it has just begun
+            self._crew.send(task.slot, ["recall", call_id])
         else:
             self._stop(task, why, grace)
 
@@ -267,7 +270,10 @@ class Agent:
                 self._recent.append(task)
                 slot.stderr_mark()
                 limit = task.about.get("timeout")
-                if limit is not None:
+                if task.stop is not None:
+                    why, task.stop = task.stop, None
+                    self._stop(task, why, self._settings["grace"])
+                elif limit is not None:
                     self._timers.after(limit, lambda task=task: self._time_out(task))
 
     def _time_out(self, task: Task) -> None:
@@ -354,9 +360,11 @@ class Agent:
             self._crew.drain(slot)
             self._tell("failed", body[0], buffers=buffers)
         elif kind == "recalled":
-            task = self._tasks.pop(body[0], None)
-            if task is not None:
-                slot.inflight.pop(task.id, None)
+            task = self._tasks.get(body[0])
+            if task is not None and task.stop is not None:
+                self._finish(task, task.stop, {})
+            elif task is not None:
+                del self._tasks[task.id], slot.inflight[task.id]
                 self._tell("recalled", task.id)
         elif kind in ("out", "items", "want", "streaming"):
             self._crew.drain(slot)
@@ -372,6 +380,8 @@ class Agent:
                 self._finish(task, task.stop, body[1])
             if not slot.stopping:
                 self._mark_started(slot)
+            elif kind != "stopped":
+                self._crew.kill(slot)  # the stop came too late, but may still hit whatever runs there next
             self._pump()
 
     def _on_ready(self, slot: RunnerSlot) -> None:

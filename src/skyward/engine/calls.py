@@ -52,14 +52,25 @@ class CallFuture(Future[T]):
             pass
 
     def result(self, timeout: float | None = None) -> T:
-        value = super().result(timeout)
-        if self._packed is None:
-            return value
+        super().exception(timeout)
+        self._unpack()
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        self._unpack()
+        return error if error is not None else super().exception()
+
+    def _unpack(self) -> None:
+        """Unpickles the result, once; a failure to do so becomes the future's exception."""
         with self._unpacking:
-            if self._packed is not None:
-                self._result = unpacked(self._name, *self._packed)
-                self._packed = None
-        return self._result  # type: ignore[return-value] - the base class's own slot
+            if self._packed is None:
+                return
+            packed, self._packed = self._packed, None
+            try:
+                self._result = unpacked(self._name, *packed)
+            except ResultNotSerializable as exc:
+                self._exception = exc
 
     def cancel(self) -> bool:
         """Cancels the call; a body that is running is stopped."""
@@ -196,8 +207,8 @@ def unpacked(name: str, about: dict[str, Any], pieces: list[Any]) -> Any:
         pieces[int(index)] = blobs.read(blob, unlink=True)
     try:
         return unpack(pieces[0], pieces[1:])
-    except (ImportError, AttributeError) as exc:
+    except Exception as exc:
         raise ResultNotSerializable(
-            f"the result of {name} has arrived but cannot be rebuilt here: {exc}. Its class exists only on the node; "
-            "install that package on this computer too, or return plain data."
+            f"the result of {name} has arrived but cannot be rebuilt here: {type(exc).__name__}: {exc}. "
+            "If its class exists only on the node, install that package on this computer too, or return plain data."
         ) from exc

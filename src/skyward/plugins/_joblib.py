@@ -25,7 +25,7 @@ import cloudpickle
 
 from skyward import blobs
 from skyward.errors import InvalidArgument, PoolClosed
-from skyward.image import Image
+from skyward.image import Image, check_number
 from skyward.plugin import Cluster, Plugin
 from skyward.task import PendingCompute, resolve
 

@@ -30,6 +30,7 @@ from joblib.parallel import (
 )
 
 from skyward.errors import InvalidArgument
+from skyward.image import check_number
 from skyward.plugins._joblib import Slots, Tasks, open_pool, runs
 from skyward.task import PendingCompute, name_of
 
@@ -67,8 +68,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         inner_max_num_threads: int | None = None,
     ) -> None:
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
-        if max_inflight is not None and (type(max_inflight) is not int or max_inflight < 1):
-            raise InvalidArgument(f"max_inflight={max_inflight!r} is not a whole number from 1 on. Give such a number.")
+        if max_inflight is not None:
+            check_number("max_inflight", max_inflight)
         self._given, self._max_inflight = pool, max_inflight
         self._limit: int | None = None
         self._frozen: int | None = None

@@ -38,6 +38,7 @@ _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
 )
 _HOLD_BACK = 2.0
+_LETTING_GO = 0.01
 
 
 def torch(
@@ -252,6 +253,9 @@ def _ending(dist: Any) -> Generator[None]:
         if dist.is_initialized():
             if failed and dist.get_backend() == "nccl" and hasattr(dist.group.WORLD, "abort"):
                 dist.group.WORLD.abort()  # ending it in order would wait for collectives that others never enter
+            # Gloo's threads may need Python's lock to let go of the last gradients. Destroying the group waits for
+            # these threads while it holds the lock, so give it to them first.
+            time.sleep(_LETTING_GO)
             dist.destroy_process_group()
 
 

@@ -1,0 +1,308 @@
+"""joblib on a real pool: what n_jobs means, results, failures, what travels, and what is restored."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from multiprocessing import TimeoutError as ParallelTimeout
+
+import joblib
+import numpy as np
+import pytest
+from joblib import Parallel, delayed, parallel_config
+from joblib.parallel import get_active_backend
+
+import skyward as sky
+from skyward.errors import InvalidArgument, NotSerializable, PoolClosed
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with sky.integrations.JoblibPool(nodes=2, concurrency=2, console=False) as opened:
+        yield opened
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def pid(_: object = None) -> int:
+    return os.getpid()
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def fail_at(number: int, bad: int) -> int:
+    if number == bad:
+        raise KeyError(f"number {number}")
+    time.sleep(0.01)
+    return number
+
+
+def about(array: np.ndarray) -> tuple[bool, float, int]:
+    return array.flags.writeable, float(array.sum()), os.getpid()
+
+
+def test_a_hundred_squares_come_back_in_order(pool: sky.ComputePool) -> None:
+    """S0-38, S0-40, S0-43."""
+    assert Parallel(n_jobs=-1)(delayed(square)(i) for i in range(100)) == [i * i for i in range(100)]
+
+
+def test_calls_run_in_the_processes_of_the_nodes(pool: sky.ComputePool) -> None:
+    """S0-37, S0-44: n_jobs=-1 uses every slot, each a process of its own, none of them here."""
+    pids = Parallel(n_jobs=-1, batch_size=1)(delayed(lambda: (time.sleep(0.1), os.getpid())[1])() for _ in range(12))
+    assert len(set(pids)) == 4
+    assert os.getpid() not in pids
+
+
+def test_n_jobs_means_what_joblib_says(pool: sky.ComputePool) -> None:
+    """S0-45, T9."""
+    wanted = {-1: 4, -2: 3, -9: 1, 3: 3, 1: 1, None: 1, 100: 4}
+    assert {n: joblib.effective_n_jobs(n) for n in wanted} == wanted
+    with pytest.raises(ValueError, match="n_jobs == 0"):
+        Parallel(n_jobs=0)(delayed(square)(i) for i in range(3))
+
+
+def test_one_job_or_none_said_runs_here(pool: sky.ComputePool) -> None:
+    """T9: joblib promises a plain loop for n_jobs=1, and that None is 1 unless the context says otherwise."""
+    assert set(Parallel(n_jobs=1)(delayed(pid)() for _ in range(3))) == {os.getpid()}
+    assert set(Parallel()(delayed(pid)() for _ in range(3))) == {os.getpid()}
+    with parallel_config(n_jobs=-1):
+        assert os.getpid() not in Parallel()(delayed(pid)() for _ in range(3))
+
+
+def test_no_more_than_n_jobs_run_at_a_time(pool: sky.ComputePool) -> None:
+    """T9: three jobs on four slots, although joblib hands out twice as many batches ahead."""
+
+    def span() -> tuple[float, float]:
+        began = time.time()
+        time.sleep(0.05)
+        return began, time.time()
+
+    spans = Parallel(n_jobs=3, batch_size=1, pre_dispatch="all")(delayed(span)() for _ in range(12))
+    most = max(sum(a <= began < b for a, b in spans) for began, _ in spans)
+    assert 2 <= most <= 3
+
+
+def test_one_slot_is_still_a_node() -> None:
+    """S0-37: with a single slot joblib would run the calls here."""
+    with sky.integrations.JoblibPool(console=False):
+        assert joblib.effective_n_jobs(-1) == 1
+        assert os.getpid() not in Parallel(n_jobs=-1)(delayed(pid)() for _ in range(3))
+        with Parallel(n_jobs=-1) as parallel:
+            assert os.getpid() not in parallel(delayed(pid)() for _ in range(3))
+            assert parallel(delayed(square)(i) for i in range(3)) == [0, 1, 4]
+
+
+def test_an_exception_keeps_its_type_and_says_where(pool: sky.ComputePool) -> None:
+    with pytest.raises(KeyError, match="number 3") as caught:
+        Parallel(n_jobs=-1)(delayed(fail_at)(i, 3) for i in range(20))
+    assert any("on node" in note and "fail_at" in note for note in caught.value.__notes__)
+
+
+def test_a_failure_cancels_what_is_still_to_run(pool: sky.ComputePool) -> None:
+    """T9: abort stops bodies that run and batches that wait; the pool takes the next calls."""
+    began = time.monotonic()
+    with pytest.raises(KeyError):
+        Parallel(n_jobs=-1, batch_size=1, pre_dispatch="all")(
+            [delayed(nap)(20), delayed(nap)(20), delayed(fail_at)(1, 1), *(delayed(nap)(20) for _ in range(8))]
+        )
+    assert Parallel(n_jobs=-1)(delayed(square)(i) for i in range(8)) == [i * i for i in range(8)]
+    assert time.monotonic() - began < 15
+
+
+def test_a_time_limit_ends_a_parallel(pool: sky.ComputePool) -> None:
+    assert Parallel(n_jobs=2, timeout=20)(delayed(nap)(0.01) for _ in range(4)) == [0.01] * 4
+    with pytest.raises(ParallelTimeout):
+        Parallel(n_jobs=2, timeout=0.2)(delayed(nap)(20) for _ in range(4))
+
+
+def test_results_can_be_taken_one_by_one(pool: sky.ComputePool) -> None:
+    ordered = Parallel(n_jobs=2, return_as="generator")(delayed(nap)(s) for s in (0.3, 0.01, 0.02))
+    assert list(ordered) == [0.3, 0.01, 0.02]
+    fastest = Parallel(n_jobs=2, return_as="generator_unordered", batch_size=1)(delayed(nap)(s) for s in (0.5, 0.01))
+    assert list(fastest) == [0.01, 0.5]
+
+
+def test_a_generator_that_is_dropped_cancels_the_rest(pool: sky.ComputePool) -> None:
+    results = Parallel(n_jobs=2, return_as="generator", batch_size=1)(delayed(nap)(s) for s in (0.01, 20, 20))
+    assert next(results) == 0.01
+    with pytest.warns(UserWarning, match="cancelled"):
+        del results
+    assert Parallel(n_jobs=2)(delayed(square)(i) for i in range(3)) == [0, 1, 4]
+
+
+def test_two_generators_at_a_time_do_not_disturb_each_other(pool: sky.ComputePool) -> None:
+    first = Parallel(n_jobs=2, return_as="generator")(delayed(nap)(0.02) for _ in range(6))
+    second = Parallel(n_jobs=2, return_as="generator")(delayed(square)(i) for i in range(6))
+    assert list(second) == [i * i for i in range(6)]
+    assert list(first) == [0.02] * 6
+
+
+def test_tasks_are_read_only_as_far_ahead_as_said(pool: sky.ComputePool) -> None:
+    taken: list[int] = []
+
+    def tasks() -> Iterator[object]:
+        for i in range(20):
+            taken.append(i)
+            yield delayed(nap)(0.05)
+
+    results = Parallel(n_jobs=2, batch_size=1, pre_dispatch=3, return_as="generator")(tasks())
+    assert len(taken) == 3
+    assert len(list(results)) == 20
+
+
+def test_an_iterator_of_tasks_may_use_the_pool_and_may_raise(pool: sky.ComputePool) -> None:
+    """It is read in a thread of ours, never in the engine's."""
+
+    def tasks() -> Iterator[object]:
+        for i in range(12):
+            yield delayed(square)(sky.compute(square)(i) >> pool)
+
+    assert Parallel(n_jobs=2, batch_size=1)(tasks()) == [i**4 for i in range(12)]
+
+    def broken() -> Iterator[object]:
+        yield from (delayed(nap)(0.01) for _ in range(10))
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        Parallel(n_jobs=2)(broken())
+
+
+def test_many_short_calls_travel_in_few_batches(pool: sky.ComputePool) -> None:
+    parallel = Parallel(n_jobs=-1, batch_size="auto")
+    assert sum(parallel(delayed(square)(i) for i in range(2000))) == sum(i * i for i in range(2000))
+    assert parallel.n_dispatched_batches < 400
+    fixed = Parallel(n_jobs=-1, batch_size=50)
+    fixed(delayed(square)(i) for i in range(2000))
+    assert 40 <= fixed.n_dispatched_batches < 400
+
+
+def test_progress_is_shown(pool: sky.ComputePool, capsys: pytest.CaptureFixture[str]) -> None:
+    Parallel(n_jobs=2, verbose=11)(delayed(square)(i) for i in range(4))
+    shown = capsys.readouterr().err
+    assert "SkywardBackend with 2 concurrent workers" in shown
+    assert "Done   4 out of   4" in shown
+
+
+def test_a_parallel_inside_a_task_runs_there_one_by_one(pool: sky.ComputePool) -> None:
+    def inner() -> tuple[set[int], int, str, int]:
+        pids = set(Parallel(n_jobs=4)(delayed(os.getpid)() for _ in range(4)))
+        named = set(Parallel(n_jobs=4, backend="skyward")(delayed(os.getpid)() for _ in range(4)))
+        return pids | named, os.getpid(), type(get_active_backend()[0]).__name__, joblib.effective_n_jobs(-1)
+
+    for pids, own, backend, jobs in Parallel(n_jobs=-1)(delayed(inner)() for _ in range(4)):
+        assert (pids, backend, jobs) == ({own}, "SequentialBackend", 1)
+
+
+def test_a_large_array_travels_once_and_arrives_read_only(pool: sky.ComputePool) -> None:
+    """Twelve tasks, one blob; as with joblib's memory maps a small array can be written, a large one not."""
+    held = set(pool._store._blobs)
+    large, small = np.arange(500_000.0), np.ones(10)
+    got = Parallel(n_jobs=-1, batch_size=1)(delayed(about)(large) for _ in range(12))
+    assert {(writeable, total) for writeable, total, _ in got} == {(False, large.sum())}
+    assert [pool._store._blobs[d][1] for d in set(pool._store._blobs) - held] == [large.nbytes]
+    assert {w for w, _, _ in Parallel(n_jobs=2)(delayed(about)(small) for _ in range(3))} == {True}
+    assert {w for w, _, _ in Parallel(n_jobs=2, mmap_mode="c")(delayed(about)(large) for _ in range(3))} == {True}
+    assert {w for w, _, _ in Parallel(n_jobs=2, max_nbytes=None)(delayed(about)(large) for _ in range(3))} == {True}
+
+
+def test_what_cannot_travel_is_named_and_nothing_hangs(pool: sky.ComputePool) -> None:
+    lock = threading.Lock()
+    with pytest.raises(NotSerializable, match="lock"):
+        Parallel(n_jobs=2)(delayed(square)(lock) for _ in range(3))
+    later = (delayed(square)(i if i < 9 else lock) for i in range(12))
+    with pytest.raises(NotSerializable, match="lock"):
+        Parallel(n_jobs=2, batch_size=1)(later)
+
+
+def test_settings_of_other_backends_are_refused(pool: sky.ComputePool) -> None:
+    with pytest.raises(InvalidArgument, match="initializer"):
+        Parallel(n_jobs=2, initializer=print)(delayed(square)(i) for i in range(3))
+
+
+def test_filters_for_warnings_stay_as_they_are(pool: sky.ComputePool) -> None:
+    """T9: filters were once removed for good; here they travel, and a class that a node lacks does no harm."""
+    from skyward.plugins._joblib import _warning
+
+    before = list(warnings.filters)
+    Parallel(n_jobs=2)(delayed(square)(i) for i in range(4))
+    assert warnings.filters == before
+    assert _warning("numpy.exceptions", "ComplexWarning") is np.exceptions.ComplexWarning
+    assert issubclass(_warning("not_installed_anywhere", "SomeWarning"), Warning)
+
+
+def test_leaving_restores_the_backend_and_ends_the_nodes() -> None:
+    """S0-39, S0-41, S0-42: used by keyword and without `as`."""
+    with parallel_config("threading", n_jobs=3):
+        with sky.integrations.JoblibPool(provider=sky.Local(), nodes=2, concurrency=1, console=False):
+            assert type(get_active_backend()[0]).__name__ == "SkywardBackend"
+            assert os.getpid() not in Parallel(n_jobs=-1)(delayed(pid)() for _ in range(4))
+        assert type(get_active_backend()[0]).__name__ == "ThreadingBackend"
+        assert joblib.effective_n_jobs() == 3
+
+
+def test_an_open_pool_is_borrowed_and_stays_open() -> None:
+    """S0-50, S0-51, S0-52, T1."""
+    assert sky.integrations.sklearn_backend is sky.integrations.joblib_backend
+    with sky.ComputePool(provider=sky.Local(), nodes=2, console=False) as mine:
+        with sky.integrations.sklearn_backend(mine) as same:
+            assert same is mine
+            assert os.getpid() not in Parallel(n_jobs=-1)(delayed(pid)() for _ in range(4))
+        assert type(get_active_backend()[0]).__name__ == "LokyBackend"
+        assert sky.compute(square)(3) >> mine == 9
+        by_name(mine)
+    with pytest.raises(PoolClosed, match="not open"), sky.integrations.joblib_backend(mine):
+        pass
+
+
+def by_name(mine: sky.ComputePool) -> None:
+    """The backend by its name: the pool that is given, or the innermost one."""
+    with parallel_config("skyward", n_jobs=2):
+        assert os.getpid() not in Parallel()(delayed(pid)() for _ in range(4))
+    with joblib.parallel_backend("skyward", pool=mine):
+        assert joblib.effective_n_jobs(-1) == 2
+        assert os.getpid() not in Parallel()(delayed(pid)() for _ in range(4))
+    assert os.getpid() not in Parallel(n_jobs=2, backend="skyward")(delayed(pid)() for _ in range(4))
+
+
+def test_without_an_open_pool_the_name_says_so() -> None:
+    from skyward.plugins._joblib import register
+
+    register()
+    with parallel_config("skyward"), pytest.raises(PoolClosed, match="none is open"):
+        Parallel(n_jobs=2)(delayed(square)(i) for i in range(3))
+    with pytest.raises(InvalidArgument, match="not a pool"), sky.integrations.joblib_backend("pool"):  # type: ignore[type-var]
+        pass
+
+
+def test_the_plugin_adds_joblib_and_leaves_the_image_as_it_is() -> None:
+    """S1-28, T10."""
+    image = sky.Image(includes=["a"], excludes=["b"], shell_vars={"C": "1"}, metrics=["cpu"], env={"D": "2"})
+    cluster = sky.Cluster("p", 1, 1, sky.Spec())
+    made = sky.plugins.joblib().transform(image, cluster)  # type: ignore[misc]
+    assert made.pip == (f"joblib=={joblib.__version__}",)
+    assert image.adding(pip=made.pip) == made
+    assert sky.plugins.joblib("1.4").transform(image, cluster).pip == ("joblib==1.4",)  # type: ignore[misc]
+    assert sky.plugins.joblib("~=1.4").transform(image, cluster).pip == ("joblib~=1.4",)  # type: ignore[misc]
+    own = image.adding(pip=["joblib>=1.3"])
+    assert sky.plugins.joblib().transform(own, cluster) == own  # type: ignore[misc]
+
+
+def test_a_pool_for_joblib_keeps_what_the_user_said() -> None:
+    """T10, D6: image, plugins and options of the pool reach it; slots are processes unless said otherwise."""
+    image = sky.Image(includes=["tests"], env={"A": "1"})
+    mine = sky.Plugin("mine")
+    made = sky.integrations.JoblibPool(nodes=3, concurrency=5, image=image, plugins=[mine], name="named")
+    assert (made.image, made.nodes, made.worker, made.name) == (image, 3, sky.Worker(5, "process"), "named")
+    assert [p.name for p in made.plugins] == ["mine", "joblib"]
+    threads = sky.Worker(2, "thread")
+    assert sky.integrations.JoblibPool(worker=threads).worker is threads
+    with pytest.raises(InvalidArgument, match="max_inflight"):
+        sky.integrations.JoblibPool(max_inflight=0)
