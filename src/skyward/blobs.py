@@ -19,9 +19,10 @@ from pathlib import Path
 
 from skyward.wire import Buffer, nbytes
 
-__all__ = ["LARGE", "Blob", "Store", "read", "remove", "write"]
+__all__ = ["LARGE", "SCRATCH", "Blob", "Store", "read", "remove", "remove_directory", "write"]
 
 LARGE = 1 << 20
+SCRATCH = "SKYWARD_SCRATCH"
 Blob = tuple[str, int]  # path and size
 
 _RAM = Path("/dev/shm")
@@ -65,9 +66,12 @@ def remove(paths: Iterable[str]) -> None:
 class Store:
     """The client's side of a directory of blobs: arguments by content, least recently used ones evicted."""
 
-    def __init__(self, pool: str, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
-        self.directory = tempfile.mkdtemp(prefix=f"skyward-{pool}-", dir=base)
+        _sweep(base)
+        # a pool inside another pool's body lies within that one's directory, and goes with it
+        base = Path(os.environ.get(SCRATCH, base))
+        self.directory = tempfile.mkdtemp(prefix=f"skyward-{os.getpid()}-", dir=base)
         free = os.statvfs(base)
         self._limit = limit or max(LARGE, free.f_bavail * free.f_frsize // 4)
         self._blobs: OrderedDict[str, Blob] = OrderedDict()
@@ -130,6 +134,14 @@ def remove_directory(directory: str) -> None:
 
     shutil.rmtree(directory, ignore_errors=True)
     shutil.rmtree(os.path.join(tempfile.gettempdir(), os.path.basename(directory)), ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    """Removes what pools have left whose client was killed so hard that nobody was there to clean up."""
+    for path in base.glob("skyward-[0-9]*-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and path.stat().st_uid == os.getuid():
+            remove_directory(str(path))
 
 
 def _write(directory: str, buffer: Buffer, name: str) -> Blob:

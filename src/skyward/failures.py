@@ -8,11 +8,12 @@ from __future__ import annotations
 import pickle
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 
 from skyward.errors import RemoteError
+from skyward.payload import unpack
 
 __all__ = ["annotate", "capture", "rebuild"]
 
@@ -25,7 +26,7 @@ def capture(exc: BaseException, skip: str = "") -> tuple[dict[str, Any], bytes]:
     """Text (as JSON) and a pickle of the chain (empty where it cannot travel); frames of file `skip` are left out."""
     text = "".join(traceback.format_exception(type(exc), exc, _without(exc.__traceback__, skip)))
     about = {
-        "type": f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins."),
+        "type": _type_name(exc),
         "message": _tail(_str(exc), _MAX_TEXT),
         "traceback": _tail(text, _MAX_TEXT),
     }
@@ -36,30 +37,49 @@ def rebuild(about: dict[str, Any], data: bytes | memoryview) -> BaseException:
     """The exception again, or a RemoteError that says what it was."""
     if len(data):
         try:
-            links = pickle.loads(data)
-            return _chained(links)
-        except Exception as exc:  # a class that only exists there: the text below says all that is known
+            return _chained(unpack(data, [], keep_classes=True))
+        except BaseException as exc:  # a class that only exists there, or does harm: the text says all that is known
             about = {**about, "message": f"{about['message']} (its class could not be rebuilt here: {exc})"}
     return RemoteError(about["type"], about["message"], about["traceback"])
 
 
 def annotate(exc: BaseException, about: dict[str, Any], where: str) -> BaseException:
     """Adds the note that says where it happened, with the remote traceback."""
-    exc.add_note(f"{where}\n\nremote traceback:\n{about['traceback'].rstrip()}")
+    note = f"{where}\n\nremote traceback:\n{about['traceback'].rstrip()}"
+    try:
+        exc.add_note(note)
+    except Exception:  # its __notes__ is no list, or it does not let itself be changed
+        try:
+            object.__setattr__(exc, "__notes__", [note])
+        except (AttributeError, TypeError):
+            return RemoteError(about["type"], about["message"], note)
     return exc
 
 
 def _pickled(exc: BaseException) -> bytes:
-    try:
-        links = _links(exc)
-        data = cloudpickle.dumps(links, protocol=5)
-        if len(data) > _MAX_PICKLE:
-            return b""
-        again = pickle.loads(data)
-        same = all(type(a[0]) is type(b[0]) for a, b in zip(links, again, strict=True))
-    except Exception:  # it cannot travel as an object; capture() has its text
+    links = _links(exc)
+    if not _travels(links[0][0]):
         return b""
-    return data if same else b""
+    able = [(e if _travels(e) else _as_text(e), kind, suppress) for e, kind, suppress in links]
+    return cloudpickle.dumps(able, protocol=5)
+
+
+def _travels(exc: BaseException) -> bool:
+    """Whether an exception survives the journey as an object."""
+    try:
+        data = cloudpickle.dumps(exc, protocol=5)
+        return len(data) <= _MAX_PICKLE and type(pickle.loads(data)) is type(exc)
+    except BaseException:  # whatever a __reduce__ of the user's raises; the text travels instead
+        return False
+
+
+def _as_text(exc: BaseException) -> RemoteError:
+    text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__, chain=False))
+    return RemoteError(_type_name(exc), _tail(_str(exc), _MAX_TEXT), _tail(text, _MAX_TEXT))
+
+
+def _type_name(exc: BaseException) -> str:
+    return f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
 
 
 def _links(exc: BaseException) -> list[tuple[BaseException, str, bool]]:
@@ -78,11 +98,10 @@ def _links(exc: BaseException) -> list[tuple[BaseException, str, bool]]:
 def _chained(links: list[tuple[BaseException, str, bool]]) -> BaseException:
     inner: BaseException | None = None
     for exc, kind, suppress in reversed(links):
-        if kind == "cause":
-            exc.__cause__ = inner
-        else:
-            exc.__context__ = inner
-        exc.__suppress_context__ = suppress
+        # through the slots of the base class: the user's may forbid assignment (a frozen dataclass)
+        link = BaseException.__cause__ if kind == "cause" else BaseException.__context__
+        cast(Any, link).__set__(exc, inner)
+        cast(Any, BaseException.__suppress_context__).__set__(exc, suppress)
         inner = exc
     assert inner is not None
     return inner

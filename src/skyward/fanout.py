@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from skyward.task import PendingCompute
@@ -60,8 +63,8 @@ def combined(futures: Sequence[Future[Any]]) -> Future[tuple[Any, ...]]:
     return whole
 
 
-def mapped(send: Send, fn: Callable[[Any], Any], items: list[Any], timeout: float | None, slots: int) -> list[Any]:
-    """Applies `fn` to items in chunks: the first ones small, the next as large as the measured time allows."""
+def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int) -> list[Any]:
+    """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows."""
     results: list[Any] = [None] * len(items)
     pending: dict[Future[Any], tuple[int, int]] = {}
     per_item: float | None = None
@@ -70,10 +73,10 @@ def mapped(send: Send, fn: Callable[[Any], Any], items: list[Any], timeout: floa
         while pending or at < len(items):
             chunks: list[tuple[int, int]] = []
             while at < len(items) and len(pending) + len(chunks) < 2 * slots:
-                size = 1 if timeout is not None else _chunk(len(items) - at, per_item, slots)
+                size = 1 if each.timeout is not None else _chunk(len(items) - at, per_item, slots)
                 chunks.append((at, at + size))
                 at += size
-            calls = [PendingCompute[Any](_apply, (fn, items[a:b]), {}, timeout) for a, b in chunks]
+            calls = [replace(each, fn=_apply, args=(each.fn, items[a:b]), label=each.name) for a, b in chunks]
             pending |= dict(zip(send(calls), chunks, strict=True))
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 start, end = pending.pop(future)
@@ -129,6 +132,8 @@ def _chunk(left: int, per_item: float | None, slots: int) -> int:
 def _apply(fn: Callable[[Any], Any], items: list[Any]) -> tuple[float, list[Any]]:
     began = time.perf_counter()
     results = [fn(item) for item in items]
+    if results and inspect.iscoroutine(results[0]):
+        results = [asyncio.run(result) for result in results]
     return time.perf_counter() - began, results
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -77,8 +78,8 @@ def checked_name(name: Any) -> str:
         program = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "python").stem
         safe = "".join(c if c.isalnum() and c.isascii() else "-" for c in program)[:30].strip("-")
         return f"{safe or 'pool'}-{os.getpid()}-{next(_count)}-{secrets.token_hex(2)}"
-    if not isinstance(name, str) or not 0 < len(name) <= 63 or not all(c.isalnum() or c in "-_." for c in name):
-        raise InvalidArgument(f"name={name!r}: up to 63 letters, digits, '-', '_' and '.' make a pool's name.")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+        raise InvalidArgument(f"name={name!r}: a letter or digit, then up to 62 of those, '.', '_' and '-'.")
     return name
 
 

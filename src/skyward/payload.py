@@ -85,9 +85,41 @@ def pack_plain(value: object) -> Packed:
     return head, buffers
 
 
-def unpack(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
-    """The object again; buffers may be memory-mapped and are used without copying."""
+def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bool = False) -> Any:
+    """The object again; buffers may be memory-mapped and are used without copying.
+
+    With `keep_classes`, a class that this process sent by value comes back as it is here, not as the other side has it.
+    """
+    if keep_classes:
+        return _Keeping(io.BytesIO(head), buffers=buffers).load()
     return pickle.loads(head, buffers=buffers)
+
+
+class _Keeping(pickle.Unpickler):
+    """Leaves classes that this process knows as they are: cloudpickle would overwrite them with the sender's copy."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._own: set[int] = set()
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        found = super().find_class(module, name)
+        if module == "cloudpickle.cloudpickle":
+            if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+                return functools.partial(self._skeleton, found)
+            if name == "_class_setstate":
+                return functools.partial(self._set_state, found)
+        return found
+
+    def _skeleton(self, make: Callable[..., type], *args: Any) -> type:
+        before = set(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)  # pyright: ignore[reportPrivateUsage]
+        made = make(*args)
+        if any(arg in before for arg in args if isinstance(arg, str)):
+            self._own.add(id(made))
+        return made
+
+    def _set_state(self, set_state: Callable[..., Any], cls: type, state: Any) -> Any:
+        return cls if id(cls) in self._own else set_state(cls, state)
 
 
 def _cloudpickle(value: object) -> Packed:

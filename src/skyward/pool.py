@@ -117,6 +117,8 @@ class ComputePool:
         self._listeners: list[Callable[[events.Event], None]] = []
         self._state: Literal["new", "opening", "open", "closing", "closed"] = "new"
         self._state_lock = threading.Lock()
+        self._closed = threading.Event()
+        self._closer: threading.Thread | None = None
         self._stack = ExitStack()
         self._pid = os.getpid()
         self._hurry = False
@@ -157,9 +159,10 @@ class ComputePool:
         cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
         image = self._transformed(cluster)
         machines = self._launched(stack)
-        self._store = blobs.Store(str(os.getpid()))
+        made = prepare(image, report=lambda text: self._emit(events.NodePhase(self.name, None, text)))
+        self._store = blobs.Store()
         stack.callback(self._store.close)
-        environment = self._environment(image)
+        environment = self._with_includes(image, made)
         self._bring_up(stack, machines, environment, image, began + self._patience)
         for plugin in self.plugins:
             if plugin.around_client is not None:
@@ -182,9 +185,15 @@ class ComputePool:
         if os.getpid() != self._pid:
             return  # a forked child: nothing here is its own
         with self._state_lock:
-            if self._state != "open":
-                return
-            self._state = "closing"
+            mine = self._state == "open"
+            if mine:
+                self._state = "closing"
+                self._closer = threading.current_thread()
+        if not mine:
+            if self._state == "closing" and threading.current_thread() not in (self._closer, self._engine.thread):
+                self._closed.wait()
+            return
+        self._closed.clear()
         self._emit(events.PoolClosing(self.name))
         try:
             self._stack.close()
@@ -196,6 +205,7 @@ class ComputePool:
             raise
         finally:
             self._state = "closed"
+            self._closed.set()
 
     def _attach_console(self, stack: ExitStack) -> None:
         if self._console is False:
@@ -226,8 +236,7 @@ class ComputePool:
         stack.callback(self.provider.terminate, machines)
         return machines
 
-    def _environment(self, image: Image) -> Environment:
-        made = prepare(image, report=lambda text: self._emit(events.NodePhase(self.name, None, text)))
+    def _with_includes(self, image: Image, made: Environment) -> Environment:
         paths = collect_includes(image, Path.cwd(), Path(self._store.directory) / "includes")
         return Environment(made.python, made.env, (*made.paths, *paths), made.fresh)
 
@@ -309,10 +318,9 @@ class ComputePool:
 
     def map(self, fn: Callable[[S], T] | Compute[[S], T], items: Iterable[S]) -> list[T]:
         """Applies a function to every item, in chunks sized by how long items take; results in order."""
-        plain, timeout = (fn.fn, fn.timeout) if isinstance(fn, Compute) else (fn, self._timeout)
-        if not callable(plain):
-            raise InvalidArgument(f"map() applies a function to items; {plain!r} is none.")
-        return fanout.mapped(self._send, plain, list(items), timeout, self.nodes * self.worker.concurrency)
+        known = fn if isinstance(fn, Compute) else Compute(fn)
+        each = self._limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
+        return fanout.mapped(self._send, each, list(items), self.nodes * self.worker.concurrency)
 
     @property
     def executor(self) -> PoolExecutor:

@@ -102,7 +102,7 @@ class Runner:
         self._threads = settings["threads"]
         sys.path[:0] = settings["paths"]
         self._packer = Packer(settings["paths"])
-        routed.install(threads=self._threads > 1, emit=self._emit)
+        routed.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
         try:
             self._enter_hooks(buffers)
         except BaseException as exc:  # reported to the agent, which reports to the client
@@ -178,7 +178,7 @@ class Runner:
         elif kind == "close" and call.output is not None:
             call.output.close()
         elif kind == "items":
-            call.inputs[body[1]].feed(_split(buffers, body[2]))
+            call.inputs[body[1]].feed([(item, sum(map(wire.nbytes, item))) for item in _split(buffers, body[2])])
         elif kind == "end":
             error = failures.rebuild(body[2], buffers[0]) if body[2] else None
             call.inputs[body[1]].end(error)
@@ -213,13 +213,14 @@ class Runner:
                 continue  # recalled
             self._running[call.id] = call
             call.thread = threading.get_ident()
+            if call.about.get("ahead"):
+                self._mark_output(call.id)
             started = time.perf_counter()
             try:
                 message, buffers = self._context.copy().run(self._execute_in_context, call, threads)
             except Stopped:
                 message, buffers = ["stopped", [call.id, {}], 0], []
-            if os.getpid() != self._pid:
-                os._exit(0)  # a child that the body forked came back out of it
+            self._end_if_forked()
             sys.stdout.flush()
             sys.stderr.flush()
             del self._running[call.id]
@@ -235,6 +236,16 @@ class Runner:
             if call_stopped and not threads:
                 self._leave(0)
 
+    def _mark_output(self, call_id: str) -> None:
+        """Tells the agent where in the pipes a call begins that it sent before the last one had ended."""
+        mark = b"\0" + self._settings["mark"].encode() + call_id.encode() + b"\0"
+        os.write(1, mark)
+        os.write(2, mark)
+
+    def _end_if_forked(self) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)  # a child that the body forked has come back out of it
+
     def _execute_in_context(self, call: _Call, threads: bool) -> tuple[list[Any], list[Any]]:
         with call_context(call.id, call.about["attempt"], threads=threads):
             try:
@@ -245,6 +256,7 @@ class Runner:
     def _execute(self, call: _Call) -> tuple[list[Any], list[Any]]:
         try:
             result = self._call(call)
+            self._end_if_forked()
             if call.stop:
                 raise Stopped
             if isinstance(result, Generator | AsyncGenerator):
@@ -260,7 +272,6 @@ class Runner:
             code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
             return ["exited", [call.id, {"code": code}], 0], []
         except BaseException as exc:  # the user's exception: sent home, raised there
-            exc.__traceback__ = exc.__traceback__ and exc.__traceback__.tb_next
             about, data = failures.capture(exc, __file__)
             return ["error", [call.id, {"error": about}], 1], [data]
 
@@ -280,13 +291,15 @@ class Runner:
 
     def _function(self, digest: str, buffers: list[Any]) -> Callable[..., Any]:
         """The function, unpickled once: like any module, it keeps its globals between calls."""
-        known = self._functions.get(digest)
+        known = self._functions.get(digest) if digest else None
         if known is not None:
             self._functions.move_to_end(digest)
             return known[0]
         fn = unpack(buffers[0], buffers[1:])
         for decorate in reversed(self._decorators):
             fn = decorate(fn)
+        if not digest:
+            return fn
         size = sum(map(wire.nbytes, buffers))
         self._functions[digest] = (fn, size)
         self._function_bytes += size
@@ -313,11 +326,10 @@ class Runner:
     # streams
 
     def _stream(self, call: _Call, items: Generator[Any, None, None] | AsyncGenerator[Any, None]) -> None:
-        def send(batch: list[list[Any]]) -> None:
-            pieces = [p for item in batch for p in item]
-            about = _spilled(pieces, self._settings["blobs"])
-            counts = [len(item) for item in batch]
-            self._send([["items", call.id, counts, about, len(pieces)]], pieces)
+        def send(batch: list[tuple[list[Any], dict[str, Any]]]) -> None:
+            pieces = [p for item, _ in batch for p in item]
+            abouts = [[len(item), about] if about else len(item) for item, about in batch]
+            self._send([["items", call.id, abouts, len(pieces)]], pieces)
 
         call.output = out = Producer(send)
         try:
@@ -331,7 +343,7 @@ class Runner:
     def _drain(self, out: Producer, items: Generator[Any, None, None]) -> None:
         try:
             for item in items:
-                if not out.put(self._packed_item(item)):
+                if not out.put(*self._packed_item(item)):
                     return
         finally:
             items.close()
@@ -340,17 +352,21 @@ class Runner:
         try:
             async for item in items:
                 packed = self._packed_item(item)
-                if not await asyncio.to_thread(out.put, packed):
+                if not await asyncio.to_thread(out.put, *packed):
                     return
         finally:
             await items.aclose()
 
-    def _packed_item(self, item: Any) -> list[Any]:
+    def _packed_item(self, item: Any) -> tuple[tuple[list[Any], dict[str, Any]], int]:
+        """The item as it is now, with its size: the body may change it as soon as it goes on."""
         try:
             head, buffers = self._packer.pack(item, "yielded value")
         except NotSerializable as exc:
             raise ResultNotSerializable(str(exc)) from exc.__cause__
-        return [head, *(bytes(b) if b.nbytes < blobs.LARGE else b for b in buffers)]
+        pieces: list[Any] = [head, *buffers]
+        size = sum(map(wire.nbytes, pieces))
+        about = _spilled(pieces, self._settings["blobs"])
+        return ([bytes(piece) for piece in pieces], about), size
 
     def _consumer(self, call_id: str, key: str) -> Consumer:
         return Consumer(

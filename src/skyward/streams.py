@@ -11,37 +11,34 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from skyward.wire import Buffer, nbytes
-
-__all__ = ["WINDOW", "Consumer", "Producer"]
+__all__ = ["WINDOW", "Consumer", "Producer", "Stream"]
 
 WINDOW = 256
 WINDOW_BYTES = 64 << 20
 _BATCH = 512
 
-Packed = list[Buffer]
+T = TypeVar("T")
 
 
 class Producer:
     """Sends items as long as there is credit; batches by itself, since a thread sends what has gathered meanwhile."""
 
-    def __init__(self, send: Callable[[list[Packed]], None], window: int = WINDOW) -> None:
+    def __init__(self, send: Callable[[list[Any]], None], window: int = WINDOW) -> None:
         self._send = send
         self._credit = window
         self._flying: deque[int] = deque()
         self._flying_bytes = 0
-        self._ready: deque[Packed] = deque()
+        self._ready: deque[Any] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._finished = False
         self._sender = threading.Thread(target=self._run, name="skyward-stream", daemon=True)
         self._sender.start()
 
-    def put(self, item: Packed) -> bool:
-        """Sends an item when there is room for it; False when the consumer wants no more."""
-        size = sum(map(nbytes, item))
+    def put(self, item: Any, size: int) -> bool:
+        """Sends an item of `size` bytes when there is room for it; False when the consumer wants no more."""
         with self._changed:
             while not self._closed and (self._credit <= 0 or (self._flying and self._flying_bytes > WINDOW_BYTES)):
                 self._changed.wait()
@@ -94,13 +91,13 @@ class Consumer(Iterator[Any]):
         self,
         grant: Callable[[int], None],
         close: Callable[[], None],
-        load: Callable[[list[Any]], Any],
+        load: Callable[[Any], Any],
         window: int = WINDOW,
     ) -> None:
         self._grant, self._close, self._load = grant, close, load
         self._step = max(1, window // 2)
-        self._used = 0
-        self._items: deque[list[Any]] = deque()
+        self._used = self._used_bytes = 0
+        self._items: deque[tuple[Any, int]] = deque()
         self._changed = threading.Condition()
         self._ended = False
         self._error: BaseException | None = None
@@ -117,17 +114,19 @@ class Consumer(Iterator[Any]):
                         raise error
                     raise StopIteration
                 self._changed.wait()
-            item = self._items.popleft()
+            item, size = self._items.popleft()
             self._used += 1
-            due = self._used if self._used >= self._step and not self._ended else 0
+            self._used_bytes += size
+            enough = self._used >= self._step or self._used_bytes >= WINDOW_BYTES // 4
+            due = self._used if enough and not self._ended else 0
             if due:
-                self._used = 0
+                self._used = self._used_bytes = 0
         if due:
             self._grant(due)
         return self._load(item)
 
-    def feed(self, items: list[list[Any]]) -> None:
-        """Items that have arrived."""
+    def feed(self, items: list[tuple[Any, int]]) -> None:
+        """Items that have arrived, with their sizes."""
         with self._changed:
             if not self._ended:
                 self._items.extend(items)
@@ -151,12 +150,28 @@ class Consumer(Iterator[Any]):
             self._changed.notify_all()
         self._close()
 
-    def __enter__(self) -> Consumer:
+
+class Stream(Iterator[T]):
+    """What the user holds of a stream; letting go of it stops the producer."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __iter__(self) -> Stream[T]:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._consumer)
+
+    def close(self) -> None:
+        """Stops the body; what has not been used is dropped."""
+        self._consumer.close()
+
+    def __enter__(self) -> Stream[T]:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        if not self._ended:
-            self.close()
+        self.close()

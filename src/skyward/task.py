@@ -15,10 +15,11 @@ import functools
 import inspect
 import threading
 import typing
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from types import MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.errors import InvalidArgument, PoolClosed
@@ -33,9 +34,11 @@ __all__ = [
     "enter_target",
     "gather",
     "leave_target",
+    "remembers_nothing",
     "resolve",
     "sky",
     "streamed_parameters",
+    "unbound",
 ]
 
 P = ParamSpec("P")
@@ -70,11 +73,12 @@ class PendingCompute(Generic[T_co]):
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout: float | None = None
     retries: int | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
         """What the call is named in messages and in the live view."""
-        return name_of(self.fn)
+        return self.label or name_of(self.fn)
 
     def with_timeout(self, seconds: float | None) -> PendingCompute[T_co]:
         """Returns this call with another time limit (None: no limit)."""
@@ -194,7 +198,7 @@ class Compute(Generic[P, T]):
         self.retries = None if retries is None else _checked_retries(retries)
         functools.update_wrapper(self, fn)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T]:
         signature = self._signature
         if signature is not None:
             try:
@@ -203,7 +207,7 @@ class Compute(Generic[P, T]):
                 raise TypeError(f"{name_of(self.fn)}(): {exc}") from None
         return PendingCompute(self.fn, args, kwargs, self.timeout, self.retries)
 
-    def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs the function here and now, without a pool."""
         result = self.fn(*args, **kwargs)
         if inspect.iscoroutine(result):
@@ -316,7 +320,8 @@ def resolve(target: object, operator: str = ">>") -> Target:
         raise TypeError(f"`{operator} {target.__name__}`: a call is sent to a pool or to `sky`, not to another module.")
     if isinstance(target, type) and hasattr(target, "run_parallel"):
         raise TypeError(
-            f"`call {operator} {target.__name__}`: a call is sent to a pool; open it first, `with {target.__name__}(...) as pool:`."
+            f"`call {operator} {target.__name__}`: a call is sent to a pool; "
+            f"open it first, `with {target.__name__}(...) as pool:`."
         )
     if hasattr(target, "run_parallel"):
         return cast(Target, target)
@@ -366,12 +371,25 @@ def _travels_as_stream(kind: type | None, value: object) -> bool:
     return kind is Iterator or not isinstance(value, Collection)
 
 
-@functools.lru_cache(maxsize=1024)
 def _iterator_annotations(fn: Callable[..., Any]) -> tuple[tuple[str, type | None], ...]:
     """The parameters in order, each with Iterator, Iterable or None; empty when there is no such parameter."""
+    if not isinstance(fn, FunctionType):
+        return _read_annotations(fn)
+    known = _annotations.get(fn)
+    if known is None:
+        known = _annotations[fn] = _read_annotations(fn)
+    return known
+
+
+_annotations: weakref.WeakKeyDictionary[FunctionType, tuple[tuple[str, type | None], ...]] = weakref.WeakKeyDictionary()
+
+
+def _read_annotations(fn: Callable[..., Any]) -> tuple[tuple[str, type | None], ...]:
     plain: Any = fn
     while isinstance(plain, functools.partial):
         plain = plain.func
+    if not isinstance(plain, FunctionType | MethodType | type):
+        plain = getattr(type(plain), "__call__", plain)  # noqa: B004 - its annotations are wanted, not the call
     try:
         hints = typing.get_type_hints(plain)
     except Exception:  # unresolvable annotations are the user's business; such a parameter is not streamed
@@ -380,6 +398,39 @@ def _iterator_annotations(fn: Callable[..., Any]) -> tuple[tuple[str, type | Non
     if not any(kinds.values()):
         return ()
     return tuple((name, kinds.get(name)) for name in inspect.signature(fn).parameters)
+
+
+def unbound(call: PendingCompute[Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The plain function of a call, with a method's object and a partial's arguments put among the arguments."""
+    fn, args, kwargs = call.fn, call.args, dict(call.kwargs)
+    while True:
+        if isinstance(fn, functools.partial):
+            fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
+        elif isinstance(fn, MethodType):
+            fn, args = fn.__func__, (fn.__self__, *args)
+        else:
+            return fn, args, kwargs
+
+
+def remembers_nothing(fn: object) -> bool:
+    """Whether a function may be kept on a node between calls: no call can change what it carries with it."""
+    if not isinstance(fn, FunctionType):
+        return isinstance(fn, type | BuiltinFunctionType)
+    carried = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    for cell in fn.__closure__ or ():
+        try:
+            carried.append(cell.cell_contents)
+        except ValueError:
+            return False  # not filled yet
+    return all(value is fn or _is_constant(value) for value in carried)
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_constant(v) for v in cast("tuple[object, ...]", value))
+    if isinstance(value, FunctionType):
+        return remembers_nothing(value)
+    return value is None or isinstance(value, int | float | str | bytes | type | ModuleType | BuiltinFunctionType)
 
 
 def _iterator_kind(hint: Any) -> type | None:

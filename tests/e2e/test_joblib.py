@@ -245,7 +245,7 @@ def test_leaving_restores_the_backend_and_ends_the_nodes() -> None:
             assert type(get_active_backend()[0]).__name__ == "SkywardBackend"
             assert os.getpid() not in Parallel(n_jobs=-1)(delayed(pid)() for _ in range(4))
         assert type(get_active_backend()[0]).__name__ == "ThreadingBackend"
-        assert joblib.effective_n_jobs() == 3
+        assert joblib.effective_n_jobs(None) == 3
 
 
 def test_an_open_pool_is_borrowed_and_stays_open() -> None:

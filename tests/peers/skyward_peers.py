@@ -10,6 +10,7 @@ import json
 import os
 from contextlib import ExitStack
 
+import joblib
 import pytest
 
 import skyward as sky
@@ -30,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if os.environ.get("SKYWARD_PEERS_ACTIVE") == "1":
         _stack.enter_context(sky.integrations.joblib_backend(pool))
+        _stack.enter_context(joblib.parallel_config(n_jobs=-1))  # tests that leave n_jobs out go through the pool too
     else:
         register()
 

@@ -71,6 +71,9 @@ class Agent:
         self._mean: float | None = None
         self._dropped = 0
         self._vitals = Vitals()
+        token = os.urandom(8).hex()
+        self._mark = b"\0" + token.encode()
+        self._token = token
         self._closing = self._done = self._more = False
 
     def run(self) -> None:
@@ -247,6 +250,8 @@ class Agent:
                 return
             _, task = self._queue.popitem(last=False)
             task.slot = slot
+            if len(slot.inflight) >= slot.threads == 1:
+                task.about["ahead"] = True  # the runner marks in its output where this call begins
             slot.inflight[task.id] = task
             self._crew.send(slot, ["call", task.id, task.about], task.buffers)
             for message, buffers in task.backlog:
@@ -274,7 +279,7 @@ class Agent:
                     why, task.stop = task.stop, None
                     self._stop(task, why, self._settings["grace"])
                 elif limit is not None:
-                    self._timers.after(limit, lambda task=task: self._time_out(task))
+                    task.timer = self._timers.after(limit, lambda task=task: self._time_out(task))
 
     def _time_out(self, task: Task) -> None:
         if self._tasks.get(task.id) is task and task.stop is None:
@@ -305,6 +310,8 @@ class Agent:
             return
         if task.slot is not None:
             task.slot.inflight.pop(task.id, None)
+        if task.timer is not None:
+            self._timers.cancel(task.timer)
         if task.started is not None:
             seconds = about.setdefault("s", time.monotonic() - task.started)
             self._mean = seconds if self._mean is None else 0.8 * self._mean + 0.2 * seconds
@@ -321,7 +328,7 @@ class Agent:
             name = f"{settings['generation']}-{next(self._names)}"
             env = {**settings["env"], "COMPUTE_POOL": settings["info"]}
             slot = self._crew.spawn(name, settings["threads"], env, settings["cwd"])
-            self._crew.send(slot, ["init", settings["runner"]], self._hooks)
+            self._crew.send(slot, ["init", {**settings["runner"], "mark": self._token}], self._hooks)
 
     def _ended(self, slot: RunnerSlot, status: int) -> None:
         """A runner is gone: its calls are settled, and another one is made."""
@@ -374,6 +381,8 @@ class Agent:
             if task is None:
                 return
             self._crew.drain(slot)
+            if kind == "exited":
+                body[1]["stderr"] = slot.stderr_tail()
             if task.stop is None:
                 self._finish(task, kind, body[1], buffers)
             else:
@@ -394,16 +403,21 @@ class Agent:
     # output and vital signs
 
     def _output(self, slot: RunnerSlot, pipe: Pipe, data: bytes) -> None:
-        task = next(iter(slot.inflight.values()), None) if slot.threads == 1 else None
-        call = task.id if task is not None and task.started is not None else None
         if self._link.sock is None and self._link.kept_bytes > _OUTPUT_LIMIT_ALONE:
             self._dropped += len(data)  # a body does not wait for a client that is away; the loss is told
             return
         if self._dropped:
             note = f"\n... {self._dropped:,} bytes of output were dropped while the client was away ...\n".encode()
-            self._tell("out", pipe.stream, call, buffers=[note])
+            self._tell("out", pipe.stream, None, buffers=[note])
             self._dropped = 0
-        self._tell("out", pipe.stream, call, buffers=[data])
+        if slot.threads > 1:
+            self._tell("out", pipe.stream, None, buffers=[data])
+            return
+        for call, piece in pipe.take_apart(data, self._mark):
+            if call not in slot.inflight:
+                first = next(iter(slot.inflight.values()), None)
+                call = first.id if first is not None and first.started is not None else None
+            self._tell("out", pipe.stream, call, buffers=[piece])
 
     def _output_full(self) -> bool:
         return self._link.sock is not None and self._link.kept_bytes > _OUTPUT_LIMIT

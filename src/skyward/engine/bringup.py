@@ -11,6 +11,7 @@ from typing import Any
 
 from skyward import events
 from skyward.accelerators import Accelerator
+from skyward.blobs import SCRATCH
 from skyward.bootstrap import Environment
 from skyward.engine import certs
 from skyward.engine.client import Engine, Plan
@@ -53,7 +54,8 @@ class Bringup:
         for node in range(len(self.machines)):
             self.emit(events.NodePhase(self.pool, node, "starting"))
         # the keeper imports distributed while we make certificates
-        site = Site(shell, self.environment.python, {**inherited(os.environ), **self.environment.env})
+        env = {**inherited(os.environ), **self.environment.env}
+        site = Site(shell, self.environment.python, env, self.directory)
         stack.callback(lambda: site.end(0.2 if self.hurried() else 10.0))
         authority = certs.Authority(self.pool)
         context = certs.context(authority.issue("client"), server=False)
@@ -103,7 +105,6 @@ class Bringup:
                 }
                 for node, machine in enumerate(self.machines)
             ],
-            "directories": [self.directory],
         }
 
     def _hooks(self) -> list[Any]:
@@ -123,7 +124,7 @@ class Bringup:
         return {
             "scheduler": scheduler,
             "info": self._info(node, counts, ports).to_json(),
-            "env": {**self._thread_counts(processes), **self.environment.env},
+            "env": {**self._thread_counts(processes), **self.environment.env, SCRATCH: self.directory},
             "cwd": os.getcwd(),
             "grace": self.grace,
             "threads": threads,

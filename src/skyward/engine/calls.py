@@ -12,10 +12,10 @@ from skyward import blobs
 from skyward.errors import ResultNotSerializable
 from skyward.payload import Packer, unpack
 from skyward.streams import Consumer, Producer
-from skyward.task import PendingCompute, streamed_parameters
+from skyward.task import PendingCompute, remembers_nothing, streamed_parameters, unbound
 from skyward.wire import nbytes
 
-__all__ = ["Call", "CallFuture", "Packing", "unpacked"]
+__all__ = ["Call", "CallFuture", "Packing", "discard", "unpacked"]
 
 T = TypeVar("T")
 
@@ -74,11 +74,19 @@ class CallFuture(Future[T]):
 
     def cancel(self) -> bool:
         """Cancels the call; a body that is running is stopped."""
+        first = not self.cancelled()
         if not super().cancel():
             return False
-        if self.on_cancel is not None:
-            self.on_cancel()
+        if first:
+            self.set_running_or_notify_cancel()  # tells wait() and as_completed()
+            if self.on_cancel is not None:
+                self.on_cancel()
         return True
+
+    def __del__(self) -> None:
+        packed = self.__dict__.get("_packed")
+        if packed is not None:
+            discard(packed[0])  # nobody ever asked for it
 
     def running(self) -> bool:
         return super().running() or (not self.done() and self.is_running())
@@ -143,10 +151,14 @@ class Packing:
         functions: dict[int, tuple[str, list[Any]]] = {}
         made: list[Call] = []
         for item in pending:
-            known = functions.get(id(item.fn))
+            streams = streamed_parameters(item)
+            fn, args, kwargs = unbound(item)
+            known = functions.get(id(fn))
             if known is None:
-                known = functions[id(item.fn)] = self._function(item)
-            made.append(self._call(item, *known, retries))
+                known = functions[id(fn)] = self._function(fn, item.name)
+            shift = len(args) - len(item.args)
+            positions = {index + shift for index in streams[0]}
+            made.append(self._call(item, *known, args, kwargs, positions, streams[1], retries))
         return made
 
     def copies(self, pending: PendingCompute[Any], count: int, retries: int) -> list[Call]:
@@ -164,19 +176,30 @@ class Packing:
             rest.append(Call(pending, dict(first.about), first.pieces, first.digests, {}, retries))
         return [first, *rest]
 
-    def _function(self, item: PendingCompute[Any]) -> tuple[str, list[Any]]:
+    def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:
         import xxhash
 
-        head, buffers = self._packer.pack(item.fn, f"function {item.name}")
+        head, buffers = self._packer.pack(fn, f"function {name}")
+        if not remembers_nothing(fn):
+            return "", [head, *buffers]
         digest = xxhash.xxh3_128()
         digest.update(head)
         for buffer in buffers:
             digest.update(buffer)
         return digest.hexdigest(), [head, *buffers]
 
-    def _call(self, item: PendingCompute[Any], digest: str, function: list[Any], retries: int) -> Call:
-        args, kwargs, inputs = item.args, dict(item.kwargs), {}
-        positions, names = streamed_parameters(item)
+    def _call(
+        self,
+        item: PendingCompute[Any],
+        digest: str,
+        function: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        positions: set[int],
+        names: set[str],
+        retries: int,
+    ) -> Call:
+        inputs: dict[str, Any] = {}
         if positions or names:
             inputs = {str(i): args[i] for i in positions} | {k: kwargs[k] for k in names}
             args = tuple(None if i in positions else a for i, a in enumerate(args))
@@ -201,12 +224,17 @@ class Packing:
         return Call(item, about, pieces, digests, inputs, chosen)
 
 
+def discard(about: dict[str, Any]) -> None:
+    """Removes the blobs of a result that nobody waits for."""
+    blobs.remove(path for path, _ in about.get("blobs", {}).values())
+
+
 def unpacked(name: str, about: dict[str, Any], pieces: list[Any]) -> Any:
     """The object that a node sent; its blobs are mapped and removed."""
     for index, blob in about.get("blobs", {}).items():
         pieces[int(index)] = blobs.read(blob, unlink=True)
     try:
-        return unpack(pieces[0], pieces[1:])
+        return unpack(pieces[0], pieces[1:], keep_classes=True)
     except Exception as exc:
         raise ResultNotSerializable(
             f"the result of {name} has arrived but cannot be rebuilt here: {type(exc).__name__}: {exc}. "

@@ -14,15 +14,15 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
-from skyward import blobs, events, failures
+from skyward import events, failures
 from skyward.engine import verdicts
-from skyward.engine.calls import Call, unpacked
+from skyward.engine.calls import Call, CallFuture, discard, unpacked
 from skyward.engine.dispatch import Dispatch
 from skyward.engine.feed import feed
 from skyward.engine.hub import Hub
 from skyward.engine.lines import Transcript
 from skyward.errors import BootstrapError, NodeLost, PluginError, PoolClosed
-from skyward.streams import Consumer
+from skyward.streams import Consumer, Stream
 
 __all__ = ["Engine", "Plan"]
 
@@ -73,6 +73,7 @@ class Engine:
         self._generation = 0
         self._ports: list[int] = []
         self.after_fork = self._hub.after_fork
+        self.thread = self._hub.thread
         self.settled = 0
 
     # opening and closing
@@ -212,7 +213,7 @@ class Engine:
         elif wanted:
             self._hub.defer(call.future.settle, about, pieces)
         else:
-            _discard(about)
+            discard(about)
         self._tell_end(call, "ok", about["s"])
 
     def _lost(self, call: Call, reason: str) -> None:
@@ -251,7 +252,7 @@ class Engine:
             return
         call = self._calls.get(body[0])
         if call is None:
-            _discard(body[1])
+            discard(body[1])
             return
         self._gang = self._gang or (body[1].get("group", False) and len(self._nodes) > 1)
         if self._gang and body[1].get("replaced") and not self._hub.closing:
@@ -299,31 +300,32 @@ class Engine:
             timer.daemon = True
             timer.start()
 
-        call.stream = Consumer(
+        consumer = call.stream = Consumer(
             grant=lambda count: self._hub.post(number, [["grant", call.id, count, 0]]),
             close=close,
             load=lambda item: unpacked(call.name, item[0], item[1:]),
         )
-        if call.future.cancelled():
-            self._hub.defer(call.stream.close)
+        # the engine keeps the consumer only: when the user lets go of the stream, it closes itself
+        future, call.future = call.future, CallFuture(call.name)
+        if future.cancelled():
+            self._hub.defer(consumer.close)
         else:
-            self._hub.defer(call.future.fulfil, call.stream)
+            self._hub.defer(future.fulfil, Stream[Any](consumer))
 
-    def _on_items(
-        self, number: int, call_id: str, counts: list[int], about: dict[str, Any], buffers: list[Any]
-    ) -> None:
+    def _on_items(self, number: int, call_id: str, abouts: list[Any], buffers: list[Any]) -> None:
         call = self._calls.get(call_id)
-        if call is None or call.stream is None:
-            _discard(about)
-            return
-        spilled = about.get("blobs", {})
-        items: list[list[Any]] = []
+        items: list[tuple[Any, int]] = []
         at = 0
-        for count in counts:
-            own = {str(int(i) - at): b for i, b in spilled.items() if at <= int(i) < at + count} if spilled else {}
-            items.append([{"blobs": own} if own else {}, *buffers[at : at + count]])
+        for entry in abouts:
+            count, about = (entry, {}) if isinstance(entry, int) else entry
+            if call is None or call.stream is None:
+                discard(about)
+            pieces = buffers[at : at + count]
+            size = sum(piece.nbytes for piece in pieces) + sum(size for _, size in about.get("blobs", {}).values())
+            items.append(([about, *pieces], size))
             at += count
-        call.stream.feed(items)
+        if call is not None and call.stream is not None:
+            call.stream.feed(items)
 
     def _on_want(self, number: int, call_id: str, key: str, count: int) -> None:
         call = self._calls.get(call_id)
@@ -331,6 +333,7 @@ class Engine:
             call.feeders[key].grant(count)
 
     def _on_out(self, number: int, stream: Any, call_id: str | None, buffers: list[Any]) -> None:
+        call_id = call_id if call_id in self._calls else None
         for text, progress in self._nodes[number].transcript.feed(stream, call_id, buffers[0]):
             self._emit(events.Output(self._plan.pool, number, stream, text, call_id, progress))
 
@@ -369,6 +372,8 @@ class Engine:
             self._equip(node.number)
 
     def _on_bye(self, number: int) -> None:
+        for stream, text, progress in self._nodes[number].transcript.end(None):
+            self._emit(events.Output(self._plan.pool, number, stream, text, None, progress))
         self._nodes[number].bye = True
         self._changed.notify_all()
 
@@ -473,8 +478,3 @@ class Engine:
             raise PoolClosed("the pool is closed; open it again with `with sky.ComputePool(...) as pool:`.")
         if all(n.gone for n in self._nodes):
             raise NodeLost(0, reason=f"no node of the pool is left: {self._nodes[0].gone}", attempts=0)
-
-
-def _discard(about: dict[str, Any]) -> None:
-    """Removes the blobs of a result that nobody waits for any more."""
-    blobs.remove(path for path, _ in about.get("blobs", {}).values())

@@ -30,7 +30,8 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
         try:
             for item in source:
                 head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
-                if not producer.put([head, *map(bytes, buffers)]):
+                pieces = [head, *map(bytes, buffers)]
+                if not producer.put(pieces, sum(map(len, pieces))):
                     return
         except BaseException as exc:  # raised in the body, where the iterator is used
             about, data = failures.capture(exc, __file__)

@@ -73,11 +73,11 @@ class Hub:
         self._joining: list[Peer] = []
         self._later: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     def open(self, deadline: float) -> None:
         """Connects to every node, at once."""
-        self._thread.start()
+        self.thread.start()
         threads = [threading.Thread(target=self.connect, args=(p.number, deadline), daemon=True) for p in self.peers]
         for thread in threads:
             thread.start()
@@ -88,8 +88,8 @@ class Hub:
         """Drops all connections."""
         self.closing = self._stopped = True
         self._wake()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(5)
+        if self.thread.is_alive() and self.thread is not threading.current_thread():
+            self.thread.join(5)
 
     def after_fork(self) -> None:
         """Closes a forked child's copies of the sockets; they belong to the parent."""
@@ -105,7 +105,7 @@ class Hub:
     def defer(self, act: Callable[..., Any], *args: Any) -> None:
         """Has the I/O thread do something of the user's (a listener, a callback) when no lock is held."""
         self._later.append((act, args))
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self.thread:
             self._wake()
 
     def connected(self, number: int) -> bool:
@@ -144,6 +144,9 @@ class Hub:
             sock.close()
             raise
         with self.changed:
+            if self._stopped:
+                sock.close()
+                return
             restarted = peer.incarnation not in ("", welcome["incarnation"])
             peer.incarnation, peer.about = welcome["incarnation"], welcome
             if restarted:
@@ -236,7 +239,7 @@ class Hub:
                     count = message[-1]
                     try:
                         self._follower.heed(peer.number, message[0], message[1:-1], buffers[at : at + count])
-                    except Exception:
+                    except BaseException:
                         log.exception("message %r of node %d could not be handled", message[0], peer.number)
                     at += count
 

@@ -1,6 +1,7 @@
 """What runs on one machine, and its watchdog: started by the client, ends everything when the client is gone.
 
-    client --stdin--> keeper       one line of JSON: who to start; end of file means the client is gone
+    client --stdin--> keeper       one line of JSON: who to start; end of file means the client is gone. Its argument is
+                                   the pool's directory, which it removes when it ends.
     client <--stdout-- keeper      lines of JSON: ports, the scheduler's address, deaths
     keeper --fork--> scheduler (on the head), one agent for each node
     keeper --exec--> nursery --fork--> runners
@@ -161,8 +162,7 @@ class _Keeper:
             _kill(pid)
         self._nursery.end()
         leftovers.end_children()
-        for directory in self._order.get("directories", ()):
-            blobs.remove_directory(directory)
+        blobs.remove_directory(sys.argv[1])
         os._exit(0)
 
 
@@ -205,12 +205,14 @@ def main() -> None:
     """Reads its order from standard input and serves until that is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     nursery = _NurseryProcess()
+    os.umask(0o077)  # after the nursery, whose runners keep the user's own
     from skyward.engine import membership
 
     membership.configure()
     line = _read_line()
     if not line:
         nursery.end()
+        blobs.remove_directory(sys.argv[1])
         return
     keeper = _Keeper(json.loads(line), nursery)
     try:

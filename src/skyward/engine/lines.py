@@ -56,8 +56,8 @@ class Transcript:
         """The lines that are complete now."""
         return self._lines.setdefault((stream, call), Lines()).feed(data)
 
-    def end(self, call: str) -> list[tuple[Stream, str, bool]]:
-        """What a call that has ended left without a line end."""
+    def end(self, call: str | None) -> list[tuple[Stream, str, bool]]:
+        """What a call that has ended (or, with None, what no call is known for) left without a line end."""
         found: list[tuple[Stream, str, bool]] = []
         for stream in _STREAMS:
             lines = self._lines.pop((stream, call), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 import queue
@@ -17,6 +18,8 @@ import dask
 from skyward.engine.agent import Agent
 from skyward.engine.certs import Identity, context
 from skyward.runtime import count_accelerators
+
+log = logging.getLogger("skyward.engine")
 
 __all__ = ["configure", "run_agent", "run_scheduler"]
 
@@ -101,18 +104,21 @@ async def _work(order: dict[str, Any], agent: Agent, addresses: queue.SimpleQueu
             """No HTTP port, as above."""
 
     address = await asyncio.to_thread(addresses.get)
-    worker = await NodeWorker(
-        address,
-        name=f"node-{order['node']}",
-        nthreads=1,
-        host=order["host"],
-        protocol="tls",
-        memory_limit=0,
-        local_directory=order["directory"],
-        security=_security(order["identity"], "worker"),
-    )
-    agent.say("member", {"address": worker.address})
-    await worker.finished()
+    try:
+        worker = await NodeWorker(
+            address,
+            name=f"node-{order['node']}",
+            nthreads=1,
+            host=order["host"],
+            protocol="tls",
+            memory_limit=0,
+            local_directory=order["directory"],
+            security=_security(order["identity"], "worker"),
+        )
+        agent.say("member", {"address": worker.address})
+        await worker.finished()
+    except Exception:
+        log.exception("node %d is not a member of the dask cluster", order["node"])
     await asyncio.Event().wait()  # the scheduler may be gone; calls do not need it
 
 

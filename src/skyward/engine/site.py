@@ -25,10 +25,10 @@ log = logging.getLogger("skyward.engine")
 class Site:
     """A keeper and what it has started."""
 
-    def __init__(self, shell: LocalShell, python: str, env: Mapping[str, str]) -> None:
+    def __init__(self, shell: LocalShell, python: str, env: Mapping[str, str], directory: str) -> None:
         # -P: the client's working directory must not become a place to import from
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
-        self._process = shell.start([python, "-P", "-m", "skyward.engine.keeper"], env, self._errors)
+        self._process = shell.start([python, "-P", "-m", "skyward.engine.keeper", directory], env, self._errors)
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.ports: dict[int, tuple[str, int]] = {}
         self.scheduler: str | None = None

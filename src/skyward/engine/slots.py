@@ -15,6 +15,7 @@ _READ = 1 << 16
 _STDERR_TAIL = 4096
 _AHEAD_SECONDS = 0.002
 _AHEAD_MOST = 32
+_CALL_ID = 12
 
 
 def ahead(mean: float | None, threads: int) -> int:
@@ -27,7 +28,7 @@ def ahead(mean: float | None, threads: int) -> int:
 class Task:
     """A call on this node."""
 
-    __slots__ = ("about", "backlog", "buffers", "id", "killed", "slot", "started", "stop")
+    __slots__ = ("about", "backlog", "buffers", "id", "killed", "slot", "started", "stop", "timer")
 
     def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
         self.id, self.about, self.buffers = call_id, about, buffers
@@ -35,6 +36,7 @@ class Task:
         self.started: float | None = None
         self.stop: str | None = None
         self.killed = False
+        self.timer: int | None = None
         self.backlog: list[tuple[list[Any], list[Any]]] = []
 
 
@@ -45,6 +47,8 @@ class Pipe:
         self.stream, self.fd = stream, fd
         self.open, self.paused = True, False
         self.tail = b""
+        self.call: str | None = None
+        self._rest = b""
 
     def read(self) -> bytes | None:
         """What is there now: None when nothing is, empty bytes when the writers are gone."""
@@ -59,6 +63,29 @@ class Pipe:
         elif self.stream == "stderr":
             self.tail = (self.tail + data)[-_STDERR_TAIL:]
         return data
+
+    def take_apart(self, data: bytes, mark: bytes) -> list[tuple[str | None, bytes]]:
+        """The data with the runner's marks taken out; each piece with the call that the last mark named."""
+        whole = self._rest + data
+        self._rest = b""
+        pieces: list[tuple[str | None, bytes]] = []
+        while True:
+            at = whole.find(b"\0")
+            while at >= 0 and not mark.startswith(whole[at : at + len(mark)]):
+                at = whole.find(b"\0", at + 1)
+            if at < 0:
+                break
+            if at:
+                pieces.append((self.call, whole[:at]))
+            end = at + len(mark) + _CALL_ID + 1
+            if len(whole) < end:
+                self._rest = whole[at:]  # the rest of the mark is still in the pipe
+                return pieces
+            self.call = whole[at + len(mark) : end - 1].decode()
+            whole = whole[end:]
+        if whole:
+            pieces.append((self.call, whole))
+        return pieces
 
 
 class RunnerSlot:

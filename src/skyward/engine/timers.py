@@ -14,12 +14,23 @@ class Timers:
     """A queue of acts by the moment they are due."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int]] = []
+        self._acts: dict[int, Callable[[], None]] = {}
         self._count = itertools.count()
 
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Has `act` called once, `seconds` from now."""
-        heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._count), act))
+    def after(self, seconds: float, act: Callable[[], None]) -> int:
+        """Has `act` called once, `seconds` from now; returns what `cancel` wants."""
+        number = next(self._count)
+        self._acts[number] = act
+        heapq.heappush(self._heap, (time.monotonic() + seconds, number))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Forgets an act that has not been done yet."""
+        self._acts.pop(number, None)
+        if len(self._heap) > 64 + 2 * len(self._acts):
+            self._heap = [entry for entry in self._heap if entry[1] in self._acts]
+            heapq.heapify(self._heap)
 
     def due(self) -> float:
         """When the next one is due, on the monotonic clock."""
@@ -29,4 +40,6 @@ class Timers:
         """Does what is due."""
         now = time.monotonic()
         while self._heap and self._heap[0][0] <= now:
-            heapq.heappop(self._heap)[2]()
+            act = self._acts.pop(heapq.heappop(self._heap)[1], None)
+            if act is not None:
+                act()

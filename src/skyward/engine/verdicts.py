@@ -20,10 +20,11 @@ def failure(
 ) -> tuple[BaseException, Outcome]:
     """The exception for a call that gave no result, and how it counts."""
     if kind == "error":
+        # rebuild and annotate never raise, whatever the user's exception class does
         where = f"raised on node {node} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
         return failures.annotate(failures.rebuild(about["error"], buffers[0]), about["error"], where), "error"
     if kind == "exited":
-        return TaskCrashed(call.name, node, call.attempt, about["code"]), "crashed"
+        return TaskCrashed(call.name, node, call.attempt, about["code"], stderr=about["stderr"]), "crashed"
     if kind == "crashed":
         return _crash(call, node, about), "crashed"
     if kind == "timeout":

@@ -22,6 +22,7 @@ class Vitals:
 
     def sample(self, pids: list[int]) -> tuple[float, int]:
         """CPU in per cent of one core since the last sample, and resident memory in bytes."""
+        self._oom = self._oom_kills()  # those of other nodes on this machine are not ours
         now, used, memory = time.monotonic(), 0.0, 0
         current: dict[int, float] = {}
         for pid in _with_descendants(pids):

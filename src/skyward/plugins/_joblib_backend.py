@@ -100,7 +100,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
                 "of joblib. Leave it out; what nodes need before a call goes into the pool's image or plugins."
             )
         if self.parallel is not parallel:
-            own = SkywardBackend(self._pool(), self._max_inflight, self.nesting_level)
+            own = SkywardBackend(self._target(), self._max_inflight, self.nesting_level)
             own.parallel = parallel
             raise FallbackToBackend(own)
         count = self.effective_n_jobs(n_jobs)
@@ -190,7 +190,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return PendingCompute(runs(name_of(batch.items[0][0])), (Tasks(batch.items, level, self._frozen),))
 
     def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
-        pool = self._pool()
+        pool = self._target()
         try:
             return pool._send(calls)  # pyright: ignore[reportPrivateUsage] - one frame for several calls
         except Exception as exc:  # joblib raises it where the Parallel was called, and stops the rest
@@ -201,10 +201,10 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
             return [failed]
 
     def _slots(self) -> int:
-        pool = self._pool()
+        pool = self._target()
         return pool.nodes * pool.concurrency
 
-    def _pool(self) -> Slots:
+    def _target(self) -> Slots:
         return open_pool() if self._given is None else self._given
 
 
