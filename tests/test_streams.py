@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skyward import streams
-from skyward.streams import WINDOW, Consumer, Producer
+from skyward.streams import WINDOW, Consumer, Producer, Stream
 
 
 def joined(window: int = WINDOW) -> tuple[Producer, Consumer]:
@@ -20,18 +20,22 @@ def joined(window: int = WINDOW) -> tuple[Producer, Consumer]:
     pair["consumer"] = Consumer(
         grant=lambda count: pair["producer"].grant(count),
         close=lambda: pair["producer"].close(),
-        load=lambda item: bytes(item[0]),
+        load=lambda item: item,
         window=window,
     )
-    pair["producer"] = Producer(pair["consumer"].feed, window)
+    pair["producer"] = Producer(lambda batch: pair["consumer"].feed(sized(batch)), window)
     return pair["producer"], pair["consumer"]
+
+
+def sized(items: list[Any]) -> list[tuple[Any, int]]:
+    return [(item, len(item)) for item in items]
 
 
 def produce(producer: Producer, consumer: Consumer, items: list[bytes], error: BaseException | None = None) -> int:
     """Puts items until the consumer wants no more; says how many went."""
     count = 0
     for item in items:
-        if not producer.put([item]):
+        if not producer.put(item, len(item)):
             break
         count += 1
     producer.finish()
@@ -65,7 +69,7 @@ def test_a_producer_stops_when_nobody_reads() -> None:
     """Back-pressure: at most a window of items is under way."""
     producer, consumer = joined(window=8)
     put = []
-    blocked = in_thread(lambda: [put.append(i) for i in range(100) if producer.put([b"x"])])
+    blocked = in_thread(lambda: [put.append(i) for i in range(100) if producer.put(b"x", 1)])
     with pytest.raises(TimeoutError):
         blocked.result(0.3)
     assert len(put) == 8
@@ -98,7 +102,7 @@ def test_large_items_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "WINDOW_BYTES", 1000)
     producer, consumer = joined()
     put = []
-    blocked = in_thread(lambda: [put.append(i) for i in range(20) if producer.put([b"x" * 600])])
+    blocked = in_thread(lambda: [put.append(i) for i in range(20) if producer.put(b"x" * 600, 600)])
     with pytest.raises(TimeoutError):
         blocked.result(0.3)
     assert 1 <= len(put) <= 3
@@ -146,8 +150,7 @@ def test_a_reader_that_waits_is_woken_by_closing() -> None:
 def test_closing_is_told_once_and_not_after_the_end() -> None:
     told: list[str] = []
     stream = Consumer(lambda _: None, lambda: told.append("closed"), lambda item: item)
-    with stream:
-        pass
+    stream.close()
     stream.close()
     assert told == ["closed"]
     ended = Consumer(lambda _: None, lambda: told.append("closed again"), lambda item: item)
@@ -156,26 +159,33 @@ def test_closing_is_told_once_and_not_after_the_end() -> None:
     assert told == ["closed"]
 
 
-def test_a_stream_that_is_dropped_is_closed() -> None:
+def test_what_the_user_holds_is_closed_by_leaving_it_or_letting_go() -> None:
     told: list[str] = []
-    stream = Consumer(lambda _: None, lambda: told.append("closed"), lambda item: item)
-    del stream
-    gc.collect()
+    consumer = Consumer(lambda _: None, lambda: told.append("closed"), lambda item: item)
+    consumer.feed([("a", 1), ("b", 1)])
+    with Stream[str](consumer) as stream:
+        assert next(stream) == "a"
     assert told == ["closed"]
+    assert list(stream) == []
+
+    dropped: Stream[str] = Stream(Consumer(lambda _: None, lambda: told.append("dropped"), lambda item: item))
+    del dropped
+    gc.collect()
+    assert told == ["closed", "dropped"]
 
 
 def test_an_error_of_a_stream_that_was_closed_is_not_raised() -> None:
     stream = Consumer(lambda _: None, lambda: None, lambda item: item)
     stream.close()
     stream.end(ValueError())
-    stream.feed([[b"late"]])
+    stream.feed([(b"late", 4)])
     assert list(stream) == []
 
 
 def test_credit_is_granted_in_steps_and_never_more_than_was_used() -> None:
     granted: list[int] = []
-    stream = Consumer(granted.append, lambda: None, lambda item: item[0], window=8)
-    stream.feed([[i] for i in range(20)])
+    stream = Consumer(granted.append, lambda: None, lambda item: item, window=8)
+    stream.feed([(i, 1) for i in range(20)])
     used = [next(stream) for _ in range(20)]
     assert used == list(range(20))
     assert 16 <= sum(granted) <= 20
@@ -193,10 +203,10 @@ def test_what_gathers_while_a_batch_is_sent_goes_together() -> None:
         assert go_on.wait(10)
 
     producer = Producer(send)
-    producer.put([b"x"])
+    producer.put(b"x", 1)
     assert first.wait(10)
     for _ in range(100):
-        producer.put([b"x"])
+        producer.put(b"x", 1)
     go_on.set()
     producer.finish()
     assert batches == [1, 100]
@@ -206,19 +216,19 @@ def test_a_closed_producer_takes_nothing() -> None:
     sent: list[Any] = []
     producer = Producer(sent.append)
     producer.close()
-    assert producer.put([b"x"]) is False
+    assert producer.put(b"x", 1) is False
     producer.finish()
     assert sent == []
 
 
 def test_a_loader_that_raises_leaves_the_rest_readable() -> None:
-    def load(item: list[Any]) -> Any:
-        if item[0] == 1:
+    def load(item: int) -> int:
+        if item == 1:
             raise ValueError("cannot be rebuilt")
-        return item[0]
+        return item
 
     stream = Consumer(lambda _: None, lambda: None, load)
-    stream.feed([[0], [1], [2]])
+    stream.feed([(0, 1), (1, 1), (2, 1)])
     stream.end()
     assert next(stream) == 0
     with pytest.raises(ValueError, match="rebuilt"):

@@ -29,6 +29,7 @@ Packed = tuple[bytes, list[memoryview]]
 
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
 _DIAGNOSIS_SECONDS = 0.08
+_SHORT = 1 << 20
 
 
 class Packer:
@@ -90,9 +91,25 @@ def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bo
 
     With `keep_classes`, a class that this process sent by value comes back as it is here, not as the other side has it.
     """
-    if keep_classes:
-        return _Keeping(io.BytesIO(head), buffers=buffers).load()
+    if keep_classes and (len(head) > _SHORT or b"_make_skeleton" in bytes(head)):
+        return _Keeping(_View(memoryview(head)), buffers=buffers).load()
     return pickle.loads(head, buffers=buffers)
+
+
+class _View(io.RawIOBase):
+    """A buffer as a file, read without copying it first."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any, /) -> int:
+        size = min(len(target), len(self._view) - self._at)
+        target[:size] = self._view[self._at : self._at + size]
+        self._at += size
+        return size
 
 
 class _Keeping(pickle.Unpickler):

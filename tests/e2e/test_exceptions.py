@@ -490,9 +490,9 @@ def test_a_result_that_cannot_be_rebuilt_here_fails_the_same_way_each_time(pool:
         return Bomb()
 
     future = call(make) > pool
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(sky.errors.ResultNotSerializable, match="invalid literal"):
         future.result(10)
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(sky.errors.ResultNotSerializable, match="invalid literal"):
         future.result(10)
 
 

@@ -16,7 +16,7 @@ from joblib import Parallel, delayed, parallel_config
 from joblib.parallel import get_active_backend
 
 import skyward as sky
-from skyward.errors import InvalidArgument, NotSerializable, PoolClosed
+from skyward.errors import InvalidArgument, NotSerializable
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +88,6 @@ def test_no_more_than_n_jobs_run_at_a_time(pool: sky.ComputePool) -> None:
     spans = Parallel(n_jobs=3, batch_size=1, pre_dispatch="all")(delayed(span)() for _ in range(12))
     most = max(sum(a <= began < b for a, b in spans) for began, _ in spans)
     assert 2 <= most <= 3
-
-
-def test_one_slot_is_still_a_node() -> None:
-    """S0-37: with a single slot joblib would run the calls here."""
-    with sky.integrations.JoblibPool(console=False):
-        assert joblib.effective_n_jobs(-1) == 1
-        assert os.getpid() not in Parallel(n_jobs=-1)(delayed(pid)() for _ in range(3))
-        with Parallel(n_jobs=-1) as parallel:
-            assert os.getpid() not in parallel(delayed(pid)() for _ in range(3))
-            assert parallel(delayed(square)(i) for i in range(3)) == [0, 1, 4]
 
 
 def test_an_exception_keeps_its_type_and_says_where(pool: sky.ComputePool) -> None:
@@ -236,73 +226,3 @@ def test_filters_for_warnings_stay_as_they_are(pool: sky.ComputePool) -> None:
     assert warnings.filters == before
     assert _warning("numpy.exceptions", "ComplexWarning") is np.exceptions.ComplexWarning
     assert issubclass(_warning("not_installed_anywhere", "SomeWarning"), Warning)
-
-
-def test_leaving_restores_the_backend_and_ends_the_nodes() -> None:
-    """S0-39, S0-41, S0-42: used by keyword and without `as`."""
-    with parallel_config("threading", n_jobs=3):
-        with sky.integrations.JoblibPool(provider=sky.Local(), nodes=2, concurrency=1, console=False):
-            assert type(get_active_backend()[0]).__name__ == "SkywardBackend"
-            assert os.getpid() not in Parallel(n_jobs=-1)(delayed(pid)() for _ in range(4))
-        assert type(get_active_backend()[0]).__name__ == "ThreadingBackend"
-        assert joblib.effective_n_jobs(None) == 3
-
-
-def test_an_open_pool_is_borrowed_and_stays_open() -> None:
-    """S0-50, S0-51, S0-52, T1."""
-    assert sky.integrations.sklearn_backend is sky.integrations.joblib_backend
-    with sky.ComputePool(provider=sky.Local(), nodes=2, console=False) as mine:
-        with sky.integrations.sklearn_backend(mine) as same:
-            assert same is mine
-            assert os.getpid() not in Parallel(n_jobs=-1)(delayed(pid)() for _ in range(4))
-        assert type(get_active_backend()[0]).__name__ == "LokyBackend"
-        assert sky.compute(square)(3) >> mine == 9
-        by_name(mine)
-    with pytest.raises(PoolClosed, match="not open"), sky.integrations.joblib_backend(mine):
-        pass
-
-
-def by_name(mine: sky.ComputePool) -> None:
-    """The backend by its name: the pool that is given, or the innermost one."""
-    with parallel_config("skyward", n_jobs=2):
-        assert os.getpid() not in Parallel()(delayed(pid)() for _ in range(4))
-    with joblib.parallel_backend("skyward", pool=mine):
-        assert joblib.effective_n_jobs(-1) == 2
-        assert os.getpid() not in Parallel()(delayed(pid)() for _ in range(4))
-    assert os.getpid() not in Parallel(n_jobs=2, backend="skyward")(delayed(pid)() for _ in range(4))
-
-
-def test_without_an_open_pool_the_name_says_so() -> None:
-    from skyward.plugins._joblib import register
-
-    register()
-    with parallel_config("skyward"), pytest.raises(PoolClosed, match="none is open"):
-        Parallel(n_jobs=2)(delayed(square)(i) for i in range(3))
-    with pytest.raises(InvalidArgument, match="not a pool"), sky.integrations.joblib_backend("pool"):  # type: ignore[type-var]
-        pass
-
-
-def test_the_plugin_adds_joblib_and_leaves_the_image_as_it_is() -> None:
-    """S1-28, T10."""
-    image = sky.Image(includes=["a"], excludes=["b"], shell_vars={"C": "1"}, metrics=["cpu"], env={"D": "2"})
-    cluster = sky.Cluster("p", 1, 1, sky.Spec())
-    made = sky.plugins.joblib().transform(image, cluster)  # type: ignore[misc]
-    assert made.pip == (f"joblib=={joblib.__version__}",)
-    assert image.adding(pip=made.pip) == made
-    assert sky.plugins.joblib("1.4").transform(image, cluster).pip == ("joblib==1.4",)  # type: ignore[misc]
-    assert sky.plugins.joblib("~=1.4").transform(image, cluster).pip == ("joblib~=1.4",)  # type: ignore[misc]
-    own = image.adding(pip=["joblib>=1.3"])
-    assert sky.plugins.joblib().transform(own, cluster) == own  # type: ignore[misc]
-
-
-def test_a_pool_for_joblib_keeps_what_the_user_said() -> None:
-    """T10, D6: image, plugins and options of the pool reach it; slots are processes unless said otherwise."""
-    image = sky.Image(includes=["tests"], env={"A": "1"})
-    mine = sky.Plugin("mine")
-    made = sky.integrations.JoblibPool(nodes=3, concurrency=5, image=image, plugins=[mine], name="named")
-    assert (made.image, made.nodes, made.worker, made.name) == (image, 3, sky.Worker(5, "process"), "named")
-    assert [p.name for p in made.plugins] == ["mine", "joblib"]
-    threads = sky.Worker(2, "thread")
-    assert sky.integrations.JoblibPool(worker=threads).worker is threads
-    with pytest.raises(InvalidArgument, match="max_inflight"):
-        sky.integrations.JoblibPool(max_inflight=0)

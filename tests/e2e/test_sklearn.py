@@ -60,7 +60,7 @@ def same_results(here: dict[str, Any], there: dict[str, Any]) -> None:
     assert here.keys() == there.keys()
     for key in here:
         if not key.endswith("_time"):
-            assert list(here[key]) == list(there[key]), key
+            assert np.asarray(here[key], object).tolist() == np.asarray(there[key], object).tolist(), key
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_the_plugin_adds_scikit_learn_and_joblib() -> None:
     import joblib
     import sklearn
 
-    cluster = sky.Cluster("p", 1, 1, sky.Spec())
+    cluster = sky.Cluster("p", 1, sky.Worker(), sky.Spec())
     image = sky.Image(includes=["a"], pip=["pandas"])
     made = sky.plugins.sklearn().transform(image, cluster)  # type: ignore[misc]
     assert made.pip == ("pandas", f"scikit-learn=={sklearn.__version__}", f"joblib=={joblib.__version__}")

@@ -29,7 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     pool = _stack.enter_context(
         sky.ComputePool(nodes=2, worker=sky.Worker(concurrency=2, executor="process"), console=False)
     )
-    if os.environ.get("SKYWARD_PEERS_ACTIVE") == "1":
+    if os.environ.get("SKYWARD_PEERS_ACTIVE") == "loky":
+        _stack.enter_context(joblib.parallel_config("loky", n_jobs=2))
+    elif os.environ.get("SKYWARD_PEERS_ACTIVE") == "1":
         _stack.enter_context(sky.integrations.joblib_backend(pool))
         _stack.enter_context(joblib.parallel_config(n_jobs=-1))  # tests that leave n_jobs out go through the pool too
     else:

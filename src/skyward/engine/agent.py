@@ -272,6 +272,7 @@ class Agent:
         for task in itertools.islice(slot.inflight.values(), slot.threads):
             if task.started is None:
                 task.started = now
+                self._vitals.refresh()
                 self._recent.append(task)
                 slot.stderr_mark()
                 limit = task.about.get("timeout")

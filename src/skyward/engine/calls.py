@@ -29,7 +29,7 @@ class CallFuture(Future[T]):
         self._unpacking = threading.Lock()
         self._packed: tuple[dict[str, Any], list[Any]] | None = None
         self.on_cancel: Callable[[], None] | None = None
-        self.is_running: Callable[[], bool] = lambda: False
+        self.sent = False
 
     def settle(self, about: dict[str, Any], pieces: list[Any]) -> None:
         """Has the future hold a result that is not unpickled yet."""
@@ -89,7 +89,7 @@ class CallFuture(Future[T]):
             discard(packed[0])  # nobody ever asked for it
 
     def running(self) -> bool:
-        return super().running() or (not self.done() and self.is_running())
+        return super().running() or (self.sent and not self.done())
 
 
 class Call:

@@ -158,7 +158,6 @@ class Engine:
     def _adopt(self, call: Call) -> None:
         self._calls[call.id] = call
         call.future.on_cancel = lambda: self.stop(call)
-        call.future.is_running = lambda: call.sent > 0
 
     def _pump(self) -> None:
         """Sends what nodes have room for, one frame a node."""
@@ -173,6 +172,7 @@ class Engine:
         buffers: list[Any] = []
         for call in calls:
             call.about["attempt"] = call.attempt
+            call.future.sent = True
             messages.append(["call", call.id, call.about, len(call.pieces)])
             buffers += call.pieces
         self._hub.post(number, messages, buffers)
@@ -190,6 +190,7 @@ class Engine:
         self._plan.release(call.digests)
         for producer in call.feeders.values():
             producer.close()
+        call.future.on_cancel = None  # future and call must not keep each other
         self.settled += 1
         return True
 

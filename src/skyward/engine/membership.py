@@ -91,9 +91,14 @@ def run_agent(order: dict[str, Any], listener: socket.socket, nursery: socket.so
             os._exit(0)
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=relay, name="skyward-agent", daemon=True).start()
-    asyncio.run(_work(order, agent, addresses))
-    os._exit(0)
+    thread = threading.Thread(target=relay, name="skyward-agent", daemon=True)
+    thread.start()
+    try:
+        asyncio.run(_work(order, agent, addresses))
+    except BaseException:
+        log.exception("node %d is no longer a member of the dask cluster", order["node"])
+    while True:
+        thread.join()  # calls do not need the scheduler; the thread ends the process
 
 
 async def _work(order: dict[str, Any], agent: Agent, addresses: queue.SimpleQueue[str]) -> None:
@@ -104,22 +109,18 @@ async def _work(order: dict[str, Any], agent: Agent, addresses: queue.SimpleQueu
             """No HTTP port, as above."""
 
     address = await asyncio.to_thread(addresses.get)
-    try:
-        worker = await NodeWorker(
-            address,
-            name=f"node-{order['node']}",
-            nthreads=1,
-            host=order["host"],
-            protocol="tls",
-            memory_limit=0,
-            local_directory=order["directory"],
-            security=_security(order["identity"], "worker"),
-        )
-        agent.say("member", {"address": worker.address})
-        await worker.finished()
-    except Exception:
-        log.exception("node %d is not a member of the dask cluster", order["node"])
-    await asyncio.Event().wait()  # the scheduler may be gone; calls do not need it
+    worker = await NodeWorker(
+        address,
+        name=f"node-{order['node']}",
+        nthreads=1,
+        host=order["host"],
+        protocol="tls",
+        memory_limit=0,
+        local_directory=order["directory"],
+        security=_security(order["identity"], "worker"),
+    )
+    agent.say("member", {"address": worker.address})
+    await worker.finished()
 
 
 def _security(identity: dict[str, str], role: str) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 __all__ = ["Vitals"]
 
+_REFRESH = 0.05
+
 
 class Vitals:
     """CPU and memory of a set of processes and their descendants."""
@@ -17,12 +19,12 @@ class Vitals:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._last: dict[int, float] = {}
         self._at = time.monotonic()
+        self._refreshed = 0.0
         self._counters = _oom_counters()
         self._oom = self._oom_kills()
 
     def sample(self, pids: list[int]) -> tuple[float, int]:
         """CPU in per cent of one core since the last sample, and resident memory in bytes."""
-        self._oom = self._oom_kills()  # those of other nodes on this machine are not ours
         now, used, memory = time.monotonic(), 0.0, 0
         current: dict[int, float] = {}
         for pid in _with_descendants(pids):
@@ -35,6 +37,12 @@ class Vitals:
             used += max(0.0, current[pid] - self._last.get(pid, current[pid]))
         span, self._at, self._last = max(1e-3, now - self._at), now, current
         return round(100 * used / span, 1), memory
+
+    def refresh(self) -> None:
+        """Takes note of the kernel's count so far: kills before this moment are not ours."""
+        now = time.monotonic()
+        if now - self._refreshed > _REFRESH:
+            self._refreshed, self._oom = now, self._oom_kills()
 
     def out_of_memory(self) -> bool:
         """Whether the kernel has killed for lack of memory since this was last asked."""

@@ -54,6 +54,8 @@ def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Pl
 
     `version` is a number or a constraint such as ">=1.4"; without one, nodes get this computer's version.
     """
+    if max_inflight is not None:
+        check_number("max_inflight", max_inflight)
     return Plugin(
         "joblib", transform=partial(install, {"joblib": version}), around_client=partial(_around, max_inflight)
     )

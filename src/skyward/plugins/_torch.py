@@ -190,7 +190,7 @@ def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
     """What torchrun gives to a program that forms its group itself: variables, and a port where a store listens."""
     dist = framework("torch.distributed", "torch")
     store = _own_store(dist, info, timeout)  # held until the call ends: in one process, torch shares what listens
-    with _variables(info, store.port), _ending(dist):
+    with _variables(info, store.port), _kept(dist), _ending(dist):
         yield
 
 
@@ -240,6 +240,27 @@ def _chosen_backend(backend: Backend | None, info: InstanceInfo) -> Backend:
             'Write backend="gloo" for CPUs, or leave backend out to have it chosen by what the node has.'
         )
     return backend or ("nccl" if found else "gloo")
+
+
+@contextmanager
+def _kept(dist: Any) -> Generator[None]:
+    """Keeps the group that the body forms until the block is left: letting go of it too early can hang, see below."""
+    groups: list[Any] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not groups and not done.wait(0.005):
+            groups.extend([dist.group.WORLD] if dist.is_initialized() else [])
+
+    watcher = threading.Thread(target=watch, name="skyward-torch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        time.sleep(_LETTING_GO)
+        groups.clear()
 
 
 @contextmanager

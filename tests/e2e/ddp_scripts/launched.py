@@ -4,7 +4,7 @@ import os
 
 import torch
 import torch.nn.functional as F
-from torch.distributed import barrier, destroy_process_group, init_process_group
+from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -55,7 +55,6 @@ def main(epochs, batch_size):
     trainer = Trainer(model, loader, optimizer)
     trainer.train(epochs)
     weights = model.weight.detach().clone()
-    barrier()
     destroy_process_group()
     return trainer.rank, len(trainer.losses), weights
 

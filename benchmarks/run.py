@@ -1,0 +1,83 @@
+"""Runs benchmarks side by side with their peers and prints the ratios; asserts nothing.
+
+python benchmarks/run.py                    everything
+python benchmarks/run.py calls data         some groups
+python benchmarks/run.py --quick --rounds 1 only to see whether it works
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import contest
+
+_ALL = ("startup", "calls", "data", "streams", "memory", "frameworks", "ddp")
+GROUPS = tuple(name for name in _ALL if Path(__file__).with_name(f"{name}.py").exists())
+
+
+def main() -> None:
+    """Runs the groups that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"groups: {', '.join(GROUPS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small counts: shows that it works, not how fast")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median is taken (default: 3)")
+    parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
+    parser.add_argument("--contender", help=argparse.SUPPRESS)  # one round of one contender, in this process
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+
+    if args.contender:
+        group, name = args.contender.split(":")
+        args.into.write_text(json.dumps(_group(group).CONTENDERS[name](args.quick)))
+        return
+
+    unknown = set(args.names) - set(GROUPS)
+    if unknown:
+        parser.error(f"no group is named {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    _compare(args.names or GROUPS, args.rounds, args.quick, args.json)
+
+
+def _compare(names: tuple[str, ...] | list[str], rounds: int, quick: bool, into: Path | None) -> None:
+    began = time.perf_counter()
+    kept: dict[str, contest.Rounds] = {}
+    print(_surroundings(), contest.HEADER, sep="\n\n", flush=True)
+    for name in names:
+        module = _group(name)
+        kept[name] = contest.measured(name, list(module.CONTENDERS), rounds, quick)
+        for row in module.rows(contest.Medians(kept[name])):
+            print(contest.line(row), flush=True)
+        if into is not None:
+            into.write_text(json.dumps(kept, indent=1))
+    print(f"\n{time.perf_counter() - began:.0f} s" + (", QUICK: these figures mean nothing" if quick else ""))
+
+
+def _group(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def _surroundings() -> str:
+    versions = []
+    for package in ("skyward", "distributed", "ray", "loky", "joblib"):
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"{package} not installed")
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    busy = "   NOT QUIET: something else runs here" if load > 0.3 * cores else ""
+    return (
+        f"Python {platform.python_version()}, {cores} cores, load {load:.1f}{busy}\n{', '.join(versions)}\n"
+        "ratio = skyward / peer, medians of interleaved rounds"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The examples about joblib, scikit-learn and plugins run as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDES = Path(__file__).parents[2] / "examples" / "guides"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("02_joblib_concurrency.py", r"80 tasks of 0\.1 s on 2 x 4 slots: .*efficiency \d+%"),
+        ("03_scikit_grid_search.py", r"105 fits on 2 x 2 processes.*the same candidate fitted here"),
+        ("10_custom_plugin.py", r"\[1000000, 1000000\]"),
+    ],
+)
+def test_the_example_runs_as_it_is(name: str, said: str) -> None:
+    """S0-43, S0-48, D6."""
+    done = subprocess.run([sys.executable, str(GUIDES / name)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search(said, done.stdout, re.DOTALL), done.stdout
+
+
+@pytest.mark.parametrize("name", ["02_joblib_concurrency.py", "03_scikit_grid_search.py", "10_custom_plugin.py"])
+def test_an_unknown_provider_is_refused_in_words(name: str) -> None:
+    done = subprocess.run([sys.executable, str(GUIDES / name), "--provider", "moon"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "invalid choice: 'moon'" in done.stderr

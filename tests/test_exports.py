@@ -1,0 +1,63 @@
+"""What `import skyward` gives, and what it leaves alone."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import skyward
+
+# these import a framework at their top, and are themselves imported on use only
+NEEDS_FRAMEWORK = {"skyward.plugins._joblib_backend"}
+MODULES = sorted(m.name for m in pkgutil.walk_packages(skyward.__path__, "skyward.") if m.name not in NEEDS_FRAMEWORK)
+
+
+def test_all_is_exactly_what_is_public() -> None:
+    public = {
+        name
+        for name, value in vars(skyward).items()
+        if not name.startswith("_") and not (isinstance(value, ModuleType) and name not in skyward.__all__)
+    }
+    assert public == set(skyward.__all__)
+    assert list(skyward.__all__) == sorted(skyward.__all__)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_is_public_and_has_it(name: str) -> None:
+    module = importlib.import_module(name)
+    assert isinstance(module.__all__, list)
+    assert len(module.__all__) == len(set(module.__all__))
+    assert module.__doc__
+    for public in module.__all__:
+        assert hasattr(module, public), public
+
+
+def test_importing_loads_no_framework_and_nothing_heavy() -> None:
+    """S0-03, and more: what takes long to import is imported where it is used."""
+    heavy = (
+        "distributed dask rich numpy pandas torch jax keras tensorflow transformers joblib sklearn cryptography boto3 "
+        "psutil packaging tornado yaml asyncssh"
+    ).split()
+    source = f"import json, sys, skyward; print(json.dumps([n for n in {heavy} if n in sys.modules]))"
+    out = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(out.stdout) == []
+    assert out.stderr == ""
+
+
+def test_the_dispatch_target_and_the_module_are_both_there() -> None:
+    """D6: the module itself and a `sky` singleton."""
+    assert repr(skyward.sky) == "sky"
+    assert skyward.integrations.sklearn_backend is skyward.integrations.joblib_backend
+    assert {"torch", "jax", "keras", "huggingface", "joblib", "sklearn"} <= set(skyward.plugins.__all__)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    assert skyward.__version__ == version("skyward")
