@@ -50,11 +50,12 @@ def with_skyward(quick: bool) -> dict[str, float]:
     one_by_one, many, items = _counts(quick)
     with sky.ComputePool(nodes=NODES, console=False) as pool:
         _ = call() @ pool
-        latencies = _each(lambda: call() >> pool, one_by_one)
+        _repeated(lambda: call() >> pool, one_by_one // 10)
+        latencies = _repeated(lambda: call() >> pool, one_by_one)
         sky.gather(*[call() for _ in range(100)]) >> pool
         gather = _timed(lambda: sky.gather(*[call() for _ in range(many)]) >> pool)
         pool.map(nothing, range(100))
-        mapped = _timed(lambda: pool.map(nothing, range(items)))
+        mapped = statistics.median(_repeated(lambda: pool.map(nothing, range(items)), 5))
     return {"latency": statistics.median(latencies) * 1000, "gather": many / gather, "map": items / mapped}
 
 
@@ -66,7 +67,7 @@ def with_skyward_slots(quick: bool) -> dict[str, float]:
     with sky.ComputePool(nodes=NODES, worker=sky.Worker(SLOTS), console=False) as pool:
         sky.gather(*[call(0.001) for _ in range(NODES * SLOTS)]) >> pool
         ideal = SLEEPS * SLEEP / (NODES * SLOTS)
-        took = [_timed(lambda: sky.gather(*[call(SLEEP) for _ in range(SLEEPS)]) >> pool) for _ in range(3)]
+        took = _repeated(lambda: sky.gather(*[call(SLEEP) for _ in range(SLEEPS)]) >> pool, 3)
     return {"share": ideal / statistics.median(took)}
 
 
@@ -76,7 +77,8 @@ def with_ray(quick: bool) -> dict[str, float]:
     with ray_actors(NODES, nothing) as (ray, actors):
         turn = cycle(actors)
         ray.get([actor.nothing.remote() for actor in islice(turn, 100)])
-        latencies = _each(lambda: ray.get(next(turn).nothing.remote()), one_by_one)
+        _repeated(lambda: ray.get(next(turn).nothing.remote()), one_by_one // 10)
+        latencies = _repeated(lambda: ray.get(next(turn).nothing.remote()), one_by_one)
         gather = _timed(lambda: ray.get([actor.nothing.remote() for actor in islice(turn, many)]))
     return {
         "latency": statistics.median(latencies) * 1000,
@@ -92,7 +94,7 @@ def with_loky(quick: bool) -> dict[str, float]:
     items = _counts(quick)[2]
     executor = get_reusable_executor(max_workers=NODES)
     list(executor.map(nothing, range(NODES * 20), chunksize=1))
-    mapped = _timed(lambda: list(executor.map(nothing, range(items), chunksize=200)))
+    mapped = statistics.median(_repeated(lambda: list(executor.map(nothing, range(items), chunksize=200)), 5))
     executor.shutdown()
     return {"map": items / mapped}
 
@@ -109,9 +111,7 @@ def _counts(quick: bool) -> tuple[int, int, int]:
     return (200, 500, 2_000) if quick else (2_000, 10_000, MAPPED)
 
 
-def _each(act: Callable[[], object], times: int) -> list[float]:
-    for _ in range(times // 10):
-        act()
+def _repeated(act: Callable[[], object], times: int) -> list[float]:
     return [_timed(act) for _ in range(times)]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 __all__ = ["dask_client", "ray_actors"]
@@ -18,15 +19,15 @@ def ray_actors(count: int, *bodies: Callable[..., Any]) -> Generator[tuple[Any, 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    ray.init(num_cpus=count, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    try:
+    quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory, ExitStack() as stack:
+        ray.init(num_cpus=count, _temp_dir=directory, **quiet)
+        stack.callback(ray.shutdown)
         methods = {body.__name__: staticmethod(body) for body in bodies}
         node = ray.remote(num_cpus=1)(type("Node", (), {**methods, "ready": staticmethod(_ready)}))
         actors = [node.remote() for _ in range(count)]
         ray.get([actor.ready.remote() for actor in actors])
         yield ray, actors
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

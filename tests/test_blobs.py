@@ -78,9 +78,7 @@ def test_a_full_memory_file_system_spills_to_disk(monkeypatch: pytest.MonkeyPatc
     assert list(disk.iterdir()) == []
 
 
-def test_other_errors_of_the_disk_are_raised_and_leave_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_other_errors_of_the_disk_are_raised_and_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(fd: int, data: Any) -> int:
         raise OSError(errno.EIO, "broken")
 

@@ -48,7 +48,7 @@ def test_every_field_is_an_argument_and_an_attribute(kind: type[Exception]) -> N
     if kind.__name__ not in EXAMPLES:
         assert vars(example(kind)) == {}
         return
-    names = [name for name in inspect.signature(kind).parameters]
+    names = list(inspect.signature(kind).parameters)
     assert vars(example(kind)) == dict(zip(names, EXAMPLES[kind.__name__], strict=True))
 
 

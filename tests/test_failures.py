@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
+import textwrap
 import threading
 import traceback
 from typing import Any
@@ -198,3 +200,17 @@ def test_long_texts_are_cut_at_their_beginning() -> None:
     about, _ = failures.capture(raised(ValueError("a" * 400_000 + "the end")))
     assert about["message"].endswith("the end")
     assert "characters left out" in about["message"]
+
+
+def test_a_library_that_changes_how_exceptions_are_pickled_does_no_harm() -> None:
+    """distributed has tblib register reducers for every class of exception; a body may import it."""
+    source = """
+        import distributed
+        from skyward import failures
+        error = UnicodeDecodeError("utf-8", bytes([255]), 0, 1, "bad")
+        again = failures.rebuild(*failures.capture(error))
+        assert type(again) is UnicodeDecodeError, again
+        assert str(again) == str(error), str(again)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -63,7 +63,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), [pytest.param(o, w, id=f"{n}-{list(o.values())[0]!r:.20}") for n, o, w in WRONG])
+@pytest.mark.parametrize(
+    ("options", "words"), [pytest.param(o, w, id=f"{n}-{next(iter(o.values()))!r:.20}") for n, o, w in WRONG]
+)
 def test_a_wrong_argument_is_an_error_in_words(options: dict[str, Any], words: str) -> None:
     """It names the argument and what is wanted; InvalidArgument is a ValueError too (D6)."""
     with pytest.raises(InvalidArgument, match=words) as caught:

@@ -122,7 +122,7 @@ def test_a_call_has_no_truth_value() -> None:
     with pytest.raises(TypeError, match="has not run"):
         bool(add(1))
     with pytest.raises(TypeError, match="has not run"):
-        assert add(1) and add(2)
+        add(1) and add(2)
 
 
 @pytest.mark.parametrize("act", [lambda: add >> 1, lambda: add @ 1, lambda: add > 1, lambda: add & add(1)])
@@ -239,7 +239,7 @@ def test_a_second_decorator_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
 def test_the_wrong_order_of_decorators_is_named(kind: Any) -> None:
-    with pytest.raises(sky.errors.InvalidArgument, match="above @sky.compute"):
+    with pytest.raises(sky.errors.InvalidArgument, match="above @sky[.]compute"):
         sky.compute(kind(len))
 
 

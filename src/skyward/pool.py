@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeVar, TypeVarTuple, cast
@@ -299,9 +299,9 @@ class ComputePool:
             for future in futures:
                 future.cancel()
             raise
-        failed = [error for error in map(fanout.error_of, futures) if error is not None]
-        if failed:
-            raise next((error for error in failed if not isinstance(error, CancelledError)), failed[0])
+        failed = [(c, error) for c in calls if (error := fanout.error_of(c.future)) is not None]
+        if failed:  # the one that failed by itself, not those that were stopped because of it
+            raise min(failed, key=lambda pair: pair[0].stopping is not None)[1]
         return [future.result() for future in futures]
 
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:

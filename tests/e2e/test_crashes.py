@@ -444,8 +444,9 @@ def test_calls_do_not_need_the_scheduler(duo: sky.ComputePool) -> None:
 def test_an_agent_comes_back_without_the_scheduler(duo: sky.ComputePool, until: Until) -> None:
     """Rows 5 and 19 together."""
     scheduler(duo).kill()
-    os.kill(agents(duo)[0], signal.SIGKILL)
-    until(lambda: duo.current_nodes() == 2, 15)
+    before = agents(duo)[0]
+    os.kill(before, signal.SIGKILL)
+    until(lambda: agents(duo)[0] != before and duo.current_nodes() == 2, 15)
     first = agents(duo)[0]
     assert len(my_pid() @ duo) == 2
     deadline = time.monotonic() + 13  # longer than dask tries to reach a scheduler

@@ -163,5 +163,7 @@ class Bringup:
 
     def _thread_counts(self, processes: int) -> dict[str, str]:
         """Nodes that share this computer's cores must not each start a thread for every one of them."""
+        if any(name in os.environ or name in self.environment.env for name in _THREADS):
+            return {}  # the user has decided
         each = max(1, (os.cpu_count() or 1) // (len(self.machines) * processes))
-        return {name: str(each) for name in _THREADS if name not in os.environ}
+        return dict.fromkeys(_THREADS, str(each))

@@ -103,6 +103,7 @@ class Call:
         "feeders",
         "future",
         "gang",
+        "held",
         "id",
         "inputs",
         "name",
@@ -135,6 +136,7 @@ class Call:
         self.announced = False
         self.stopping: str | None = None
         self.gang: Sequence[Call] = ()
+        self.held: tuple[BaseException, Any, float] | None = None
         self.stream: Consumer | None = None
         self.feeders: dict[str, Producer] = {}
         self.future: CallFuture[Any] = CallFuture(self.name)

@@ -28,6 +28,7 @@ __all__ = ["Engine", "Plan"]
 
 _PATIENCE = 15.0
 _STOP_GRACE = 3.0
+_SUSPICION = 0.5
 _PORTS = 3
 
 
@@ -201,11 +202,28 @@ class Engine:
         if call.gang and call.stopping is None:
             error.add_note(verdicts.gang_note(call, others, len(call.gang)))
         for other in others:
-            self.stop(other, "gang")
+            if other.held is None:
+                self.stop(other, "gang")
+            else:
+                other.stopping = "gang"
+                self._release(other)
         self._tell_end(call, outcome, seconds)
         if call.stream is not None:
             call.stream.end(error)
         self._hub.defer(call.future.fail, error)
+
+    def _hold(self, call: Call, *verdict: Any) -> None:
+        """Keeps back the failure of a rank for a moment: it may only have lost its peer, whose crash is about to be told."""
+        call.held = verdict  # type: ignore[assignment] - the arguments of _fail
+        timer = threading.Timer(_SUSPICION, self._release, (call,))
+        timer.daemon = True
+        timer.start()
+
+    def _release(self, call: Call) -> None:
+        with self._lock:
+            held, call.held = call.held, None
+            if held is not None:
+                self._fail(call, *held)
 
     def _succeed(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
         wanted = self._forget(call, about["s"]) and not call.future.cancelled()
@@ -266,7 +284,10 @@ class Engine:
             self._lost(call, body[1]["reason"])
         else:
             error, outcome = verdicts.failure(self._plan.pool, call, number, kind, body[1], buffers)
-            self._fail(call, error, outcome, body[1].get("s", 0.0))
+            if outcome == "error" and self._gang and any(c is not call and c.id in self._calls for c in call.gang):
+                self._hold(call, error, outcome, body[1].get("s", 0.0))
+            else:
+                self._fail(call, error, outcome, body[1].get("s", 0.0))
 
     def turn(self) -> bool:
         """Sends what there is room for, takes back what waits in vain; True if this should be done again soon."""

@@ -1,0 +1,169 @@
+"""What a type checker makes of the programming model. Checked by tests/test_typing.py, never run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+
+# assert_type is in typing from 3.11 on, the oldest Python we support
+from typing import assert_type
+
+import skyward as sky
+from skyward.task import PendingStream
+
+
+@sky.compute
+def train(x: int, *, rate: float = 0.1) -> float:
+    return x * rate
+
+
+@sky.compute(timeout=5, retries=2)
+def limited(name: str) -> bytes:
+    return name.encode()
+
+
+@sky.compute()
+def bare_call(x: int) -> str:
+    return str(x)
+
+
+@sky.compute
+async def later(x: int) -> list[int]:
+    return [x]
+
+
+@sky.compute(timeout=1)
+async def later_limited(x: int) -> list[int]:
+    return [x]
+
+
+@sky.compute
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@sky.compute
+async def ticks(n: int) -> AsyncIterator[str]:
+    for i in range(n):
+        yield str(i)
+
+
+@sky.compute
+def consume(items: Iterator[str]) -> int:
+    return sum(1 for _ in items)
+
+
+@sky.compute
+@sky.stdout(only="head")
+@sky.silent
+def quiet(x: int) -> complex:
+    return complex(x)
+
+
+class Model:
+    @sky.compute
+    def fit(self, epochs: int) -> dict[str, float]:
+        return {"loss": 1 / epochs}
+
+    @staticmethod
+    @sky.compute
+    def load(path: str) -> bytes:
+        return path.encode()
+
+
+def calls() -> None:
+    assert_type(train(3, rate=0.5), sky.PendingCompute[float])
+    assert_type(limited("x"), sky.PendingCompute[bytes])
+    assert_type(bare_call(1), sky.PendingCompute[str])
+    assert_type(later(1), sky.PendingCompute[list[int]])
+    assert_type(later_limited(1), sky.PendingCompute[list[int]])
+    assert_type(count(3), sky.PendingCompute[Iterator[int]])
+    assert_type(ticks(3), sky.PendingCompute[Iterator[str]])
+    assert_type(consume(iter("abc")), sky.PendingCompute[int])
+    assert_type(quiet(1), sky.PendingCompute[complex])
+    assert_type(train.local(3, rate=0.5), float)
+    assert_type(later.local(3), list[int])
+    assert_type(train(3).with_timeout(5), sky.PendingCompute[float])
+    assert_type(train(3).with_retries(5), sky.PendingCompute[float])
+
+
+def methods(model: Model) -> None:
+    assert_type(model.fit(3), sky.PendingCompute[dict[str, float]])
+    assert_type(Model.load("x"), sky.PendingCompute[bytes])
+    assert_type(Model.fit(model, 3), sky.PendingCompute[dict[str, float]])
+
+
+def other_callables() -> None:
+    assert_type(sky.compute(functools.partial(int, base=2))("10"), sky.PendingCompute[int])
+    assert_type(sky.compute(lambda: 3)(), sky.PendingCompute[int])
+
+
+def one_call(pool: sky.ComputePool) -> None:
+    assert_type(train(3) >> pool, float)
+    assert_type(train(3) @ pool, list[float])
+    assert_type(train(3) > pool, Future[float])
+    assert_type(later(3) >> pool, list[int])
+    assert_type(later(3) @ pool, list[list[int]])
+    assert_type(count(3) >> pool, Iterator[int])
+    assert_type(ticks(3) >> pool, Iterator[str])
+    assert_type(list(count(3) >> pool), list[int])
+    assert_type(Model().fit(2) >> pool, dict[str, float])
+
+
+def the_module() -> None:
+    assert_type(train(3) >> sky, float)
+    assert_type(train(3) @ sky, list[float])
+    assert_type(train(3) > sky, Future[float])
+    assert_type((train(3) & limited("x")) >> sky, tuple[float, bytes])
+    assert_type(train(3) >> sky.sky, float)
+    assert_type(train(3) @ sky.sky, list[float])
+
+
+def groups(pool: sky.ComputePool) -> None:
+    two = train(3) & limited("x")
+    assert_type(two, sky.PendingComputeGroup[float, bytes])
+    assert_type(two >> pool, tuple[float, bytes])
+    assert_type(two > pool, Future[tuple[float, bytes]])
+    assert_type((two & bare_call(1)) >> pool, tuple[float, bytes, str])
+    assert_type((two & bare_call(1) & later(1)) >> pool, tuple[float, bytes, str, list[int]])
+    assert_type(two.with_timeout(3) >> pool, tuple[float, bytes])
+
+
+def gathers(pool: sky.ComputePool) -> None:
+    assert_type(sky.gather(train(1)) >> pool, tuple[float])
+    assert_type(sky.gather(train(1), limited("x")) >> pool, tuple[float, bytes])
+    assert_type(sky.gather(train(1), limited("x"), bare_call(1)) >> pool, tuple[float, bytes, str])
+    assert_type(
+        sky.gather(train(1), limited("x"), bare_call(1), later(1)) > pool, Future[tuple[float, bytes, str, list[int]]]
+    )
+    assert_type(sky.gather(*[train(i) for i in range(3)]) >> pool, tuple[float, ...])
+    assert_type(sky.gather(*[train(i) for i in range(3)], stream=True), PendingStream[float])
+    assert_type(sky.gather(*[train(i) for i in range(3)], stream=True, ordered=False) >> pool, Iterator[float])
+    assert_type(sky.gather(train(1), train(2), stream=True) >> pool, Iterator[float])
+
+
+def pool_methods(pool: sky.ComputePool) -> None:
+    assert_type(pool.run(train(3)), float)
+    assert_type(pool.submit(train(3)), Future[float])
+    assert_type(pool.broadcast(train(3)), list[float])
+    assert_type(pool.run_parallel(train(3) & limited("x")), tuple[float, bytes])
+    assert_type(pool.submit_parallel(train(3) & limited("x")), Future[tuple[float, bytes]])
+    assert_type(pool.map(str, [1, 2]), list[str])
+    assert_type(pool.map(bare_call, [1, 2]), list[str])
+    assert_type(pool.executor.submit(divmod, 7, 2), Future[tuple[int, int]])
+    with sky.ComputePool(nodes=2) as opened:
+        assert_type(opened, sky.ComputePool)
+    assert_type(sky.instance_info(), sky.InstanceInfo | None)
+
+
+def what_is_refused(pool: sky.ComputePool) -> None:
+    train("3")  # pyright: ignore[reportArgumentType]
+    train()  # pyright: ignore[reportCallIssue]
+    train(3, speed=1)  # pyright: ignore[reportCallIssue]
+    Model().fit("x")  # pyright: ignore[reportArgumentType]
+    train(3) >> 3  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+    train(3) & 3  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+    pool.run(train)  # pyright: ignore[reportArgumentType]
+    sky.gather(train)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    train(3).timeout = 5  # pyright: ignore[reportAttributeAccessIssue]
