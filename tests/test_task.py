@@ -239,7 +239,7 @@ def test_a_second_decorator_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
 def test_the_wrong_order_of_decorators_is_named(kind: Any) -> None:
-    with pytest.raises(sky.errors.InvalidArgument, match="above @sky[.]compute"):
+    with pytest.raises(sky.errors.InvalidArgument, match=r"above @sky\.compute"):
         sky.compute(kind(len))
 
 

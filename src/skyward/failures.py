@@ -5,6 +5,7 @@ It is tried on the node whether the exception survives the journey; one that doe
 
 from __future__ import annotations
 
+import io
 import pickle
 import traceback
 from types import TracebackType
@@ -61,13 +62,28 @@ def _pickled(exc: BaseException) -> bytes:
     if not _travels(links[0][0]):
         return b""
     able = [(e if _travels(e) else _as_text(e), kind, suppress) for e, kind, suppress in links]
-    return cloudpickle.dumps(able, protocol=5)
+    return _dumps(able)
+
+
+def _dumps(value: object) -> bytes:
+    out = io.BytesIO()
+    _ExceptionPickler(out, protocol=5).dump(value)
+    return out.getvalue()
+
+
+class _ExceptionPickler(cloudpickle.Pickler):
+    """Has exceptions pickled as Python does: some packages register a reducer for all of them that loses arguments."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, BaseException):
+            return obj.__reduce_ex__(5)
+        return cast(Any, super()).reducer_override(obj)
 
 
 def _travels(exc: BaseException) -> bool:
     """Whether an exception survives the journey as an object."""
     try:
-        data = cloudpickle.dumps(exc, protocol=5)
+        data = _dumps(exc)
         return len(data) <= _MAX_PICKLE and type(pickle.loads(data)) is type(exc)
     except BaseException:  # whatever a __reduce__ of the user's raises; the text travels instead
         return False

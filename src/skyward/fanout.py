@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, as_completed, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,19 +19,13 @@ T = TypeVar("T")
 Send = Callable[[Sequence[PendingCompute[Any]]], list[Future[Any]]]
 
 _CHUNK_SECONDS = 0.05
+_LEAST_SECONDS = 0.002
 
 
 def gathered(futures: Sequence[Future[Any]]) -> tuple[Any, ...]:
     """Results in order; the first failure, in time, cancels the rest."""
     try:
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                error = error_of(future)
-                if error is not None:
-                    raise error
-        return tuple(future.result() for future in futures)
+        return combined(futures).result()
     except BaseException:
         _cancel(futures)
         raise
@@ -44,11 +38,8 @@ def streamed(futures: Sequence[Future[T]], ordered: bool) -> Iterator[T]:
             for future in futures:
                 yield future.result()
             return
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+        for future in as_completed(futures):
+            yield future.result()
     finally:
         _cancel(futures)
 
@@ -125,8 +116,8 @@ class _Combined(Future[tuple[Any, ...]]):
 def _chunk(left: int, per_item: float | None, slots: int) -> int:
     if per_item is None:
         return 1
-    share = -(-left // (slots * 3))
-    return max(1, min(share, int(_CHUNK_SECONDS / max(per_item, 1e-7))))
+    share = max(-(-left // (slots * 3)), int(_LEAST_SECONDS / max(per_item, 1e-7)))
+    return max(1, min(left, share, int(_CHUNK_SECONDS / max(per_item, 1e-7))))
 
 
 def _apply(fn: Callable[[Any], Any], items: list[Any]) -> tuple[float, list[Any]]:

@@ -18,6 +18,7 @@ import selectors
 import signal
 import socket
 import sys
+from types import FrameType
 from typing import Any, NoReturn
 
 from skyward import leftovers
@@ -39,7 +40,7 @@ class _Nursery:
 
     def serve(self) -> None:
         leftovers.adopt_orphans()
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _notice)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._control, selectors.EVENT_READ)
@@ -164,6 +165,10 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     _Nursery(control).serve()
+
+
+def _notice(number: int, frame: FrameType | None) -> None:
+    """Does nothing: the signal only has to wake the selector."""
 
 
 def _kill_group(pid: int, number: int) -> None:

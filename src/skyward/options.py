@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import re
@@ -24,6 +25,7 @@ __all__ = [
     "checked_name",
     "checked_plugins",
     "checked_retries",
+    "checked_switch",
     "chosen_spec",
     "chosen_worker",
 ]
@@ -31,6 +33,9 @@ __all__ = [
 T = TypeVar("T")
 
 _count = itertools.count(1)
+_DEFAULTS = {
+    name: parameter.default for name, parameter in inspect.signature(Spec).parameters.items() if name != "provider"
+}
 
 
 def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Provider, Spec]:
@@ -39,6 +44,9 @@ def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[
         raise InvalidArgument("give either Spec objects or provider=..., not both: a Spec names its own provider.")
     for spec in specs:
         checked("specs", spec, Spec)
+    beside = [name for name, value in options.items() if specs and value != _DEFAULTS[name]]
+    if beside:
+        raise InvalidArgument(f"{', '.join(beside)}: say it in the Spec; beside a Spec it would not count.")
     if len(specs) > 1:
         raise InvalidArgument("one Spec is taken for now: choosing among several comes with the cloud providers.")
     spec = specs[0] if specs else Spec(provider=provider, **options)
@@ -81,6 +89,13 @@ def checked_name(name: Any) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
         raise InvalidArgument(f"name={name!r}: a letter or digit, then up to 62 of those, '.', '_' and '-'.")
     return name
+
+
+def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
+    """A yes or no, or one of a few words."""
+    if isinstance(value, bool) or (isinstance(value, str) and value in words):
+        return value
+    raise InvalidArgument(f"{name}={value!r}: True or False{''.join(f', {word!r}' for word in words)} is wanted.")
 
 
 def checked_retries(retries: Any) -> int:

@@ -129,7 +129,7 @@ class _Keeping(pickle.Unpickler):
         return found
 
     def _skeleton(self, make: Callable[..., type], *args: Any) -> type:
-        before = set(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)  # pyright: ignore[reportPrivateUsage]
+        before = set(cast("Iterable[str]", cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID))  # pyright: ignore[reportPrivateUsage] - the only way to know
         made = make(*args)
         if any(arg in before for arg in args if isinstance(arg, str)):
             self._own.add(id(made))
@@ -142,7 +142,7 @@ class _Keeping(pickle.Unpickler):
 def _cloudpickle(value: object) -> Packed:
     buffers: list[memoryview] = []
     out = io.BytesIO()
-    cloudpickle.Pickler(out, protocol=5, buffer_callback=lambda b: _append_raw(buffers, b)).dump(value)
+    cast(Any, cloudpickle.Pickler)(out, protocol=5, buffer_callback=functools.partial(_append_raw, buffers)).dump(value)
     return out.getvalue(), buffers
 
 
@@ -154,17 +154,19 @@ def _append_raw(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
     return False
 
 
-def _is_simple(value: object) -> bool:
+def _is_simple(value: object, depth: int = 4) -> bool:
     """Whether the C pickler alone does: plain values and shallow containers of them."""
+    if depth == 0:
+        return False
     kind = type(value)
     if kind in _SIMPLE:
         return True
     if kind is tuple or kind is list:
         items = cast("Sequence[object]", value)
-        return len(items) <= 64 and all(_is_simple(v) for v in items)
+        return len(items) <= 64 and all(_is_simple(v, depth - 1) for v in items)
     if kind is dict:
         mapping = cast("Mapping[object, object]", value)
-        return len(mapping) <= 64 and all(type(k) is str and _is_simple(v) for k, v in mapping.items())
+        return len(mapping) <= 64 and all(type(k) is str and _is_simple(v, depth - 1) for k, v in mapping.items())
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject  # type: ignore[attr-defined]
 
 
@@ -193,7 +195,7 @@ class _by_value:
 
     def __enter__(self) -> None:
         _registry_lock.acquire()
-        registered = cloudpickle.list_registry_pickle_by_value()
+        registered = cast("set[str]", cloudpickle.list_registry_pickle_by_value())
         for name, module in list(self._modules.items()):
             if name not in registered and sys.modules.get(name) is module:
                 cloudpickle.register_pickle_by_value(module)

@@ -31,6 +31,7 @@ from skyward.options import (
     checked_name,
     checked_plugins,
     checked_retries,
+    checked_switch,
     chosen_spec,
     chosen_worker,
 )
@@ -112,8 +113,9 @@ class ComputePool:
             default_compute_timeout,
             provision_timeout,
         )
-        self._max_result, self._grace, self._console = max_result_bytes, grace, console
-        self._allow_nested = allow_nested
+        self._max_result, self._grace = max_result_bytes, grace
+        self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
+        self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._listeners: list[Callable[[events.Event], None]] = []
         self._state: Literal["new", "opening", "open", "closing", "closed"] = "new"
         self._state_lock = threading.Lock()
@@ -318,7 +320,7 @@ class ComputePool:
 
     def map(self, fn: Callable[[S], T] | Compute[[S], T], items: Iterable[S]) -> list[T]:
         """Applies a function to every item, in chunks sized by how long items take; results in order."""
-        known = fn if isinstance(fn, Compute) else Compute(fn)
+        known: Compute[[S], T] = cast("Compute[[S], T]", fn) if isinstance(fn, Compute) else Compute(fn)
         each = self._limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
         return fanout.mapped(self._send, each, list(items), self.nodes * self.worker.concurrency)
 

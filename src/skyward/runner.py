@@ -39,6 +39,9 @@ _FUNCTIONS = 256
 _FUNCTION_BYTES = 256 << 20
 
 
+_Verdict = tuple[str, dict[str, Any], list[Any]]
+
+
 class Stopped(BaseException):
     """Raised in a body that is to end: its time is up, or it was cancelled."""
 
@@ -217,23 +220,21 @@ class Runner:
                 self._mark_output(call.id)
             started = time.perf_counter()
             try:
-                message, buffers = self._context.copy().run(self._execute_in_context, call, threads)
+                kind, about, buffers = self._context.copy().run(self._execute_in_context, call, threads)
             except Stopped:
-                message, buffers = ["stopped", [call.id, {}], 0], []
+                kind, about, buffers = "stopped", {}, []
             self._end_if_forked()
             sys.stdout.flush()
             sys.stderr.flush()
             del self._running[call.id]
-            message[1][1]["s"] = time.perf_counter() - started
+            about["s"] = time.perf_counter() - started
             if holds_group():
-                message[1][1]["group"] = True
+                about["group"] = True
             if not self._running:
                 leftovers.end_children()
-            call_stopped = message[0] == "stopped"
-            call.buffers = []
-            del call
-            self._send([[message[0], *message[1], message[2]]], buffers)
-            if call_stopped and not threads:
+            self._send([[kind, call.id, about, len(buffers)]], buffers)
+            del call, buffers  # nothing of it stays in memory while we wait for the next
+            if kind == "stopped" and not threads:
                 self._leave(0)
 
     def _mark_output(self, call_id: str) -> None:
@@ -246,14 +247,14 @@ class Runner:
         if os.getpid() != self._pid:
             os._exit(0)  # a child that the body forked has come back out of it
 
-    def _execute_in_context(self, call: _Call, threads: bool) -> tuple[list[Any], list[Any]]:
+    def _execute_in_context(self, call: _Call, threads: bool) -> _Verdict:
         with call_context(call.id, call.about["attempt"], threads=threads):
             try:
                 return self._execute(call)
             finally:
                 routed.drain()  # lines that have no end yet still belong to this call
 
-    def _execute(self, call: _Call) -> tuple[list[Any], list[Any]]:
+    def _execute(self, call: _Call) -> _Verdict:
         try:
             result = self._call(call)
             self._end_if_forked()
@@ -264,16 +265,16 @@ class Runner:
                 self._stream(call, cast("Generator[Any, None, None]", result))
                 if call.stop:
                     raise Stopped
-                return ["done", [call.id, {}], 0], []
+                return "done", {}, []
             return self._packed_result(call, result)
         except Stopped:
             raise
         except SystemExit as exc:
             code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-            return ["exited", [call.id, {"code": code}], 0], []
+            return "exited", {"code": code}, []
         except BaseException as exc:  # the user's exception: sent home, raised there
             about, data = failures.capture(exc, __file__)
-            return ["error", [call.id, {"error": about}], 1], [data]
+            return "error", {"error": about}, [data]
 
     def _call(self, call: _Call) -> Any:
         about = call.about
@@ -309,7 +310,7 @@ class Runner:
             self._function_bytes -= self._functions.popitem(last=False)[1][1]
         return fn
 
-    def _packed_result(self, call: _Call, result: Any) -> tuple[list[Any], list[Any]]:
+    def _packed_result(self, call: _Call, result: Any) -> _Verdict:
         name = call.about["name"]
         try:
             head, buffers = self._packer.pack(result, "result")
@@ -320,8 +321,7 @@ class Runner:
         size = sum(map(wire.nbytes, pieces))
         if size > self._settings["max_result"]:
             raise ResultTooLarge(name, size, self._settings["max_result"])
-        about = _spilled(pieces, self._settings["blobs"])
-        return ["done", [call.id, about], len(pieces)], pieces
+        return "done", _spilled(pieces, self._settings["blobs"]), pieces
 
     # streams
 

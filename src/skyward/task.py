@@ -180,7 +180,7 @@ def gather(*calls: PendingCompute[T], stream: typing.Literal[True], ordered: boo
 def gather(*calls: PendingCompute[Any], stream: bool = False, ordered: bool = True) -> Any:
     """Puts calls together; `stream=True` yields results one by one, unordered with `ordered=False`."""
     items = tuple(_checked_member(c) for c in calls)
-    return PendingStream(items, ordered) if stream else PendingComputeGroup(items)
+    return PendingStream[Any](items, ordered) if stream else PendingComputeGroup[Any](items)
 
 
 class Compute(Generic[P, T]):
@@ -189,10 +189,10 @@ class Compute(Generic[P, T]):
     def __init__(self, fn: Callable[P, Any], timeout: float | None = None, retries: int | None = None) -> None:
         if isinstance(fn, Compute):
             raise InvalidArgument(f"{fn!r} is a compute function already; leave out the second @sky.compute.")
+        if isinstance(fn, staticmethod | classmethod):
+            raise InvalidArgument("put @staticmethod or @classmethod above @sky.compute, not below it.")
         if not callable(fn):
             raise InvalidArgument(f"@sky.compute wants a function, not {fn!r}.")
-        if isinstance(fn, staticmethod | classmethod):  # pragma: no cover - callable staticmethods reach this
-            raise InvalidArgument("put @staticmethod or @classmethod above @sky.compute, not below it.")
         self.fn = fn
         self.timeout = _checked_timeout(timeout)
         self.retries = None if retries is None else _checked_retries(retries)
@@ -229,7 +229,7 @@ class Compute(Generic[P, T]):
     def __get__(self, instance: object | None, owner: type, /) -> Any:
         if instance is None:
             return self
-        return Compute(MethodType(self.fn, instance), self.timeout, self.retries)
+        return Compute[..., T](MethodType(self.fn, instance), self.timeout, self.retries)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compute, (self.fn, self.timeout, self.retries)
@@ -257,8 +257,10 @@ def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int | N
     """Marks a function for computing elsewhere; works bare or with `timeout=` and `retries=`."""
     if fn is None:
         _checked_timeout(timeout)
-        return lambda f: Compute(f, timeout, retries)  # pyright: ignore[reportUnknownLambdaType] - typed by _Decorator
-    return Compute(fn, timeout, retries)
+        if retries is not None:
+            _checked_retries(retries)
+        return functools.partial(Compute[..., Any], timeout=timeout, retries=retries)
+    return Compute[..., Any](fn, timeout, retries)
 
 
 class _Decorator(Protocol):
@@ -389,7 +391,7 @@ def _read_annotations(fn: Callable[..., Any]) -> tuple[tuple[str, type | None], 
     while isinstance(plain, functools.partial):
         plain = plain.func
     if not isinstance(plain, FunctionType | MethodType | type):
-        plain = getattr(type(plain), "__call__", plain)  # noqa: B004 - its annotations are wanted, not the call
+        plain = getattr(cast(Any, type(plain)), "__call__", plain)  # noqa: B004 - its annotations are wanted
     try:
         hints = typing.get_type_hints(plain)
     except Exception:  # unresolvable annotations are the user's business; such a parameter is not streamed

@@ -165,6 +165,15 @@ def test_an_iterator_of_tasks_may_use_the_pool_and_may_raise(pool: sky.ComputePo
         Parallel(n_jobs=2)(broken())
 
 
+def test_a_parallel_can_be_used_again_after_it_failed(pool: sky.ComputePool) -> None:
+    """What one call left behind when it was aborted takes no room from the next."""
+    with Parallel(n_jobs=2, batch_size=1) as parallel:
+        for _ in range(10):
+            with pytest.raises(KeyError):
+                parallel(delayed(fail_at)(i, 1) for i in range(8))
+            assert parallel(delayed(square)(i) for i in range(8)) == [i * i for i in range(8)]
+
+
 def test_many_short_calls_travel_in_few_batches(pool: sky.ComputePool) -> None:
     parallel = Parallel(n_jobs=-1, batch_size="auto")
     assert sum(parallel(delayed(square)(i) for i in range(2000))) == sum(i * i for i in range(2000))

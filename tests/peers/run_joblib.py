@@ -26,6 +26,7 @@ SKIPPED = {
     "test_memmapping_leaks": MEMMAP,
     "test_initializer_context": LOKY,
     "test_initializer_parallel": LOKY,
+    "test_error_capture": "looks at the process pool inside joblib's own backends",
     "test_nested_parallel_warnings": "only joblib's own backends, with forks",
     "test_nested_loop[skyward-back_compat_backend]": "a second loky pool in a process whose first one has been ended",
 }

@@ -41,9 +41,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Where a test is run on joblib's process backends, run it on ours instead."""
     marks = metafunc.definition.own_markers
     for index, mark in enumerate(marks):
-        if mark.name == "parametrize" and mark.args[0] in NAMES:
-            if PROCESS_BACKENDS.intersection(v for v in mark.args[1] if isinstance(v, str)):
-                marks[index] = pytest.mark.parametrize(mark.args[0], ["skyward"], **mark.kwargs).mark
+        if mark.name != "parametrize" or mark.args[0] not in NAMES:
+            continue
+        if PROCESS_BACKENDS.intersection(v for v in mark.args[1] if isinstance(v, str)):
+            marks[index] = pytest.mark.parametrize(mark.args[0], ["skyward"], **mark.kwargs).mark
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from skyward import blobs
 from skyward.errors import ResultNotSerializable
@@ -221,7 +221,9 @@ class Packing:
                 about.setdefault("blobs", {})[str(index)] = blob
                 pieces[index] = b""
             elif isinstance(piece, memoryview):
-                pieces[index] = bytes(piece)  # the caller may change its array as soon as we return
+                pieces[index] = bytes(
+                    cast("memoryview[int]", piece)
+                )  # the caller may change its array as soon as we return
         chosen = retries if item.retries is None else item.retries
         return Call(item, about, pieces, digests, inputs, chosen)
 

@@ -7,6 +7,7 @@ import os
 import ssl
 import tempfile
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Authority", "Identity", "context"]
 
@@ -38,7 +39,7 @@ class Authority:
         # back-dated, so that clocks which differ by hours still agree that it is valid
         self._from, self._until = now - datetime.timedelta(days=1), now + datetime.timedelta(days=days)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = self._named(f"skyward pool {pool}")
+        self._name = self._named(pool)
         self._cert = (
             self._builder(self._name, self._key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -62,10 +63,10 @@ class Authority:
         private = key.private_bytes(encoding, form, self._serialization.NoEncryption())
         return Identity(self.pem, cert.public_bytes(encoding).decode(), private.decode())
 
-    def _named(self, name: str):
+    def _named(self, name: str) -> Any:
         return self._x509.Name([self._x509.NameAttribute(self._common_name, name)])
 
-    def _builder(self, subject, public_key):
+    def _builder(self, subject: Any, public_key: Any) -> Any:
         return (
             self._x509.CertificateBuilder()
             .subject_name(subject)

@@ -213,7 +213,7 @@ class Engine:
         self._hub.defer(call.future.fail, error)
 
     def _hold(self, call: Call, *verdict: Any) -> None:
-        """Keeps back the failure of a rank for a moment: it may only have lost its peer, whose crash is about to be told."""
+        """Keeps a rank's failure back for a moment: it may only have lost its peer, whose crash is about to be told."""
         call.held = verdict  # type: ignore[assignment] - the arguments of _fail
         timer = threading.Timer(_SUSPICION, self._release, (call,))
         timer.daemon = True
@@ -339,7 +339,8 @@ class Engine:
         items: list[tuple[Any, int]] = []
         at = 0
         for entry in abouts:
-            count, about = (entry, {}) if isinstance(entry, int) else entry
+            count: int = entry if isinstance(entry, int) else entry[0]
+            about: dict[str, Any] = {} if isinstance(entry, int) else entry[1]
             if call is None or call.stream is None:
                 discard(about)
             pieces = buffers[at : at + count]
@@ -355,7 +356,10 @@ class Engine:
             call.feeders[key].grant(count)
 
     def _on_out(self, number: int, stream: Any, call_id: str | None, buffers: list[Any]) -> None:
-        call_id = call_id if call_id in self._calls else None
+        if call_id in self._calls:
+            self._on_started(number, call_id)
+        else:
+            call_id = None
         for text, progress in self._nodes[number].transcript.feed(stream, call_id, buffers[0]):
             self._emit(events.Output(self._plan.pool, number, stream, text, call_id, progress))
 

@@ -11,6 +11,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from skyward.engine.slots import Pipe, RunnerSlot
@@ -66,7 +67,7 @@ class Crew:
             os.close(err_write)
         slot = self._slots[name] = RunnerSlot(name, ours, threads, Pipe("stdout", out), Pipe("stderr", err))
         ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, lambda events: self._on_runner(slot, events))
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._on_runner, slot))
         for pipe in (slot.out, slot.err):
             os.set_blocking(pipe.fd, False)
             self._listen(slot, pipe)
@@ -78,7 +79,7 @@ class Crew:
             return
         if not slot.send([[*message, len(buffers) if buffers else 0]], buffers or []):
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(slot.sock, both, lambda events: self._on_runner(slot, events))
+            self._selector.modify(slot.sock, both, partial(self._on_runner, slot))
 
     def kill(self, slot: RunnerSlot) -> None:
         """Kills a runner and what its bodies have started; `ended` is called when it is gone."""
@@ -114,9 +115,9 @@ class Crew:
                     self._listen(slot, pipe)
 
     def _listen(self, slot: RunnerSlot, pipe: Pipe) -> None:
-        self._selector.register(pipe.fd, selectors.EVENT_READ, lambda _: self._on_output(slot, pipe))
+        self._selector.register(pipe.fd, selectors.EVENT_READ, partial(self._on_output, slot, pipe))
 
-    def _on_output(self, slot: RunnerSlot, pipe: Pipe) -> None:
+    def _on_output(self, slot: RunnerSlot, pipe: Pipe, _: int) -> None:
         if self._full():
             self._selector.unregister(pipe.fd)
             pipe.paused = True
@@ -135,7 +136,7 @@ class Crew:
 
     def _on_runner(self, slot: RunnerSlot, events: int) -> None:
         if events & selectors.EVENT_WRITE and slot.flush():
-            self._selector.modify(slot.sock, selectors.EVENT_READ, lambda events: self._on_runner(slot, events))
+            self._selector.modify(slot.sock, selectors.EVENT_READ, partial(self._on_runner, slot))
         for messages, buffers in slot.read():
             at = 0
             for message in messages:

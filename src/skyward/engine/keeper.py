@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from skyward import blobs, leftovers
@@ -52,7 +53,7 @@ class _Keeper:
 
     def serve(self) -> None:
         leftovers.adopt_orphans()
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _notice)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         for order in self._order["nodes"]:
             listener = socket.create_server((order["host"], order.get("port", 0)), backlog=16)
@@ -170,7 +171,7 @@ class _NurseryProcess:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "skyward.nursery"], stdin=theirs, stdout=subprocess.DEVNULL
+            [sys.executable, "-P", "-m", "skyward.nursery"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
         )
         theirs.close()
 
@@ -219,6 +220,10 @@ def main() -> None:
         keeper.serve()
     finally:
         keeper.end()
+
+
+def _notice(number: int, frame: FrameType | None) -> None:
+    """Does nothing: the signal only has to wake the selector."""
 
 
 def _read_line() -> bytes:

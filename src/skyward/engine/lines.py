@@ -27,8 +27,12 @@ class Lines:
         *lines, self._rest = whole.split(b"\n")
         found = [(_settled(line), False) for line in lines]
         if len(self._rest) > _LONGEST:
-            found.append((_text(self._rest), False))
-            self._rest = b""
+            cut = len(self._rest)
+            while self._rest[cut - 1] & 0xC0 == 0x80 and cut > len(self._rest) - 4:
+                cut -= 1  # not through the middle of a character
+            cut -= 1
+            found.append((_text(self._rest[:cut]), False))
+            self._rest = self._rest[cut:]
         elif b"\r" in self._rest:
             self._rest = self._rest[_last_state(self._rest) :]
             now = time.monotonic()
@@ -62,7 +66,7 @@ class Transcript:
         for stream in _STREAMS:
             lines = self._lines.pop((stream, call), None)
             if lines is not None:
-                found += [(stream, text, progress) for text, progress in lines.rest()]
+                found.extend((stream, text, progress) for text, progress in lines.rest())
         return found
 
 

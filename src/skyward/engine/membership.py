@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import platform
@@ -13,7 +14,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-import dask
+from dask import config
 
 from skyward.engine.agent import Agent
 from skyward.engine.certs import Identity, context
@@ -47,8 +48,8 @@ _SETTINGS: dict[str, Any] = {
 
 def configure() -> None:
     """Sets dask up and imports what the forked processes will need."""
-    dask.config.set(_SETTINGS)  # before distributed is imported: it reads its logging settings then
-    import distributed  # noqa: F401
+    config.set(_SETTINGS)  # before distributed is imported: it reads its logging settings then
+    importlib.import_module("distributed")
 
 
 def run_scheduler(order: dict[str, Any], ready: int) -> None:

@@ -64,7 +64,8 @@ def _with_descendants(pids: list[int]) -> list[int]:
     found = list(pids)
     for pid in found:
         try:
-            found += [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += [int(p) for p in (task / "children").read_text().split()]
         except OSError:
             continue
     return found

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from joblib.parallel import (
     AutoBatchingMixin,
@@ -37,7 +37,7 @@ from skyward.task import PendingCompute, name_of
 __all__ = ["SkywardBackend", "parallel_config"]
 
 Callback = Callable[[Any], None]
-Done = queue.SimpleQueue[Any]  # of (callback, future), and None at the end
+_News = tuple[Callback, Future[Any]] | Literal["added", "stop"]
 
 _STEP = 8
 _AT_ONCE = 16
@@ -73,11 +73,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._given, self._max_inflight = pool, max_inflight
         self._limit: int | None = None
         self._frozen: int | None = None
-        self._lock = threading.Lock()
-        self._waiting: deque[tuple[Any, Callback]] = deque()
-        self._sent: set[Future[Any]] = set()
-        self._aborted = False
-        self._done: Done = queue.SimpleQueue()
+        self._traffic: _Traffic | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """How many batches run at a time: joblib's meaning, with the pool's slots in the place of cores."""
@@ -120,24 +116,20 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return super().compute_batch_size()
 
     def start_call(self) -> None:
-        """Starts the thread that hears of finished batches."""
-        self._aborted = False
-        self._done = queue.SimpleQueue()
-        threading.Thread(target=self.hear, args=(self._done,), name="skyward-joblib", daemon=True).start()
+        """A Parallel is called: its batches have a thread of their own."""
+        self._traffic = _Traffic(self._target(), self._limit, (self.nesting_level or 0) + 1, self._frozen)
 
     def stop_call(self) -> None:
-        """Ends that thread."""
-        self._done.put(None)
+        """The call is over."""
+        self._running().stop()
 
     def terminate(self) -> None:
         """Forgets the batch sizes of this Parallel; the pool is not ours to close."""
         self.reset_batch_stats()
 
-    def submit(self, func: Any, callback: Callback | None = None) -> None:
+    def submit(self, func: Any, callback: Callback) -> None:
         """Takes a batch, to be sent as soon as fewer than `n_jobs` are out."""
-        with self._lock:
-            self._waiting.append((func, callback or _ignore))
-        self._done.put((_ignore, None))
+        self._running().add(func, callback)
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
         """The results of a finished batch, or its exception."""
@@ -145,6 +137,44 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
         """Cancels what this Parallel has on the pool; bodies that run are stopped there."""
+        self._running().abort()
+
+    def _running(self) -> _Traffic:
+        assert self._traffic is not None, "joblib says start_call first"
+        return self._traffic
+
+    def _slots(self) -> int:
+        pool = self._target()
+        return pool.nodes * pool.concurrency
+
+    def _target(self) -> Slots:
+        return open_pool() if self._given is None else self._given
+
+
+class _Traffic:
+    """The batches of one call of a Parallel, with the thread that sends them and hears of their end."""
+
+    def __init__(self, pool: Slots, limit: int | None, level: int, frozen: int | None) -> None:
+        self._pool, self._limit, self._level, self._frozen = pool, limit, level, frozen
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Any, Callback]] = deque()
+        self._sent: set[Future[Any]] = set()
+        self._aborted = False
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        threading.Thread(target=self._hear, name="skyward-joblib", daemon=True).start()
+
+    def add(self, batch: Any, callback: Callback) -> None:
+        """Has a batch sent when there is room for it."""
+        with self._lock:
+            self._waiting.append((batch, callback))
+        self._news.put("added")
+
+    def stop(self) -> None:
+        """Ends the thread when it has heard of what is done."""
+        self._news.put("stop")
+
+    def abort(self) -> None:
+        """Drops what waits and cancels what is out."""
         with self._lock:
             self._aborted = True
             self._waiting.clear()
@@ -152,23 +182,24 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         for future in sent:
             future.cancel()
 
-    def hear(self, done: Done) -> None:
+    def _hear(self) -> None:
         """Calls back for every batch that is done, and sends what waits: several batches in one go."""
         while True:
-            heard = [done.get()]
-            while len(heard) < _AT_ONCE and not done.empty():
-                heard.append(done.get())
-            for item in heard:
-                if item is None:
+            news = [self._news.get()]
+            while len(news) < _AT_ONCE and not self._news.empty():
+                news.append(self._news.get())
+            for item in news:
+                if item == "stop":
                     return
-                callback, future = item
-                with self._lock:
-                    self._sent.discard(future)
-                callback(future)
-            while self._send(done):
+                if isinstance(item, tuple):
+                    callback, future = item
+                    with self._lock:
+                        self._sent.discard(future)
+                    callback(future)
+            while self._send():
                 pass
 
-    def _send(self, done: Done) -> bool:
+    def _send(self) -> bool:
         """Sends some of the batches that wait, as the limit allows; False when there were none."""
         with self._lock:
             room = _AT_ONCE if self._limit is None else min(_AT_ONCE, self._limit - len(self._sent))
@@ -182,30 +213,24 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         for (_, callback), future in zip(batches, futures, strict=True):
             if aborted:
                 future.cancel()  # it was on its way when the rest was
-            future.add_done_callback(partial(_put, done, callback))
+            future.add_done_callback(partial(self._done, callback))
         return True
 
+    def _done(self, callback: Callback, future: Future[Any]) -> None:
+        self._news.put((callback, future))
+
     def _call(self, batch: Any) -> PendingCompute[Any]:
-        level = (self.nesting_level or 0) + 1
-        return PendingCompute(runs(name_of(batch.items[0][0])), (Tasks(batch.items, level, self._frozen),))
+        return PendingCompute(runs(name_of(batch.items[0][0])), (Tasks(batch.items, self._level, self._frozen),))
 
     def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
-        pool = self._target()
         try:
-            return pool._send(calls)  # pyright: ignore[reportPrivateUsage] - one frame for several calls
+            return self._pool._send(calls)  # pyright: ignore[reportPrivateUsage] - one frame for several calls
         except Exception as exc:  # joblib raises it where the Parallel was called, and stops the rest
             if len(calls) > 1:
                 return [future for call in calls for future in self._submitted([call])]
             failed: Future[Any] = Future()
             failed.set_exception(exc)
             return [failed]
-
-    def _slots(self) -> int:
-        pool = self._target()
-        return pool.nodes * pool.concurrency
-
-    def _target(self) -> Slots:
-        return open_pool() if self._given is None else self._given
 
 
 class _Elsewhere(int):
@@ -218,14 +243,6 @@ class _Elsewhere(int):
         return not self == other
 
     __hash__ = int.__hash__
-
-
-def _put(done: queue.SimpleQueue[Any], callback: Callback, future: Future[Any]) -> None:
-    done.put((callback, future))
-
-
-def _ignore(future: Any) -> None:
-    return
 
 
 register_parallel_backend("skyward", SkywardBackend)
