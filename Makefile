@@ -1,0 +1,56 @@
+# Set-up and everyday commands. Two of them do all the work on a fresh machine: `make demo` and `make test`.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+E2E := $(sort $(wildcard tests/e2e/test_*.py))
+
+.PHONY: demo test test-core test-peers check bench clean
+
+demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
+	$(BIN)/python examples/hello_nodes.py
+
+test: $(VENV)/all.done           ## set up, then run every test
+	$(BIN)/pytest tests
+
+test-core: $(VENV)/dev.done      ## the tests that need no framework (also for other Pythons: make test-core PYTHON=python3.13 VENV=.venv-313)
+	$(BIN)/pytest tests --ignore-glob='*torch*' --ignore-glob='*jax*' --ignore-glob='*keras*' --ignore-glob='*huggingface*' \
+	  --ignore-glob='*joblib*' --ignore-glob='*sklearn*' --ignore-glob='*examples*'
+
+test-peers: $(VENV)/all.done     ## joblib's and scikit-learn's own tests, over our backend
+	$(BIN)/python tests/peers/run.py
+
+check: $(VENV)/all.done          ## format, lint, strict types, import floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(VENV)/all.done          ## side by side with dask, ray, loky, joblib and torchrun; prints ratios
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet -e . -r benchmarks/requirements.txt
+	SKYWARD_BENCH_TORCH=$(abspath $(BIN)/python) .venv-bench/bin/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) .venv-bench build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# A Debian Python may come without venv; anything else missing is said by Python itself.
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  SUDO=$$( [ "$$(id -u)" = 0 ] || echo sudo ); $$SUDO apt-get update -q && \
+	  $$SUDO apt-get install -qy python3-venv && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/core.done: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet -e .
+	touch $@
+
+$(VENV)/dev.done: $(VENV)/core.done
+	$(BIN)/pip install --quiet --group dev
+	touch $@
+
+# torch by itself first: the pinned build is the one the others then accept
+$(VENV)/all.done: $(VENV)/dev.done
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --group frameworks
+	touch $@
