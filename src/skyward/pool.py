@@ -293,15 +293,16 @@ class ComputePool:
         self._check_open()
         call = self._limited(call)
         calls = self._packing.copies(call, self.nodes, call.retries or 0)
-        self._engine.send_to(list(enumerate(calls)))
         futures = [c.future for c in calls]
+        self._engine.send_to(list(enumerate(calls)))
         try:
             wait(futures)
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
-        failed = [(c, error) for c in calls if (error := fanout.error_of(c.future)) is not None]
+        errors = [(c, fanout.error_of(future)) for c, future in zip(calls, futures, strict=True)]
+        failed = [(c, error) for c, error in errors if error is not None]
         if failed:  # the one that failed by itself, not those that were stopped because of it
             raise min(failed, key=lambda pair: pair[0].stopping is not None)[1]
         return [future.result() for future in futures]
@@ -333,8 +334,9 @@ class ComputePool:
     def _send(self, calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
         self._check_open()
         packed = self._packing.calls([self._limited(call) for call in calls], self._retries)
+        futures: list[Future[Any]] = [call.future for call in packed]
         self._engine.send(packed)
-        return [call.future for call in packed]
+        return futures
 
     def _limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
         if not isinstance(call, PendingCompute):
