@@ -13,6 +13,15 @@ import time
 
 __all__ = ["adopt_orphans", "children", "die_with_parent", "end_children"]
 
+_INFRASTRUCTURE = (
+    *(b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"),
+    *(b".loky.", b"_inductor/compile_worker"),
+)
+    b"multiprocessing.resource_tracker",
+    b"multiprocessing.forkserver",
+    b".loky.",
+    b"_inductor/compile_worker",
+)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -46,15 +55,14 @@ def children() -> list[int]:
 
 
 def end_children(spare: set[int] | None = None, seconds: float = 2.0) -> None:
-    """Kills every child and whatever those orphan, but the ones that Python keeps for itself and `spare`."""
+    """Kills every child and whatever those orphan, but those that libraries keep for themselves, and `spare`."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return  # the usual case, one system call
-    keep = (spare or set()) | _infrastructure()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        doomed = [pid for pid in children() if pid not in keep]
+        doomed = [pid for pid in children() if pid not in (spare or ()) and not _is_infrastructure(pid)]
         if not doomed:
             return
         for pid in doomed:
@@ -69,20 +77,14 @@ def _end(pid: int) -> None:
         pass  # somebody else has reaped it
 
 
-def _infrastructure() -> set[int]:
-    """Helper processes that libraries start once and use for as long as the process lives."""
-    pids: set[int] = set()
-    for module, path in (
-        ("multiprocessing.resource_tracker", ("_resource_tracker", "_pid")),
-        ("multiprocessing.forkserver", ("_forkserver", "_forkserver_pid")),
-        ("joblib.externals.loky.backend.resource_tracker", ("_resource_tracker", "_pid")),
-    ):
-        value = sys.modules.get(module)
-        for name in path:
-            value = getattr(value, name, None)
-        if isinstance(value, int):
-            pids.add(value)
-    return pids
+def _is_infrastructure(pid: int) -> bool:
+    """Whether a process is one that a library starts once and uses for as long as the process lives."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read()
+    except OSError:
+        return False
+    return any(name in command for name in _INFRASTRUCTURE)
 
 
 def _prctl(option: int, value: int) -> None:

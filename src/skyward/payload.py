@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 import io
+import operator
 import pickle
 import site
 import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import cloudpickle
@@ -27,6 +29,7 @@ __all__ = ["Packer", "pack_plain", "unpack"]
 
 Packed = tuple[bytes, list[memoryview]]
 
+_CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, CodeType, BuiltinFunctionType})
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
 _DIAGNOSIS_SECONDS = 0.08
 _SHORT = 1 << 20
@@ -39,6 +42,10 @@ class Packer:
         self._roots = tuple(dict.fromkeys([*_environment_roots(), *(str(Path(r).resolve()) for r in roots if r)]))
         self._checked: set[str] = {"__main__", "__mp_main__", "skyward"}
         self._foreign: dict[str, ModuleType] = {}
+        self._seen: tuple[int, str] = (0, "")
+        self._functions: weakref.WeakKeyDictionary[FunctionType, tuple[tuple[object, ...], Packed]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def pack(self, value: object, what: str) -> Packed:
         """Bytes for `value`, called `what` in errors; raises NotSerializable naming the part that cannot travel."""
@@ -52,6 +59,20 @@ class Packer:
         except Exception as exc:  # whatever a user's __reduce__ raises: reported with the path, never swallowed
             raise NotSerializable(self.explain(value, what, exc)) from exc
 
+    def pack_function(self, fn: object, what: str) -> Packed:
+        """As `pack`; a function that refers to nothing but constants is pickled once and then known by them."""
+        if not isinstance(fn, FunctionType):
+            return self.pack(fn, what)
+        constants = _constants_of(fn)
+        if constants is None:
+            return self.pack(fn, what)
+        known = self._functions.get(fn)
+        if known is not None and len(known[0]) == len(constants) and all(map(operator.is_, known[0], constants)):
+            return known[1]
+        packed = self.pack(fn, what)
+        self._functions[fn] = (constants, packed)
+        return packed
+
     def explain(self, value: object, what: str, exc: BaseException) -> str:
         """Why `value` cannot travel, with the path to the part that is to blame."""
         with _by_value(self._foreign_modules()):
@@ -62,6 +83,10 @@ class Packer:
         )
 
     def _foreign_modules(self) -> dict[str, ModuleType]:
+        state = (len(sys.modules), next(reversed(sys.modules)))
+        if state == self._seen:
+            return self._foreign  # nothing was imported since
+        self._seen = state
         for name in sys.modules.keys() - self._checked:
             self._checked.add(name)
             module = sys.modules.get(name)
@@ -276,6 +301,20 @@ def _names(code: Any) -> Iterator[str]:
     for const in code.co_consts:
         if hasattr(const, "co_names"):
             yield from _names(const)
+
+
+@functools.lru_cache(maxsize=4096)
+def _all_names(code: CodeType) -> tuple[str, ...]:
+    return tuple(_names(code))
+
+
+def _constants_of(fn: FunctionType) -> tuple[object, ...] | None:
+    """All that a function refers to, if each is a constant; else None, for it may change without our knowing."""
+    if fn.__closure__ or fn.__kwdefaults__ or fn.__dict__:
+        return None
+    scope = fn.__globals__
+    found = (fn.__code__, *(fn.__defaults__ or ()), *(scope[name] for name in _all_names(fn.__code__) if name in scope))
+    return found if all(type(value) in _CONSTANT for value in found) else None
 
 
 def _picklable(value: object) -> bool:

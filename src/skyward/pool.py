@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -174,6 +175,10 @@ class ComputePool:
                     raise PluginError(plugin.name, "around_client", repr(exc)) from exc
         enter_target(self)
         stack.callback(leave_target, self)
+        if "joblib" in sys.modules:
+            from skyward.plugins._joblib import register
+
+            register()  # so that joblib.parallel_config("skyward") finds this pool by name
         self._state = "open"
         self._emit(
             events.PoolOpened(self.name, self.nodes, self.nodes * self.worker.concurrency, time.monotonic() - began)
@@ -283,6 +288,10 @@ class ComputePool:
     def submit(self, call: PendingCompute[T], /) -> Future[T]:
         """Sends a call to one node; the future's cancel() stops it there."""
         return self._send([call])[0]
+
+    def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[Future[T]]:
+        """Sends calls to any nodes, in as few messages as possible; one future for each."""
+        return self._send(calls)
 
     def run_async(self, call: PendingCompute[T], /) -> Future[T]:
         """The same as `submit`."""

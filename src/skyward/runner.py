@@ -81,6 +81,7 @@ class Runner:
         """Runs calls until the agent says exit, or is gone."""
         faulthandler.enable(file=2, all_threads=False)
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        _keep_handler_out_of_children()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         messages = self._messages()
         kind, body, buffers = next(messages)
@@ -404,6 +405,20 @@ class Runner:
                 sys.stderr.flush()
             finally:
                 os._exit(status)
+
+
+def _keep_handler_out_of_children() -> None:
+    """Gives processes that a body forks the usual SIGTERM; with ours they would not end when their parent asks."""
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}),
+        after_in_child=_take_usual_handler,
+    )
+
+
+def _take_usual_handler() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:

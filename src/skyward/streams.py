@@ -98,6 +98,7 @@ class Consumer(Iterator[Any]):
         self._step = max(1, window // 2)
         self._used = self._used_bytes = 0
         self._items: deque[tuple[Any, int]] = deque()
+        self._taken: deque[tuple[Any, int]] = deque()
         self._changed = threading.Condition()
         self._ended = False
         self._error: BaseException | None = None
@@ -106,6 +107,19 @@ class Consumer(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        try:
+            item, size = self._taken.popleft()
+        except IndexError:
+            item, size = self._take()
+        self._used += 1
+        self._used_bytes += size
+        if (self._used >= self._step or self._used_bytes >= WINDOW_BYTES // 4) and not self._ended:
+            due, self._used, self._used_bytes = self._used, 0, 0
+            self._grant(due)
+        return self._load(item)
+
+    def _take(self) -> tuple[Any, int]:
+        """Waits for items, and takes all that are there."""
         with self._changed:
             while not self._items:
                 if self._ended:
@@ -114,16 +128,8 @@ class Consumer(Iterator[Any]):
                         raise error
                     raise StopIteration
                 self._changed.wait()
-            item, size = self._items.popleft()
-            self._used += 1
-            self._used_bytes += size
-            enough = self._used >= self._step or self._used_bytes >= WINDOW_BYTES // 4
-            due = self._used if enough and not self._ended else 0
-            if due:
-                self._used = self._used_bytes = 0
-        if due:
-            self._grant(due)
-        return self._load(item)
+            self._taken, self._items = self._items, deque()
+            return self._taken.popleft()
 
     def feed(self, items: list[tuple[Any, int]]) -> None:
         """Items that have arrived, with their sizes."""
@@ -143,6 +149,7 @@ class Consumer(Iterator[Any]):
         """Stops the producer; what has not been used is dropped."""
         with self._changed:
             self._items.clear()
+            self._taken.clear()
             self._error = None
             if self._ended:
                 return

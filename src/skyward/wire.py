@@ -23,8 +23,27 @@ _PREFIX = struct.Struct("!II")
 _CHUNK = 1 << 18
 _SMALL = 1 << 16
 _MAX_HEADER = 1 << 30
-_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _loads = json.loads
+
+
+def _dumps(value: Any) -> str:
+    return "".join(_encoder(value, 0))
+
+
+def _make_encoder() -> Callable[[Any, int], Iterable[str]]:
+    """json's C encoder, made once: JSONEncoder.encode makes one for every call."""
+    made: Any = json.encoder
+    if made.c_make_encoder is None:
+        plain = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+        return lambda value, _: plain.iterencode(value)
+    return made.c_make_encoder(None, _refuse, made.encode_basestring, None, ":", ",", False, False, True)
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"{type(value).__name__} cannot be part of a message")
+
+
+_encoder = _make_encoder()
 
 
 def nbytes(buffer: Buffer) -> int:

@@ -259,6 +259,15 @@ class Agent:
             task.backlog.clear()
             self._mark_started(slot)
 
+    def _shift(self) -> None:
+        """Takes a call that waits behind another back from its runner, when a runner has nothing to do."""
+        idle = [slot for slot in self._crew if slot.ready and not slot.stopping and not slot.inflight]
+        for slot in self._crew if idle else ():
+            task = next(reversed(slot.inflight.values()), None)
+            if task is not None and task.started is None and task.stop is None and not task.shifting:
+                task.shifting = True
+                self._crew.send(slot, ["recall", task.id])
+
     def _roomy(self) -> RunnerSlot | None:
         ready = [slot for slot in self._crew if slot.ready and not slot.stopping]
         best = min(ready, key=lambda slot: len(slot.inflight), default=None)
@@ -371,6 +380,11 @@ class Agent:
             task = self._tasks.get(body[0])
             if task is not None and task.stop is not None:
                 self._finish(task, task.stop, {})
+            elif task is not None and task.shifting:
+                task.shifting, task.slot = False, None
+                del slot.inflight[task.id]
+                self._queue[task.id] = task
+                self._pump()
             elif task is not None:
                 del self._tasks[task.id], slot.inflight[task.id]
                 self._tell("recalled", task.id)
@@ -393,6 +407,8 @@ class Agent:
             elif kind != "stopped":
                 self._crew.kill(slot)  # the stop came too late, but may still hit whatever runs there next
             self._pump()
+            if not slot.inflight and not self._queue and len(self._crew) > 1:
+                self._shift()
 
     def _on_ready(self, slot: RunnerSlot) -> None:
         slot.ready = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ from skyward.wire import nbytes
 __all__ = ["Call", "CallFuture", "Packing", "discard", "unpacked"]
 
 T = TypeVar("T")
+
+_PREFIX = os.urandom(2).hex()
+_COUNT = itertools.count(1)
 
 
 class CallFuture(Future[T]):
@@ -125,7 +129,7 @@ class Call:
         inputs: dict[str, Any],
         retries: int,
     ) -> None:
-        self.id = os.urandom(6).hex()
+        self.id = f"{_PREFIX}{next(_COUNT):08x}"
         self.name = pending.name
         self.about, self.pieces, self.digests, self.inputs = about, pieces, digests, inputs
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
@@ -181,7 +185,7 @@ class Packing:
     def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:
         import xxhash
 
-        head, buffers = self._packer.pack(fn, f"function {name}")
+        head, buffers = self._packer.pack_function(fn, f"function {name}")
         if not remembers_nothing(fn):
             return "", [head, *buffers]
         digest = xxhash.xxh3_128()

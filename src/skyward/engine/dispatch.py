@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Dispatch", "Queued"]
 
-_HORIZON = 0.02
+_HORIZON = 0.06
 _AHEAD_MOST = 128
 _STALE = 0.05
 

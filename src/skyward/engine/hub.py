@@ -73,6 +73,7 @@ class Hub:
         self._joining: list[Peer] = []
         self._later: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._stopped = False
+        self._unsettled = True  # some socket is new, gone, or has more to write
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     def open(self, deadline: float) -> None:
@@ -100,6 +101,7 @@ class Hub:
     def post(self, number: int, messages: list[Any], buffers: Sequence[Any] = ()) -> None:
         """Sends messages to a node; they arrive once, in order, even over a broken connection."""
         if not self.peers[number].link.post(messages, buffers):
+            self._unsettled = True
             self._wake()  # the I/O thread goes on when the socket takes more
 
     def defer(self, act: Callable[..., Any], *args: Any) -> None:
@@ -153,6 +155,7 @@ class Hub:
                 peer.link = Link()
             peer.link.attach(sock, 0 if restarted else welcome["received"])
             self._joining.append(peer)
+            self._unsettled = True
             self._follower.attached(peer.number, restarted=restarted)
             self.changed.notify_all()
         self._wake()
@@ -164,8 +167,9 @@ class Hub:
         wait = _IDLE_WAIT
         try:
             while not self._stopped:
-                with self.lock:
-                    self._register()
+                if self._unsettled:
+                    with self.lock:
+                        self._register()
                 ready = self._selector.select(wait)
                 with self.lock:
                     self._read(ready)
@@ -192,6 +196,7 @@ class Hub:
 
     def _register(self) -> None:
         """Brings the selector up to date with the links' sockets and what they want."""
+        self._unsettled = False
         registered = {key.data: key for key in self._selector.get_map().values() if key.data is not None}
         for peer in self.peers:
             sock, key = peer.link.sock, registered.get(peer.number)
@@ -200,7 +205,9 @@ class Hub:
                 key = None
             if sock is None:
                 continue
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.link.writing else 0)
+            writing = peer.link.writing
+            self._unsettled = self._unsettled or writing
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
             if key is None:
                 self._selector.register(sock, wanted, peer.number)
             elif key.events != wanted:
@@ -230,6 +237,7 @@ class Hub:
             try:
                 arrived, more = peer.link.read()
             except Broken:
+                self._unsettled = True
                 self._follower.broken(peer.number)
                 self.changed.notify_all()
                 return

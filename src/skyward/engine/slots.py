@@ -14,28 +14,31 @@ __all__ = ["Pipe", "RunnerSlot", "Task", "ahead"]
 _READ = 1 << 16
 _STDERR_TAIL = 4096
 _AHEAD_SECONDS = 0.002
+_AHEAD_ONE_SECONDS = 0.2
 _AHEAD_MOST = 32
 _CALL_ID = 12
 
 
 def ahead(mean: float | None, threads: int) -> int:
-    """How many calls a runner gets beyond those it runs: none unless they are so short that waiting costs more."""
-    if mean is None or mean > _AHEAD_SECONDS:
+    """How many calls a runner gets beyond those it runs: none if they are long, so that another may take them."""
+    if mean is None or mean > _AHEAD_ONE_SECONDS:
         return 0
+    if mean > _AHEAD_SECONDS:
+        return threads
     return threads * min(_AHEAD_MOST, int(_AHEAD_SECONDS / max(mean, 1e-6)))
 
 
 class Task:
     """A call on this node."""
 
-    __slots__ = ("about", "backlog", "buffers", "id", "killed", "slot", "started", "stop", "timer")
+    __slots__ = ("about", "backlog", "buffers", "id", "killed", "shifting", "slot", "started", "stop", "timer")
 
     def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
         self.id, self.about, self.buffers = call_id, about, buffers
         self.slot: RunnerSlot | None = None
         self.started: float | None = None
         self.stop: str | None = None
-        self.killed = False
+        self.killed = self.shifting = False
         self.timer: int | None = None
         self.backlog: list[tuple[list[Any], list[Any]]] = []
 

@@ -224,7 +224,7 @@ class _Traffic:
 
     def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
         try:
-            return self._pool._send(calls)  # pyright: ignore[reportPrivateUsage] - one frame for several calls
+            return self._pool.submit_all(calls)
         except Exception as exc:  # joblib raises it where the Parallel was called, and stops the rest
             if len(calls) > 1:
                 return [future for call in calls for future in self._submitted([call])]
