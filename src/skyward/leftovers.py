@@ -14,9 +14,6 @@ import time
 __all__ = ["adopt_orphans", "children", "die_with_parent", "end_children"]
 
 _INFRASTRUCTURE = (
-    *(b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"),
-    *(b".loky.", b"_inductor/compile_worker"),
-)
     b"multiprocessing.resource_tracker",
     b"multiprocessing.forkserver",
     b".loky.",
