@@ -260,13 +260,15 @@ class Agent:
             self._mark_started(slot)
 
     def _shift(self) -> None:
-        """Takes a call that waits behind another back from its runner, when a runner has nothing to do."""
-        idle = [slot for slot in self._crew if slot.ready and not slot.stopping and not slot.inflight]
-        for slot in self._crew if idle else ():
-            task = next(reversed(slot.inflight.values()), None)
-            if task is not None and task.started is None and task.stop is None and not task.shifting:
-                task.shifting = True
-                self._crew.send(slot, ["recall", task.id])
+        """Takes calls that wait behind others back from their runners, when runners have nothing to do."""
+        idle = sum(slot.ready and not slot.stopping and not slot.inflight for slot in self._crew)
+        if not idle or self._queue:
+            return
+        waiting = [t for s in self._crew for t in reversed(s.inflight.values()) if t.started is None and t.stop is None]
+        for task in [t for t in waiting if not t.shifting][:idle]:
+            assert task.slot is not None
+            task.shifting = True
+            self._crew.send(task.slot, ["recall", task.id])
 
     def _roomy(self) -> RunnerSlot | None:
         ready = [slot for slot in self._crew if slot.ready and not slot.stopping]
@@ -407,7 +409,7 @@ class Agent:
             elif kind != "stopped":
                 self._crew.kill(slot)  # the stop came too late, but may still hit whatever runs there next
             self._pump()
-            if not slot.inflight and not self._queue and len(self._crew) > 1:
+            if not slot.inflight and len(self._crew) > 1:
                 self._shift()
 
     def _on_ready(self, slot: RunnerSlot) -> None:
@@ -416,6 +418,7 @@ class Agent:
         if all(s.ready for s in self._crew) and len(self._crew) == self._settings["processes"]:
             self._tell("ready", {"generation": self._settings["generation"], "pids": [s.pid for s in self._crew]})
         self._pump()
+        self._shift()
 
     # output and vital signs
 
