@@ -354,7 +354,10 @@ class Agent:
             else:
                 self._finish(task, task.stop, {"reason": "another call in its process had to be killed"})
         for task in reversed(list(slot.inflight.values())):
-            task.slot = None  # it had not begun: the next runner takes it
+            if task.stop is not None:
+                self._finish(task, task.stop, {})
+                continue
+            task.slot, task.shifting = None, False  # it had not begun: the next runner takes it
             self._queue[task.id] = task
             self._queue.move_to_end(task.id, last=False)
         if not slot.retired and not slot.failed and not self._closing:
