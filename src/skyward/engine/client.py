@@ -306,7 +306,9 @@ class Engine:
 
     def _on_recalled(self, number: int, call_id: str) -> None:
         call = self._calls.get(call_id)
-        if call is not None:
+        if call is not None and call.stopping is not None:
+            self._fail(call, CancelledError(), "cancelled")
+        elif call is not None:
             self._dispatch.settle(call)
             call.node = None
             self._dispatch.add(call, first=True)
