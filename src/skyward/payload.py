@@ -7,6 +7,7 @@ travels by name. What cannot travel is named by the path that leads to it.
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import operator
 import pickle
@@ -33,6 +34,7 @@ _CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, Cod
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
 _DIAGNOSIS_SECONDS = 0.08
 _SHORT = 1 << 20
+_CARE = (b"_make_skeleton", b"_load_from_bytes")
 
 
 class Packer:
@@ -114,9 +116,10 @@ def pack_plain(value: object) -> Packed:
 def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bool = False) -> Any:
     """The object again; buffers may be memory-mapped and are used without copying.
 
-    With `keep_classes`, a class that this process sent by value comes back as it is here, not as the other side has it.
+    With `keep_classes`, a class that this process sent by value comes back as it is here, not as the other side has it,
+    and tensors come home from GPUs that this computer does not have.
     """
-    if keep_classes and (len(head) > _SHORT or b"_make_skeleton" in bytes(head)):
+    if keep_classes and (len(head) > _SHORT or any(name in bytes(head) for name in _CARE)):
         return _Keeping(_View(memoryview(head)), buffers=buffers).load()
     return pickle.loads(head, buffers=buffers)
 
@@ -151,7 +154,7 @@ class _Keeping(pickle.Unpickler):
                 return functools.partial(self._skeleton, found)
             if name == "_class_setstate":
                 return functools.partial(self._set_state, found)
-        return found
+        return _load_storage if (module, name) == ("torch.storage", "_load_from_bytes") else found
 
     def _skeleton(self, make: Callable[..., type], *args: Any) -> type:
         before = set(cast("Iterable[str]", cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID))  # pyright: ignore[reportPrivateUsage] - the only way to know
@@ -162,6 +165,12 @@ class _Keeping(pickle.Unpickler):
 
     def _set_state(self, set_state: Callable[..., Any], cls: type, state: Any) -> Any:
         return cls if id(cls) in self._own else set_state(cls, state)
+
+
+def _load_storage(data: bytes) -> Any:
+    """What torch has on a node's GPU, on the CPU where this computer has none."""
+    torch = importlib.import_module("torch")
+    return torch.load(io.BytesIO(data), map_location=None if torch.cuda.is_available() else "cpu", weights_only=False)
 
 
 def _cloudpickle(value: object) -> Packed:
