@@ -18,7 +18,7 @@ import pytest
 
 from skyward import bootstrap, wheel
 from skyward.bootstrap import prepare
-from skyward.errors import BootstrapError, InvalidArgument
+from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 from skyward.image import Image, PipIndex
 from skyward.installed import missing_apt, missing_pip
 from skyward.pipsettings import no_index, uv_environment
@@ -317,3 +317,11 @@ def test_a_tree_hash_sees_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "x.pyc").write_text("x")
     assert tree_hash(tmp_path) in seen
+
+
+def test_another_python_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    """Row 10: bytecode cannot cross minor versions."""
+    other = f"3.{sys.version_info[1] + 1}"
+    with pytest.raises(PythonMismatch, match="cannot cross"):
+        prepare(Image(python=other), cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from skyward.errors import BootstrapError, InvalidArgument
+from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 from skyward.image import Image, PipIndex, mask, requirement_path
 from skyward.includes import collect_includes
 from skyward.installed import missing_apt, missing_pip
@@ -59,10 +59,17 @@ class Environment:
 
 def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
     """An environment on this computer that has what `image` asks for; its includes are collected apart."""
+    wanted, here = image.python_version, sys.version_info[:2]
+    if wanted != here:
+        raise PythonMismatch(
+            "python",
+            f"the image asks for Python {wanted[0]}.{wanted[1]}, but this program runs on {here[0]}.{here[1]}; functions "
+            f'cannot cross from one to the other. Run it with that Python, or leave Image(python="auto").',
+        )
     build = _Build(image, time.monotonic() + image.bootstrap_timeout, report)
     build.install_apt()
     missing = missing_pip(image.pip)
-    if not missing and image.python_version == sys.version_info[:2]:
+    if not missing:
         return Environment(sys.executable, dict(image.env))
     root = cache or Path(os.environ.get("SKYWARD_CACHE") or Path.home() / ".cache" / "skyward" / "envs")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ def test_without_a_seed_every_training_starts_elsewhere(pool: sky.ComputePool) -
 
 
 def test_devices_are_found_and_datasets_not_split_again(pool: sky.ComputePool) -> None:
-    """S3-02, S3-05, S3-08 to S3-12, S3-14, X11."""
+    """S1-11, S1-16, S3-02, S3-05, S3-08 to S3-12, S3-14, X11."""
 
     @sky.compute
     def look() -> tuple[Any, ...]:

@@ -382,7 +382,7 @@ def test_ctrl_c_twice_ends_at_once(script: Script, until: Until) -> None:
 
 
 def test_no_sequence_of_interrupts_leaves_anything(script: Script, until: Until) -> None:
-    """Row 33: eight random offsets, one to three times, from the first line to the end."""
+    """Rows 33 and 34: eight random offsets, one to three times, from the first line to the end."""
     rng = random.Random(33)
     for _ in range(8):
         program = script(PROGRAM, rng.choice(["call", "normal", "broadcast"]))
