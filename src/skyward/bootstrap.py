@@ -63,8 +63,8 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
     if wanted != here:
         raise PythonMismatch(
             "python",
-            f"the image asks for Python {wanted[0]}.{wanted[1]}, but this program runs on {here[0]}.{here[1]}; functions "
-            f'cannot cross from one to the other. Run it with that Python, or leave Image(python="auto").',
+            f"the image asks for Python {wanted[0]}.{wanted[1]}, but this program runs on {here[0]}.{here[1]}; "
+            f'functions cannot cross from one to the other. Run it with that Python, or leave Image(python="auto").',
         )
     build = _Build(image, time.monotonic() + image.bootstrap_timeout, report)
     build.install_apt()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,12 @@ def leftover_files() -> list[str]:
     return [p for d in {"/dev/shm", tempfile.gettempdir()} for p in glob.glob(f"{d}/skyward-{os.getpid()}-*")]
 
 
+def usual_signals() -> None:
+    """Has a program react to signals as in a terminal, even where the test run itself was started to ignore them."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test ends with no process and no file of ours, unless it uses the shared pool."""
@@ -84,6 +91,7 @@ def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=usual_signals,
             **options,  # type: ignore[arg-type]
         )
 

@@ -271,9 +271,11 @@ def main():
             threading.Thread(target=lambda: body(60) >> pool, daemon=True).start()
             time.sleep(60)
         if how == "swallow":
+            ended = pool.on_event(lambda e: isinstance(e, sky.events.CallStarted) and print("running", flush=True))
             try:
                 body(60) >> pool
             except KeyboardInterrupt:
+                ended()
                 print("caught", flush=True)
             body(0) >> pool
             print("went on", flush=True)
@@ -362,7 +364,7 @@ def test_ctrl_c_stops_the_call_and_closes_the_pool(script: Script, until: Until,
 def test_a_program_may_go_on_after_ctrl_c(script: Script, until: Until) -> None:
     """Row 32: only the call is cancelled."""
     program = script(PROGRAM, "swallow")
-    read_until(program, "open")
+    read_until(program, "running")
     os.killpg(program.pid, signal.SIGINT)
     out, err = finish(program, until)
     assert program.returncode == 0, err
