@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.task import enter_target, leave_target, resolve, streamed_parameters
+from skyward.callables import streamed_parameters
+from skyward.task import enter_target, leave_target, resolve
 
 
 class Notebook:

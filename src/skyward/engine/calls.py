@@ -10,10 +10,11 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar, cast
 
 from skyward import blobs
+from skyward.callables import remembers_nothing, streamed_parameters, unbound
 from skyward.errors import ResultNotSerializable
 from skyward.payload import Packer, unpack
 from skyward.streams import Consumer, Producer
-from skyward.task import PendingCompute, remembers_nothing, streamed_parameters, unbound
+from skyward.task import PendingCompute
 from skyward.wire import nbytes
 
 __all__ = ["Call", "CallFuture", "Packing", "discard", "unpacked"]
