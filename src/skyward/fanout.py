@@ -20,6 +20,7 @@ Send = Callable[[Sequence[PendingCompute[Any]]], list[Future[Any]]]
 
 _CHUNK_SECONDS = 0.05
 _LEAST_SECONDS = 0.002
+_LEAST_ITEMS = 256
 
 
 def gathered(futures: Sequence[Future[Any]]) -> tuple[Any, ...]:
@@ -116,7 +117,8 @@ class _Combined(Future[tuple[Any, ...]]):
 def _chunk(left: int, per_item: float | None, slots: int) -> int:
     if per_item is None:
         return 1
-    share = max(-(-left // (slots * 3)), int(_LEAST_SECONDS / max(per_item, 1e-7)))
+    least = min(_LEAST_ITEMS, int(_LEAST_SECONDS / max(per_item, 1e-7)))  # a long tail of tiny chunks costs more
+    share = max(-(-left // (slots * 3)), least)
     return max(1, min(left, share, int(_CHUNK_SECONDS / max(per_item, 1e-7))))
 
 

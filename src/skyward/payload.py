@@ -88,12 +88,13 @@ class Packer:
         state = (len(sys.modules), next(reversed(sys.modules)))
         if state == self._seen:
             return self._foreign  # nothing was imported since
-        self._seen = state
-        for name in sys.modules.keys() - self._checked:
-            self._checked.add(name)
-            module = sys.modules.get(name)
-            if isinstance(module, ModuleType) and not name.startswith("skyward.") and self._is_foreign(module):
-                self._foreign[name] = module
+        with _registry_lock:
+            for name in sys.modules.keys() - self._checked:
+                module = sys.modules.get(name)
+                if isinstance(module, ModuleType) and not name.startswith("skyward.") and self._is_foreign(module):
+                    self._foreign[name] = module
+                self._checked.add(name)
+            self._seen = state
         return self._foreign
 
     def _is_foreign(self, module: ModuleType) -> bool:

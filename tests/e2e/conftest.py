@@ -60,15 +60,20 @@ def usual_signals() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test ends with no process and no file of ours, unless it uses the shared pool."""
-    if "pool" in request.fixturenames:
-        yield
-        return
-    before = leftover_processes()
+    """Every test ends with no process and no file of ours, unless a shared pool is open; then the module does."""
+    shared = bool(leftover_processes())
     yield
-    until(lambda: set(leftover_processes()) <= set(before), 15)
-    if not before:
+    if not shared and "pool" not in request.fixturenames:
+        until(lambda: not leftover_processes(), 15)
         assert leftover_files() == []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_of_a_module() -> Iterator[None]:
+    """When a module's shared pools are closed, nothing is left of them either."""
+    yield
+    until(lambda: not leftover_processes(), 15)
+    assert leftover_files() == []
 
 
 @pytest.fixture(scope="module")
