@@ -30,6 +30,7 @@ bench: $(VENV)/all.done          ## side by side with dask, ray, loky, joblib an
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet -e . -r benchmarks/requirements.txt
 	SKYWARD_BENCH_TORCH=$(abspath $(BIN)/python) .venv-bench/bin/python benchmarks/run.py
+	.venv-bench/bin/python benchmarks/joblib_backends.py
 
 clean:
 	rm -rf $(VENV) .venv-bench build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -20,7 +20,7 @@ from types import ModuleType
 
 import contest
 
-_ALL = ("startup", "calls", "data", "streams", "memory", "frameworks", "ddp")
+_ALL = ("startup", "calls", "data", "streams", "memory", "ddp")
 GROUPS = tuple(name for name in _ALL if Path(__file__).with_name(f"{name}.py").exists())
 
 

@@ -112,6 +112,7 @@ class Console:
         self._tags: dict[tuple[int, bool], str] = {}
         self._slots = self._done = self._failed = 0
         self._began = time.monotonic()
+        self._unwritten = False
         self._stderr = styled("|", _RED).split("|") if live else ["", ""]
 
     def __call__(self, event: on.Event) -> None:
@@ -121,6 +122,9 @@ class Console:
         if isinstance(event, on.Output):
             self._show(feed, event)
             return
+        if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
+            self._unwritten = False
+            feed.flush()  # a call's lines stand before whatever the program prints about its result
         with self._lock:
             said = self._follow(event)
         # Said without the lock: the feed may make this thread wait for the one that draws, and that one needs the lock.
@@ -184,7 +188,12 @@ class Console:
             if self.live or now < node.progress_due:
                 return
             node.progress_due = now + _PROGRESS_EVERY
+            node.shown = event.text
+        elif event.text == node.shown and not self.live:
+            node.progress = node.shown = ""
+            return  # the last state of a progress bar that was printed already
         node.progress = ""
+        self._unwritten = True
         if self.live:
             before, after = self._stderr if event.stream == "stderr" else ("", "")
             feed.put(event.stream, f"{self._tag(event.node)}{before}{clean(event.text)}{after}\n")
@@ -269,6 +278,7 @@ class _Node:
     memory: int = 0
     running: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
     progress: str = ""
+    shown: str = ""
     progress_due: float = 0.0
 
     def cells(self, number: int, opening: bool, now: float) -> list[Cell]:

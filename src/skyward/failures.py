@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
 
@@ -58,11 +59,39 @@ def annotate(exc: BaseException, about: dict[str, Any], where: str) -> BaseExcep
 
 
 def _pickled(exc: BaseException) -> bytes:
-    links = _links(exc)
-    if not _travels(links[0][0]):
-        return b""
-    able = [(e if _travels(e) else _as_text(e), kind, suppress) for e, kind, suppress in links]
-    return _dumps(able)
+    able = [(_portable(e), kind, suppress) for e, kind, suppress in _links(exc)]
+    return b"" if able[0][0] is None else _dumps([(e or _as_text(exc), kind, suppress) for e, kind, suppress in able])
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """An exception taken apart: for those that Python cannot pickle, most often because of their __init__."""
+
+    cls: type[BaseException]
+    args: tuple[Any, ...]
+    state: dict[str, Any]
+
+    def join(self) -> BaseException:
+        try:
+            made = self.cls.__new__(self.cls, *self.args)
+        except TypeError:
+            made = BaseException.__new__(self.cls)
+        cast(Any, BaseException.args).__set__(made, self.args)
+        made.__dict__.update(self.state)
+        return made
+
+
+def _portable(exc: BaseException) -> BaseException | _Parts | None:
+    """The exception itself, if it survives the journey; or its parts, less attributes that cannot travel; or None."""
+    if _travels(exc):
+        return exc
+    try:
+        state = {k: v for k, v in vars(exc).items() if _travels(v)}
+        parts = _Parts(type(exc), exc.args, state)
+        data = _dumps(parts)
+        return parts if len(data) <= _MAX_PICKLE and type(pickle.loads(data).join()) is type(exc) else None
+    except BaseException:  # as in _travels
+        return None
 
 
 def _dumps(value: object) -> bytes:
@@ -80,11 +109,11 @@ class _ExceptionPickler(cloudpickle.Pickler):
         return cast(Any, super()).reducer_override(obj)
 
 
-def _travels(exc: BaseException) -> bool:
-    """Whether an exception survives the journey as an object."""
+def _travels(value: object) -> bool:
+    """Whether an exception, or an attribute of one, survives the journey as an object."""
     try:
-        data = _dumps(exc)
-        return len(data) <= _MAX_PICKLE and type(pickle.loads(data)) is type(exc)
+        data = _dumps(value)
+        return len(data) <= _MAX_PICKLE and type(pickle.loads(data)) is type(value)
     except BaseException:  # whatever a __reduce__ of the user's raises; the text travels instead
         return False
 
@@ -111,9 +140,10 @@ def _links(exc: BaseException) -> list[tuple[BaseException, str, bool]]:
     return links
 
 
-def _chained(links: list[tuple[BaseException, str, bool]]) -> BaseException:
+def _chained(links: list[tuple[BaseException | _Parts, str, bool]]) -> BaseException:
     inner: BaseException | None = None
-    for exc, kind, suppress in reversed(links):
+    for link_or_parts, kind, suppress in reversed(links):
+        exc = link_or_parts.join() if isinstance(link_or_parts, _Parts) else link_or_parts
         # through the slots of the base class: the user's may forbid assignment (a frozen dataclass)
         link = BaseException.__cause__ if kind == "cause" else BaseException.__context__
         cast(Any, link).__set__(exc, inner)

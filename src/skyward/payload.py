@@ -80,7 +80,7 @@ class Packer:
         with _by_value(self._foreign_modules()):
             path, culprit = _culprit(value, what)
         return (
-            f"{path} cannot be sent to a node: it is a {type(culprit).__module__}.{type(culprit).__qualname__} "
+            f"{path} cannot be pickled: it is a {type(culprit).__module__}.{type(culprit).__qualname__} "
             f"({type(exc).__name__}: {exc}). {_advice(culprit)}"
         )
 

@@ -244,7 +244,7 @@ class ComputePool:
         return machines
 
     def _with_includes(self, image: Image, made: Environment) -> Environment:
-        paths = collect_includes(image, Path.cwd(), Path(self._store.directory) / "includes")
+        paths = collect_includes(image, Path.cwd(), Path(self._store.directory) / "includes") if image.includes else ()
         return Environment(made.python, made.env, (*made.paths, *paths), made.fresh)
 
     def _bring_up(
@@ -270,6 +270,9 @@ class ComputePool:
             hurried=lambda: self._hurry,
         )
         self._engine, self._site, self._authority = bringup.open(stack, deadline)
+        if self.spec.accelerator is not None and not any(about["accelerators"] for about in self._engine.abouts()):
+            text = f"accelerator={self.spec.accelerator.name}: none was found on the nodes; they run on their CPUs."
+            self._emit(events.Notice(self.name, text, "warning"))
         roots = [path for about in self._engine.abouts() for path in about["path"]]
         included = [str((Path.cwd() / include).resolve()) for include in image.includes]
         self._packing = Packing(Packer([*roots, *included]), self._store)

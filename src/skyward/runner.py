@@ -272,6 +272,8 @@ class Runner:
             raise
         except SystemExit as exc:
             code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+            if isinstance(exc.code, str):
+                print(exc.code, file=sys.stderr)  # as Python does
             return "exited", {"code": code}, []
         except BaseException as exc:  # the user's exception: sent home, raised there
             about, data = failures.capture(exc, __file__)

@@ -215,7 +215,7 @@ class Compute(Generic[P, T]):
 
     def _not_called(self, other: object) -> typing.NoReturn:
         name = name_of(self.fn)
-        raise TypeError(f"{name} has not been called: add parentheses, `{name}(...) >> pool`.")
+        raise TypeError(f"{name} has not been called: add parentheses, `{name}(...)`, before it is sent.")
 
     __rshift__ = __matmul__ = __gt__ = __and__ = __rand__ = _not_called
 

@@ -125,7 +125,7 @@ class Bringup:
             "scheduler": scheduler,
             "info": self._info(node, counts, ports).to_json(),
             "env": {**self._thread_counts(processes), **self.environment.env, SCRATCH: self.directory},
-            "cwd": os.getcwd(),
+            "cwd": _working_directory(),
             "grace": self.grace,
             "threads": threads,
             "processes": processes,
@@ -167,3 +167,11 @@ class Bringup:
             return {}  # the user has decided
         each = max(1, (os.cpu_count() or 1) // (len(self.machines) * processes))
         return dict.fromkeys(_THREADS, str(each))
+
+
+def _working_directory() -> str:
+    """Where this program works, and so its functions on this computer; the root if that has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep

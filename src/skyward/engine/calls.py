@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar, cast
@@ -111,6 +112,7 @@ class Call:
         "held",
         "id",
         "inputs",
+        "made",
         "name",
         "node",
         "pieces",
@@ -138,6 +140,7 @@ class Call:
         self.node: int | None = None
         self.pinned = False
         self.sent = 0.0
+        self.made = time.monotonic()
         self.announced = False
         self.stopping: str | None = None
         self.gang: Sequence[Call] = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +84,11 @@ def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
     made.check_hostname = False  # nodes are reached through tunnels; the authority vouches, not the name
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=identity.ca)
-    # the ssl module takes keys from files only: a private one that exists for an instant
-    fd, path = tempfile.mkstemp(prefix="skyward-")
+    # the ssl module takes keys from files only: one in memory, which no other process sees and nobody can leave behind
+    fd = os.memfd_create("skyward-key")
     try:
         os.write(fd, (identity.cert + identity.key).encode())
-        os.close(fd)
-        made.load_cert_chain(path)
+        made.load_cert_chain(f"/proc/self/fd/{fd}")
     finally:
-        os.unlink(path)
+        os.close(fd)
     return made

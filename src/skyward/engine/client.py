@@ -29,6 +29,7 @@ __all__ = ["Engine", "Plan"]
 _PATIENCE = 15.0
 _STOP_GRACE = 3.0
 _SUSPICION = 0.5
+_STREAM_WARNING = 5.0
 _PORTS = 3
 
 
@@ -70,7 +71,7 @@ class Engine:
         self._dispatch: Dispatch[Call] = Dispatch(plan.nodes, plan.slots)
         self._calls: dict[str, Call] = {}
         self._gang = plan.gang
-        self._tainted = False
+        self._tainted = self._warned = False
         self._generation = 0
         self._ports: list[int] = []
         self.after_fork = self._hub.after_fork
@@ -227,13 +228,13 @@ class Engine:
 
     def _succeed(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
         wanted = self._forget(call, about["s"]) and not call.future.cancelled()
+        self._tell_end(call, "ok", about["s"])
         if call.stream is not None:
             call.stream.end()
         elif wanted:
             self._hub.defer(call.future.settle, about, pieces)
         else:
             discard(about)
-        self._tell_end(call, "ok", about["s"])
 
     def _lost(self, call: Call, reason: str) -> None:
         """A call whose node is gone: started again elsewhere, if it may be."""
@@ -294,9 +295,25 @@ class Engine:
         if self._tainted and not any(call.stopping for call in self._calls.values()):
             self._renew()  # after every process of the old group has had its verdict
         self._pump()
+        self._warn_of_streams()
         for number, call in self._dispatch.stale(time.monotonic()):
             self._hub.post(number, [["recall", call.id, 0]])
         return self._dispatch.crowded()
+
+    def _warn_of_streams(self) -> None:
+        """Says so when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""
+        if self._warned or not any(call.stream for call in self._calls.values()):
+            return
+        now = time.monotonic()
+        busy = [call for call in self._calls.values() if call.announced]
+        waiting = [call for call in self._calls.values() if not call.announced and call.stream is None]
+        if waiting and all(call.stream for call in busy) and now - min(call.made for call in waiting) > _STREAM_WARNING:
+            self._warned = True
+            text = (
+                f"{waiting[0].name} waits for a slot, and all are held by streams that are not read to their end "
+                f"({busy[0].name if busy else 'a generator'}). Close the stream, or give the pool more slots."
+            )
+            self._emit(events.Notice(self._plan.pool, text, "warning"))
 
     def _on_started(self, number: int, call_id: str, call: Call | None = None) -> None:
         call = call or self._calls.get(call_id)

@@ -209,7 +209,7 @@ def main() -> None:
     os.umask(0o077)  # after the nursery, whose runners keep the user's own
     from skyward.engine import membership
 
-    membership.configure()
+    membership.configure(sys.argv[1])
     line = _read_line()
     if not line:
         nursery.end()

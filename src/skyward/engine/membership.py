@@ -11,6 +11,7 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from typing import Any, NoReturn
 
@@ -46,9 +47,11 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def configure() -> None:
-    """Sets dask up and imports what the forked processes will need."""
-    config.set(_SETTINGS)  # before distributed is imported: it reads its logging settings then
+def configure(directory: str) -> None:
+    """Sets dask up and imports what the forked processes will need; whatever is written goes into `directory`."""
+    tempfile.tempdir = directory
+    # before distributed is imported: it reads its logging settings then
+    config.set({**_SETTINGS, "temporary-directory": directory})
     importlib.import_module("distributed")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from concurrent.futures import CancelledError
 from typing import Any, Literal
@@ -22,7 +23,10 @@ def failure(
     if kind == "error":
         # rebuild and annotate never raise, whatever the user's exception class does
         where = f"raised on node {node} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
-        return failures.annotate(failures.rebuild(about["error"], buffers[0]), about["error"], where), "error"
+        error = failures.annotate(failures.rebuild(about["error"], buffers[0]), about["error"], where)
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            error.add_note(_where_to_get(error.name.partition(".")[0]))
+        return error, "error"
     if kind == "exited":
         return TaskCrashed(call.name, node, call.attempt, about["code"], stderr=about["stderr"]), "crashed"
     if kind == "crashed":
@@ -40,6 +44,35 @@ def gang_note(call: Call, others: list[Call], total: int) -> str:
     if others:
         text += f"; nodes {', '.join(str(other.node) for other in others)} had not finished and were stopped"
     return text + "."
+
+
+def _where_to_get(module: str) -> str:
+    """What to do about a module that a node lacks."""
+    if module in _PLUGINS:
+        return f"node: add plugins=[sky.plugins.{_PLUGINS[module]}] to the pool, or sky.Image(pip=[{module!r}])."
+    try:
+        here = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        here = False
+    if here:
+        return (
+            f"node: {module} exists on this computer only. Import it at the top of your file, so that it travels with "
+            f"the function; or send it along with sky.Image(includes=[...]), if it is a package with Image(pip=[...])."
+        )
+    return (
+        f"node: {module} is not installed there; add sky.Image(pip=[{module!r}]) (the package may have another name)."
+    )
+
+
+_PLUGINS = {
+    "torch": "torch()",
+    "jax": "jax()",
+    "keras": "keras()",
+    "transformers": "huggingface(token=...)",
+    "datasets": "huggingface(token=...)",
+    "joblib": "joblib()",
+    "sklearn": "sklearn()",
+}
 
 
 def _crash(call: Call, node: int, about: dict[str, Any]) -> TaskCrashed:

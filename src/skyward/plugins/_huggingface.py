@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar, overload
 
+from skyward.blobs import SCRATCH
 from skyward.errors import InvalidArgument
 from skyward.image import Image
 from skyward.plugin import Cluster, Plugin
@@ -82,7 +83,9 @@ def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
     fd = os.memfd_create("token")
     os.fchmod(fd, 0o600)
     os.write(fd, token.value.encode())
-    with tempfile.TemporaryDirectory(prefix="skyward-hub-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="skyward-hub-", dir=os.environ.get(SCRATCH), ignore_cleanup_errors=True
+    ) as directory:
         path = os.path.join(directory, "token")
         os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
         values = {"HF_TOKEN": token.value, "HF_TOKEN_PATH": path}

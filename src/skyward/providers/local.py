@@ -6,10 +6,13 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from skyward.errors import InvalidArgument
 from skyward.provider import Machine, Offer, Provider
 from skyward.spec import Spec
 
 __all__ = ["Local"]
+
+_MOST = 500
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,8 @@ class Local(Provider):
     """Nodes on this computer; what a pool uses when no provider is given."""
 
     def offers(self, spec: Spec) -> Iterable[Offer]:
+        if isinstance(spec.nodes, int) and spec.nodes > _MOST:
+            raise InvalidArgument(f"nodes={spec.nodes}: this computer can play {_MOST} nodes at the most.")
         return [Offer("this computer", vcpus=os.cpu_count())]
 
     def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:

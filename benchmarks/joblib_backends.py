@@ -1,6 +1,6 @@
 """joblib and scikit-learn on a pool against joblib's own process pool and its dask backend, in one run.
 
-`python benchmarks/frameworks.py [tiny] [naps] [grid]`: every figure is a ratio of medians; peers take turns.
+`python benchmarks/joblib_backends.py [tiny] [naps] [grid]`: every figure is a ratio of medians; peers take turns.
 """
 
 from __future__ import annotations
