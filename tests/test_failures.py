@@ -147,7 +147,19 @@ def test_frames_of_our_own_file_are_left_out() -> None:
     assert "ValueError: x" in about["traceback"]
 
 
-@pytest.mark.parametrize("error", [Forgetful(1, 2), ValueError(threading.Lock()), ValueError("x" * (2 << 20))])
+def test_an_exception_that_python_cannot_pickle_keeps_its_type_and_attributes() -> None:
+    """Row 7: its __init__ does not take what its args hold."""
+    error = Forgetful(1, 2)
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    error.code = 7  # type: ignore[attr-defined]
+    again = failures.rebuild(*failures.capture(raised(error)))
+    assert type(again) is Forgetful
+    assert again.args == error.args
+    assert again.code == 7  # type: ignore[attr-defined]
+    assert not hasattr(again, "lock")
+
+
+@pytest.mark.parametrize("error", [ValueError(threading.Lock()), ValueError("x" * (2 << 20))])
 def test_what_cannot_travel_arrives_as_text(error: Exception) -> None:
     about, data = failures.capture(raised(error))
     assert data == b""

@@ -232,7 +232,7 @@ def test_what_cannot_travel_is_named_by_its_path(value: Any, path: str) -> None:
     with pytest.raises(NotSerializable) as caught:
         Packer().pack(value, "value")
     text = str(caught.value)
-    assert text.startswith(f"{path} cannot be sent to a node"), text
+    assert text.startswith(f"{path} cannot be pickled"), text
     assert "_thread.lock" in text
     assert "inside the function" in text
     assert isinstance(caught.value.__cause__, TypeError)
