@@ -264,7 +264,7 @@ class Agent:
         idle = sum(slot.ready and not slot.stopping and not slot.inflight for slot in self._crew)
         if not idle or self._queue:
             return
-        waiting = [t for s in self._crew for t in reversed(s.inflight.values()) if t.started is None and t.stop is None]
+        waiting = [t for s in self._crew for t in s.inflight.values() if t.started is None and t.stop is None]
         for task in [t for t in waiting if not t.shifting][:idle]:
             assert task.slot is not None
             task.shifting = True
@@ -273,7 +273,11 @@ class Agent:
     def _roomy(self) -> RunnerSlot | None:
         ready = [slot for slot in self._crew if slot.ready and not slot.stopping]
         best = min(ready, key=lambda slot: len(slot.inflight), default=None)
-        if best is None or len(best.inflight) >= best.threads + ahead(self._mean, best.threads):
+        if best is None:
+            return None
+        # nothing is sent ahead while another runner is about to be there
+        spare = ahead(self._mean, best.threads) if len(ready) == self._settings["processes"] else 0
+        if len(best.inflight) >= best.threads + spare:
             return None
         return best
 

@@ -6,6 +6,7 @@ it saves. A call that waits behind a long one is taken back when another node ha
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -120,8 +121,8 @@ class Dispatch(Generic[C]):
         idle = sum(max(0, self._slots - len(n.inflight)) for n in self._nodes if n.up)
         chosen: list[tuple[int, C]] = []
         for index, node in enumerate(self._nodes):
-            for call in reversed(node.inflight.values()):
-                if len(chosen) >= idle or len(node.inflight) - len(node.recalled) <= self._slots:
+            for call in itertools.islice(node.inflight.values(), self._slots, None):
+                if len(chosen) >= idle:
                     break
                 if not call.pinned and call.id not in node.recalled and now - call.sent > _STALE:
                     node.recalled.add(call.id)
