@@ -3,7 +3,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-E2E := $(sort $(wildcard tests/e2e/test_*.py))
 
 .PHONY: demo test test-core test-peers check bench clean
 

@@ -19,8 +19,8 @@ from skyward.errors import InvalidArgument, SkywardError
 from skyward.image import Image
 from skyward.plugin import Cluster, Plugin
 from skyward.plugins import _jax, _keras
-from skyward.plugins._doors import framework
 from skyward.plugins._meeting import meet
+from skyward.plugins._within import framework
 from skyward.runtime import InstanceInfo, NetworkInfo, Peer
 from skyward.spec import Spec
 
@@ -233,7 +233,7 @@ def test_plugins_and_decorators_import_no_framework() -> None:
 
 
 def test_a_missing_framework_is_named_with_what_to_add() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"no not_there here.*sky\.plugins\.jax\(\).*pip=\[\"not_there\"\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"no not_there, .*sky\.plugins\.jax\(\).*pip=\[\"not_there\"\]"):
         framework("not_there", "jax")
 
 

@@ -19,9 +19,8 @@ from skyward.accelerators import Accelerator
 from skyward.errors import InvalidArgument
 from skyward.image import Image
 from skyward.plugin import Cluster, Plugin
-from skyward.plugins._doors import framework
 from skyward.plugins._meeting import meet
-from skyward.plugins._within import within
+from skyward.plugins._within import framework, within
 from skyward.runtime import InstanceInfo, instance_info, mark_group
 
 __all__ = ["close", "decorated", "ensure_group", "has_package", "jax", "requirement", "share_cores"]

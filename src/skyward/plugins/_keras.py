@@ -23,8 +23,7 @@ from skyward.errors import InvalidArgument, SkywardError
 from skyward.image import Image, check_one_of
 from skyward.plugin import Cluster, Plugin
 from skyward.plugins import _jax, _torch
-from skyward.plugins._doors import framework
-from skyward.plugins._within import within
+from skyward.plugins._within import framework, within
 from skyward.runtime import InstanceInfo, instance_info
 
 __all__ = ["Backend", "decorated", "keras"]
