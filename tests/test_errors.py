@@ -12,7 +12,11 @@ import pytest
 from skyward import errors
 
 EXAMPLES: dict[str, tuple[Any, ...]] = {
+    "AuthenticationFailed": ("connecting", "no key fits", 0, 255),
     "BootstrapError": ("pip", "no such package", 2, 1),
+    "HostKeyMismatch": ("connecting", "another key", 1, 255),
+    "HostUnreachable": ("connecting", "no answer", 2, 255),
+    "NodeDiskFull": ("train", 1, 50_000_000, "No space left on device"),
     "NodeLost": (1, "train", "its agent was restarted", 3),
     "PluginError": ("torch", "around_app", "no route", 2),
     "PythonMismatch": ("python", "3.11 here, 3.12 there", 0, None),

@@ -12,10 +12,14 @@ SkywardError
 │   ├── TaskCrashed                     the body's process died
 │   │   └── TaskOutOfMemory             ... because the kernel ran out of memory
 │   ├── TaskTimeout (TimeoutError)      the body was stopped at its time limit
-│   └── NodeLost                        the machine or its agent is gone
+│   ├── NodeLost                        the machine or its agent is gone
+│   └── NodeDiskFull                    a large argument found no room on the machine
 ├── RemoteError                         an exception whose class cannot travel, as text
 ├── BootstrapError                      a node could not be set up
-│   └── PythonMismatch                  both sides need the same minor version of Python
+│   ├── PythonMismatch                  both sides need the same minor version of Python
+│   ├── HostUnreachable                 a host has no known address, refuses, or does not answer
+│   ├── HostKeyMismatch                 a host shows another key than the one that is known
+│   └── AuthenticationFailed            a host accepts none of the keys that were offered
 └── PluginError                         a plugin's hook raised
 
 The user's own exceptions are never wrapped: they keep their type and carry the remote traceback in a note.
@@ -24,10 +28,14 @@ The user's own exceptions are never wrapped: they keep their type and carry the 
 from __future__ import annotations
 
 __all__ = [
+    "AuthenticationFailed",
     "BootstrapError",
     "ForkedPoolError",
+    "HostKeyMismatch",
+    "HostUnreachable",
     "InvalidArgument",
     "NestedPoolError",
+    "NodeDiskFull",
     "NodeLost",
     "NotSerializable",
     "PluginError",
@@ -161,6 +169,21 @@ class NodeLost(TaskError):
         )
 
 
+class NodeDiskFull(TaskError):
+    """A node had no room for a large argument."""
+
+    def __init__(self, task: str, node: int, size: int, reason: str = "") -> None:
+        super().__init__(task, node, size, reason)
+        self.task, self.node, self.size, self.reason = task, node, size, reason
+
+    def __str__(self) -> str:
+        return (
+            f"node {self.node} has no room for an argument of {self.task} that takes {self.size:,} bytes "
+            f"({self.reason}: its disk or its memory file system is full). Free some space there, or send less at a "
+            "time; data that every call needs is better read on the node, from a file or a bucket."
+        )
+
+
 class RemoteError(SkywardError):
     """An exception of the body whose class cannot be rebuilt here, as text."""
 
@@ -187,6 +210,18 @@ class BootstrapError(SkywardError):
 
 class PythonMismatch(BootstrapError):
     """Client and node run different minor versions of Python."""
+
+
+class HostUnreachable(BootstrapError):
+    """The host has no known address, refuses connections, or does not answer in time."""
+
+
+class HostKeyMismatch(BootstrapError):
+    """The host's key is not the one that is known, or none is known; nothing was sent to it."""
+
+
+class AuthenticationFailed(BootstrapError):
+    """The host accepts none of the keys that were offered."""
 
 
 class PluginError(SkywardError):

@@ -1,14 +1,17 @@
-"""Run a program on a machine and reach its ports; here, on this computer."""
+"""Run a program on a machine and reach its ports. The contract, and how it is kept on this computer."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import IO
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, Protocol
 
-__all__ = ["LocalShell", "inherited"]
+__all__ = ["Access", "Finished", "LocalShell", "Shell", "SshTarget", "inherited"]
 
 _PASSED = frozenset(
     """
@@ -37,8 +40,90 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class SshTarget:
+    """A machine as the ssh program is told of it; what is left out comes from the user's own ssh settings."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+    host_keys: Literal["strict", "accept-new"] = "strict"
+    known_hosts: str | None = None
+    config: bool = True
+    """Whether the user's ~/.ssh/config counts; machines of a cloud are reached without it."""
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}" if self.user else self.host
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a provider's machines are got at, beyond their addresses."""
+
+    lease: float = 0.0
+    """How long machines go on when they hear nothing of us; 0 for this computer, whose fate they share."""
+    ssh_timeout: float = 60.0
+    network: Literal["auto", "mesh", "star"] = "auto"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a program on a machine has come to."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+class Shell(Protocol):
+    """One machine. Paths and arguments are data: whoever implements this quotes them."""
+
+    @property
+    def name(self) -> str:
+        """What the machine is called in messages."""
+        ...
+
+    def connect(self, deadline: float) -> None:
+        """Makes the machine reachable, or says in words why it is not; tries until `deadline` (monotonic)."""
+        ...
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Starts a program with pipes to its standard input and output, out of reach of Ctrl-C in our terminal."""
+        ...
+
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+        """Runs a program to its end, with `data` as its standard input."""
+        ...
+
+    def upload(self, source: bytes | Path, dest: str) -> None:
+        """Puts a file there, mode 0600; half a file is never seen under its name."""
+        ...
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        """A connection to an address that the machine itself can connect to."""
+        ...
+
+    def forward(self, host: str, port: int) -> tuple[str, int]:
+        """An address on this computer that leads to one there."""
+        ...
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """What another process of this computer has to run to have `argv` run there, once we are gone."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the machine."""
+        ...
+
+
 class LocalShell:
     """This computer."""
+
+    name = "this computer"
+
+    def connect(self, deadline: float) -> None:
+        """Nothing to do: we are there."""
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts a program in a session of its own, so that Ctrl-C in the terminal is ours to handle, not its."""
@@ -52,6 +137,29 @@ class LocalShell:
             cwd=os.sep,
         )
 
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+        done = subprocess.run(argv, input=data, capture_output=True, timeout=timeout, check=False)
+        return Finished(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
+
+    def upload(self, source: bytes | Path, dest: str) -> None:
+        part = f"{dest}.part"
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as file:
+            if isinstance(source, Path):
+                with source.open("rb") as content:
+                    shutil.copyfileobj(content, file)
+            else:
+                file.write(source)
+        os.rename(part, dest)
+
     def reach(self, host: str, port: int) -> socket.socket:
-        """A connection to a port on the machine."""
         return socket.create_connection((host, port), timeout=10)
+
+    def forward(self, host: str, port: int) -> tuple[str, int]:
+        return host, port
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        return list(argv)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
