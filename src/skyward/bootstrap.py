@@ -10,12 +10,8 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
-import signal
-import stat
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -23,28 +19,19 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
-from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
-from skyward.image import Image, PipIndex, mask, requirement_path
-from skyward.includes import collect_includes
+from skyward.errors import BootstrapError
+from skyward.image import Image, mask
 from skyward.installed import missing_apt, missing_pip
-from skyward.pipsettings import no_index, uv_environment
+from skyward.pipsettings import no_index
+from skyward.requirements import DESCRIPTION, by_index, check_python, pins, project, question, sorted_out
+from skyward.uvrun import cache_root, check_own, run, run_uv, too_late
 from skyward.wheel import build_wheel, source_hash, tree_hash
 
-__all__ = ["Environment", "collect_includes", "prepare"]
+__all__ = ["Environment", "prepare"]
 
 _MARKER = ".complete"
-_DESCRIPTION = ("pyproject.toml", "requirements.txt")
-# Both ends of a connection must agree on these; the last one, which counts GPUs, only where the client has it.
-_SAME_VERSION = ("distributed", "dask", "cloudpickle")
-_IF_PRESENT = ("nvidia-ml-py",)
-# What would make uv work on another environment than the one that it is told.
-_MISLEADING = (
-    "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH",
-    "UV_NO_SOURCES", "UV_PROJECT", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,21 +46,15 @@ class Environment:
 
 def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
     """An environment on this computer that has what `image` asks for; its includes are collected apart."""
-    wanted, here = image.python_version, sys.version_info[:2]
-    if wanted != here:
-        raise PythonMismatch(
-            "python",
-            f"the image asks for Python {wanted[0]}.{wanted[1]}, but this program runs on {here[0]}.{here[1]}; "
-            f'functions cannot cross from one to the other. Run it with that Python, or leave Image(python="auto").',
-        )
+    check_python(image)
     build = _Build(image, time.monotonic() + image.bootstrap_timeout, report)
     build.install_apt()
     missing = missing_pip(image.pip)
     if not missing:
         return Environment(sys.executable, dict(image.env))
-    root = cache or Path(os.environ.get("SKYWARD_CACHE") or Path.home() / ".cache" / "skyward" / "envs")
+    root = cache or _environments()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_own(root)
+    check_own(root)
     home = root / _key(image)
     if not _is_complete(home):
         with build.lock(home.with_suffix(".lock")):
@@ -84,15 +65,11 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
     return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **image.env}, fresh=True)
 
 
-def _check_own(root: Path) -> None:
-    """Refuse a cache into which somebody else could put programs."""
-    found = root.stat()
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
-        raise BootstrapError(
-            "opening the cache",
-            f"others can write into {root}, and what lies there is run. "
-            "Set SKYWARD_CACHE to a directory that is yours alone.",
-        )
+def _environments() -> Path:
+    root = cache_root()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_own(root)
+    return root / "envs"
 
 
 def _is_complete(home: Path) -> bool:
@@ -102,81 +79,8 @@ def _is_complete(home: Path) -> bool:
 
 def _key(image: Image) -> str:
     """What decides how the environment turns out, as a short hash."""
-    paths = [_local(entry) for entry in image.pip]
-    parts = (
-        image.python_version,
-        sys.base_prefix,
-        sysconfig.get_platform(),
-        image.pip,
-        [tree_hash(path) for path in paths if path],
-        [(index.url, index.packages) for index in image.pip_indexes],
-        sorted(image.shell_vars.items()),
-        _pins(),
-        source_hash(),
-    )
+    parts = [*question(image, source_hash(), tree_hash), sys.base_prefix, sysconfig.get_platform()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
-
-
-def _pins() -> list[str]:
-    def version(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-
-    pins = {name: version(name) for name in (*_SAME_VERSION, *_IF_PRESENT)}
-    return [f"{name}=={found}" for name, found in pins.items() if found]
-
-
-def _local(entry: str) -> Path | None:
-    """The file or directory that a `pip` entry names; one that is not there is refused."""
-    path = requirement_path(entry)
-    if path is None:
-        return None
-    found = Path(path).expanduser().absolute()
-    if not found.exists():
-        raise InvalidArgument(
-            f"pip holds {entry!r}, but there is no {found}. Paths are relative to the directory in which you start "
-            "the script; a package of an index is given by its name alone."
-        )
-    return found
-
-
-def _sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Requirements that have a name, and the addresses of the others."""
-    named: list[str] = []
-    direct: list[str] = []
-    for entry in entries:
-        if path := _local(entry):
-            direct.append(path.as_uri())
-        else:
-            (direct if "://" in entry.partition("@")[0] else named).append(entry)
-    return named, direct
-
-
-def _project(named: Sequence[str], indexes: Sequence[PipIndex], *, explicit: bool) -> str:
-    """A pyproject.toml by which uv takes the packages that an index names from there, and only those."""
-    lines = ["[project]", 'name = "skyward-environment"', 'version = "0"']
-    lines += [f"dependencies = {json.dumps(named, ensure_ascii=False)}"]
-    sources: dict[str, str] = {}
-    for number, index in enumerate(indexes):
-        url = json.dumps(index.url, ensure_ascii=False)
-        lines += [
-            "[[tool.uv.index]]",
-            f'name = "index-{number}"',
-            f"url = {url}",
-            f"explicit = {str(explicit).lower()}",
-        ]
-        for package in index.packages:
-            sources.setdefault(package, f'{package} = {{ index = "index-{number}" }}')
-    return "\n".join([*lines, "[tool.uv.sources]", *(sources.values() if explicit else ()), ""])
-
-
-def _names(requirements: Sequence[str]) -> set[str]:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    return {canonicalize_name(Requirement(entry).name) for entry in requirements}
 
 
 @dataclass(frozen=True)
@@ -223,7 +127,7 @@ class _Build:
                         self.report("waiting for another process that makes the same environment")
                     waiting = True
                 if time.monotonic() > self.deadline:
-                    raise self.too_late("waiting for another process that makes the same environment")
+                    raise too_late("waiting for another process that makes the same environment", self.image)
                 time.sleep(0.1)
             yield
 
@@ -249,57 +153,27 @@ class _Build:
         self.report(f"making an environment with Python {major}.{minor}")
         self.uv("making the environment", work, "venv", "--quiet", "--relocatable", "--python", python, "env")
 
-        named, direct = _sorted_out(self.image.pip)
-        named += _pins()
+        named, direct = sorted_out(self.image.pip)
+        named += pins()
         direct.append(f"skyward @ {build_wheel(work).as_uri()}")
         (work / "requirements.txt").write_text("\n".join([*direct, ""]))
         options = ["--python", "env/bin/python", *(["--no-index"] if no_index(os.environ) else [])]
 
-        indexes = self.image.pip_indexes
-        listed = {package for index in indexes for package in index.packages} - _names(named)
-        if listed:
-            # uv chooses an index by name for what is asked for directly; so ask for those that others would bring in.
-            (work / "pyproject.toml").write_text(_project(named, indexes, explicit=False))
+        def compile(project: str) -> str:
+            (work / "pyproject.toml").write_text(project)
             self.report("looking which packages are needed")
             anywhere = [*options, "--quiet", "--index-strategy", "unsafe-best-match"]
-            found = self.uv("resolving packages", work, "pip", "compile", *anywhere, *_DESCRIPTION)
-            named += sorted(listed.intersection(re.findall(r"^([a-z0-9-]+)(?===| @)", found, re.MULTILINE)))
-        (work / "pyproject.toml").write_text(_project(named, indexes, explicit=True))
+            return self.uv("resolving packages", work, "pip", "compile", *anywhere, *DESCRIPTION)
+
+        indexes = self.image.pip_indexes
+        (work / "pyproject.toml").write_text(project(by_index(named, indexes, compile), indexes))
 
         self.report(f"installing {', '.join(map(mask, self.image.pip)) or 'Skyward'}")
-        files = [word for name in _DESCRIPTION for word in ("--requirements", name)]
+        files = [word for name in DESCRIPTION for word in ("--requirements", name)]
         self.uv("installing packages", work, "pip", "install", "--compile-bytecode", *options, *files)
 
     def uv(self, step: str, work: Path, *arguments: str) -> str:
-        from uv import find_uv_bin
+        return run_uv(step, arguments, self.image, self.deadline, work)
 
-        own = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
-        quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-        variables = {**own, **uv_environment(os.environ), **quiet, **self.image.shell_vars}
-        return self.run(step, [find_uv_bin(), *arguments], variables, work)
-
-    def run(self, step: str, command: Sequence[str], variables: Mapping[str, str], cwd: Path | None = None) -> str:
-        """What the command wrote; it and all that it started end with this call."""
-        process = subprocess.Popen(
-            command, env=variables, cwd=cwd, text=True, errors="replace", start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            out, err = process.communicate(timeout=max(0.0, self.deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise self.too_late(step) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        if process.returncode != 0:
-            last = "\n".join(mask(err or out).strip().splitlines()[-20:])
-            raise BootstrapError(step, f"{Path(command[0]).name} said:\n{last}", exit_code=process.returncode)
-        return out
-
-    def too_late(self, step: str) -> BootstrapError:
-        return BootstrapError(
-            step,
-            f"it was not done within bootstrap_timeout={self.image.bootstrap_timeout:g} s, perhaps because of a slow "
-            "connection or large packages. Raise it: sky.Image(..., bootstrap_timeout=1800).",
-        )
+    def run(self, step: str, command: Sequence[str], variables: Mapping[str, str]) -> str:
+        return run(step, command, variables, self.image, self.deadline)

@@ -19,7 +19,7 @@ from typing import IO
 from skyward.errors import BootstrapError, InvalidArgument
 from skyward.image import Image
 
-__all__ = ["collect_includes", "pack", "unpack"]
+__all__ = ["collect_includes", "import_paths", "pack", "unpack"]
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 100_000
@@ -48,13 +48,19 @@ def collect_includes(image: Image, root: Path, dest: Path) -> tuple[str, ...]:
         pack(image, root, archive)
         archive.seek(0)
         unpack(archive, dest)
-    paths = [dest]
-    for include in map(Path, image.includes):
-        paths.append((dest / include).parent)
-        if _holds_modules(dest / include):
-            paths.append(dest / include)
-    inside = (path for path in paths if path.is_relative_to(dest))
-    return tuple(dict.fromkeys(str(path) for path in inside))
+    return tuple(os.path.normpath(dest / path) for path in import_paths(image, root))
+
+
+def import_paths(image: Image, root: Path) -> tuple[str, ...]:
+    """Where the image's includes are imported from, relative to the directory that they are unpacked into."""
+    if not image.includes:
+        return ()
+    paths = ["."]
+    for include in map(posixpath.normpath, image.includes):
+        paths.append(posixpath.dirname(include) or ".")
+        if _holds_modules(root / include, include, image.excludes):
+            paths.append(include)
+    return tuple(dict.fromkeys(paths))
 
 
 def pack(image: Image, root: Path, archive: IO[bytes]) -> None:
@@ -101,11 +107,14 @@ def unpack(archive: IO[bytes], dest: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _holds_modules(directory: Path) -> bool:
+def _holds_modules(directory: Path, name: str, excludes: Sequence[str]) -> bool:
     """Whether modules lie in it that it is not the package of."""
     if not directory.is_dir() or (directory / "__init__.py").exists():
         return False
-    return any(child.suffix == ".py" or (child / "__init__.py").exists() for child in directory.iterdir())
+    sent = (
+        child for child in directory.iterdir() if not _excluded(f"{name}/{child.name}".removeprefix("./"), excludes)
+    )
+    return any(child.suffix == ".py" or (child / "__init__.py").exists() for child in sent)
 
 
 def _check_named(root: Path, name: str, excludes: Sequence[str]) -> None:

@@ -1,0 +1,130 @@
+umask 077
+cache=${SKYWARD_CACHE:-${HOME:-}/.cache/skyward}
+case $cache in /*) ;; *) cache=$PWD/$cache ;; esac
+problems=
+newline='
+'
+
+# One line for whoever started this; with the token in it, nothing else can be taken for one.
+say() { printf '@%s %s\n' "$token" "$*"; }
+
+problem() {
+    problems="$problems $1"
+    say "problem $*"
+}
+
+status_of() {
+    case $1 in
+        system) echo 20 ;; home) echo 21 ;; owner) echo 22 ;; noexec) echo 23 ;; disk) echo 24 ;;
+        files) echo 25 ;; processes) echo 26 ;; tool) echo 27 ;; apt) echo 28 ;; sudo) echo 29 ;;
+        uv) echo 30 ;; python) echo 31 ;; network) echo 32 ;; packages) echo 33 ;; *) echo 1 ;;
+    esac
+}
+
+# The platform by uv's name for it; coarse, so that hosts which differ little get the same packages.
+find_platform() {
+    case $(uname -sm) in
+        'Linux x86_64' | 'Linux amd64') platform=x86_64 ;;
+        'Linux aarch64' | 'Linux arm64') platform=aarch64 ;;
+        *) platform= && return ;;
+    esac
+    minor=$(getconf GNU_LIBC_VERSION 2>/dev/null) || minor=
+    minor=${minor#glibc 2.}
+    minor=${minor%%.*}
+    set -- /lib/ld-musl-*
+    case $minor in
+        '' | *[!0-9]*) if [ -e "$1" ]; then platform=$platform-unknown-linux-musl; else platform=$platform-manylinux_2_17; fi ;;
+        ? | 1?) platform=$platform-manylinux_2_17 ;;
+        2[0-7]) platform=$platform-manylinux_2_17 ;;
+        2? | 3[0-3]) platform=$platform-manylinux_2_28 ;;
+        *) platform=$platform-manylinux_2_34 ;;
+    esac
+}
+
+is_complete() { [ -s "$env/.complete" ] && [ -x "$env/bin/python" ]; }
+
+# Whether what lies in the cache can only have been put there by this user.
+is_own() { [ -O "$cache" ] && [ -z "$(find "$cache/." -prune -perm -0002 2>/dev/null)" ]; }
+
+# A uv that runs here and is new enough.
+find_uv() {
+    for uv in "$cache/bin/uv-$uv_version" uv "${HOME:-}/.local/bin/uv"; do
+        # shellcheck disable=SC2046 # its words are wanted
+        set -- $("$uv" --version 2>/dev/null)
+        case ${2:-} in [0-9]*.[0-9]*.[0-9]*) ;; *) continue ;; esac
+        major=${2%%.*} minor=${2#*.}
+        minor=${minor%%.*}
+        [ "$major" -gt "${uv_oldest%.*}" ] && return
+        [ "$major" -eq "${uv_oldest%.*}" ] && [ "$minor" -ge "${uv_oldest#*.}" ] && return
+    done
+    return 1
+}
+
+# These names are the same for every shell; those of ulimit's options are not.
+check_limits() {
+    [ -r /proc/self/limits ] || return 0
+    while IFS= read -r line; do
+        # shellcheck disable=SC2086 # its words are wanted
+        case $line in
+            'Max open files'*) set -- $line && low files "$5" 4096 'open files' nofile ;;
+            'Max processes'*) set -- $line && low processes "$4" 256 processes nproc ;;
+        esac
+    done </proc/self/limits
+}
+
+low() {
+    [ "$2" = unlimited ] || [ "$2" -ge "$3" ] ||
+        problem "$1" "this user may have no more than $2 $4 at once; a node needs $3. Raise $5 in /etc/security/limits.conf."
+}
+
+free_kb() { df -Pk "$1" 2>/dev/null | sed -n '$s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p'; }
+
+# Everything that a host must have before anything is put on it; all that is missing is said at once.
+preflight() {
+    [ -n "$platform" ] ||
+        problem system "this is $(uname -sm); a host needs Linux on x86_64 or aarch64."
+    for tool in $tools; do
+        command -v "$tool" >/dev/null 2>&1 || problem tool "there is no $tool. Install it."
+    done
+    check_apt
+    there=$cache
+    until [ -d "$there" ]; do there=${there%/*} && [ -n "$there" ] || there=/; done
+    free=$(free_kb "$there")
+    [ "${free:-$need}" -ge "$need" ] || {
+        problem disk "$there has $((free / 1024)) MB free; $((need / 1024)) MB are needed. Make room, or set SKYWARD_CACHE to a directory on another disk."
+        return
+    }
+    probe=$(mkdir -p "$cache" 2>&1 && mktemp "$cache/.probe-XXXXXX" 2>&1) || {
+        problem home "$cache cannot be written to (${probe##*: }). Make it writable, or set SKYWARD_CACHE to a directory that is."
+        return
+    }
+    printf '#!/bin/sh\n' >"$probe"
+    chmod 700 "$probe"
+    "$probe" 2>/dev/null ||
+        problem noexec "programs in $cache cannot be run: its file system is mounted noexec. Set SKYWARD_CACHE to a directory on another one."
+    rm -f "$probe"
+    is_own ||
+        problem owner "$cache belongs to another user or can be written by others, and what lies there is run. Set SKYWARD_CACHE to a directory that is yours alone."
+}
+
+# Which of the wanted Debian packages are missing, and whether we can install them.
+check_apt() {
+    missing='' sudo=''
+    [ -n "$apt" ] || return 0
+    command -v dpkg-query >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 || {
+        problem apt "there is no apt here to install $apt. Install them with this host's own package manager and leave apt out of the image."
+        return
+    }
+    for wanted in $apt; do
+        version=
+        case $wanted in *=*) version="${wanted#*=}$newline" ;; esac
+        # shellcheck disable=SC2016 # the braces are dpkg-query's
+        found=$(dpkg-query --show --showformat='${db:Status-Status} ${Version}\n' "${wanted%%=*}" 2>/dev/null) || found=
+        case $newline$found$newline in *"${newline}installed $version"*) ;; *) missing="$missing $wanted" ;; esac
+    done
+    [ -z "$missing" ] || [ "$(id -u)" = 0 ] || {
+        sudo='sudo -n'
+        $sudo true 2>/dev/null ||
+            problem sudo "it lacks$missing, and this user may not use sudo without a password. Run there: sudo apt-get install --yes$missing"
+    }
+}

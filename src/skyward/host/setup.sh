@@ -1,0 +1,225 @@
+# Run as: sh setup.sh STAGE TOKEN POOL KEY NEED [hold]
+#   STAGE  the directory with what was sent, removed at the end      TOKEN  what marks the lines printed here
+#   POOL   the name of the pool                                      KEY    the name of the environment
+#   NEED   the kilobytes that must be free
+#   hold   settings come on standard input, after their number of lines; when it is closed, all that runs here is ended
+stage=$1 token=$2 pool=$3 key=$4 need=$5 hold=${6:-}
+. common.sh
+env=$cache/envs/$key log=$cache/logs/$key-$$.log host=$(uname -n)
+work='' lock='' directory='' watcher='' pulse='' settings=''
+
+# Hundredths of a second since the host was started.
+tick() {
+    read -r clock _ </proc/uptime
+    clock=${clock%.*}${clock#*.}
+    clock=${clock#"${clock%%[!0]*}"}
+}
+
+begin() {
+    step=$1
+    tick
+    began=$clock
+    say "begin $step"
+}
+
+end() {
+    tick
+    say "end $(((clock - began) * 10)) $step"
+}
+
+fail() {
+    problem "$@"
+    [ ! -f "$log" ] || tail -n 20 "$log" | while IFS= read -r line; do say "| $line"; done
+    say "log $log"
+    exit "$(status_of "$1")"
+}
+
+# Why a step that installs something failed.
+failed_install() {
+    if tail -n 40 "$log" | grep -q 'No space left on device'; then
+        fail disk "the disk became full: $(free_kb "$cache") KB are free in $cache. Make room, or set SKYWARD_CACHE to a directory on another disk."
+    elif tail -n 40 "$log" | grep -Eq 'Request failed after|error sending request|dns error|operation timed out|Connection (refused|reset)'; then
+        fail network "a server of packages could not be reached, also when tried again. Look at the host's network and proxy settings."
+    fi
+    fail "$1" "$2"
+}
+
+# Runs a program with the settings that came for it, which may be secret: they are in no file and on no command line.
+tool() { (eval "$settings" && exec "$@") >>"$log" 2>&1 </dev/null; }
+
+# Ends everything that was started here once standard input is closed, and with it whoever set this going.
+watch() {
+    while IFS= read -r line; do :; done
+    trap '' TERM
+    kill -TERM 0
+    left=50
+    while kill -0 $$ 2>/dev/null && [ "$left" -gt 0 ]; do
+        sleep 0.1 2>/dev/null || { sleep 1 && left=$((left - 9)); }
+        left=$((left - 1))
+    done
+    kill -KILL 0
+}
+
+clean() {
+    code=$?
+    trap '' HUP INT TERM
+    # After a SIGTERM the watcher has still to see to those that ignore it.
+    [ -z "$watcher" ] || [ "$code" = 143 ] || kill -KILL "$watcher" 2>/dev/null
+    [ -z "$pulse" ] || kill "$pulse" 2>/dev/null
+    [ -z "$lock" ] || rm -f "$lock" "$lock-held"
+    [ -z "$work" ] || rm -rf "$work"
+    [ "$code" = 0 ] || [ -z "$directory" ] || rm -rf "$directory"
+    case $stage in "$cache/stage/"?*) rm -rf "$stage" ;; esac
+    trap - EXIT
+    exit "$code"
+}
+
+install_apt() {
+    begin 'installing apt packages'
+    options='-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3'
+    quiet='env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a'
+    # An installation that was cut off has to be finished before anything else can be installed.
+    tool $sudo $quiet dpkg --configure -a &&
+        tool $sudo $quiet apt-get $options update &&
+        tool $sudo $quiet apt-get $options install --yes --no-install-recommends $missing ||
+        failed_install apt "apt-get could not install$missing."
+    end
+}
+
+get_uv() {
+    begin 'looking for uv'
+    kept=$cache/bin/uv-$uv_version
+    [ ! -f "$stage/uv" ] || { chmod 700 "$stage/uv" && mv -f "$stage/uv" "$kept"; }
+    find_uv || {
+        # The hash of uv is among those of the packages.
+        grep -E '^uv( @|==)' "$stage/requirements.txt" >"$stage/uv.txt"
+        tool python3 -m venv "$stage/venv" &&
+            tool "$stage/venv/bin/python" -m pip install --no-deps --require-hashes -r "$stage/uv.txt" &&
+            mv -f "$stage/venv/bin/uv" "$kept" && find_uv ||
+            failed_install uv "there is no uv $uv_oldest or newer here, and python3 with pip could not install it."
+    }
+    end
+}
+
+find_python() {
+    begin "looking for Python $python_version"
+    found=$(find_installed_python) || {
+        tool "$uv" python install --no-bin "$python_version" && found=$(find_installed_python) ||
+            fail python "this host has no Python $python_version that works, and uv could not install it. Functions can only go to the same minor version: install it there (python$python_version on the PATH), or let the host reach the servers of uv (UV_PYTHON_INSTALL_MIRROR)."
+    }
+    end
+}
+
+find_installed_python() {
+    candidate=$("$uv" python find --no-project --no-python-downloads --system "cpython@$python_version" 2>>"$log") &&
+        "$candidate" -I -c 'import ctypes, ssl' >>"$log" 2>&1 && printf '%s' "$candidate"
+}
+
+# Whether the maker HOST-PID of something is gone; of one on another host that shares this directory, a pulse tells.
+is_gone() {
+    case $1 in
+        "$host-"*) ! grep -qsF -e "$cache/stage/" "/proc/${1##*-}/cmdline" ;;
+        *) [ -z "$(find "$env.lock-held" -mmin -2 2>/dev/null)" ] && [ -n "$(find "$2" -prune -mmin +2 2>/dev/null)" ] ;;
+    esac
+}
+
+# One at a time makes an environment; what the link leads to says who.
+take_lock() {
+    tries=0
+    until ln -s "$host-$$" "$env.lock" 2>/dev/null; do
+        if [ ! -L "$env.lock" ]; then
+            tries=$((tries + 1))
+            [ "$tries" -lt 5 ] || fail home "$env.lock cannot be made. Look at the permissions and the free space there."
+        elif is_gone "$(readlink "$env.lock")" "$env.lock"; then
+            rm -f "$env.lock"
+        else
+            [ "$step" = waiting ] || begin 'waiting for another process that makes the same environment'
+            step=waiting
+            sleep 1
+        fi
+    done
+    lock=$env.lock
+    while kill -0 $$ 2>/dev/null && touch "$lock-held"; do sleep 2; done </dev/null >/dev/null 2>&1 &
+    pulse=$!
+    for left in "$env".tmp-*; do
+        ! is_gone "${left#"$env".tmp-}" "$left" || rm -rf "$left"
+    done
+}
+
+# Made beside its place and moved there in one step, so that half of one is never seen.
+make_environment() {
+    begin 'making the environment'
+    [ ! -e "$env" ] || rm -rf "$env"
+    work=$env.tmp-$host-$$
+    tool "$uv" venv --relocatable --no-project --python "$found" "$work" ||
+        failed_install packages "uv could not make an environment."
+    end
+    begin 'installing packages'
+    set -- "$uv" pip install --python "$work/bin/python" --no-deps --compile-bytecode $strict -r pyproject.toml -r requirements.txt
+    # First without the network: that is quick where everything is cached, and works where there is none.
+    # uv itself tries three times more when a server does not answer, with pauses, and only then.
+    tool "$@" --offline || tool "$@" || failed_install packages "uv could not install the packages."
+    cp packages.txt "$work/packages.txt"
+    printf '%s\n' "$key" >"$work/.complete"
+    "$work/bin/python" -I -c 'import os, sys; os.rename(*sys.argv[1:])' "$work" "$env" 2>>"$log" || is_complete ||
+        failed_install packages "$work could not be moved to $env."
+    work=
+    end
+    forget
+}
+
+# What has not been used for a month goes, unless pools are here that may be using it.
+forget() {
+    set -- "$cache"/pools/*
+    [ ! -e "$1" ] || return 0
+    find "$cache/envs" -mindepth 2 -maxdepth 2 -name .complete -mtime +30 | while IFS= read -r old; do rm -rf "${old%/*}"; done
+    find "$cache/wheels" "$cache/logs" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} +
+}
+
+trap clean EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+cd "$stage" || exit 1
+if [ "$hold" = hold ]; then
+    read -r left || exit 129
+    while [ "$left" -gt 0 ]; do
+        IFS= read -r line || exit 129
+        settings=$settings$line$newline left=$((left - 1))
+    done
+    exec 3<&0 </dev/null
+    watch <&3 3<&- >/dev/null 2>&1 &
+    watcher=$!
+    exec 3<&-
+fi
+
+begin 'checking the host'
+find_platform
+check_limits
+preflight
+[ -z "$problems" ] || { set -- $problems && exit "$(status_of "$1")"; }
+mkdir -p "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs"
+: >"$log"
+end
+if ! is_complete; then
+    [ -z "$missing" ] || install_apt
+    # VIRTUAL_ENV and the like would lead uv to another environment.
+    unset $misleading
+    export UV_NO_PROGRESS=1 NO_COLOR=1
+    # Certificates that the host's administrator has added count, as for its other programs.
+    for store in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem; do
+        [ ! -s "$store" ] || export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"
+    done
+    export UV_CACHE_DIR="${UV_CACHE_DIR:-$cache/uv}" UV_PYTHON_INSTALL_DIR="${UV_PYTHON_INSTALL_DIR:-$cache/python}"
+    # Each is named by its hash, a comma and its name.
+    for sent in *,*; do
+        [ ! -e "$sent" ] || { mkdir -p "$cache/wheels/${sent%%,*}" && mv -f "$sent" "$cache/wheels/${sent%%,*}/${sent#*,}"; }
+    done
+    get_uv
+    take_lock
+    is_complete || { find_python && make_environment; }
+fi
+directory=$(mktemp -d "$cache/pools/$pool-XXXXXX") || fail home "no directory could be made in $cache/pools."
+[ -z "$watcher" ] || { kill -KILL "$watcher" && wait "$watcher"; } 2>/dev/null
+watcher=
+say "ready $env	$directory	$cache"
