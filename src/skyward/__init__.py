@@ -8,7 +8,7 @@ from skyward.output import CallbackWriter, redirect_output, silent, stderr, stdo
 from skyward.plugin import Cluster, Plugin
 from skyward.pool import ComputePool
 from skyward.provider import Machine, Offer, Provider
-from skyward.providers import Local
+from skyward.providers import SSH, Local
 from skyward.runtime import InstanceInfo, instance_info, is_head
 from skyward.sharding import shard
 from skyward.spec import Spec, Volume, Worker
@@ -17,6 +17,7 @@ from skyward.task import Compute, PendingCompute, PendingComputeGroup, compute, 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SSH",
     "Accelerator",
     "CallbackWriter",
     "Cluster",

@@ -39,7 +39,9 @@ _DEFAULTS = {
 
 
 def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Provider, Spec]:
-    """The provider and the machines that are meant, by Spec or by single options."""
+    """The provider and the machines that are meant, by Spec or by single options; `nodes=None` is the provider's own."""
+    if options["nodes"] is None:
+        options["nodes"] = provider.default_nodes if isinstance(provider, Provider) else _DEFAULTS["nodes"]
     if specs and provider is not None:
         raise InvalidArgument("give either Spec objects or provider=..., not both: a Spec names its own provider.")
     for spec in specs:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from skyward.shell import Access, SshTarget
 from skyward.spec import Spec
 
 __all__ = ["Machine", "Offer", "Provider"]
@@ -24,12 +25,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a pool; `reached` says how to talk to it."""
+    """A machine of a pool; `reached` says how to talk to it, `private_ip` is empty until it is known."""
 
     id: str
     reached: Literal["local", "ssh"]
     private_ip: str
     public_ip: str | None = None
+    ssh: SshTarget | None = None
 
 
 class Provider(ABC):
@@ -39,6 +41,16 @@ class Provider(ABC):
     def name(self) -> str:
         """What the provider is called in messages."""
         return type(self).__name__
+
+    @property
+    def default_nodes(self) -> int:
+        """How many nodes a pool has if it does not say."""
+        return 1
+
+    @property
+    def access(self) -> Access:
+        """How its machines are got at."""
+        return Access()
 
     @abstractmethod
     def offers(self, spec: Spec) -> Iterable[Offer]:

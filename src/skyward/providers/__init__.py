@@ -1,5 +1,6 @@
 """One file a provider; the file's name is its registration."""
 
 from skyward.providers.local import Local
+from skyward.providers.ssh import SSH
 
-__all__ = ["Local"]
+__all__ = ["SSH", "Local"]
