@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +59,7 @@ def test_a_full_memory_file_system_spills_to_disk(monkeypatch: pytest.MonkeyPatc
     memory, disk = tmp_path / "shm" / "skyward-x", tmp_path / "tmp"
     memory.mkdir(parents=True)
     disk.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    monkeypatch.setenv("TMPDIR", str(disk))
     plain_write = os.write
 
     def full(fd: int, data: Any) -> int:

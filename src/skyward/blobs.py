@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 import tempfile
 import threading
 from collections import OrderedDict
@@ -19,7 +20,12 @@ from pathlib import Path
 
 from skyward.wire import Buffer, nbytes
 
-__all__ = ["LARGE", "SCRATCH", "Blob", "Store", "read", "remove", "remove_directory", "write"]
+# fmt: off
+__all__ = [
+    "LARGE", "SCRATCH", "Blob", "Store",
+    "make_directory", "read", "remove", "remove_directory", "room", "write", "write_piece",
+]
+# fmt: on
 
 LARGE = 1 << 20
 SCRATCH = "SKYWARD_SCRATCH"
@@ -36,9 +42,25 @@ def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
     except OSError as exc:
         if exc.errno != errno.ENOSPC:
             raise
-    spill = os.path.join(tempfile.gettempdir(), os.path.basename(directory))
+    spill = _spill(directory)
     os.makedirs(spill, mode=0o700, exist_ok=True)
+    found = os.lstat(spill)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "somebody else has made a directory where blobs would go", spill)
     return _write(spill, buffer, name)
+
+
+def write_piece(path: str, offset: int, data: Buffer) -> None:
+    """Writes a part of a blob that arrives in pieces; the first one makes the file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if offset == 0 else 0)
+    fd = os.open(path, flags, 0o600)
+    try:
+        view = memoryview(data)
+        while view.nbytes:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(fd)
 
 
 def read(blob: Sequence[str | int], *, unlink: bool = False) -> memoryview:
@@ -63,17 +85,27 @@ def remove(paths: Iterable[str]) -> None:
             pass
 
 
+def make_directory() -> str:
+    """A new private directory for blobs, in memory where there is such a file system; goes with this process."""
+    base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
+    _sweep(base)
+    # a pool inside another pool's body lies within that one's directory, and goes with it
+    base = Path(os.environ.get(SCRATCH, base))
+    return tempfile.mkdtemp(prefix=f"skyward-{os.getpid()}-", dir=base)
+
+
+def room(directory: str) -> int:
+    """How many bytes of blobs a directory may hold: a quarter of what is free."""
+    free = os.statvfs(directory)
+    return max(LARGE, free.f_bavail * free.f_frsize // 4)
+
+
 class Store:
     """The client's side of a directory of blobs: arguments by content, least recently used ones evicted."""
 
     def __init__(self, limit: int | None = None) -> None:
-        base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
-        _sweep(base)
-        # a pool inside another pool's body lies within that one's directory, and goes with it
-        base = Path(os.environ.get(SCRATCH, base))
-        self.directory = tempfile.mkdtemp(prefix=f"skyward-{os.getpid()}-", dir=base)
-        free = os.statvfs(base)
-        self._limit = limit or max(LARGE, free.f_bavail * free.f_frsize // 4)
+        self.directory = make_directory()
+        self._limit = limit or room(self.directory)
         self._blobs: OrderedDict[str, Blob] = OrderedDict()
         self._uses: dict[str, int] = {}
         self._held = 0
@@ -133,7 +165,12 @@ def remove_directory(directory: str) -> None:
     import shutil
 
     shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(os.path.join(tempfile.gettempdir(), os.path.basename(directory)), ignore_errors=True)
+    shutil.rmtree(_spill(directory), ignore_errors=True)
+
+
+def _spill(directory: str) -> str:
+    """Where blobs go when a directory has no more room; the same for every process of a pool on a machine."""
+    return os.path.join(os.environ.get("TMPDIR", "/tmp"), os.path.basename(directory))
 
 
 def _sweep(base: Path) -> None:

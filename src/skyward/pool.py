@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -21,11 +22,9 @@ from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
 from skyward import blobs, events, fanout
 from skyward.accelerators import Accelerator
-from skyward.bootstrap import Environment, prepare
-from skyward.errors import ForkedPoolError, InvalidArgument, NestedPoolError, PluginError, PoolClosed
+from skyward.errors import ForkedPoolError, InvalidArgument, NestedPoolError, PluginError, PoolClosed, SkywardError
 from skyward.executor import PoolExecutor
 from skyward.image import Image, check_number
-from skyward.includes import collect_includes
 from skyward.options import (
     checked,
     checked_group,
@@ -59,7 +58,7 @@ class ComputePool:
         self,
         *specs: Spec,
         provider: Provider | None = None,
-        nodes: int | tuple[int, int] = 1,
+        nodes: int | tuple[int, int] | None = None,
         accelerator: str | Accelerator | None = None,
         image: Image | None = None,
         plugins: Sequence[Plugin] = (),
@@ -162,11 +161,10 @@ class ComputePool:
         cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
         image = self._transformed(cluster)
         machines = self._launched(stack)
-        made = prepare(image, report=lambda text: self._emit(events.NodePhase(self.name, None, text)))
-        self._store = blobs.Store()
-        stack.callback(self._store.close)
-        environment = self._with_includes(image, made)
-        self._bring_up(stack, machines, environment, image, began + self._patience)
+        commands = self._commands(cluster)
+        self._bring_up(stack, machines, image, commands, began + max(self._patience, image.bootstrap_timeout))
+        self._dask_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+        stack.callback(lambda: [client.close(timeout=2) for client in list(self._dask_clients)])
         for plugin in self.plugins:
             if plugin.around_client is not None:
                 try:
@@ -237,45 +235,72 @@ class ComputePool:
                     raise PluginError(plugin.name, "transform", repr(exc)) from exc
         return image
 
+    def _commands(self, cluster: Cluster) -> dict[str, Sequence[str]]:
+        """The shell lines that plugins want run on each machine."""
+        found: dict[str, Sequence[str]] = {}
+        for plugin in self.plugins:
+            if plugin.bootstrap is not None:
+                try:
+                    lines = plugin.bootstrap(cluster)
+                except Exception as exc:
+                    raise PluginError(plugin.name, "bootstrap", repr(exc)) from exc
+                if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+                    raise PluginError(plugin.name, "bootstrap", f"it gave {lines!r}, not a list of shell lines")
+                found[plugin.name] = lines
+        return found
+
     def _launched(self, stack: ExitStack) -> list[Machine]:
         offer = next(iter(self.provider.offers(self.spec)))
         machines = self.provider.launch(offer, self.nodes, self.name)
         stack.callback(self.provider.terminate, machines)
         return machines
 
-    def _with_includes(self, image: Image, made: Environment) -> Environment:
-        paths = collect_includes(image, Path.cwd(), Path(self._store.directory) / "includes") if image.includes else ()
-        return Environment(made.python, made.env, (*made.paths, *paths), made.fresh)
-
     def _bring_up(
-        self, stack: ExitStack, machines: list[Machine], environment: Environment, image: Image, deadline: float
+        self,
+        stack: ExitStack,
+        machines: list[Machine],
+        image: Image,
+        commands: dict[str, Sequence[str]],
+        deadline: float,
     ) -> None:
         from skyward.engine.bringup import Bringup
         from skyward.engine.calls import Packing
+
+        stores: list[blobs.Store] = []
+
+        def workspace() -> str:
+            if not stores:
+                stores.append(blobs.Store())
+                stack.callback(stores[0].close)
+            return stores[0].directory
 
         _OPEN.add(self)
         stack.callback(_OPEN.discard, self)
         bringup = Bringup(
             pool=self.name,
             machines=machines,
-            environment=environment,
+            image=image,
+            commands=commands,
+            access=self.provider.access,
             worker=self.worker,
             plugins=self.plugins,
             accelerator=self.spec.accelerator,
-            directory=self._store.directory,
+            workspace=workspace,
             max_result=self._max_result,
             grace=self._grace,
             emit=self._emit,
-            release=self._store.release,
+            release=lambda digests: stores[0].release(digests),
             hurried=lambda: self._hurry,
         )
-        self._engine, self._site, self._authority = bringup.open(stack, deadline)
+        self._cluster = bringup.open(stack, deadline)
+        self._engine = self._cluster.engine
         if self.spec.accelerator is not None and not any(about["accelerators"] for about in self._engine.abouts()):
             text = f"accelerator={self.spec.accelerator.name}: none was found on the nodes; they run on their CPUs."
             self._emit(events.Notice(self.name, text, "warning"))
         roots = [path for about in self._engine.abouts() for path in about["path"]]
         included = [str((Path.cwd() / include).resolve()) for include in image.includes]
-        self._packing = Packing(Packer([*roots, *included]), self._store)
+        self._store, shared = stores[0], not self.provider.access.lease
+        self._packing = Packing(Packer([*roots, *included]), self._store, shared)
 
     # calls
 
@@ -381,17 +406,34 @@ class ComputePool:
 
         return unsubscribe
 
+    def script(self) -> str:
+        """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""
+        from skyward import recipe
+
+        return recipe.script(self._transformed(Cluster(self.name, self.nodes, self.worker, self.spec)))
+
     def dask(self) -> Any:
         """A dask client of this pool: every pool is a real dask cluster."""
         self._check_open()
         from distributed import Client
         from distributed.security import Security
 
-        mine = self._authority.issue("dask-client")
+        address = self._cluster.dask_address()
+        if address is None:
+            raise SkywardError(
+                "the nodes of this pool cannot reach each other, so they form no dask cluster; "
+                "calls with >> and @ work."
+            )
+        mine = self._cluster.authority.issue("dask-client")
         security = Security(
             require_encryption=True, tls_ca_file=mine.ca, tls_client_cert=mine.cert, tls_client_key=mine.key
         )
-        return Client(self._site.scheduler, security=security, set_as_default=False)
+        with warnings.catch_warnings():  # what must be of one version is: bootstrap has seen to it
+            warnings.filterwarnings("ignore", "Mismatched versions found")
+            client = Client(address, security=security, set_as_default=False)
+        self._dask_clients.add(client)
+        client.wait_for_workers(self.nodes, timeout=30)
+        return client
 
     def __reduce__(self) -> Any:
         raise TypeError("a ComputePool stays in the process that opened it; it cannot be sent to a node.")
@@ -420,9 +462,9 @@ class ComputePool:
 
     def _let_go(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""
-        for part in (self.__dict__.get("_engine"), self.__dict__.get("_site")):
-            if part is not None:
-                part.after_fork()
+        cluster = self.__dict__.get("_cluster")
+        if cluster is not None:
+            cluster.after_fork()
 
 
 _OPEN: weakref.WeakSet[ComputePool] = weakref.WeakSet()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, SkywardError
 
 __all__ = [
     "AcceleratorInfo",
@@ -29,6 +29,7 @@ __all__ = [
     "instance_info",
     "is_head",
     "mark_group",
+    "require_peers",
 ]
 
 VARIABLE = "COMPUTE_POOL"
@@ -60,6 +61,15 @@ def call_context(task_id: str, attempt: int, *, threads: bool) -> AbstractContex
 def current_call() -> Call | None:
     """Id and attempt of the call that this code runs for, if any."""
     return _context_call.get() or _process_call
+
+
+def require_peers(info: InstanceInfo) -> None:
+    """Refuse at once to form a group of nodes that cannot reach each other."""
+    if info.network.blocked and info.total_nodes > 1:
+        raise SkywardError(
+            f"the nodes of this pool cannot form a group: {info.network.blocked}. Open their firewalls to each other, "
+            "or run the function on one node, with >>."
+        )
 
 
 def mark_group() -> None:
@@ -217,10 +227,11 @@ class AcceleratorInfo:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """The interface that owns the node's address, and its speed where known."""
+    """The interface that owns the node's address, its speed where known, and what keeps nodes from each other."""
 
     interface: str | None = None
     bandwidth_gbps: float | None = None
+    blocked: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +329,8 @@ def _accelerator(value: object) -> AcceleratorInfo:
 
 def _network(value: object) -> NetworkInfo:
     data = _record(value, NetworkInfo, "network")
-    return NetworkInfo(_optional_text(data, "interface", INTERFACE), _number(data, "bandwidth_gbps"))
+    interface, blocked = _optional_text(data, "interface", INTERFACE), _optional_text(data, "blocked", SENTENCE)
+    return NetworkInfo(interface, _number(data, "bandwidth_gbps"), blocked)
 
 
 def _ports(value: object) -> dict[str, int]:
@@ -336,6 +348,7 @@ def _ports(value: object) -> dict[str, int]:
 # What these texts may hold ends up in the environment and on command lines of frameworks: nothing a shell would read.
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,15})?")
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
+SENTENCE = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/+@#-]{0,199}")
 
 

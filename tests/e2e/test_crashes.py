@@ -72,7 +72,7 @@ def agents(pool: sky.ComputePool) -> list[int]:
 
 
 def keeper(pool: sky.ComputePool) -> psutil.Process:
-    return psutil.Process(pool._site.pid)
+    return psutil.Process(pool._cluster.stations[0].site.pid)
 
 
 def nursery(pool: sky.ComputePool) -> psutil.Process:

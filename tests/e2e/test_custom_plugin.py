@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -141,3 +142,29 @@ def test_a_client_context_that_fails_on_leaving_does_not_keep_the_nodes(tmp_path
             pass
     assert (tmp_path / "client").read_text().split("\n")[:-1] == ["enter a 1 x 1", "leave a True"]
     assert (tmp_path / "node-0").read_text().split("\n")[:-1] == ["enter a", "leave a"]
+
+
+def test_the_shell_lines_of_a_plugin_run_before_the_first_call(tmp_path: Path) -> None:
+    """Checklist, Plugin: bootstrap steps after the standard ones."""
+    mark = tmp_path / "it's here"
+    plugin = sky.Plugin.create("marking").with_bootstrap(
+        lambda cluster: [f"echo {cluster.nodes} nodes > {shlex.quote(str(mark))}", "command -v python >/dev/null"]
+    )
+    with sky.ComputePool(nodes=2, plugins=[plugin], console=False) as pool:
+        assert sky.compute(mark.read_text)() >> pool == "2 nodes\n"
+
+
+def test_a_shell_line_that_fails_names_its_plugin_and_says_what_was_printed() -> None:
+    plugin = sky.Plugin(
+        "broken", bootstrap=lambda cluster: ["echo before", "echo no such thing >&2; false", "echo after"]
+    )
+    with pytest.raises(sky.errors.PluginError, match=r"(?s)broken.*bootstrap.*status 1.*no such thing"):
+        with sky.ComputePool(plugins=[plugin], console=False):
+            pass
+
+
+def test_shell_lines_that_are_one_text_are_refused() -> None:
+    plugin = sky.Plugin("odd", bootstrap=lambda cluster: "echo")
+    with pytest.raises(sky.errors.PluginError, match="list of shell lines"):
+        with sky.ComputePool(plugins=[plugin], console=False):
+            pass

@@ -22,6 +22,7 @@ from typing import Any
 
 from skyward.engine.crew import Crew
 from skyward.engine.door import Door
+from skyward.engine.freight import Freight
 from skyward.engine.link import Broken, Link
 from skyward.engine.slots import Pipe, RunnerSlot, Task, ahead
 from skyward.engine.timers import Timers
@@ -46,14 +47,17 @@ class Agent:
         context: ssl.SSLContext,
         nursery: socket.socket,
         join: Callable[[str], None],
+        heard: Callable[[float], None],
+        freight: Freight,
         about: dict[str, Any],
     ) -> None:
-        self._join, self._about = join, about
+        self._join, self._heard, self._freight, self._about = join, heard, freight, about
         self._incarnation = os.urandom(8).hex()
         self._link = Link()
         self._session: str | None = None
         self._selector = selectors.DefaultSelector()
-        self._door = Door(listener, context, self._wake)
+        self._door = Door(listener, context, self._wake, freight.serve)
+        freight.wake = self._wake
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -89,6 +93,7 @@ class Agent:
                 self._on_client(0)
             self._timers.run()
             self._announce()
+            self._freight.send(lambda: self._link.kept_bytes, self._tell_now)
             self._flush()
 
     def say(self, kind: str, body: Any) -> None:
@@ -105,12 +110,17 @@ class Agent:
             pass
         while (admitted := self._door.next()) is not None:
             self._attach(*admitted)
+        while not self._freight.arrivals.empty():
+            name, good = self._freight.arrivals.get()
+            self._on_blob(name) if good else self._tell("need", name)
 
     def _attach(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)
             self._link.detach()
         if hello["session"] != self._session:
+            if self._session is not None:
+                self._fence()
             self._session = hello["session"]
             self._link = Link()
         try:
@@ -144,6 +154,22 @@ class Agent:
             self._selector.unregister(sock)
         self._crew.resume()
 
+    def _fence(self) -> None:
+        """The client had given this node up, and what it ran may run elsewhere by now: none of it may go on."""
+        self._outgoing.clear()
+        self._outgoing_buffers.clear()
+        self._freight.abandon()
+        for task in list(self._tasks.values()):
+            self._forget(task)
+        self._queue.clear()
+        for slot in self._crew:
+            self._crew.retire(slot)
+
+    def _tell_now(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
+        """Sends at once, so that what the link holds back is known before the next piece is read."""
+        self._tell(kind, *body, buffers=buffers)
+        self._flush()
+
     def _tell(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
         self._outgoing.append([kind, *body, len(buffers) if buffers else 0])
         if buffers:
@@ -165,9 +191,14 @@ class Agent:
 
     def _obey(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
         if kind == "call":
-            task = Task(body[0], body[1], buffers)
-            self._tasks[task.id] = self._queue[task.id] = task
-            self._pump()
+            self._take(Task(body[0], body[1], buffers))
+        elif kind == "blob":
+            name, offset, total = body
+            self._on_piece(name, offset, total, buffers[0])
+        elif kind == "expect":
+            self._freight.expect(body[0])
+        elif kind == "fetch":
+            self._freight.fetch(*body)
         elif kind == "setup":
             self._setup(body[0], buffers)
         elif kind == "recall":
@@ -188,7 +219,9 @@ class Agent:
     def _setup(self, settings: dict[str, Any], buffers: list[Any]) -> None:
         """(Re)makes every runner, with the pool's current view of itself and the plugins' hooks."""
         self._settings, self._hooks, self._failed_spawns = settings, buffers, 0
-        self._join(settings["scheduler"])
+        self._freight.shared = settings["shared"]
+        if settings["scheduler"] is not None:
+            self._join(settings["scheduler"])
         for task in list(self._tasks.values()):
             if task.slot is not None:
                 self._finish(task, task.stop or "lost", {"reason": "the pool's processes were replaced"})
@@ -242,13 +275,50 @@ class Agent:
 
     # calls and runners
 
+    def _take(self, task: Task) -> None:
+        """Queues a call; one whose large buffers are still on their way waits for them."""
+        self._tasks[task.id] = self._queue[task.id] = task
+        wanted = task.about.get("blobs")
+        if wanted and not self._freight.shared:
+            task.digests = [name for name, _ in wanted.values()]
+            task.about["blobs"], task.missing = self._freight.take(wanted)
+            for name in task.missing:
+                if not self._freight.coming(name):
+                    self._tell("need", name)
+        self._pump()
+
+    def _on_piece(self, name: str, offset: int, total: int, data: Any) -> None:
+        try:
+            if self._freight.accept(name, offset, total, data):
+                self._on_blob(name)
+        except OSError as exc:  # the disk is full: the calls that need the buffer cannot run here
+            for task in [task for task in self._queue.values() if name in task.missing]:
+                del self._queue[task.id]
+                self._finish(task, "noroom", {"size": total, "reason": str(exc.strerror)})
+
+    def _on_blob(self, name: str) -> None:
+        for task in self._queue.values():
+            task.missing.discard(name)
+        self._pump()
+
+    def _next_task(self) -> Task | None:
+        """The first call that has all it needs; calls of broadcasts do not overtake each other."""
+        if self._queue and not next(iter(self._queue.values())).missing:
+            return self._queue.popitem(last=False)[1]
+        held = False
+        for task in self._queue.values():
+            if not task.missing and not (held and task.about.get("gang")):
+                return self._queue.pop(task.id)
+            held = held or bool(task.about.get("gang"))
+        return None
+
     def _pump(self) -> None:
         """Gives waiting calls to runners that have room."""
         while self._queue:
             slot = self._roomy()
-            if slot is None:
+            task = self._next_task() if slot is not None else None
+            if slot is None or task is None:
                 return
-            _, task = self._queue.popitem(last=False)
             task.slot = slot
             if len(slot.inflight) >= slot.threads == 1:
                 task.about["ahead"] = True  # the runner marks in its output where this call begins
@@ -320,14 +390,22 @@ class Agent:
                     other.stop = "lost"  # it only shared the process
             self._crew.kill(slot)
 
-    def _finish(self, task: Task, kind: str, about: dict[str, Any], buffers: list[Any] | None = None) -> None:
-        """The one place where a call ends on this node."""
+    def _forget(self, task: Task) -> bool:
+        """Takes a call out of this node's books; False if it had left them already."""
         if self._tasks.pop(task.id, None) is None:
-            return
+            return False
         if task.slot is not None:
             task.slot.inflight.pop(task.id, None)
         if task.timer is not None:
             self._timers.cancel(task.timer)
+        if task.digests:
+            self._freight.drop(task.digests)
+        return True
+
+    def _finish(self, task: Task, kind: str, about: dict[str, Any], buffers: list[Any] | None = None) -> None:
+        """The one place where a call ends on this node."""
+        if not self._forget(task):
+            return
         if task.started is not None:
             seconds = about.setdefault("s", time.monotonic() - task.started)
             self._mean = seconds if self._mean is None else 0.8 * self._mean + 0.2 * seconds
@@ -335,7 +413,7 @@ class Agent:
             about |= {"limit": task.about["timeout"], "killed": task.killed}
         if kind == "crashed" or (task.slot is not None and task.slot.stopping):
             about["replaced"] = True  # the client must know before it sends more: a group may be broken
-        self._tell(kind, task.id, about, buffers=buffers)
+        self._freight.ship(task.id, about, lambda: self._tell(kind, task.id, about, buffers=buffers))
         task.buffers = []
 
     def _spawn_missing(self) -> None:
@@ -399,7 +477,8 @@ class Agent:
                 self._tell("recalled", task.id)
         elif kind in ("out", "items", "want", "streaming"):
             self._crew.drain(slot)
-            self._tell(kind, *body, buffers=buffers)
+            items: list[Any] = body[1] if kind == "items" else []
+            self._freight.ship(str(body[0]), items, lambda: self._tell(kind, *body, buffers=buffers))
         else:
             task = self._tasks.get(body[0])
             if task is None:
@@ -452,6 +531,7 @@ class Agent:
     def _sample(self) -> None:
         self._timers.after(_SAMPLE, self._sample)
         self._link.acknowledge()
+        self._heard(self._link.heard)
         if self._link.sock is not None:
             running = sum(t.started is not None for s in self._crew for t in s.inflight.values())
             cpu, memory = self._vitals.sample([s.pid for s in self._crew if s.pid])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +14,20 @@ from typing import Any
 from skyward import events
 from skyward.accelerators import Accelerator
 from skyward.blobs import SCRATCH
-from skyward.bootstrap import Environment
 from skyward.engine import certs
 from skyward.engine.client import Engine, Plan
-from skyward.engine.site import Site
+from skyward.engine.network import Layout
+from skyward.engine.stations import Station, Stationing, arrange
+from skyward.errors import BootstrapError
+from skyward.image import Image
 from skyward.payload import Packer
 from skyward.plugin import Plugin
 from skyward.provider import Machine
 from skyward.runtime import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
-from skyward.shell import LocalShell, inherited
+from skyward.shell import Access
 from skyward.spec import Worker
 
-__all__ = ["Bringup"]
+__all__ = ["Bringup", "Cluster"]
 
 _THREADS = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
@@ -32,41 +36,86 @@ _THREADS = (
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """What runs: the engine, the machines beneath it, and who vouches for whom."""
+
+    engine: Engine
+    stations: dict[int, Station]
+    layout: Layout
+    authority: certs.Authority
+
+    def dask_address(self) -> str | None:
+        """Where a dask client on this computer finds the scheduler; None where nodes cannot form a cluster."""
+        site = self.stations[0].site
+        if site.scheduler is None:
+            return None
+        host, port = site.scheduler.removeprefix("tls://").rsplit(":", 1)
+        near, near_port = site.shell.forward(host.strip("[]"), int(port))
+        return f"tls://{near}:{near_port}"
+
+    def after_fork(self) -> None:
+        """In a forked child: closes copies of what belongs to the parent."""
+        self.engine.after_fork()
+        for site in {station.site for station in self.stations.values()}:
+            site.after_fork()
+
+
+@dataclass(frozen=True)
 class Bringup:
     """What is needed to bring the nodes of a pool up."""
 
     pool: str
     machines: list[Machine]
-    environment: Environment
+    image: Image
+    commands: Mapping[str, Sequence[str]]
+    access: Access
     worker: Worker
     plugins: Sequence[Plugin]
     accelerator: Accelerator | None
-    directory: str
+    workspace: Callable[[], str]
+    """Makes the client's directory for large buffers, as late as may be, and says where; the same one every time."""
     max_result: int
     grace: float
     emit: Callable[[events.Event], None]
     release: Callable[[Sequence[str]], None]
     hurried: Callable[[], bool]
 
-    def open(self, stack: ExitStack, deadline: float) -> tuple[Engine, Site, certs.Authority]:
+    def open(self, stack: ExitStack, deadline: float) -> Cluster:
         """Starts everything, with its ending on `stack`; returns when every node is ready for calls."""
-        shell = LocalShell()
-        for node in range(len(self.machines)):
-            self.emit(events.NodePhase(self.pool, node, "starting"))
-        # the keeper imports distributed while we make certificates
-        env = {**inherited(os.environ), **self.environment.env}
-        site = Site(shell, self.environment.python, env, self.directory)
-        stack.callback(lambda: site.end(0.2 if self.hurried() else 10.0))
+        endings = stack.enter_context(ExitStack())  # nodes that come back later add to it
+        stationing = Stationing(
+            self.pool, self.image, self.commands, self.access, self.workspace, self.emit, self.hurried, endings
+        )
+        # keepers import distributed while we make certificates
+        stations = stationing.occupy(self.machines, deadline)
         authority = certs.Authority(self.pool)
         context = certs.context(authority.issue("client"), server=False)
-        site.order(self._order(authority), deadline)
-        hooks = self._hooks()
+        names = [str(machine.ssh or machine.id) for machine in self.machines]
+        layout = arrange(stations, names, self.access.network, deadline)
+        blocked = self._why_star(layout, names)
+
+        def start(station: Station) -> None:
+            self._start(station, layout, authority, blocked, deadline)
+
+        with ThreadPoolExecutor(min(64, len(stations))) as pool:
+            list(pool.map(start, stations))
+        home = {node: station for station in stations for node in station.nodes}
+        hooks = self._hooks(stations)
 
         def setup(node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
-            return self._settings(node, abouts, ports, site.scheduler), hooks
+            info = self._info(node, layout, blocked, abouts, ports)
+            return self._settings(node, home[node], info, abouts, home[0].site.scheduler), hooks
 
         def reach(node: int) -> socket.socket:
-            return shell.reach(*site.ports[node])
+            site = home[node].site
+            return site.shell.reach(*site.ports[node])
+
+        def revive(node: int) -> None:
+            """Sets up a machine again that had lost everything of ours."""
+            limit = time.monotonic() + self.access.ssh_timeout
+            station = stationing.occupy_one(node, self.machines[node], limit)
+            self._start(station, layout, authority, blocked, limit)
+            home[node] = station
 
         engine = Engine(
             Plan(
@@ -78,77 +127,109 @@ class Bringup:
                 setup=setup,
                 emit=self.emit,
                 release=self.release,
-                gang=len(self.machines) > 1 and any(p.around_app for p in self.plugins),
+                gang=self._groups,
+                lease=self.access.lease,
+                directory=self.workspace(),
+                address=lambda node: None if blocked else home[node].site.ports[node],
+                revive=revive if self.access.lease else None,
             )
         )
-        stack.callback(self._close, engine, site)
+        stack.callback(self._close, engine)
         engine.open(deadline)
-        return engine, site, authority
+        return Cluster(engine, home, layout, authority)
 
-    def _close(self, engine: Engine, site: Site) -> None:
-        site.closing()
+    @property
+    def _groups(self) -> bool:
+        return len(self.machines) > 1 and any(p.around_app for p in self.plugins)
+
+    def _close(self, engine: Engine) -> None:
         if self.hurried():
             engine.abandon()
         else:
             engine.close(self.grace)
 
-    def _order(self, authority: certs.Authority) -> dict[str, Any]:
-        """What the keeper is to start, and who each of them is."""
-        return {
-            "scheduler": {"host": self.machines[0].private_ip, "identity": vars(authority.issue("scheduler"))},
-            "nodes": [
-                {
-                    "node": node,
-                    "host": machine.private_ip,
-                    "identity": vars(authority.issue(f"node-{node}")),
-                    "directory": self.directory,
-                }
-                for node, machine in enumerate(self.machines)
-            ],
-        }
+    def _why_star(self, layout: Layout, names: Sequence[str]) -> str | None:
+        """Why nodes cannot form groups, if they cannot; a pool whose plugins need one is refused."""
+        if self.access.network == "star" and len(self.machines) > 1 and self.access.lease:
+            why = 'the pool was opened with network="star"'
+        elif layout.star:
+            why = layout.explain(names)
+        else:
+            return None
+        if self._groups:
+            asking = ", ".join(p.name for p in self.plugins if p.around_app)
+            raise BootstrapError(
+                "network",
+                f"the nodes cannot form the group that plugins=[{asking}] needs: {why}. Open the hosts' firewalls to "
+                "each other, or leave the plugin out: calls with >> go through this computer and work without.",
+            )
+        if layout.star:
+            text = f"{why}. Calls work all the same, through this computer; groups of nodes (torch, jax) do not."
+            self.emit(events.Notice(self.pool, text, "warning"))
+        return why
 
-    def _hooks(self) -> list[Any]:
+    def _start(
+        self, station: Station, layout: Layout, authority: certs.Authority, blocked: str | None, deadline: float
+    ) -> None:
+        """Has a keeper start its agents; the one of node 0 starts the scheduler too."""
+        nodes = [
+            {
+                "node": node,
+                "host": "127.0.0.1" if blocked else layout.addresses[node].ip,
+                "identity": vars(authority.issue(f"node-{node}")),
+            }
+            for node in station.nodes
+        ]
+        head = 0 in station.nodes and not blocked
+        scheduler = {"host": layout.addresses[0].ip, "identity": vars(authority.issue("scheduler"))}
+        station.site.start(nodes, scheduler if head else None, bool(self.access.lease), deadline)
+
+    def _hooks(self, stations: Sequence[Station]) -> list[Any]:
         wanted = [(p.name, p.around_app, p.decorate) for p in self.plugins if p.around_app or p.decorate]
         if not wanted:
             return []
-        head, buffers = Packer(self.environment.paths).pack(wanted, "the plugins' hooks")
+        head, buffers = Packer([path for s in stations for path in s.paths]).pack(wanted, "the plugins' hooks")
         return [head, *map(bytes, buffers)]
 
     def _settings(
-        self, node: int, abouts: list[dict[str, Any]], ports: list[int], scheduler: str | None
+        self, node: int, station: Station, info: InstanceInfo, abouts: list[dict[str, Any]], scheduler: str | None
     ) -> dict[str, Any]:
         """What an agent is told to make its runners with."""
         slots = self.worker.concurrency
         processes, threads = (slots, 1) if self.worker.process else (1, slots)
-        counts = [about["accelerators"] for about in abouts]
+        counts = self._thread_counts(station, processes, abouts[node]["cpus"])
         return {
             "scheduler": scheduler,
-            "info": self._info(node, counts, ports).to_json(),
-            "env": {**self._thread_counts(processes), **self.environment.env, SCRATCH: self.directory},
-            "cwd": _working_directory(),
+            "shared": not self.access.lease,
+            "info": info.to_json(),
+            "env": {**counts, **station.env, SCRATCH: station.site.scratch},
+            "cwd": station.cwd,
             "grace": self.grace,
             "threads": threads,
             "processes": processes,
             "runner": {
                 "node": node,
                 "threads": threads,
-                "paths": list(self.environment.paths),
-                "blobs": self.directory,
+                "paths": list(station.paths),
+                "blobs": station.site.scratch,
                 "max_result": self.max_result,
             },
         }
 
-    def _info(self, node: int, counts: list[int], ports: list[int]) -> InstanceInfo:
-        wanted = self.accelerator
+    def _info(
+        self, node: int, layout: Layout, blocked: str | None, abouts: list[dict[str, Any]], ports: list[int]
+    ) -> InstanceInfo:
+        wanted, addresses = self.accelerator, layout.addresses
+        counts = [about["accelerators"] for about in abouts]
         return InstanceInfo(
             node=node,
             total_nodes=len(self.machines),
             accelerators=counts[node],
             total_accelerators=sum(counts),
-            head_addr=self.machines[0].private_ip,
+            head_addr=addresses[0].ip,
             head_port=ports[0],
             job_id=self.pool,
-            peers=tuple(Peer(i, m.private_ip, m.public_ip) for i, m in enumerate(self.machines)),
+            peers=tuple(Peer(i, addresses[i].ip, m.public_ip) for i, m in enumerate(self.machines)),
             accelerator=None
             if wanted is None
             else AcceleratorInfo(
@@ -157,21 +238,14 @@ class Bringup:
                 memory_gb=wanted.memory_gb or 0.0,
                 is_trainium=wanted.name.lower().startswith("trainium"),
             ),
-            network=NetworkInfo(interface="lo" if self.machines[node].reached == "local" else None),
+            network=NetworkInfo(interface=addresses[node].interface, blocked=blocked),
             ports={"torch": ports[0], "jax": ports[1], "tensorflow": ports[2]},
         )
 
-    def _thread_counts(self, processes: int) -> dict[str, str]:
-        """Nodes that share this computer's cores must not each start a thread for every one of them."""
-        if any(name in os.environ or name in self.environment.env for name in _THREADS):
-            return {}  # the user has decided
-        each = max(1, (os.cpu_count() or 1) // (len(self.machines) * processes))
-        return dict.fromkeys(_THREADS, str(each))
-
-
-def _working_directory() -> str:
-    """Where this program works, and so its functions on this computer; the root if that has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return os.sep
+    def _thread_counts(self, station: Station, processes: int, cpus: int) -> dict[str, str]:
+        """Runners that share a machine's cores must not each start a thread for every one of them."""
+        sharing = len(station.nodes) * processes
+        known = {} if self.access.lease else dict(os.environ)
+        if (sharing == 1 and self.access.lease) or any(name in known or name in station.env for name in _THREADS):
+            return {}  # nobody to share with, or the user has decided
+        return dict.fromkeys(_THREADS, str(max(1, cpus // sharing)))

@@ -105,7 +105,7 @@ class Call:
         "about",
         "announced",
         "attempt",
-        "digests",
+        "cargo",
         "feeders",
         "future",
         "gang",
@@ -128,13 +128,13 @@ class Call:
         pending: PendingCompute[Any],
         about: dict[str, Any],
         pieces: list[Any],
-        digests: list[str],
+        cargo: dict[str, blobs.Blob],
         inputs: dict[str, Any],
         retries: int,
     ) -> None:
         self.id = f"{_PREFIX}{next(_COUNT):08x}"
         self.name = pending.name
-        self.about, self.pieces, self.digests, self.inputs = about, pieces, digests, inputs
+        self.about, self.pieces, self.cargo, self.inputs = about, pieces, cargo, inputs
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
         self.attempt = 0
         self.node: int | None = None
@@ -153,8 +153,9 @@ class Call:
 class Packing:
     """Turns pending calls into bytes; a function that occurs many times at once is pickled once."""
 
-    def __init__(self, packer: Packer, store: blobs.Store) -> None:
+    def __init__(self, packer: Packer, store: blobs.Store, shared: bool) -> None:
         self._packer, self._store = packer, store
+        self._shared = shared  # whether nodes read the store's files themselves
 
     def calls(self, pending: Sequence[PendingCompute[Any]], retries: int) -> list[Call]:
         """The calls, ready to be sent; raises NotSerializable before any of them is."""
@@ -175,15 +176,15 @@ class Packing:
         """The same call several times over the same bytes, for a broadcast."""
         first = self.calls([pending], retries)[0]
         if first.inputs and count > 1:
-            self._store.release(first.digests)
+            self._store.release(first.cargo)
             name = next(iter(first.inputs))
             raise TypeError(
                 f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} nodes."
             )
         rest = []
         for _ in range(count - 1):
-            self._store.retain(first.digests)
-            rest.append(Call(pending, dict(first.about), first.pieces, first.digests, {}, retries))
+            self._store.retain(first.cargo)
+            rest.append(Call(pending, dict(first.about), first.pieces, first.cargo, {}, retries))
         return [first, *rest]
 
     def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:
@@ -221,19 +222,21 @@ class Packing:
             about["timeout"] = item.timeout
         if inputs:
             about["streams"] = list(inputs)
-        digests: list[str] = []
+        cargo: dict[str, blobs.Blob] = {}
         for index, piece in enumerate(pieces):
             if nbytes(piece) >= blobs.LARGE:
                 key, blob = self._store.put(piece)
-                digests.append(key)
-                about.setdefault("blobs", {})[str(index)] = blob
+                if key in cargo:
+                    self._store.release([key])  # the same content twice in one call counts once
+                cargo[key] = blob
+                about.setdefault("blobs", {})[str(index)] = blob if self._shared else (key, blob[1])
                 pieces[index] = b""
             elif isinstance(piece, memoryview):
                 pieces[index] = bytes(
                     cast("memoryview[int]", piece)
                 )  # the caller may change its array as soon as we return
         chosen = retries if item.retries is None else item.retries
-        return Call(item, about, pieces, digests, inputs, chosen)
+        return Call(item, about, pieces, cargo, inputs, chosen)
 
 
 def discard(about: dict[str, Any]) -> None:

@@ -17,16 +17,19 @@ from typing import Any
 from skyward import events, failures
 from skyward.engine import verdicts
 from skyward.engine.calls import Call, CallFuture, discard, unpacked
+from skyward.engine.cargo import Cargo, Parts
 from skyward.engine.dispatch import Dispatch
 from skyward.engine.feed import feed
-from skyward.engine.hub import Hub
+from skyward.engine.hub import SILENCE, Hub
 from skyward.engine.lines import Transcript
+from skyward.engine.patience import given_up, next_try
 from skyward.errors import BootstrapError, NodeLost, PluginError, PoolClosed
 from skyward.streams import Consumer, Stream
 
 __all__ = ["Engine", "Plan"]
 
 _PATIENCE = 15.0
+_REFUSALS = 3
 _STOP_GRACE = 3.0
 _SUSPICION = 0.5
 _STREAM_WARNING = 5.0
@@ -47,15 +50,24 @@ class Plan:
     release: Callable[[Sequence[str]], None]
     gang: bool
     """Whether runners form groups when the pool opens: then losing one means making all of them anew."""
+    lease: float
+    """How long nodes on other machines go on without us; 0 for nodes of this computer, which share its fate."""
+    directory: str
+    """Where the client keeps large buffers."""
+    address: Callable[[int], tuple[str, int] | None]
+    """Where other nodes reach a node's agent, if they can."""
+    revive: Callable[[int], None] | None
+    """Sets a lost node's machine up again, if it answers."""
 
 
 @dataclass(eq=False)
 class _Node:
     number: int
     ready: bool = False
-    member: bool = False
     bye: bool = False
     gone: str = ""
+    away: float = 0.0
+    refusals: int = 0
     error: BaseException | None = None
     transcript: Transcript = field(default_factory=Transcript)
 
@@ -65,12 +77,16 @@ class Engine:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._hub = Hub(plan.nodes, plan.reach, plan.context, self)
+        self._hub = Hub(plan.nodes, plan.reach, plan.context, self, plan.revive)
         self._lock, self._changed = self._hub.lock, self._hub.changed
         self._nodes = [_Node(i) for i in range(plan.nodes)]
         self._dispatch: Dispatch[Call] = Dispatch(plan.nodes, plan.slots)
         self._calls: dict[str, Call] = {}
         self._gang = plan.gang
+        self._cargo = Cargo(self._hub.post, lambda n: self._hub.peers[n].link.kept_bytes, plan.address)
+        self._parts = Parts(plan.directory)
+        self._alone = 0.0  # since when no node has been connected, and how often that was said
+        self._alone_told = 0
         self._tainted = self._warned = False
         self._generation = 0
         self._ports: list[int] = []
@@ -81,14 +97,14 @@ class Engine:
     # opening and closing
 
     def open(self, deadline: float) -> None:
-        """Connects to every node and waits until each is a member with its runners ready."""
+        """Connects to every node and waits until each has its runners ready."""
         self._hub.open(deadline)
         with self._changed:
             self._check_nodes()
             self._renew()
-            while not all(n.ready and n.member for n in self._nodes):
+            while not all(n.ready for n in self._nodes):
                 if time.monotonic() > deadline:
-                    late = [n.number for n in self._nodes if not (n.ready and n.member)]
+                    late = [n.number for n in self._nodes if not n.ready]
                     raise BootstrapError("starting runners", f"nodes {late} were not ready in time.")
                 self._changed.wait(0.5)
                 self._check_nodes()
@@ -112,10 +128,12 @@ class Engine:
             end = time.monotonic() + grace + 1.5
             while not all(n.bye for n in self._nodes) and time.monotonic() < end:
                 self._changed.wait(0.05)
+        self._cargo.close()
         self._hub.close()
 
     def abandon(self) -> None:
         """Drops all connections at once; what is on the nodes ends by itself."""
+        self._cargo.close()
         self._hub.close()
 
     # calls
@@ -137,6 +155,7 @@ class Engine:
             for number, call in calls:
                 self._adopt(call)
                 call.gang = gang if len(gang) > 1 else ()
+                call.about["gang"] = True
                 call.sent = time.monotonic()
                 self._dispatch.pin(call, number)
                 self._transmit(number, [call])
@@ -177,6 +196,8 @@ class Engine:
             call.future.sent = True
             messages.append(["call", call.id, call.about, len(call.pieces)])
             buffers += call.pieces
+            if call.cargo:
+                self._cargo.load(number, call.cargo)
         self._hub.post(number, messages, buffers)
         for call in calls:
             for key, source in call.inputs.items():
@@ -189,7 +210,7 @@ class Engine:
         if self._calls.pop(call.id, None) is None:
             return False
         self._dispatch.settle(call, seconds)
-        self._plan.release(call.digests)
+        self._plan.release(list(call.cargo))
         for producer in call.feeders.values():
             producer.close()
         call.future.on_cancel = None  # future and call must not keep each other
@@ -216,12 +237,18 @@ class Engine:
     def _hold(self, call: Call, *verdict: Any) -> None:
         """Keeps a rank's failure back for a moment: it may only have lost its peer, whose crash is about to be told."""
         call.held = verdict  # type: ignore[assignment] - the arguments of _fail
+        self._release_later(call)
+
+    def _release_later(self, call: Call) -> None:
         timer = threading.Timer(_SUSPICION, self._release, (call,))
         timer.daemon = True
         timer.start()
 
     def _release(self, call: Call) -> None:
         with self._lock:
+            if call.held and any(self._is_away(other) for other in call.gang if other is not call):
+                self._release_later(call)  # is that node lost, or only our connection? Its verdict tells the cause
+                return
             held, call.held = call.held, None
             if held is not None:
                 self._fail(call, *held)
@@ -271,6 +298,8 @@ class Engine:
             act(number, *body, *([buffers] if buffers else []))
             return
         call = self._calls.get(body[0])
+        if self._plan.lease:
+            self._parts.place(body[1])
         if call is None:
             discard(body[1])
             return
@@ -285,13 +314,16 @@ class Engine:
             self._lost(call, body[1]["reason"])
         else:
             error, outcome = verdicts.failure(self._plan.pool, call, number, kind, body[1], buffers)
-            if outcome == "error" and self._gang and any(c is not call and c.id in self._calls for c in call.gang):
+            suspect = outcome == "error" and (self._gang or self._plan.lease)
+            if suspect and any(c is not call and c.id in self._calls for c in call.gang):
                 self._hold(call, error, outcome, body[1].get("s", 0.0))
             else:
                 self._fail(call, error, outcome, body[1].get("s", 0.0))
 
     def turn(self) -> bool:
         """Sends what there is room for, takes back what waits in vain; True if this should be done again soon."""
+        if self._alone:
+            self._tell_alone()
         if self._tainted and not any(call.stopping for call in self._calls.values()):
             self._renew()  # after every process of the old group has had its verdict
         self._pump()
@@ -360,6 +392,8 @@ class Engine:
         for entry in abouts:
             count: int = entry if isinstance(entry, int) else entry[0]
             about: dict[str, Any] = {} if isinstance(entry, int) else entry[1]
+            if self._plan.lease:
+                self._parts.place(about)
             if call is None or call.stream is None:
                 discard(about)
             pieces = buffers[at : at + count]
@@ -385,10 +419,14 @@ class Engine:
     def _on_sample(self, number: int, sample: dict[str, Any]) -> None:
         self._emit(events.NodeSample(self._plan.pool, number, **sample))
 
+    def _on_part(self, number: int, name: str, offset: int, buffers: list[Any]) -> None:
+        self._parts.accept(name, offset, buffers[0])
+
+    def _on_need(self, number: int, name: str) -> None:
+        self._cargo.need(number, name)
+
     def _on_member(self, number: int, about: dict[str, Any]) -> None:
-        self._nodes[number].member = True
         self._emit(events.NodePhase(self._plan.pool, number, "joined"))
-        self._changed.notify_all()
 
     def _on_ready(self, number: int, about: dict[str, Any]) -> None:
         if about["generation"] != self._generation:
@@ -459,8 +497,9 @@ class Engine:
     def attached(self, number: int, *, restarted: bool) -> None:
         """There is a connection to a node (again); after a restart its agent knows nothing of us."""
         node = self._nodes[number]
-        if restarted:
-            node.member = node.ready = False
+        self._alone, self._alone_told, node.away, node.refusals = 0.0, 0, 0.0, 0
+        if restarted or node.gone:
+            node.ready, node.gone, node.error = False, "", None
             for call in self._dispatch.drain(number):
                 self._lost(call, "its agent was restarted")
             if self._gang:
@@ -476,8 +515,46 @@ class Engine:
         if self._hub.closing:
             node.bye = True
             return
-        self._down(number, "its connection broke")
-        threading.Thread(target=self._hub.connect, args=(number, time.monotonic() + _PATIENCE), daemon=True).start()
+        node.away = time.monotonic()
+        if self._plan.lease and not any(self._hub.connected(n.number) for n in self._nodes):
+            self._alone = node.away
+        self._down(number, "its connection broke; trying again")
+        threading.Thread(target=self._hub.reconnect, args=(number,), daemon=True).start()
+
+    def pause(self, number: int, error: Exception) -> float | None:
+        """A node was tried again in vain: says when to try once more, and gives it up when it must be gone."""
+        node, lease, now = self._nodes[number], self._plan.lease, time.monotonic()
+        if not node.gone:
+            silent = now - self._hub.peers[number].link.heard
+            # once may be a tunnel that broke at that moment; the next attempt makes a new one
+            node.refusals = node.refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
+            refused = node.refusals >= _REFUSALS
+            if given_up(lease, now - node.away, silent, refused=refused, others_speak=self._others_speak(number)):
+                self._give_up(number, f"cannot connect to it: {error}")
+        return None if node.gone and not lease else next_try(now - node.away, gone=bool(node.gone))
+
+    def _is_away(self, call: Call) -> bool:
+        """Whether a call runs on a node that we have no connection to, but have not given up."""
+        if call.node is None or call.id not in self._calls or self._hub.closing:
+            return False
+        return self._nodes[call.node].away > 0 and not self._nodes[call.node].gone
+
+    def _others_speak(self, number: int) -> bool:
+        now = time.monotonic()
+        return any(
+            p.number != number and p.link.sock is not None and now - p.link.heard < SILENCE / 2 for p in self._hub.peers
+        )
+
+    def _tell_alone(self) -> None:
+        """Says that no node can be reached: after half a minute, then every minute."""
+        away = time.monotonic() - self._alone
+        if away > 30 + 60 * self._alone_told:
+            self._alone_told += 1
+            text = (
+                f"no connection to any node for {away:.0f} s. What runs there goes on; we try again until the lease "
+                f"ends, {self._plan.lease - away:.0f} s from now."
+            )
+            self._emit(events.Notice(self._plan.pool, text, "warning"))
 
     def unreachable(self, number: int, error: Exception) -> None:
         """A node could not be reached for so long that it is given up."""
@@ -493,6 +570,11 @@ class Engine:
 
     def _give_up(self, number: int, reason: str) -> None:
         self._nodes[number].gone = reason
+        self._cargo.forget(number)
+        if self._plan.lease:
+            self._hub.renounce(number)
+            text = f"node {number} is lost: {reason}. Its calls go to other nodes, within their retries."
+            self._emit(events.Notice(self._plan.pool, text, "warning"))
         for call in self._dispatch.drain(number):
             self._lost(call, reason)
         if all(n.gone for n in self._nodes) or (self._gang and any(n.gone for n in self._nodes)):
@@ -506,8 +588,8 @@ class Engine:
                 raise node.error
 
     def _await_up(self, numbers: Sequence[int]) -> None:
-        """Waits for nodes that are being restarted; a node that is gone is an error."""
-        deadline = time.monotonic() + _PATIENCE
+        """Waits for nodes that are being restarted or out of reach; a node that is gone is an error."""
+        deadline = time.monotonic() + max(_PATIENCE, self._plan.lease)
         while True:
             self._check_open()
             missing = [n for n in numbers if not self._dispatch.is_up(n)]

@@ -20,8 +20,14 @@ _GREETING = 10.0
 class Door:
     """Admits connections, each in a thread of its own, so that a slow or hostile peer delays nobody."""
 
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext, wake: Callable[[], None]) -> None:
-        self._listener, self._context, self._wake = listener, context, wake
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        wake: Callable[[], None],
+        serve: Callable[[ssl.SSLSocket, str], None],
+    ) -> None:
+        self._listener, self._context, self._wake, self._serve = listener, context, wake, serve
         self._admitted: queue.SimpleQueue[tuple[ssl.SSLSocket, dict[str, Any]]] = queue.SimpleQueue()
 
     def open(self) -> None:
@@ -61,5 +67,8 @@ class Door:
         except (OSError, ValueError):
             raw.close()  # not one of this pool: no certificate, or no greeting
             return
-        self._admitted.put((sock, hello))
-        self._wake()
+        if "fetch" in hello:
+            self._serve(sock, hello["fetch"])  # a peer of the pool
+        else:
+            self._admitted.put((sock, hello))
+            self._wake()

@@ -23,10 +23,11 @@ from typing import Any, Protocol
 
 from skyward.engine.link import Broken, Link, greet, tune
 
-__all__ = ["Follower", "Hub", "Peer"]
+__all__ = ["SILENCE", "Follower", "Hub", "Peer"]
 
 log = logging.getLogger("skyward.engine")
 
+SILENCE = 10.0
 _GREETING = 10.0
 _BUSY_WAIT = 0.05
 _IDLE_WAIT = 1.0
@@ -39,6 +40,7 @@ class Peer:
 
     number: int
     link: Link = field(default_factory=Link)
+    session: str = field(default_factory=lambda: os.urandom(8).hex())
     incarnation: str = ""
     about: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -50,6 +52,7 @@ class Follower(Protocol):
     def attached(self, number: int, *, restarted: bool) -> None: ...
     def broken(self, number: int) -> None: ...
     def unreachable(self, number: int, error: Exception) -> None: ...
+    def pause(self, number: int, error: Exception) -> float | None: ...
     def turn(self) -> bool: ...
 
 
@@ -57,14 +60,18 @@ class Hub:
     """Connections to the agents of a pool."""
 
     def __init__(
-        self, nodes: int, reach: Callable[[int], socket.socket], context: ssl.SSLContext, follower: Follower
+        self,
+        nodes: int,
+        reach: Callable[[int], socket.socket],
+        context: ssl.SSLContext,
+        follower: Follower,
+        revive: Callable[[int], None] | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.peers = [Peer(i) for i in range(nodes)]
         self.closing = False
-        self._reach, self._context, self._follower = reach, context, follower
-        self._session = os.urandom(8).hex()
+        self._reach, self._context, self._follower, self._revive = reach, context, follower, revive
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -73,7 +80,9 @@ class Hub:
         self._joining: list[Peer] = []
         self._later: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._stopped = False
+        self._stopping = threading.Event()
         self._unsettled = True  # some socket is new, gone, or has more to write
+        self._looked = 0.0
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     def open(self, deadline: float) -> None:
@@ -88,6 +97,7 @@ class Hub:
     def close(self) -> None:
         """Drops all connections."""
         self.closing = self._stopped = True
+        self._stopping.set()
         self._wake()
         if self.thread.is_alive() and self.thread is not threading.current_thread():
             self.thread.join(5)
@@ -115,11 +125,11 @@ class Hub:
         return self.peers[number].link.sock is not None
 
     def connect(self, number: int, deadline: float) -> None:
-        """Connects to a node's agent; tries until `deadline`."""
-        peer, pause = self.peers[number], 0.02
+        """Connects to a node's agent for the first time; tries until `deadline`."""
+        pause = 0.02
         while not self.closing:
             try:
-                self._attach(peer, deadline)
+                self._attach(self.peers[number], deadline)
                 return
             except (OSError, ValueError) as exc:
                 if time.monotonic() + pause > deadline:
@@ -130,23 +140,58 @@ class Hub:
                 time.sleep(pause)
                 pause = min(_LONGEST_PAUSE, pause * 1.5)
 
+    def reconnect(self, number: int) -> None:
+        """Connects to a node's agent again, for as long as the follower has patience; in a thread of its own."""
+        while not self.closing:
+            try:
+                self._attach(self.peers[number], time.monotonic() + _GREETING)
+                return
+            except (OSError, ValueError) as exc:
+                with self.changed:
+                    pause = None if self.closing else self._follower.pause(number, exc)
+                    self.changed.notify_all()
+                if pause is None:
+                    return
+                self._stopping.wait(pause)
+                if isinstance(exc, ConnectionRefusedError) and not self.peers[number].incarnation and not self.closing:
+                    self._try_reviving(number)
+
+    def _try_reviving(self, number: int) -> None:
+        """Has a node's machine set up again that answers but has nothing of ours any more."""
+        if self._revive is not None:
+            try:
+                self._revive(number)
+            except Exception as exc:
+                log.debug("node %d cannot be set up again: %s", number, exc)
+
+    def renounce(self, number: int) -> None:
+        """Forgets what was said to a node: should it come back, its agent learns that it had been given up."""
+        peer = self.peers[number]
+        peer.link.detach()
+        peer.link, peer.session, peer.incarnation = Link(), os.urandom(8).hex(), ""
+        self._unsettled = True
+
     def _attach(self, peer: Peer, deadline: float) -> None:
         raw = self._reach(peer.number)
         try:
             raw.settimeout(_GREETING)
             tune(raw)
             sock = self._context.wrap_socket(raw)
+        except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as exc:
+            raw.close()
+            raise ConnectionRefusedError("nothing listens there any more") from exc
         except BaseException:
             raw.close()
             raise
         try:
-            hello = {"session": self._session, "received": peer.link.received}
+            session = peer.session
+            hello = {"session": session, "received": peer.link.received}
             welcome = greet(sock, hello, min(deadline, time.monotonic() + _GREETING))
         except BaseException:
             sock.close()
             raise
         with self.changed:
-            if self._stopped:
+            if self._stopped or session != peer.session:
                 sock.close()
                 return
             restarted = peer.incarnation not in ("", welcome["incarnation"])
@@ -230,6 +275,23 @@ class Hub:
         if not ready:
             for peer in self.peers:
                 peer.link.acknowledge()
+        self._notice_silence()
+
+    def _notice_silence(self) -> None:
+        """Gives up connections on which nothing has come for a while: agents speak every second."""
+        now = time.monotonic()
+        if now - self._looked < 1.0:
+            return
+        self._looked = now
+        for peer in self.peers:
+            if peer.link.sock is not None and now - peer.link.heard > SILENCE:
+                peer.link.detach()
+                self._lost(peer)
+
+    def _lost(self, peer: Peer) -> None:
+        self._unsettled = True
+        self._follower.broken(peer.number)
+        self.changed.notify_all()
 
     def _hear(self, peer: Peer) -> None:
         more = True
@@ -237,9 +299,7 @@ class Hub:
             try:
                 arrived, more = peer.link.read()
             except Broken:
-                self._unsettled = True
-                self._follower.broken(peer.number)
-                self.changed.notify_all()
+                self._lost(peer)
                 return
             for messages, buffers in arrived:
                 at = 0

@@ -1,10 +1,14 @@
 """What runs on one machine, and its watchdog: started by the client, ends everything when the client is gone.
 
-    client --stdin--> keeper       one line of JSON: who to start; end of file means the client is gone. Its argument is
-                                   the pool's directory, which it removes when it ends.
-    client <--stdout-- keeper      lines of JSON: ports, the scheduler's address, deaths
+    client --stdin--> keeper       lines of JSON: look around, listen, probe your peers; then whom to start
+    client <--stdout-- keeper      lines of JSON: answers, ports, the scheduler's address, deaths
     keeper --fork--> scheduler (on the head), one agent for each node
     keeper --exec--> nursery --fork--> runners
+
+Its arguments are the pool's directory on this machine, which it removes when it ends, and the lease in seconds.
+It ends when all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is
+when standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection
+ends nothing.
 
 It imports distributed once and forks from there, which is what makes a pool open fast. It stays single-threaded, and
 starts an agent that has died again, on the same port.
@@ -13,22 +17,29 @@ starts an agent that has died again, on the same port.
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import resource
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from skyward import blobs, leftovers
+from skyward import blobs, includes, leftovers
+from skyward.engine import neighbours
 
 __all__ = ["main"]
 
 _RESTARTS = 20
+_FILES = 65536
 
 
 @dataclass
@@ -38,52 +49,107 @@ class _Node:
     order: dict[str, Any]
     pid: int = 0
     restarts: int = 0
+    left: bool = False
 
 
 class _Keeper:
-    def __init__(self, order: dict[str, Any], nursery: _NurseryProcess) -> None:
-        self._order = order
+    def __init__(self, directory: str, lease: float, nursery: _NurseryProcess) -> None:
+        self._directory = self._scratch = directory
         self._nursery = nursery
+        self._listener: socket.socket | None = None
         self._nodes: list[_Node] = []
         self._scheduler = 0
-        self._closing = False
+        self._lease, self._born = lease, time.monotonic()
+        self._heard = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the agents: when one last heard of the client
+        self._ending = False
         self._wake, self._wake_write = socket.socketpair()
         for end in (self._wake, self._wake_write):
             end.setblocking(False)
 
     def serve(self) -> None:
+        """Does what the client says, until there is no reason to be here any more."""
         leftovers.adopt_orphans()
         signal.signal(signal.SIGCHLD, _notice)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        for order in self._order["nodes"]:
-            listener = socket.create_server((order["host"], order.get("port", 0)), backlog=16)
-            self._nodes.append(_Node(order["node"], listener, order))
-            _say({"agent": order["node"], "host": order["host"], "port": listener.getsockname()[1]})
-        address = self._start_scheduler(self._order["scheduler"]) if self._order.get("scheduler") else None
+        selector = selectors.DefaultSelector()
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(self._wake, selectors.EVENT_READ)
+        said = b""
+        while not self._over():
+            for key, _ in selector.select(1.0 if self._lease else None):
+                if key.fileobj != 0:
+                    try:
+                        self._wake.recv(4096)
+                    except BlockingIOError:
+                        pass
+                    continue
+                piece = os.read(0, 1 << 16)
+                if not piece:
+                    if not self._lease or not self._nodes:
+                        return  # the client is gone
+                    selector.unregister(0)  # its connection is; the lease says how long we wait for another
+                *lines, said = (said + piece).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+            self._reap()
+
+    def _over(self) -> bool:
+        if self._nodes and all(node.left for node in self._nodes):
+            return True
+        return self._ending or (self._lease > 0 and time.monotonic() - self._last_heard() > self._lease)
+
+    def _last_heard(self) -> float:
+        return max((self._born, *struct.unpack_from(f"={len(self._nodes)}d", self._heard)))
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self._ending = True
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        match order.pop("do"):
+            case "look":
+                _say({"addresses": neighbours.addresses()})
+            case "listen":
+                self._listen(order["host"])
+            case "probe":
+                peers = {name: (host, port) for name, (host, port) in order["peers"].items()}
+                _say({"probed": neighbours.probe(peers, order["timeout"])})
+            case "start":
+                self._start(order)
+            case other:
+                raise ValueError(f"unknown order {other!r}")
+
+    def _listen(self, host: str) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        try:
+            self._listener = _listener(host)
+        except OSError as exc:
+            _say({"refused": str(exc)})
+        else:
+            _say({"listening": self._listener.getsockname()[1]})
+
+    def _start(self, order: dict[str, Any]) -> None:
+        if order["own_scratch"]:
+            self._scratch = blobs.make_directory()
+        if os.path.exists(archive := os.path.join(self._directory, "includes.tar")):
+            with open(archive, "rb") as file:
+                includes.unpack(file, Path(self._directory) / "includes")
+            os.unlink(archive)
+        for index, node in enumerate(order["nodes"]):
+            listener, self._listener = self._listener, None
+            if listener is None or listener.getsockname()[0] != node["host"]:
+                listener = _listener(node["host"])
+            struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
+            self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
+            port = listener.getsockname()[1]
+            _say({"agent": node["node"], "host": node["host"], "port": port, "scratch": self._scratch})
+        address = self._start_scheduler(order["scheduler"]) if order["scheduler"] else None
         for node in self._nodes:
             self._start_agent(node)
         if address is not None:
             with address:
                 _say({"scheduler": address.readline().strip()})
-        self._watch()
-
-    def _watch(self) -> None:
-        selector = selectors.DefaultSelector()
-        selector.register(0, selectors.EVENT_READ)
-        selector.register(self._wake, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj == 0:
-                    line = os.read(0, 4096)
-                    if not line:
-                        return
-                    self._closing = True  # the client closes in order: agents end by themselves
-                else:
-                    try:
-                        self._wake.recv(4096)
-                    except BlockingIOError:
-                        pass
-            self._reap()
 
     def _reap(self) -> None:
         while True:
@@ -94,8 +160,6 @@ class _Keeper:
             if not pid:
                 return
             code = os.waitstatus_to_exitcode(status)
-            if self._closing:
-                continue
             if pid == self._nursery.pid:
                 self._nursery = _NurseryProcess()
                 for node in self._nodes:
@@ -108,6 +172,9 @@ class _Keeper:
                         self._agent_died(node, code)
 
     def _agent_died(self, node: _Node, code: int) -> None:
+        if code == 0:
+            node.left = True  # the client has said goodbye to it
+            return
         _say({"agent_died": node.node, "code": code})
         node.restarts += 1
         if node.restarts <= _RESTARTS:
@@ -140,15 +207,19 @@ class _Keeper:
                     other.listener.close()
             from skyward.engine import membership
 
-            membership.run_agent(node.order, node.listener, ours)
+            membership.run_agent(node.order, node.listener, ours, self._hears(node.order["index"]))
         ours.close()
         node.pid = pid
+
+    def _hears(self, index: int) -> Callable[[float], None]:
+        return lambda when: struct.pack_into("=d", self._heard, 8 * index, when)
 
     def _enter_child(self) -> None:
         """Makes a forked child its own: no wake-ups of the keeper's, and it dies when the keeper does."""
         parent = os.getppid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._wake.close()
         self._wake_write.close()
         null = os.open(os.devnull, os.O_RDWR)
@@ -163,7 +234,8 @@ class _Keeper:
             _kill(pid)
         self._nursery.end()
         leftovers.end_children()
-        blobs.remove_directory(sys.argv[1])
+        blobs.remove_directory(self._scratch)
+        blobs.remove_directory(self._directory)
         os._exit(0)
 
 
@@ -203,19 +275,18 @@ class _NurseryProcess:
 
 
 def main() -> None:
-    """Reads its order from standard input and serves until that is closed."""
+    """Takes orders on standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    directory = sys.argv[1]
+    _allow_many_files()
     nursery = _NurseryProcess()
     os.umask(0o077)  # after the nursery, whose runners keep the user's own
+    Path(directory, "keeper.pid").write_text(str(os.getpid()))
     from skyward.engine import membership
 
-    membership.configure(sys.argv[1])
-    line = _read_line()
-    if not line:
-        nursery.end()
-        blobs.remove_directory(sys.argv[1])
-        return
-    keeper = _Keeper(json.loads(line), nursery)
+    membership.configure(directory)
+    keeper = _Keeper(directory, float(sys.argv[2]), nursery)
     try:
         keeper.serve()
     finally:
@@ -226,15 +297,17 @@ def _notice(number: int, frame: FrameType | None) -> None:
     """Does nothing: the signal only has to wake the selector."""
 
 
-def _read_line() -> bytes:
-    """One line from standard input, and not a byte more: the rest is watched with a selector."""
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        piece = os.read(0, 1 << 16)
-        if not piece:
-            return b""
-        data += piece
-    return bytes(data)
+def _allow_many_files() -> None:
+    """Raises our own limit of open files: every runner, peer and pipe takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _listener(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=64)
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -204,6 +204,8 @@ def greet(sock: ssl.SSLSocket, say: dict[str, Any] | None, deadline: float) -> d
 
 def tune(sock: socket.socket) -> None:
     """Sets what every connection of ours wants: no delay, and a kernel that notices a dead peer."""
+    if sock.family == socket.AF_UNIX:
+        return  # the near end of a tunnel: ssh looks after the rest
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 15_000)):

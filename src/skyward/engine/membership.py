@@ -13,12 +13,14 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dask import config
 
 from skyward.engine.agent import Agent
 from skyward.engine.certs import Identity, context
+from skyward.engine.freight import Freight
 from skyward.runtime import count_accelerators
 
 log = logging.getLogger("skyward.engine")
@@ -74,8 +76,10 @@ def run_scheduler(order: dict[str, Any], ready: int) -> None:
     asyncio.run(serve())
 
 
-def run_agent(order: dict[str, Any], listener: socket.socket, nursery: socket.socket) -> NoReturn:
-    """Runs a node's agent in this process, and its dask worker beside it."""
+def run_agent(
+    order: dict[str, Any], listener: socket.socket, nursery: socket.socket, heard: Callable[[float], None]
+) -> NoReturn:
+    """Runs a node's agent in this process, and its dask worker beside it; `heard` gets when the client last spoke."""
     addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
     identity = Identity(**order["identity"])
     about = {
@@ -85,14 +89,20 @@ def run_agent(order: dict[str, Any], listener: socket.socket, nursery: socket.so
         "hostname": platform.node(),
         "pid": os.getpid(),
         "accelerators": count_accelerators(),
+        "cpus": len(os.sched_getaffinity(0)),
     }
-    agent = Agent(listener, context(identity, server=True), nursery, addresses.put, about)
+    freight = Freight(order["directory"], context(identity, server=False))
+    agent = Agent(listener, context(identity, server=True), nursery, addresses.put, heard, freight, about)
 
     def relay() -> None:
+        code = 1
         try:
             agent.run()
+            code = 0  # the client has said goodbye
+        except BaseException:
+            log.exception("the agent of node %d failed", order["node"])
         finally:
-            os._exit(0)
+            os._exit(code)
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     thread = threading.Thread(target=relay, name="skyward-agent", daemon=True)

@@ -31,7 +31,10 @@ def ahead(mean: float | None, threads: int) -> int:
 class Task:
     """A call on this node."""
 
-    __slots__ = ("about", "backlog", "buffers", "id", "killed", "shifting", "slot", "started", "stop", "timer")
+    __slots__ = (
+        *("about", "backlog", "buffers", "digests", "id", "killed", "missing"),
+        *("shifting", "slot", "started", "stop", "timer"),
+    )
 
     def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
         self.id, self.about, self.buffers = call_id, about, buffers
@@ -40,6 +43,8 @@ class Task:
         self.stop: str | None = None
         self.killed = self.shifting = False
         self.timer: int | None = None
+        self.digests: list[str] = []
+        self.missing: set[str] = set()
         self.backlog: list[tuple[list[Any], list[Any]]] = []
 
 

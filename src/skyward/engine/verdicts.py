@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from skyward import failures
 from skyward.engine.calls import Call
-from skyward.errors import TaskCrashed, TaskOutOfMemory, TaskTimeout
+from skyward.errors import NodeDiskFull, TaskCrashed, TaskOutOfMemory, TaskTimeout
 
 __all__ = ["Outcome", "failure", "gang_note"]
 
@@ -33,6 +33,8 @@ def failure(
         return _crash(call, node, about), "crashed"
     if kind == "timeout":
         return TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"]), "timeout"
+    if kind == "noroom":
+        return NodeDiskFull(call.name, node, about["size"], about["reason"]), "error"
     if kind == "gang":
         return CancelledError("stopped, since another node of the broadcast failed"), "cancelled"
     return CancelledError(), "cancelled"
@@ -54,6 +56,8 @@ def _where_to_get(module: str) -> str:
         here = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         here = False
+    if here and (package := _distribution(module)):
+        return f"node: {module} is not installed there; add sky.Image(pip=[{package!r}]) to the pool."
     if here:
         return (
             f"node: {module} exists on this computer only. Import it at the top of your file, so that it travels with "
@@ -62,6 +66,13 @@ def _where_to_get(module: str) -> str:
     return (
         f"node: {module} is not installed there; add sky.Image(pip=[{module!r}]) (the package may have another name)."
     )
+
+
+def _distribution(module: str) -> str | None:
+    """The installed package that a module comes from, if it comes from one."""
+    from importlib import metadata
+
+    return next(iter(metadata.packages_distributions().get(module, [])), None)
 
 
 _PLUGINS = {

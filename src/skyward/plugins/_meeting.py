@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from skyward.errors import SkywardError
-from skyward.runtime import InstanceInfo
+from skyward.runtime import InstanceInfo, require_peers
 
 __all__ = ["meet"]
 
@@ -30,6 +30,7 @@ _ADVICE = (
 
 def meet(what: str, info: InstanceInfo, port: int, seconds: float) -> None:
     """Returns on every node when all of them are here; otherwise the error says on each which ones are not."""
+    require_peers(info)
     missing = _host(what, info, port, seconds) if info.node == 0 else _visit(what, info, port, seconds)
     if missing:
         raise SkywardError(

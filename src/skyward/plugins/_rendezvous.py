@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from skyward.errors import SkywardError
-from skyward.runtime import InstanceInfo
+from skyward.runtime import InstanceInfo, require_peers
 
 __all__ = ["await_listener", "gather", "taken"]
 
@@ -30,6 +30,7 @@ _LINE = 4096
 
 def gather(info: InstanceInfo, port: int, timeout: float, offer: Callable[[], int]) -> int:
     """The number that `offer` gives on node 0, on every node, when all of them are here."""
+    require_peers(info)
     return _host(info, port, timeout, offer) if info.node == 0 else _visit(info, port, timeout)
 
 

@@ -1,0 +1,28 @@
+"""When a node that cannot be reached counts as lost, and when it is only our own connection that is."""
+
+from __future__ import annotations
+
+__all__ = ["given_up", "next_try"]
+
+_HERE = 15.0
+_REFUSED = 2.0
+_SILENT = 15.0
+_GONE = 5.0
+
+
+def given_up(lease: float, away: float, silent: float, *, refused: bool, others_speak: bool) -> bool:
+    """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last word.
+
+    A machine that answers but has nobody listening is lost at once. One that does not answer is, if other nodes do;
+    if none does, the fault is rather on our side, and the nodes work on until the lease ends.
+    """
+    if not lease:
+        return away > _HERE
+    if refused:
+        return away > _REFUSED
+    return silent > (_SILENT if others_speak else lease)
+
+
+def next_try(away: float, *, gone: bool) -> float:
+    """How long to wait before the next attempt to connect."""
+    return _GONE if gone else min(2.0, 0.05 + away / 4)

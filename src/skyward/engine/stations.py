@@ -1,0 +1,238 @@
+"""Machines made ready to take orders: reached, set up, a keeper on each, and an address that the others can use."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyward import events
+from skyward.bootstrap import prepare
+from skyward.engine.network import Address, Blocked, Layout, blocked_pairs, candidates
+from skyward.engine.site import Site
+from skyward.errors import BootstrapError, PluginError, SkywardError
+from skyward.image import Image
+from skyward.includes import import_paths, pack
+from skyward.provider import Machine
+from skyward.shell import Access, LocalShell, Shell, inherited
+
+if TYPE_CHECKING:  # pools on this computer need none of these
+    from skyward.remote import Packages
+    from skyward.watchdog import Watchdog
+
+__all__ = ["Station", "Stationing", "arrange"]
+
+_LOOPBACK = Address("lo", "127.0.0.1", "255.0.0.0")
+_PROBE = 3.0
+
+
+@dataclass(frozen=True)
+class Station:
+    """A machine with a keeper, and what user code gets there."""
+
+    site: Site
+    nodes: tuple[int, ...]
+    env: dict[str, str]
+    paths: tuple[str, ...]
+    cwd: str
+
+
+class Stationing:
+    """Sets machines up, and again when one comes back; how all of it ends is kept on `endings`."""
+
+    def __init__(
+        self,
+        pool: str,
+        image: Image,
+        commands: Mapping[str, Sequence[str]],
+        access: Access,
+        workspace: Callable[[], str],
+        emit: Callable[[events.Event], None],
+        hurried: Callable[[], bool],
+        endings: ExitStack,
+    ) -> None:
+        self.pool, self.image, self.access, self.workspace = pool, image, access, workspace
+        self._commands = commands
+        self.emit, self.hurried, self._endings = emit, hurried, endings
+        self._packages: Packages | None = None
+        self._watchdog: Watchdog | None = None
+
+    def occupy(self, machines: Sequence[Machine], deadline: float) -> list[Station]:
+        """Keepers on all machines; one that fails is named at once, while the others go on."""
+        if all(machine.ssh is None for machine in machines):
+            return [self._here(len(machines), deadline)]
+        from skyward.remote import Packages
+        from skyward.watchdog import Watchdog
+
+        self._packages, self._watchdog = Packages(self.image), Watchdog()
+        self._endings.callback(self._watchdog.close)
+        with ThreadPoolExecutor(min(64, len(machines)), thread_name_prefix="skyward-setup") as pool:
+            parts = [pool.submit(self.occupy_one, node, machine, deadline) for node, machine in enumerate(machines)]
+        return _all_or_error(parts)
+
+    def occupy_one(self, node: int, machine: Machine, deadline: float) -> Station:
+        """A keeper on another machine, for one node."""
+        from skyward.remote import prepare_host, stop_script
+        from skyward.ssh import SshShell
+
+        assert machine.ssh is not None
+        assert self._packages is not None
+        assert self._watchdog is not None
+
+        def report(text: str, seconds: float | None = None) -> None:
+            took = "" if seconds is None else f" ({seconds:.1f} s)"
+            self.emit(events.NodePhase(self.pool, node, text + took))
+
+        shell, key = SshShell(machine.ssh), f"{node}-{time.monotonic()}"
+        self._endings.callback(shell.close)
+        try:
+            report(f"connecting to {shell.name}")
+            shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
+            self._watchdog.add(key, (), *shell.ending())
+            self._endings.callback(self._watchdog.drop, key)
+            host = prepare_host(
+                shell, self.image, pool=self.pool, deadline=deadline, report=report, packages=self._packages
+            )
+            stop = stop_script(host.directory)
+            self._watchdog.add(key, shell.command(stop), *shell.ending())
+            self._send_includes(shell, host.directory)
+            self._run_commands(shell, node, host.env, deadline, report)
+            report("starting")
+            site = Site(shell, host.python, {}, host.directory, self.access.lease)
+            self._endings.callback(self._end, site, stop)
+        except SkywardError as exc:
+            self.emit(events.Notice(self.pool, f"node {node} ({shell.name}): {exc}", "warning"))
+            raise
+        return Station(site, (node,), {**host.env, **self.image.env}, self._paths(host.directory), host.directory)
+
+    def _here(self, nodes: int, deadline: float) -> Station:
+        """This computer, which plays all nodes."""
+        made = prepare(self.image, report=lambda text: self.emit(events.NodePhase(self.pool, None, text)))
+        for node in range(nodes):
+            self.emit(events.NodePhase(self.pool, node, "starting"))
+        shell = LocalShell()
+        self._run_commands(shell, 0, made.env, deadline, lambda text: self.emit(events.NodePhase(self.pool, 0, text)))
+        directory = self.workspace()
+        self._send_includes(shell, directory)
+        site = Site(shell, made.python, {**inherited(os.environ), **made.env}, directory, 0.0)
+        self._endings.callback(lambda: site.end(0.2 if self.hurried() else 10.0))
+        paths = (*made.paths, *self._paths(directory))
+        return Station(site, tuple(range(nodes)), made.env, paths, _working_directory())
+
+    def _end(self, site: Site, stop: Sequence[str]) -> None:
+        """Waits for the keeper to go by itself, and makes it go if it does not."""
+        assert self._watchdog is not None
+        if self.hurried():
+            self._watchdog.hand_over()
+            site.end(0.0)
+        elif not site.end(5.0):
+            try:
+                site.shell.run(stop, timeout=20)
+            except (SkywardError, OSError, subprocess.TimeoutExpired) as exc:
+                text = (
+                    f"{site.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). What still "
+                    f"runs there ends by itself, {self.access.lease:.0f} s after it last heard of us."
+                )
+                self.emit(events.Notice(self.pool, text, "warning"))
+
+    def _run_commands(
+        self, shell: Shell, node: int, env: Mapping[str, str], deadline: float, report: Callable[[str], None]
+    ) -> None:
+        """Runs the shell lines of plugins, each plugin's in a shell of its own that stops at the first failure."""
+        for plugin, lines in self._commands.items():
+            report(f"running the commands of {plugin}")
+            exports = [f"export {name}={shlex.quote(env[name])}" for name in ("PATH", "VIRTUAL_ENV") if name in env]
+            text = "\n".join([*exports, *lines, ""])
+            done = shell.run(["sh", "-e", "-s"], text.encode(), max(1.0, deadline - time.monotonic()))
+            if done.code != 0:
+                last = "\n".join((done.err or done.out.decode("utf-8", "replace")).strip().splitlines()[-20:])
+                raise PluginError(plugin, "bootstrap", f"a command ended with status {done.code}:\n{last}", node)
+
+    def _send_includes(self, shell: Shell, directory: str) -> None:
+        if not self.image.includes:
+            return
+        with tempfile.NamedTemporaryFile(prefix="skyward-includes-") as archive:
+            pack(self.image, Path.cwd(), archive)
+            archive.flush()
+            shell.upload(Path(archive.name), f"{directory}/includes.tar")
+
+    def _paths(self, directory: str) -> tuple[str, ...]:
+        return tuple(f"{directory}/includes/{path}".rstrip("/.") for path in import_paths(self.image, Path.cwd()))
+
+
+def arrange(stations: Sequence[Station], names: Sequence[str], network: str, deadline: float) -> Layout:
+    """Finds the addresses by which nodes reach each other, and leaves a listener on each; every pair is tried."""
+    if len(stations) == 1:
+        return Layout((_LOOPBACK,) * len(stations[0].nodes))
+    if network == "star":
+        return Layout((_LOOPBACK,) * len(stations))
+
+    def look(station: Station) -> list[Address]:
+        return [Address(*entry) for entry in station.site.ask("look", deadline)["addresses"]]
+
+    with ThreadPoolExecutor(min(64, len(stations))) as pool:
+        known = list(pool.map(look, stations))
+    for node, found in enumerate(known):
+        if not found:
+            raise BootstrapError("network", f"{names[node]} has no address but its loopback's.", node)
+    best: Layout | None = None
+    for addresses in candidates(known):
+        layout = Layout(addresses, _tried(stations, addresses, deadline))
+        if not layout.blocked:
+            return layout
+        if best is None or len(layout.blocked) < len(best.blocked):
+            best = layout
+    assert best is not None
+    if network == "mesh":
+        raise BootstrapError("network", f"{best.explain(names)}. Open the hosts' firewalls to each other.")
+    return best
+
+
+def _tried(stations: Sequence[Station], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
+    """The pairs that cannot connect, each side asked at the same time."""
+    count = range(len(stations))
+    ends: dict[str, tuple[str, int]] = {}
+
+    def listen(node: int) -> None:
+        answer = stations[node].site.ask("listen", deadline, host=addresses[node].ip)
+        if "listening" in answer:
+            ends[str(node)] = (addresses[node].ip, answer["listening"])
+
+    def probe(node: int) -> dict[int, str]:
+        peers = {name: end for name, end in ends.items() if name != str(node)}
+        answer: dict[str, str] = stations[node].site.ask("probe", deadline, peers=peers, timeout=_PROBE)["probed"]
+        deaf = {other: "it cannot listen there" for other in count if str(other) not in ends and other != node}
+        return deaf | {int(name): reason for name, reason in answer.items()}
+
+    with ThreadPoolExecutor(min(64, len(stations))) as pool:
+        list(pool.map(listen, count))
+        return blocked_pairs(dict(enumerate(pool.map(probe, count))))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _all_or_error(parts: Sequence[Future[Station]]) -> list[Station]:
+    failed = [error for part in parts if (error := part.exception()) is not None]
+    if not failed:
+        return [part.result() for part in parts]
+    for other in failed[1:]:
+        failed[0].add_note(f"also: {other}")
+    raise failed[0]
+
+
+def _working_directory() -> str:
+    """Where this program works, and so its functions on this computer; the root if that has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep

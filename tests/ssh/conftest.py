@@ -1,0 +1,82 @@
+"""Real pools on real hosts: three machines in namespaces of their own, each with an sshd."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from tests.hosts import Network, unavailable
+from tests.ssh.places import ours, reached, specs, until
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What hosts keep between pools, one for all hosts of this run: environments are made once."""
+    return tmp_path_factory.mktemp("hosts-cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The client's own cache of resolved packages lies in a directory of this run."""
+    before = os.environ.get("SKYWARD_CACHE")
+    os.environ["SKYWARD_CACHE"] = str(tmp_path_factory.mktemp("client-cache"))
+    yield
+    if before is None:
+        del os.environ["SKYWARD_CACHE"]
+    else:
+        os.environ["SKYWARD_CACHE"] = before
+
+
+@pytest.fixture(scope="module")
+def net(cache: Path) -> Iterator[Network]:
+    """Three hosts that reach each other."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    with Network(specs(cache), internet=True) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def warm(net: Network) -> Network:
+    """The hosts with an environment already there: clients in a network of their own cannot get packages."""
+    with sky.ComputePool(provider=reached(net, 1), console=False):
+        return net
+
+
+@pytest.fixture
+def whole(net: Network) -> Iterator[Network]:
+    """The three hosts for a test that breaks things: afterwards they are as they were."""
+    yield net
+    net.heal_client()
+    for host in net:
+        if not host.alive:
+            host.restart()
+        host.heal()
+        host.heal_client()
+        host.slow(None)
+        for other in net:
+            if other is not host:
+                host.heal_from(other)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test no process of ours is left on any host that was not there before: a shared pool may be open."""
+    if "net" not in request.fixturenames:
+        yield
+        return
+    network: Network = request.getfixturevalue("net")
+    before = [set(ours(host)) for host in network]
+    yield
+    until(lambda: all(set(ours(host)) <= known for host, known in zip(network, before, strict=True)), 30)
+
+
+@pytest.fixture(scope="module")
+def pool(net: Network) -> Iterator[sky.ComputePool]:
+    """A pool of three nodes for tests that leave it as they found it."""
+    with sky.ComputePool(provider=reached(net), image=sky.Image(pip=["numpy"]), console=False) as opened:
+        yield opened

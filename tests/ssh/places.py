@@ -1,0 +1,52 @@
+"""What tests on hosts share: how to reach them, and what may be left there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from tests.hosts import Host, HostSpec, Network
+
+CACHE = "/run/skyward"
+OURS = ("skyward.engine.keeper", "skyward.nursery", "skyward.runner")
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> Any:
+    """Waits for a condition and returns what it gave; fails when it does not come true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    pytest.fail(f"waited {seconds} s in vain for {condition}")
+
+
+def ours(host: Host) -> list[str]:
+    """Processes of Skyward's on a host."""
+    lines = [f"{p.pid} {' '.join(p.argv)}" for p in host.processes()] if host.alive else []
+    return [line for line in lines if any(name in line for name in OURS)]
+
+
+def left(host: Host) -> list[str]:
+    """Files that a pool should have taken along."""
+    listing = f"ls {CACHE}/pools /dev/shm; ls -a /tmp | grep -i skyward || true"
+    found = host.run(["sh", "-c", listing], user="sky").stdout
+    return [line for line in found.splitlines() if line and not line.endswith(":")]
+
+
+def specs(cache: Path, count: int = 3, **options: Any) -> list[HostSpec]:
+    """Hosts that share what they install."""
+    setenv = {"SKYWARD_CACHE": CACHE, **options.pop("setenv", {})}
+    return [HostSpec(share={CACHE: cache}, setenv=setenv, **options)] * count
+
+
+def reached(net: Network, count: int | None = None, **options: Any) -> sky.SSH:
+    """The provider for a network's hosts."""
+    hosts = [host.address for host in net][:count]
+    return sky.SSH(hosts=hosts, user="sky", key=str(net.key), known_hosts=str(net.known_hosts), **options)

@@ -1,0 +1,411 @@
+"""Bad links and lost nodes: what faults.md promises, on real hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward import events
+from skyward.errors import NodeLost
+from tests.hosts import Network
+from tests.ssh.places import CACHE, ours, reached, until
+
+
+@sky.compute
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@sky.compute
+def ticks(seconds: float, mark: str) -> tuple[int, int | None]:
+    """Ticks for a while; every start leaves a line in a file of the host that all hosts see."""
+    info: Any = sky.instance_info()  # no assert in here: pytest would have to travel along
+    with open(f"/run/skyward/{mark}", "a") as file:
+        file.write(f"{info.node} {info.attempt}\n")
+    for i in range(int(seconds * 10)):
+        print(f"tick {i}", flush=True)
+        time.sleep(0.1)
+    return info.node, info.attempt
+
+
+@sky.compute
+def pid() -> int:
+    return os.getpid()
+
+
+class Listener:
+    """What happened in a pool."""
+
+    def __init__(self, pool: sky.ComputePool) -> None:
+        self.seen: list[events.Event] = []
+        pool.on_event(self.seen.append)
+
+    def output(self) -> list[str]:
+        return [e.text for e in self.seen if isinstance(e, events.Output)]
+
+    def started(self) -> list[events.CallStarted]:
+        return [e for e in self.seen if isinstance(e, events.CallStarted)]
+
+    def notices(self) -> str:
+        return "\n".join(e.text for e in self.seen if isinstance(e, events.Notice))
+
+
+@pytest.fixture
+def broken(net: Network, whole: Network) -> Iterator[tuple[sky.ComputePool, Listener, Network]]:
+    """A pool of its own on hosts that may break."""
+    with sky.ComputePool(provider=reached(net), console=False) as pool:
+        yield pool, Listener(pool), net
+
+
+def starts(cache: Path, mark: str) -> list[list[int]]:
+    """Node and attempt of every start of `ticks`."""
+    path = cache / mark
+    return [[int(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+Broken = tuple[sky.ComputePool, Listener, Network]
+
+
+@pytest.mark.parametrize("seconds", [10, 60])
+@pytest.mark.timeout(200)
+def test_a_call_survives_a_link_that_is_cut(broken: Broken, cache: Path, seconds: int) -> None:
+    """Rows 28, 29: it runs once, and its output has no gap and no repeat."""
+    pool, listener, net = broken
+    mark = f"cut-{seconds}"
+    future = ticks(seconds + 5, mark) > pool
+    until(lambda: "tick 5" in listener.output())
+    net.cut_client()
+    time.sleep(seconds)
+    assert not future.done()
+    net.heal_client()
+    assert future.result(60)[1] == 0
+    assert len(starts(cache, mark)) == 1
+    until(lambda: len(listener.output()) >= (seconds + 5) * 10)
+    assert listener.output() == [f"tick {i}" for i in range((seconds + 5) * 10)]
+    assert add(1, 2) @ pool == [3, 3, 3]
+    if seconds > 30:
+        assert "no connection to any node" in listener.notices()
+
+
+@pytest.mark.timeout(200)
+def test_a_call_that_ends_while_the_link_is_cut_is_delivered_afterwards(broken: Broken, cache: Path) -> None:
+    """Rows 13b, 29: results wait on the node."""
+    pool, listener, net = broken
+    future = ticks(2, "late") > pool
+    until(lambda: "tick 5" in listener.output())
+    net.cut_client()
+    time.sleep(25)
+    net.heal_client()
+    assert future.result(40)[1] == 0
+    assert len(starts(cache, "late")) == 1
+    assert listener.output() == [f"tick {i}" for i in range(20)]
+
+
+SLEEPER = """
+import json, sys, time
+import skyward as sky
+
+@sky.compute
+def slow(seconds):
+    for i in range(int(seconds * 5)):
+        print("tick", i, flush=True)
+        time.sleep(0.2)
+    return "awake"
+
+hosts, key, known, seconds, lease = json.loads(sys.argv[1])
+provider = sky.SSH(hosts=hosts, user="sky", key=key, known_hosts=known, lease=lease)
+with sky.ComputePool(provider=provider, console="plain") as pool:
+    print("open", flush=True)
+    print(slow(seconds) >> pool, flush=True)
+"""
+
+
+@pytest.fixture
+def client(
+    warm: Network, net: Network, whole: Network, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a client program of its own, in a network namespace of its own."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(seconds: float, lease: float = 900, hosts: int = 3) -> subprocess.Popen[str]:
+        path = tmp_path / "program.py"
+        path.write_text(SLEEPER)
+        addresses = [host.address for host in net][:hosts]
+        about = json.dumps([addresses, str(net.key), str(net.known_hosts), seconds, lease])
+        process = subprocess.Popen(
+            net.client_command([sys.executable, str(path), about]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if word in line:
+            return
+    pytest.fail(f"the program ended without {word!r}")
+
+
+@pytest.mark.timeout(200)
+def test_a_laptop_that_sleeps_finds_its_call_at_work(
+    client: Callable[..., subprocess.Popen[str]], net: Network
+) -> None:
+    """Row 30: link down and client stopped."""
+    program = client(40)
+    read_until(program, "tick 3")
+    net.cut_client()
+    os.killpg(program.pid, signal.SIGSTOP)
+    time.sleep(25)
+    os.killpg(program.pid, signal.SIGCONT)
+    net.heal_client()
+    assert program.stdout is not None
+    rest = program.stdout.read()
+    assert program.wait(60) == 0
+    assert "awake" in rest
+    numbers = [int(line.split()[-1]) for line in rest.splitlines() if " tick " in line]
+    assert numbers == list(range(4, 200))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("moment", ["open", "tick 3"])
+def test_nothing_is_left_of_a_client_that_is_killed(
+    client: Callable[..., subprocess.Popen[str]], net: Network, moment: str
+) -> None:
+    """Row 31: the watchdog ends everything within seconds."""
+    program = client(600)
+    read_until(program, moment)
+    os.kill(_python_of(program), signal.SIGKILL)
+    until(lambda: not [line for host in net for line in ours(host)], 20)
+    _nothing_of(net)
+
+
+@pytest.mark.timeout(200)
+def test_the_lease_ends_everything_when_client_and_watchdog_are_gone(
+    client: Callable[..., subprocess.Popen[str]], net: Network
+) -> None:
+    """Row 31: even the client's machine may be gone."""
+    program = client(600, lease=6)
+    read_until(program, "tick 3")
+    net.cut_client()
+    os.killpg(program.pid, signal.SIGKILL)
+    for entry in Path("/proc").iterdir():  # the watchdog is in a session of its own
+        if entry.name.isdigit() and b"watchdog.py" in _command(entry):
+            os.kill(int(entry.name), signal.SIGKILL)
+    until(lambda: not [line for host in net for line in ours(host)], 30)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_client_that_is_asked_to_end_closes_its_pool(
+    client: Callable[..., subprocess.Popen[str]], net: Network, number: int
+) -> None:
+    """Row 35."""
+    program = client(600)
+    read_until(program, "tick 3")
+    os.kill(_python_of(program), number)
+    program.communicate(timeout=30)
+    assert program.returncode != 0
+    until(lambda: not [line for host in net for line in ours(host)], 10)
+    _nothing_of(net)
+
+
+@pytest.mark.timeout(200)
+def test_ctrl_c_twice_hands_over_to_the_watchdog(client: Callable[..., subprocess.Popen[str]], net: Network) -> None:
+    """Row 33."""
+    program = client(600)
+    read_until(program, "tick 3")
+    python = _python_of(program)
+    os.kill(python, signal.SIGINT)
+    time.sleep(0.3)
+    for _ in range(2):
+        try:
+            os.kill(python, signal.SIGINT)
+        except ProcessLookupError:
+            break
+    program.communicate(timeout=30)
+    until(lambda: not [line for host in net for line in ours(host)], 30)
+
+
+@pytest.mark.timeout(200)
+def test_an_agent_that_is_killed_is_started_again(broken: Broken, cache: Path) -> None:
+    """Row 5: its calls run again as infrastructure loss; broadcasts work afterwards."""
+    pool, listener, net = broken
+    future = ticks(3, "agent") > pool
+    node = until(lambda: [e.node for e in listener.started()])[0]
+    net[node].signal(pool._engine.abouts()[node]["pid"], "KILL")
+    assert future.result(60)[1] == 1
+    assert add(1, 2) @ pool == [3, 3, 3]
+
+
+@pytest.mark.timeout(200)
+def test_a_host_that_dies_loudly_loses_nothing_but_time(broken: Broken, cache: Path) -> None:
+    """Rows 13, 14: its call runs elsewhere; `@` is refused until the host is back, and then works again."""
+    pool, listener, net = broken
+    future = ticks(4, "loud") > pool
+    node = until(lambda: [e.node for e in listener.started()])[0]
+    net[node].kill()
+    other, attempt = future.result(60)
+    assert (other != node, attempt) == (True, 1)
+    assert pool.current_nodes() == 2
+    assert f"node {node} is lost" in listener.notices()
+    assert pool.map(lambda x: x + 1, range(20)) == list(range(1, 21))
+    with pytest.raises(NodeLost) as caught:
+        add(1, 2) @ pool
+    assert caught.value.node == node
+    net[node].restart()
+    until(lambda: pool.current_nodes() == 3, 60)
+    assert add(1, 2) @ pool == [3, 3, 3]
+
+
+@pytest.mark.timeout(200)
+def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken: Broken, cache: Path) -> None:
+    """Rows 13, 23: detected while the others answer; what it still ran is killed when it is reached again."""
+    pool, listener, net = broken
+    future = ticks(30, "silent") > pool
+    node = until(lambda: [e.node for e in listener.started()])[0]
+    began = time.monotonic()
+    net[node].cut()
+    until(lambda: pool.current_nodes() == 2 and f"node {node} is lost" in listener.notices(), 40)
+    assert time.monotonic() - began < 40
+    until(lambda: len(starts(cache, "silent")) == 2)
+    assert ours(net[node])
+    net[node].heal()
+    until(lambda: pool.current_nodes() == 3, 60)
+    assert future.result(60)[1] == 1
+    assert len(starts(cache, "silent")) == 2
+    numbers = [line for line in listener.output() if line == "tick 299"]
+    assert numbers == ["tick 299"]
+
+
+@pytest.mark.timeout(200)
+def test_a_call_without_retries_is_not_started_twice(broken: Broken, cache: Path) -> None:
+    """`retries=0` is at most once."""
+    pool, listener, net = broken
+    once = sky.compute(ticks.fn, retries=0)
+    future = once(30, "once") > pool
+    node = until(lambda: [e.node for e in listener.started()])[0]
+    net[node].kill()
+    with pytest.raises(NodeLost):
+        future.result(60)
+    assert len(starts(cache, "once")) == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_broadcast_that_loses_a_host_fails_as_one_and_names_it(broken: Broken, cache: Path) -> None:
+    """Row 15: the others are stopped."""
+    pool, listener, net = broken
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ticks(60, "gang") @ pool
+        except BaseException as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: len(listener.started()) == 3)
+    net[1].kill()
+    thread.join(60)
+    assert isinstance(errors[0], NodeLost)
+    assert errors[0].node == 1
+    assert len(starts(cache, "gang")) == 3
+    assert add(1, 2) >> pool == 3
+
+
+@pytest.mark.timeout(200)
+def test_the_pool_goes_on_without_its_head(broken: Broken) -> None:
+    """Row 19: the head runs the dask scheduler, nothing that calls need."""
+    pool, _, net = broken
+    net[0].kill()
+    assert pool.map(lambda x: x + 1, range(30)) == list(range(1, 31))
+    until(lambda: pool.current_nodes() == 2, 40)
+    with pytest.raises(NodeLost):
+        add(1, 2) @ pool
+
+
+@pytest.mark.timeout(200)
+def test_hosts_that_lose_each_other_for_a_while_lose_no_call(broken: Broken) -> None:
+    """Row 23: the client sees them all."""
+    pool, _, net = broken
+    net[1].cut_from(net[2])
+    assert add(1, 2) @ pool == [3, 3, 3]
+    time.sleep(5)
+    net[1].heal_from(net[2])
+    assert add(1, 2) @ pool == [3, 3, 3]
+
+
+@pytest.mark.timeout(200)
+def test_resets_on_the_link_are_survived(broken: Broken, cache: Path) -> None:
+    """Row 28: connections are torn down, not just silent."""
+    pool, listener, net = broken
+    future = ticks(8, "reset") > pool
+    node = until(lambda: [e.node for e in listener.started()])[0]
+    net[node].reset_client()
+    time.sleep(1.5)
+    net[node].heal_client()
+    assert future.result(60) == (node, 0) or len(starts(cache, "reset")) == 2
+    assert add(1, 2) @ pool == [3, 3, 3]
+
+
+@pytest.mark.timeout(200)
+def test_a_full_disk_is_told_in_words_and_leaves_the_node_at_work(broken: Broken) -> None:
+    """Row 26: the blobs of a node lie in memory first; when there is no room the call fails, not the node."""
+    pool, _, net = broken
+    large = b"x" * 32_000_000
+    for host in net:
+        host.run(["mount", "-o", "remount,size=8m", "/dev/shm"], user="root")
+    try:
+        with pytest.raises(sky.errors.NodeDiskFull, match="no room"):
+            sky.compute(len)(large) @ pool
+        assert len(sky.compute(bytes)(32_000_000) >> pool) == 32_000_000  # results may go by way of the disk
+    finally:
+        for host in net:
+            host.run(["mount", "-o", "remount,size=1g", "/dev/shm"], user="root")
+    assert sky.compute(len)(large) @ pool == [len(large)] * 3
+
+
+def _nothing_of(net: Network) -> None:
+    for host in net:
+        assert host.run(["sh", "-c", f"ls {CACHE}/pools /dev/shm"], user="sky").stdout.split() in (
+            [f"{CACHE}/pools:", "/dev/shm:"],
+            ["/dev/shm:", f"{CACHE}/pools:"],
+        )
+
+
+def _python_of(process: subprocess.Popen[str]) -> int:
+    """The pid of the program itself, beneath what led it into its namespace."""
+    for entry in Path("/proc").iterdir():
+        known = b"program.py" in _command(entry) and b"nsenter" not in _command(entry)
+        if entry.name.isdigit() and known and os.getpgid(int(entry.name)) == process.pid:
+            return int(entry.name)
+    return process.pid
+
+
+def _command(entry: Path) -> bytes:
+    try:
+        return (entry / "cmdline").read_bytes()
+    except OSError:
+        return b""

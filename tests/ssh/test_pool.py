@@ -1,0 +1,263 @@
+"""A pool on three hosts does what a pool on this computer does."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward import events
+from tests.hosts import Network
+from tests.ssh.places import CACHE, left, ours, reached, specs, until
+
+NUMPY = sky.Image(pip=["numpy"])
+
+
+@sky.compute
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@sky.compute
+def whereabouts() -> tuple[str, str, str, int]:
+    return socket.gethostname(), os.environ["HOME"], os.getcwd(), os.getuid()
+
+
+@sky.compute
+def place() -> sky.InstanceInfo | None:
+    return sky.instance_info()
+
+
+@sky.compute
+def doubled(array: np.ndarray) -> np.ndarray:
+    return array * 2
+
+
+@sky.compute
+def total(array: np.ndarray) -> float:
+    return float(array.sum())
+
+
+@sky.compute
+def count(upto: int) -> Iterator[int]:
+    yield from range(upto)
+
+
+@sky.compute
+def say(text: str) -> None:
+    print(text)
+
+
+@sky.compute
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_as_many_nodes_as_hosts_when_no_number_is_given(pool: sky.ComputePool) -> None:
+    assert pool.nodes == 3
+    assert pool.current_nodes() == 3
+
+
+def test_operators_work_as_on_this_computer(pool: sky.ComputePool) -> None:
+    assert add(1, 2) >> pool == 3
+    assert add(1, 2) @ pool == [3, 3, 3]
+    assert (add(1, 2) > pool).result(20) == 3
+    assert (add(1, 2) & add(3, 4)) >> pool == (3, 7)
+    assert pool.map(lambda x: x * x, range(50)) == [x * x for x in range(50)]
+    assert list(count(5) >> pool) == [0, 1, 2, 3, 4]
+
+
+def test_each_node_is_a_host_of_its_own(pool: sky.ComputePool, net: Network) -> None:
+    found = whereabouts() @ pool
+    assert [name for name, _, _, _ in found] == [host.name for host in net]
+    assert {home for _, home, _, _ in found} == {"/home/sky"}
+    assert all(cwd.startswith(f"{CACHE}/pools/") for _, _, cwd, _ in found)
+
+
+def test_nodes_know_the_addresses_by_which_they_reach_each_other(pool: sky.ComputePool, net: Network) -> None:
+    infos = place() @ pool
+    for info in infos:
+        assert info is not None
+        assert info.head_addr == net[0].address
+        assert [peer.private_ip for peer in info.peers] == [host.address for host in net]
+        assert info.network.interface == "eth0"
+        assert info.network.blocked is None
+
+
+def test_output_comes_home_line_by_line_with_its_node(pool: sky.ComputePool) -> None:
+    lines: list[tuple[int, str]] = []
+    stop = pool.on_event(lambda e: lines.append((e.node, e.text)) if isinstance(e, events.Output) else None)
+    say("hello from afar") @ pool
+    stop()
+    assert sorted(lines) == [(node, "hello from afar") for node in range(3)]
+
+
+def test_an_exception_keeps_its_type_and_names_the_node(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def fail() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone") as caught:
+        fail() >> pool
+    assert any("node" in note for note in caught.value.__notes__)
+
+
+def test_large_arguments_and_results_arrive_unchanged(pool: sky.ComputePool) -> None:
+    array = np.random.default_rng(1).random(3_000_000)
+    for result in doubled(array) @ pool:
+        assert np.array_equal(result, array * 2)
+
+
+def test_a_large_argument_crosses_the_clients_link_once(net: Network, pool: sky.ComputePool) -> None:
+    """50 MB to three hosts: the client sends it to one of them, and they pass it on."""
+    array = np.random.default_rng(2).random(50_000_000 // 8)
+    before = net.client_bytes()
+    assert total(array) @ pool == [float(array.sum())] * 3
+    first = net.client_bytes().sent - before.sent
+    assert array.nbytes < first < 1.2 * array.nbytes
+    assert total(array) @ pool == [float(array.sum())] * 3
+    again = net.client_bytes().sent - before.sent - first
+    assert again < 1_000_000
+
+
+def test_a_stream_of_large_items_keeps_its_order(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def blocks(n: int) -> Iterator[np.ndarray]:
+        for i in range(n):
+            yield np.full(300_000 if i % 2 else 3, i)
+
+    assert [int(block[0]) for block in blocks(8) >> pool] == list(range(8))
+
+
+def test_the_pool_is_a_dask_cluster(pool: sky.ComputePool) -> None:
+    with pool.dask() as client:
+        assert client.submit(lambda: socket.gethostname()).result() in {"h0", "h1", "h2"}
+        assert len(client.scheduler_info()["workers"]) == 3
+
+
+def test_variables_and_includes_reach_every_host(net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("ANSWER = 42\n")
+    (tmp_path / "data.txt").write_text("some data\n")
+    monkeypatch.chdir(tmp_path)
+
+    @sky.compute
+    def look() -> tuple[int, str | None]:
+        import mine
+
+        return mine.ANSWER, os.environ.get("SKY_WORD")
+
+    image = sky.Image(includes=["mine", "data.txt"], env={"SKY_WORD": "it's $(here) \n"})
+    with sky.ComputePool(provider=reached(net, 2), image=image, console=False) as pool:
+        assert look() @ pool == [(42, "it's $(here) \n")] * 2
+
+
+def test_nothing_is_left_on_the_hosts_when_a_pool_is_closed(net: Network) -> None:
+    processes, files = [ours(host) for host in net], [left(host) for host in net]
+    with sky.ComputePool(provider=reached(net, 2), console=False) as pool:
+        assert add(1, 1) @ pool == [2, 2]
+        assert all(len(ours(net[i])) > len(processes[i]) for i in range(2))
+        assert all(len(left(net[i])) > len(files[i]) for i in range(2))
+    assert [ours(host) for host in net] == processes
+    assert [left(host) for host in net] == files
+
+
+def test_two_pools_on_the_same_hosts_do_not_disturb_each_other(net: Network) -> None:
+    """Row 39."""
+    with sky.ComputePool(provider=reached(net, 2), console=False) as one:
+        with sky.ComputePool(provider=reached(net, 2), console=False) as two:
+            both = [add(i, j) > (one, two)[j] for i in range(20) for j in range(2)]
+            assert [f.result(20) for f in both] == [i + j for i in range(20) for j in range(2)]
+        assert add(1, 2) @ one == [3, 3]
+
+
+def test_hosts_can_be_named_by_the_users_own_ssh_settings(net: Network, tmp_path: Path) -> None:
+    """Aliases, users, keys and known hosts of ~/.ssh/config count."""
+    import subprocess
+    import sys
+
+    net.ssh_config(tmp_path)
+    program = (
+        "import skyward as sky, socket\n"
+        "with sky.ComputePool(provider=sky.SSH(hosts=['h0', 'h1']), console=False) as pool:\n"
+        "    print(sky.compute(socket.gethostname)() @ pool)\n"
+    )
+    env = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100)
+    # the ssh program reads the home directory of the password file, whatever HOME says
+    if "h0" not in done.stdout:
+        pytest.skip("ssh did not read the settings in HOME")
+    assert done.stdout.strip() == "['h0', 'h1']"
+
+
+def test_more_nodes_than_hosts_is_refused_before_anything_is_started(net: Network) -> None:
+    with pytest.raises(sky.errors.InvalidArgument, match=r"4.*3|3.*4"):
+        with sky.ComputePool(provider=reached(net), nodes=4, console=False):
+            pass
+
+
+def test_a_private_network_between_the_hosts_is_used(cache: Path) -> None:
+    with Network(specs(cache, 2), private=True, internet=True) as net:
+        with sky.ComputePool(provider=reached(net), image=NUMPY, console=False) as pool:
+            infos = place() @ pool
+            assert all(info.network.interface == "priv0" for info in infos)
+            array = np.random.default_rng(3).random(5_000_000)
+            before = [host.bytes().received for host in net]
+            assert total(array) @ pool == [float(array.sum())] * 2
+            gained = [host.bytes().received - b for host, b in zip(net, before, strict=True)]
+            assert sorted(g > array.nbytes for g in gained) == [False, True]
+
+
+def test_hosts_that_cannot_reach_each_other_take_calls_but_form_no_groups(cache: Path) -> None:
+    """network="star" is found by itself; the blocked pair is named."""
+    notices: list[str] = []
+    with Network(specs(cache, 2), star=True, internet=True) as net:
+        pool = sky.ComputePool(provider=reached(net), image=NUMPY, console=False)
+        pool.on_event(lambda e: notices.append(e.text) if isinstance(e, events.Notice) else None)
+        with pool:
+            assert add(1, 2) @ pool == [3, 3]
+            assert pool.map(lambda x: x + 1, range(10)) == list(range(1, 11))
+            array = np.random.default_rng(4).random(500_000)
+            assert total(array) @ pool == [float(array.sum())] * 2
+            info = (place() @ pool)[0]
+            assert info is not None
+            assert "cannot connect to node" in (info.network.blocked or "")
+            with pytest.raises(sky.SkywardError, match="dask"):
+                pool.dask()
+        assert any("node 0" in text and "node 1" in text for text in notices)
+        grouping = sky.Plugin("grouping", around_app=_enter)
+        with pytest.raises(sky.errors.BootstrapError, match=r"grouping.*cannot connect to node"):
+            with sky.ComputePool(provider=reached(net), plugins=[grouping], console=False):
+                pass
+
+
+def _enter(info: sky.InstanceInfo) -> object:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def test_a_broken_host_is_named_at_once_while_the_others_go_on(cache: Path) -> None:
+    """Row 48: one of three does not answer."""
+    notices: list[str] = []
+    with Network(specs(cache), internet=True) as net:
+        net[1].kill()
+        pool = sky.ComputePool(provider=reached(net, ssh_timeout=4), console=False)
+        pool.on_event(lambda e: notices.append(e.text) if isinstance(e, events.Notice) else None)
+        with pytest.raises(sky.errors.HostUnreachable, match=net[1].address.replace(".", r"\.")):
+            pool.__enter__()
+        assert any(net[1].address in text for text in notices)
+        until(lambda: not ours(net[0]))
+
+
+def test_a_host_that_allows_too_few_open_files_is_refused_in_words(cache: Path) -> None:
+    """Row 27."""
+    with Network(specs(cache, 1, limits={"nofile": 256}), internet=True) as net:
+        with pytest.raises(sky.errors.BootstrapError, match=r"256 open files"):
+            with sky.ComputePool(provider=reached(net), console=False):
+                pass
