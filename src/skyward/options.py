@@ -39,7 +39,7 @@ _DEFAULTS = {
 
 
 def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Provider, Spec]:
-    """The provider and the machines that are meant, by Spec or by single options; `nodes=None` is the provider's own."""
+    """The provider and the machines that are meant, by Spec or by single options; how many may be the provider's."""
     if options["nodes"] is None:
         options["nodes"] = provider.default_nodes if isinstance(provider, Provider) else _DEFAULTS["nodes"]
     if specs and provider is not None:

@@ -39,7 +39,7 @@ from skyward.payload import Packer
 from skyward.plugin import Cluster, Plugin
 from skyward.provider import Machine, Provider
 from skyward.signals import OrderlyExit
-from skyward.spec import Spec, Volume, Worker
+from skyward.spec import WEEK, Spec, Volume, Worker
 from skyward.task import Compute, PendingCompute, PendingComputeGroup, PendingStream, enter_target, leave_target
 
 __all__ = ["ComputePool"]
@@ -70,7 +70,7 @@ class ComputePool:
         architecture: Literal["x86_64", "arm64"] | None = None,
         allocation: Literal["spot", "on-demand", "spot-if-available", "cheapest"] = "spot-if-available",
         max_hourly_cost: float | None = None,
-        ttl: float = 600,
+        ttl: float = WEEK,
         volumes: Sequence[Volume] = (),
         retries: int = 3,
         default_compute_timeout: float | None = None,
@@ -282,6 +282,7 @@ class ComputePool:
             image=image,
             commands=commands,
             access=self.provider.access,
+            ttl=self.spec.ttl,
             worker=self.worker,
             plugins=self.plugins,
             accelerator=self.spec.accelerator,

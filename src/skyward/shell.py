@@ -65,6 +65,8 @@ class Access:
     """How long machines go on when they hear nothing of us; 0 for this computer, whose fate they share."""
     ssh_timeout: float = 60.0
     network: Literal["auto", "mesh", "star"] = "auto"
+    lease_file: str | None = None
+    """A file on each machine that must be touched within every lease, or the machine shuts itself down."""
 
 
 @dataclass(frozen=True)

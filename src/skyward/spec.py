@@ -57,9 +57,15 @@ class Worker:
         return self.executor == "process"
 
 
+WEEK = 7 * 24 * 3600.0
+
+
 @dataclass(frozen=True, init=False)
 class Spec:
-    """Which machines, how many, from whom; `nodes` may be (min, max), a string names an accelerator."""
+    """Which machines, how many, from whom; `nodes` may be (min, max), a string names an accelerator.
+
+    `ttl`: after so many seconds machines end themselves, whatever happens; in use or not.
+    """
 
     provider: object
     accelerator: Accelerator | None
@@ -84,7 +90,7 @@ class Spec:
         allocation: Allocation = "spot-if-available",
         region: str | None = None,
         max_hourly_cost: float | None = None,
-        ttl: float = 600,
+        ttl: float = WEEK,
     ) -> None:
         check_nodes(nodes)
         for name, value in (("vcpus", vcpus), ("memory_gb", memory_gb), ("max_hourly_cost", max_hourly_cost)):

@@ -69,6 +69,7 @@ class Bringup:
     image: Image
     commands: Mapping[str, Sequence[str]]
     access: Access
+    ttl: float
     worker: Worker
     plugins: Sequence[Plugin]
     accelerator: Accelerator | None
@@ -84,7 +85,15 @@ class Bringup:
         """Starts everything, with its ending on `stack`; returns when every node is ready for calls."""
         endings = stack.enter_context(ExitStack())  # nodes that come back later add to it
         stationing = Stationing(
-            self.pool, self.image, self.commands, self.access, self.workspace, self.emit, self.hurried, endings
+            self.pool,
+            self.image,
+            self.commands,
+            self.access,
+            self.ttl,
+            self.workspace,
+            self.emit,
+            self.hurried,
+            endings,
         )
         # keepers import distributed while we make certificates
         stations = stationing.occupy(self.machines, deadline)

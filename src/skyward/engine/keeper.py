@@ -5,10 +5,10 @@
     keeper --fork--> scheduler (on the head), one agent for each node
     keeper --exec--> nursery --fork--> runners
 
-Its arguments are the pool's directory on this machine, which it removes when it ends, and the lease in seconds.
-It ends when all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is
-when standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection
-ends nothing.
+Its arguments are the pool's directory on this machine, which it removes when it ends, the lease and the longest life
+in seconds, and the file, if any, by whose touch the machine knows that it is wanted. It ends when its time is over, when
+all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is when standard
+input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends nothing.
 
 It imports distributed once and forks from there, which is what makes a pool open fast. It stays single-threaded, and
 starts an agent that has died again, on the same port.
@@ -53,13 +53,14 @@ class _Node:
 
 
 class _Keeper:
-    def __init__(self, directory: str, lease: float, nursery: _NurseryProcess) -> None:
+    def __init__(self, directory: str, lease: float, ttl: float, file: str | None, nursery: _NurseryProcess) -> None:
         self._directory = self._scratch = directory
         self._nursery = nursery
         self._listener: socket.socket | None = None
         self._nodes: list[_Node] = []
         self._scheduler = 0
-        self._lease, self._born = lease, time.monotonic()
+        self._lease, self._ttl, self._file, self._born = lease, ttl, file, time.monotonic()
+        self._renewed = 0.0
         self._heard = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the agents: when one last heard of the client
         self._ending = False
         self._wake, self._wake_write = socket.socketpair()
@@ -77,7 +78,7 @@ class _Keeper:
         selector.register(self._wake, selectors.EVENT_READ)
         said = b""
         while not self._over():
-            for key, _ in selector.select(1.0 if self._lease else None):
+            for key, _ in selector.select(1.0 if self._lease else 60.0):
                 if key.fileobj != 0:
                     try:
                         self._wake.recv(4096)
@@ -95,9 +96,14 @@ class _Keeper:
             self._reap()
 
     def _over(self) -> bool:
-        if self._nodes and all(node.left for node in self._nodes):
+        now = time.monotonic()
+        silent = now - self._last_heard()
+        if self._file and silent < self._lease / 2 and now - self._renewed > self._lease / 8:
+            self._renewed = now
+            _touch(self._file)
+        if self._ending or now - self._born > self._ttl or (self._nodes and all(node.left for node in self._nodes)):
             return True
-        return self._ending or (self._lease > 0 and time.monotonic() - self._last_heard() > self._lease)
+        return self._lease > 0 and silent > self._lease
 
     def _last_heard(self) -> float:
         return max((self._born, *struct.unpack_from(f"={len(self._nodes)}d", self._heard)))
@@ -286,7 +292,8 @@ def main() -> None:
     from skyward.engine import membership
 
     membership.configure(directory)
-    keeper = _Keeper(directory, float(sys.argv[2]), nursery)
+    file = sys.argv[4] if len(sys.argv) > 4 else None
+    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, nursery)
     try:
         keeper.serve()
     finally:
@@ -295,6 +302,14 @@ def main() -> None:
 
 def _notice(number: int, frame: FrameType | None) -> None:
     """Does nothing: the signal only has to wake the selector."""
+
+
+def _touch(path: str) -> None:
+    """Tells the machine, which ends itself when nobody does so, that it is still wanted."""
+    try:
+        os.utime(path)
+    except OSError:
+        pass  # a machine without such a file, or one that we may not write
 
 
 def _allow_many_files() -> None:

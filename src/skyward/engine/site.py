@@ -25,14 +25,24 @@ log = logging.getLogger("skyward.engine")
 class Site:
     """A keeper and what it has started."""
 
-    def __init__(self, shell: Shell, python: str, env: Mapping[str, str], directory: str, lease: float) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        python: str,
+        env: Mapping[str, str],
+        directory: str,
+        lease: float,
+        ttl: float,
+        lease_file: str | None = None,
+    ) -> None:
         self.shell, self.directory = shell, directory
         self.ports: dict[int, tuple[str, int]] = {}
         self.scratch = directory
         self.scheduler: str | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
         # -P: the client's working directory must not become a place to import from
-        argv = [python, "-P", "-m", "skyward.engine.keeper", directory, str(lease)]
+        argv = [python, "-P", "-m", "skyward.engine.keeper", directory, str(lease), str(ttl)]
+        argv += [lease_file] if lease_file else []
         self._process = shell.start(argv, env, self._errors)
         self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()

@@ -6,10 +6,11 @@ import os
 import shlex
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,13 +55,14 @@ class Stationing:
         image: Image,
         commands: Mapping[str, Sequence[str]],
         access: Access,
+        ttl: float,
         workspace: Callable[[], str],
         emit: Callable[[events.Event], None],
         hurried: Callable[[], bool],
         endings: ExitStack,
     ) -> None:
         self.pool, self.image, self.access, self.workspace = pool, image, access, workspace
-        self._commands = commands
+        self._commands, self._born, self._ttl = commands, time.monotonic(), ttl
         self.emit, self.hurried, self._endings = emit, hurried, endings
         self._packages: Packages | None = None
         self._watchdog: Watchdog | None = None
@@ -93,9 +95,11 @@ class Stationing:
 
         shell, key = SshShell(machine.ssh), f"{node}-{time.monotonic()}"
         self._endings.callback(shell.close)
+        renewing = ExitStack()
         try:
             report(f"connecting to {shell.name}")
             shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
+            renewing.enter_context(_renewed(shell, self.access))
             self._watchdog.add(key, (), *shell.ending())
             self._endings.callback(self._watchdog.drop, key)
             host = prepare_host(
@@ -106,11 +110,14 @@ class Stationing:
             self._send_includes(shell, host.directory)
             self._run_commands(shell, node, host.env, deadline, report)
             report("starting")
-            site = Site(shell, host.python, {}, host.directory, self.access.lease)
+            left = max(1.0, self._ttl - (time.monotonic() - self._born))
+            site = Site(shell, host.python, {}, host.directory, self.access.lease, left, self.access.lease_file)
             self._endings.callback(self._end, site, stop)
         except SkywardError as exc:
             self.emit(events.Notice(self.pool, f"node {node} ({shell.name}): {exc}", "warning"))
             raise
+        finally:
+            renewing.close()  # from here on the keeper does it
         return Station(site, (node,), {**host.env, **self.image.env}, self._paths(host.directory), host.directory)
 
     def _here(self, nodes: int, deadline: float) -> Station:
@@ -122,7 +129,7 @@ class Stationing:
         self._run_commands(shell, 0, made.env, deadline, lambda text: self.emit(events.NodePhase(self.pool, 0, text)))
         directory = self.workspace()
         self._send_includes(shell, directory)
-        site = Site(shell, made.python, {**inherited(os.environ), **made.env}, directory, 0.0)
+        site = Site(shell, made.python, {**inherited(os.environ), **made.env}, directory, 0.0, self._ttl)
         self._endings.callback(lambda: site.end(0.2 if self.hurried() else 10.0))
         paths = (*made.paths, *self._paths(directory))
         return Station(site, tuple(range(nodes)), made.env, paths, _working_directory())
@@ -215,6 +222,29 @@ def _tried(stations: Sequence[Station], addresses: Sequence[Address], deadline: 
     with ThreadPoolExecutor(min(64, len(stations))) as pool:
         list(pool.map(listen, count))
         return blocked_pairs(dict(enumerate(pool.map(probe, count))))
+
+
+@contextmanager
+def _renewed(shell: Shell, access: Access) -> Generator[None]:
+    """Keeps a machine that ends itself when nobody touches a file from doing so while it is being set up."""
+    if access.lease_file is None:
+        yield
+        return
+    file, over = access.lease_file, threading.Event()
+
+    def renew() -> None:
+        while not over.wait(access.lease / 4):
+            try:
+                shell.run(["touch", file], timeout=10)
+            except (SkywardError, OSError, subprocess.TimeoutExpired):
+                continue  # setting up finds out by itself that the machine is gone
+
+    thread = threading.Thread(target=renew, name="skyward-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _first_line(error: BaseException) -> str:
