@@ -28,7 +28,7 @@ def nothing_starts() -> Iterator[None]:
 SPEC = sky.Spec(nodes=2)
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    *[("nodes", {"nodes": v}, "nodes") for v in (0, -1, 1.5, "2", True, None, (0, 2), (3, 1), (1, 2, 3), [1, 2])],
+    *[("nodes", {"nodes": v}, "nodes") for v in (0, -1, 1.5, "2", True, (0, 2), (3, 1), (1, 2, 3), [1, 2])],
     ("elastic nodes", {"nodes": (1, 2)}, "grow and shrink"),
     *[("concurrency", {"concurrency": v}, "concurrency") for v in (0, -1, 1.5, "4", True)],
     ("worker", {"worker": 4}, "worker.*Worker"),

@@ -6,9 +6,10 @@
     keeper --exec--> nursery --fork--> runners
 
 Its arguments are the pool's directory on this machine, which it removes when it ends, the lease and the longest life
-in seconds, and the file, if any, by whose touch the machine knows that it is wanted. It ends when its time is over, when
-all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is when standard
-input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends nothing.
+in seconds, and the file, if any, by whose touch the machine knows that it is wanted. It ends when its time is over,
+when all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is when
+standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends
+nothing.
 
 It imports distributed once and forks from there, which is what makes a pool open fast. It stays single-threaded, and
 starts an agent that has died again, on the same port.
