@@ -40,13 +40,6 @@ def net(cache: Path) -> Iterator[Network]:
         yield network
 
 
-@pytest.fixture(scope="module")
-def warm(net: Network) -> Network:
-    """The hosts with an environment already there: clients in a network of their own cannot get packages."""
-    with sky.ComputePool(provider=reached(net, 1), console=False):
-        return net
-
-
 @pytest.fixture
 def whole(net: Network) -> Iterator[Network]:
     """The three hosts for a test that breaks things: afterwards they are as they were."""

@@ -66,6 +66,8 @@ class Stationing:
         self.emit, self.hurried, self._endings = emit, hurried, endings
         self._packages: Packages | None = None
         self._watchdog: Watchdog | None = None
+        self._shells: list[Shell] = []
+        self._sites: list[tuple[str, Site, Sequence[str]]] = []
 
     def occupy(self, machines: Sequence[Machine], deadline: float) -> list[Station]:
         """Keepers on all machines; one that fails is named at once, while the others go on."""
@@ -76,6 +78,8 @@ class Stationing:
 
         self._packages, self._watchdog = Packages(self.image), Watchdog()
         self._endings.callback(self._watchdog.close)
+        self._endings.callback(self._close_shells)
+        self._endings.callback(self._end_sites)
         with ThreadPoolExecutor(min(64, len(machines)), thread_name_prefix="skyward-setup") as pool:
             parts = [pool.submit(self.occupy_one, node, machine, deadline) for node, machine in enumerate(machines)]
         return _all_or_error(parts)
@@ -94,14 +98,13 @@ class Stationing:
             self.emit(events.NodePhase(self.pool, node, text + took))
 
         shell, key = SshShell(machine.ssh), f"{node}-{time.monotonic()}"
-        self._endings.callback(shell.close)
+        self._shells.append(shell)
         renewing = ExitStack()
         try:
             report(f"connecting to {shell.name}")
             shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
             renewing.enter_context(_renewed(shell, self.access))
             self._watchdog.add(key, (), *shell.ending())
-            self._endings.callback(self._watchdog.drop, key)
             host = prepare_host(
                 shell, self.image, pool=self.pool, deadline=deadline, report=report, packages=self._packages
             )
@@ -112,7 +115,7 @@ class Stationing:
             report("starting")
             left = max(1.0, self._ttl - (time.monotonic() - self._born))
             site = Site(shell, host.python, {}, host.directory, self.access.lease, left, self.access.lease_file)
-            self._endings.callback(self._end, site, stop)
+            self._sites.append((key, site, stop))
         except SkywardError as exc:
             self.emit(events.Notice(self.pool, f"node {node} ({shell.name}): {exc}", "warning"))
             raise
@@ -134,21 +137,42 @@ class Stationing:
         paths = (*made.paths, *self._paths(directory))
         return Station(site, tuple(range(nodes)), made.env, paths, _working_directory())
 
-    def _end(self, site: Site, stop: Sequence[str]) -> None:
-        """Waits for the keeper to go by itself, and makes it go if it does not."""
+    def _close_shells(self) -> None:
+        for shell in self._shells:
+            shell.close()
+
+    def _end_sites(self) -> None:
+        """Ends all keepers at once; what cannot be reached is left to the watchdog, and to the lease."""
         assert self._watchdog is not None
         if self.hurried():
             self._watchdog.hand_over()
+        if not self._sites:
+            return
+        with ThreadPoolExecutor(min(64, len(self._sites))) as pool:
+            reached = list(pool.map(self._end, self._sites))
+        if not all(reached) and not self.hurried():
+            self._watchdog.hand_over()
+
+    def _end(self, held: tuple[str, Site, Sequence[str]]) -> bool:
+        """Waits for a keeper to go by itself, and makes it go if it does not; False if its machine is out of reach."""
+        key, site, stop = held
+        assert self._watchdog is not None
+        if self.hurried():
             site.end(0.0)
-        elif not site.end(5.0):
+            return True
+        if not site.end(5.0):
             try:
                 site.shell.run(stop, timeout=20)
             except (SkywardError, OSError, subprocess.TimeoutExpired) as exc:
                 text = (
-                    f"{site.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). What still "
-                    f"runs there ends by itself, {self.access.lease:.0f} s after it last heard of us."
+                    f"{site.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). It is "
+                    f"tried for another minute; if that fails, what runs there ends by itself, "
+                    f"{self.access.lease:.0f} s after it last heard of us."
                 )
                 self.emit(events.Notice(self.pool, text, "warning"))
+                return False
+        self._watchdog.drop(key)
+        return True
 
     def _run_commands(
         self, shell: Shell, node: int, env: Mapping[str, str], deadline: float, report: Callable[[str], None]
