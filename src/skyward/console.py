@@ -210,6 +210,8 @@ class Console:
         return self._tags[key]
 
     def _node(self, number: int) -> _Node:
+        if number < 0:
+            return _Node()  # of a call that never reached one
         if number not in self._nodes:
             self._nodes[number] = _Node()
         return self._nodes[number]

@@ -58,7 +58,8 @@ def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[
         )
     found = spec.provider if spec.provider is not None else Local()
     if isinstance(found, type) and issubclass(found, Provider):
-        raise InvalidArgument(f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}().")
+        wanted = 'hosts=["gpu1", "gpu2"]' if found.__name__ == "SSH" else ""
+        raise InvalidArgument(f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}({wanted}).")
     return checked("provider", found, Provider), spec
 
 

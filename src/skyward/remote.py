@@ -231,7 +231,7 @@ def _failure(shell: Shell, seen: _Said, code: int) -> BootstrapError:
     if "log" in seen.facts:
         detail += f"\nAll of it is in {seen.facts['log']} there."
     kind = PythonMismatch if any(problem == "python" for problem, _ in seen.problems) else BootstrapError
-    return kind(seen.step, mask(detail), None, code)
+    return kind(seen.step, mask(detail), None, code or None)
 
 
 def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:

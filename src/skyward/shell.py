@@ -114,6 +114,10 @@ class Shell(Protocol):
         """What another process of this computer has to run to have `argv` run there, once we are gone."""
         ...
 
+    def said(self) -> str:
+        """What the way to the machine has complained of last."""
+        ...
+
     def close(self) -> None:
         """Lets go of the machine."""
         ...
@@ -162,6 +166,9 @@ class LocalShell:
 
     def command(self, argv: Sequence[str]) -> list[str]:
         return list(argv)
+
+    def said(self) -> str:
+        return ""
 
     def close(self) -> None:
         """Nothing to let go of."""

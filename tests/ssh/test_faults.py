@@ -290,6 +290,8 @@ def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken:
     assert ours(net[node])
     net[node].heal()
     until(lambda: pool.current_nodes() == 3, 60)
+    keepers = [line for line in ours(net[node]) if "skyward.engine.keeper" in line]
+    assert len({line.split()[6] for line in keepers}) == 1  # one pool directory: what it ran before is gone
     assert future.result(60)[1] == 1
     assert len(starts(cache, "silent")) == 2
     numbers = [line for line in listener.output() if line == "tick 299"]

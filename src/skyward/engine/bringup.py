@@ -18,7 +18,7 @@ from skyward.engine import certs
 from skyward.engine.client import Engine, Plan
 from skyward.engine.network import Layout
 from skyward.engine.stations import Station, Stationing, arrange
-from skyward.errors import BootstrapError
+from skyward.errors import BootstrapError, NodeLost
 from skyward.image import Image
 from skyward.payload import Packer
 from skyward.plugin import Plugin
@@ -122,6 +122,7 @@ class Bringup:
         def revive(node: int) -> None:
             """Sets up a machine again that had lost everything of ours."""
             limit = time.monotonic() + self.access.ssh_timeout
+            stationing.evict(home[node])  # whatever it still runs has been given up, and may run elsewhere by now
             station = stationing.occupy_one(node, self.machines[node], limit)
             self._start(station, layout, authority, blocked, limit)
             home[node] = station
@@ -144,7 +145,18 @@ class Bringup:
             )
         )
         stack.callback(self._close, engine)
-        engine.open(deadline)
+        try:
+            engine.open(deadline)
+        except NodeLost as exc:
+            said = home[exc.node].site.shell.said()
+            if "prohibited" in said:
+                raise BootstrapError(
+                    "connecting",
+                    f"{names[exc.node]}: its sshd does not let us reach ports through it. Set AllowTcpForwarding yes "
+                    f"(or local) in its sshd_config.\nssh said: {said.strip()}",
+                    exc.node,
+                ) from exc
+            raise
         return Cluster(engine, home, layout, authority)
 
     @property
@@ -160,7 +172,7 @@ class Bringup:
     def _why_star(self, layout: Layout, names: Sequence[str]) -> str | None:
         """Why nodes cannot form groups, if they cannot; a pool whose plugins need one is refused."""
         if self.access.network == "star" and len(self.machines) > 1 and self.access.lease:
-            why = 'the pool was opened with network="star"'
+            why = 'the pool was opened with network="star"; leave that out to have it tried'
         elif layout.star:
             why = layout.explain(names)
         else:

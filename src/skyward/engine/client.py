@@ -278,7 +278,7 @@ class Engine:
             )
             self._emit(events.Notice(self._plan.pool, text, "warning"))
         else:
-            self._fail(call, NodeLost(node, call.name, reason, call.attempt + 1), "lost")
+            self._fail(call, NodeLost(node, call.name, reason, call.attempt + 1, call.pinned), "lost")
 
     def _tell_end(self, call: Call, outcome: verdicts.Outcome, seconds: float) -> None:
         node = -1 if call.node is None else call.node
@@ -497,6 +497,8 @@ class Engine:
     def attached(self, number: int, *, restarted: bool) -> None:
         """There is a connection to a node (again); after a restart its agent knows nothing of us."""
         node = self._nodes[number]
+        if node.away:
+            self._emit(events.NodeUp(self._plan.pool, number))
         self._alone, self._alone_told, node.away, node.refusals = 0.0, 0, 0.0, 0
         if restarted or node.gone:
             node.ready, node.gone, node.error = False, "", None
@@ -506,7 +508,6 @@ class Engine:
                 self._renew()
             elif self._ports:
                 self._equip(number)
-            self._emit(events.NodeUp(self._plan.pool, number))
         self._raise_nodes()
 
     def broken(self, number: int) -> None:
@@ -530,7 +531,8 @@ class Engine:
             node.refusals = node.refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
             refused = node.refusals >= _REFUSALS
             if given_up(lease, now - node.away, silent, refused=refused, others_speak=self._others_speak(number)):
-                self._give_up(number, f"cannot connect to it: {error}")
+                first = str(error).partition("\n")[0]
+                self._give_up(number, first if refused or not lease else f"nothing was heard of it for {silent:.0f} s")
         return None if node.gone and not lease else next_try(now - node.away, gone=bool(node.gone))
 
     def _is_away(self, call: Call) -> bool:

@@ -29,6 +29,7 @@ log = logging.getLogger("skyward.engine")
 
 SILENCE = 10.0
 _GREETING = 10.0
+_REFUSED = 5.0
 _BUSY_WAIT = 0.05
 _IDLE_WAIT = 1.0
 _LONGEST_PAUSE = 1.0
@@ -126,13 +127,15 @@ class Hub:
 
     def connect(self, number: int, deadline: float) -> None:
         """Connects to a node's agent for the first time; tries until `deadline`."""
-        pause = 0.02
+        pause, refused = 0.02, 0.0
         while not self.closing:
             try:
                 self._attach(self.peers[number], deadline)
                 return
             except (OSError, ValueError) as exc:
-                if time.monotonic() + pause > deadline:
+                # the agent listens before we are told of it: who is refused for long is refused for good
+                refused = refused + pause if isinstance(exc, ConnectionRefusedError) else 0.0
+                if time.monotonic() + pause > deadline or refused > _REFUSED:
                     with self.changed:
                         self._follower.unreachable(number, exc)
                         self.changed.notify_all()
@@ -142,6 +145,7 @@ class Hub:
 
     def reconnect(self, number: int) -> None:
         """Connects to a node's agent again, for as long as the follower has patience; in a thread of its own."""
+        refusals = 0
         while not self.closing:
             try:
                 self._attach(self.peers[number], time.monotonic() + _GREETING)
@@ -153,7 +157,9 @@ class Hub:
                 if pause is None:
                     return
                 self._stopping.wait(pause)
-                if isinstance(exc, ConnectionRefusedError) and not self.peers[number].incarnation and not self.closing:
+                refusals = refusals + 1 if isinstance(exc, ConnectionRefusedError) else 0
+                # once may be a tunnel that has just broken; the next attempt finds the agent, if it is there
+                if refusals > 1 and not self.peers[number].incarnation and not self.closing:
                     self._try_reviving(number)
 
     def _try_reviving(self, number: int) -> None:

@@ -67,6 +67,8 @@ class Stationing:
         self._packages: Packages | None = None
         self._watchdog: Watchdog | None = None
         self._shells: list[Shell] = []
+        self._archive: Path | None = None
+        self._told: set[str] = set()
         self._sites: list[tuple[str, Site, Sequence[str]]] = []
 
     def occupy(self, machines: Sequence[Machine], deadline: float) -> list[Station]:
@@ -74,8 +76,11 @@ class Stationing:
         if all(machine.ssh is None for machine in machines):
             return [self._here(len(machines), deadline)]
         from skyward.remote import Packages
+        from skyward.requirements import check_python
         from skyward.watchdog import Watchdog
 
+        check_python(self.image)
+        self._pack_includes()
         self._packages, self._watchdog = Packages(self.image), Watchdog()
         self._endings.callback(self._watchdog.close)
         self._endings.callback(self._close_shells)
@@ -117,7 +122,9 @@ class Stationing:
             site = Site(shell, host.python, {}, host.directory, self.access.lease, left, self.access.lease_file)
             self._sites.append((key, site, stop))
         except SkywardError as exc:
-            self.emit(events.Notice(self.pool, f"node {node} ({shell.name}): {exc}", "warning"))
+            if str(exc) not in self._told:  # what is wrong for all of them is said once
+                self._told.add(str(exc))
+                self.emit(events.Notice(self.pool, f"node {node} ({shell.name}): {exc}", "warning"))
             raise
         finally:
             renewing.close()  # from here on the keeper does it
@@ -125,6 +132,7 @@ class Stationing:
 
     def _here(self, nodes: int, deadline: float) -> Station:
         """This computer, which plays all nodes."""
+        self._pack_includes()
         made = prepare(self.image, report=lambda text: self.emit(events.NodePhase(self.pool, None, text)))
         for node in range(nodes):
             self.emit(events.NodePhase(self.pool, node, "starting"))
@@ -136,6 +144,12 @@ class Stationing:
         self._endings.callback(lambda: site.end(0.2 if self.hurried() else 10.0))
         paths = (*made.paths, *self._paths(directory))
         return Station(site, tuple(range(nodes)), made.env, paths, _working_directory())
+
+    def evict(self, station: Station) -> None:
+        """Ends what a machine that was given up may still run of this pool."""
+        from skyward.remote import stop_script
+
+        station.site.shell.run(stop_script(station.site.directory), timeout=20)
 
     def _close_shells(self) -> None:
         for shell in self._shells:
@@ -187,13 +201,18 @@ class Stationing:
                 last = "\n".join((done.err or done.out.decode("utf-8", "replace")).strip().splitlines()[-20:])
                 raise PluginError(plugin, "bootstrap", f"a command ended with status {done.code}:\n{last}", node)
 
-    def _send_includes(self, shell: Shell, directory: str) -> None:
-        if not self.image.includes:
-            return
-        with tempfile.NamedTemporaryFile(prefix="skyward-includes-") as archive:
+    def _pack_includes(self) -> None:
+        """Packs the user's files, once for all machines, before anything is started."""
+        if self.image.includes:
+            file = tempfile.NamedTemporaryFile(prefix="skyward-includes-")  # noqa: SIM115 - it goes with the pool
+            archive = self._endings.enter_context(file)
             pack(self.image, Path.cwd(), archive)
             archive.flush()
-            shell.upload(Path(archive.name), f"{directory}/includes.tar")
+            self._archive = Path(archive.name)
+
+    def _send_includes(self, shell: Shell, directory: str) -> None:
+        if self._archive is not None:
+            shell.upload(self._archive, f"{directory}/includes.tar")
 
     def _paths(self, directory: str) -> tuple[str, ...]:
         return tuple(f"{directory}/includes/{path}".rstrip("/.") for path in import_paths(self.image, Path.cwd()))
@@ -279,8 +298,8 @@ def _all_or_error(parts: Sequence[Future[Station]]) -> list[Station]:
     failed = [error for part in parts if (error := part.exception()) is not None]
     if not failed:
         return [part.result() for part in parts]
-    for other in failed[1:]:
-        failed[0].add_note(f"also: {other}")
+    for text in dict.fromkeys(str(other) for other in failed[1:] if str(other) != str(failed[0])):
+        failed[0].add_note(f"also: {text}")
     raise failed[0]
 
 

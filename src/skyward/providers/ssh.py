@@ -22,7 +22,7 @@ HostKeys = Literal["strict", "accept-new"]
 Network = Literal["auto", "mesh", "star"]
 
 # What ssh itself refuses in names that come from elsewhere: they may end up in a ProxyCommand, which a shell reads.
-_UNSAFE = re.compile(r"""[\s'"`$\\;&<>|(){}\x00-\x1f\x7f]""")
+_UNSAFE = re.compile(r"""[\s,'"`$\\;&<>|(){}\x00-\x1f\x7f]""")
 _PUBLIC = re.compile(rb"(?:ssh|ecdsa|sk)-\S+ \S+")
 _SHOWN = 4
 
@@ -150,7 +150,9 @@ def _host_list(hosts: Any) -> tuple[str | SshTarget, ...]:
         raise InvalidArgument(
             f"hosts={str(hosts)!r} is one host; a list is wanted, even for one: hosts=[{str(hosts)!r}]."
         )
-    if not isinstance(hosts, Sequence) or not hosts:
+    if not isinstance(hosts, Sequence):
+        raise InvalidArgument(f"hosts={hosts!r}: a list is wanted, since the order of hosts is that of the nodes.")
+    if not hosts:
         raise InvalidArgument(f"hosts={hosts!r}: name at least one host, like hosts=['gpu1', 'user@10.0.0.7:2222'].")
     for host in cast("Sequence[Any]", hosts):
         if isinstance(host, SshTarget) and host.host:
@@ -176,6 +178,8 @@ def _port(port: str, where: str) -> int:
 
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:
+    if path is not None and not isinstance(path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise InvalidArgument(f"{path!r} is no path of a file. Give one as a text, like '~/.ssh/id_ed25519'.")
     return None if path is None else os.path.abspath(os.path.expanduser(path))
 
 
