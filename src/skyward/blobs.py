@@ -177,8 +177,17 @@ def _sweep(base: Path) -> None:
     """Removes what pools have left whose client was killed so hard that nobody was there to clean up."""
     for path in base.glob("skyward-[0-9]*-*"):
         pid = path.name.split("-")[1]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and path.stat().st_uid == os.getuid():
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and _is_private(str(path)):
             remove_directory(str(path))
+
+
+def _is_private(path: str) -> bool:
+    """Whether it is a directory, and no link to one, that only this user can enter."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _write(directory: str, buffer: Buffer, name: str) -> Blob:

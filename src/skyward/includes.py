@@ -199,4 +199,9 @@ def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise tarfile.TarError(f"the archive holds {member.name!r}, which is no plain file or leads elsewhere")
         if size > MAX_BYTES or count > MAX_FILES:
             raise tarfile.TarError(f"the archive holds more than {MAX_BYTES >> 20} MB or {MAX_FILES:,} files")
+        if member.name.count("/") > 2 * MAX_DEPTH:  # what could be made, but not removed again
+            raise tarfile.TarError(f"the archive holds {member.name[:80]!r}..., which lies too deep")
+        # As `pack` has written them; the archive of somebody else may say otherwise.
+        member.mode = 0o700 if member.isdir() or member.mode & stat.S_IXUSR else 0o600
+        member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
         yield member

@@ -1,7 +1,8 @@
 """The process from which runners are forked: small, single-threaded, and without user code of its own.
 
     keeper --fd 0--> nursery          one socket for each agent is handed in here
-    agent --its socket--> nursery     {"spawn": id, ...} with the runner's socket and two pipes; {"kill": id, ...}
+    agent --its socket--> nursery     {"spawn": id, ...} with the runner's socket, two pipes and its variables;
+                                      {"kill": id, ...}
     agent <--its socket-- nursery     {"id": id, "pid": n} when it runs, {"id": id, "status": n} when it has ended
 
 Forking takes milliseconds where a fresh interpreter takes a hundred, and shares its memory. When an agent or the keeper
@@ -76,7 +77,7 @@ class _Nursery:
 
     def _obey(self, agent: socket.socket) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(agent, 1 << 16, 3)
+            data, fds, _, _ = socket.recv_fds(agent, 1 << 16, 4)
         except ConnectionError:
             data, fds = b"", []
         if not data:
@@ -112,8 +113,11 @@ class _Nursery:
             os.dup2(fds[2], 2)
             os.close(fds[1])
             os.close(fds[2])
-            os.environ.update(order["env"])
+            with open(fds[3], "rb") as file:
+                file.seek(0)
+                os.environ.update(json.load(file))
             os.chdir(order["cwd"])
+            os.environ["PWD"] = order["cwd"]
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             sys.argv = ["skyward-runner"]
             Runner(socket.socket(fileno=fds[0])).serve()

@@ -19,7 +19,7 @@ from urllib.parse import quote as quote_url
 from urllib.parse import unquote, urlsplit
 
 from skyward.image import Image, PipIndex, mask
-from skyward.requirements import MISLEADING, Pin, project, strip_login
+from skyward.requirements import MISLEADING, Pin, git_login, git_settings, project, strip_login
 
 __all__ = [
     "Carried",
@@ -230,14 +230,14 @@ def _index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
 
 
 class _Logins:
-    """The user names and passwords in the addresses of `pip` entries, as variables that uv fills in."""
+    """The user names and passwords in the addresses of `pip` entries, as variables that uv fills in or git reads."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self.variables: dict[str, str] = {}
+        self.variables = git_settings(entries)
         self._names: dict[str, str] = {}
         for entry in entries:
-            if found := re.search(r"://([^/@\s]+)@([^@#\s;]+)", entry):
-                name = f"SKYWARD_LOGIN_{len(self.variables)}"
+            if not git_login(entry) and (found := re.search(r"://([^/@\s]+)@([^@#\s;]+)", entry)):
+                name = f"SKYWARD_LOGIN_{len(self._names)}"
                 self.variables[name] = found[1]
                 self._names[f"://{found[2]}"] = name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,6 +22,8 @@ __all__ = [
     "Pin",
     "by_index",
     "check_python",
+    "git_login",
+    "git_settings",
     "local_path",
     "pins",
     "project",
@@ -41,6 +44,8 @@ MISLEADING = (
 _SAME_VERSION = ("distributed", "dask", "cloudpickle")
 _IF_PRESENT = ("nvidia-ml-py",)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# A login that uv has to fill in from a variable is left to it.
+_GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/@\s$]+)@(?P<host>[^/@\s#]+)(?P<path>[^@\s#]*)")
 
 
 @dataclass(frozen=True)
@@ -119,10 +124,10 @@ def local_path(entry: str) -> Path | None:
 
 
 def sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Requirements that have a name, and the addresses of the others."""
+    """Requirements that have a name, and the addresses of the others; logins for git are left to `git_settings`."""
     named: list[str] = []
     direct: list[str] = []
-    for entry in entries:
+    for entry in (strip_login(entry) if git_login(entry) else entry for entry in entries):
         if requirement_path(entry) and (path := local_path(entry)):
             direct.append(path.as_uri())
         else:
@@ -170,6 +175,34 @@ def read_pylock(text: str) -> tuple[Pin, ...]:
 def strip_login(text: str) -> str:
     """`text` without the user names and passwords in its addresses."""
     return re.sub(r"(?<=://)@", "", _LOGIN.sub("", text))
+
+
+def git_login(entry: str) -> tuple[str, str, str] | None:
+    """Which server, which repository and with which login git asks for a `pip` entry; None where it needs no login."""
+    found = _GIT.search(entry)
+    if found is None:
+        return None
+    server = found["scheme"] + found["host"]
+    return f"{server}/", server + found["path"], found["login"]
+
+
+def git_settings(entries: Iterable[str], first: int = 0) -> dict[str, str]:
+    """Variables that give git the logins of `pip` entries; in an address, every command line of git would show them.
+
+    `first` is the number of such settings that there are already.
+    """
+    found = [login for entry in entries if (login := git_login(entry))]
+    # The closer match comes first and counts; that for the server is for the repositories within a repository.
+    headers = {repository: login for _, repository, login in reversed(found)}
+    for server, _, login in found:
+        headers.setdefault(server, login)
+    variables: dict[str, str] = {}
+    for number, (url, login) in enumerate(headers.items(), first):
+        user, _, password = login.partition(":")
+        encoded = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+        variables[f"GIT_CONFIG_KEY_{number}"] = f"http.{url}.extraHeader"
+        variables[f"GIT_CONFIG_VALUE_{number}"] = f"Authorization: Basic {encoded}"
+    return {**variables, "GIT_CONFIG_COUNT": str(first + len(headers))} if headers else {}
 
 
 def _names(requirements: Sequence[str]) -> set[str]:

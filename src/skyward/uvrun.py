@@ -13,7 +13,7 @@ from pathlib import Path
 from skyward.errors import BootstrapError
 from skyward.image import Image, mask
 from skyward.pipsettings import uv_environment
-from skyward.requirements import MISLEADING
+from skyward.requirements import MISLEADING, git_settings
 
 __all__ = ["cache_root", "check_own", "run", "run_uv", "too_late"]
 
@@ -40,7 +40,8 @@ def run_uv(step: str, arguments: Sequence[str], image: Image, deadline: float, c
 
     own = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-    variables = {**own, **uv_environment(os.environ), **quiet, **image.shell_vars}
+    logins = git_settings(image.pip, int(own.get("GIT_CONFIG_COUNT") or 0))
+    variables = {**own, **uv_environment(os.environ), **quiet, **logins, **image.shell_vars}
     return run(step, [find_uv_bin(), *arguments], variables, image, deadline, cwd)
 
 

@@ -17,6 +17,7 @@ stage=$1 token=$2 pool=$3 key=$4 need=$5 hold=${6:-}
 umask 077
 cache=${SKYWARD_CACHE:-${HOME:-}/.cache/skyward}
 case $cache in /*) ;; *) cache=$PWD/$cache ;; esac
+while [ "$cache" != "${cache%/}" ]; do cache=${cache%/}; done
 problems=
 newline='
 '
@@ -59,8 +60,16 @@ find_platform() {
 
 is_complete() { [ -s "$env/.complete" ] && [ -x "$env/bin/python" ]; }
 
-# Whether what lies in the cache can only have been put there by this user.
-is_own() { [ -O "$cache" ] && [ -z "$(find "$cache/." -prune -perm -0002 2>/dev/null)" ]; }
+# Whether what lies in the cache can only have been put there by this user: nobody else can write into it, nor has made
+# the link that leads to it, nor can put something else in its place.
+is_own() {
+    [ -O "$cache" ] && [ -z "$(find "$cache/." -prune -perm -0002 2>/dev/null)" ] || return
+    others="! -user $(id -u) ! -user 0"
+    # shellcheck disable=SC2086 # its words are wanted
+    [ ! -L "$cache" ] || [ -z "$(find "$cache" -prune $others 2>/dev/null)" ] || return
+    # shellcheck disable=SC2086 # as above
+    [ -z "$(find "$cache/.." "${cache%/*}/." -prune -perm -0002 \( ! -perm -1000 -o $others \) 2>/dev/null)" ]
+}
 
 # A uv that runs here and is new enough.
 find_uv() {
@@ -114,13 +123,16 @@ preflight() {
         problem home "$cache cannot be written to (${probe##*: }). Make it writable, or set SKYWARD_CACHE to a directory that is."
         return
     }
+    is_own || {
+        rm -f "$probe"
+        problem owner "$cache belongs to another user, or others can write into it or replace it, and what lies there is run. Set SKYWARD_CACHE to a directory that is yours alone."
+        return
+    }
     printf '#!/bin/sh\n' >"$probe"
     chmod 700 "$probe"
     "$probe" 2>/dev/null ||
         problem noexec "programs in $cache cannot be run: its file system is mounted noexec. Set SKYWARD_CACHE to a directory on another one."
     rm -f "$probe"
-    is_own ||
-        problem owner "$cache belongs to another user or can be written by others, and what lies there is run. Set SKYWARD_CACHE to a directory that is yours alone."
 }
 
 # Which of the wanted Debian packages are missing, and whether we can install them.

@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Authority", "Identity", "context"]
+__all__ = ["Authority", "Identity", "context", "dask_security"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,14 @@ def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
     finally:
         os.close(fd)
     return made
+
+
+def dask_security(identity: Identity) -> Any:
+    """The same for dask, in any role; by itself it would write the key to a file for a moment."""
+    from distributed.security import Security
+
+    class PoolSecurity(Security):
+        def _get_tls_context(self, tls: Any, purpose: ssl.Purpose) -> ssl.SSLContext:
+            return context(identity, server=purpose is ssl.Purpose.CLIENT_AUTH)
+
+    return PoolSecurity(require_encryption=True)

@@ -54,17 +54,20 @@ class Crew:
         ours, theirs = socket.socketpair()
         out, out_write = os.pipe()
         err, err_write = os.pipe()
-        order = json.dumps({"spawn": name, "env": env, "cwd": cwd}).encode()
+        order = json.dumps({"spawn": name, "cwd": cwd}).encode()
+        variables = os.memfd_create("skyward-env")  # in memory, and of any size: a message has a limit
         try:
+            with open(variables, "wb", closefd=False) as file:
+                file.write(json.dumps(env).encode())
             self._nursery.setblocking(True)
-            socket.send_fds(self._nursery, [order], [theirs.fileno(), out_write, err_write])
+            socket.send_fds(self._nursery, [order], [theirs.fileno(), out_write, err_write, variables])
         except OSError:
             pass  # the nursery is gone: _on_nursery sees it next
         finally:
             self._nursery.setblocking(False)
             theirs.close()
-            os.close(out_write)
-            os.close(err_write)
+            for fd in (out_write, err_write, variables):
+                os.close(fd)
         slot = self._slots[name] = RunnerSlot(name, ours, threads, Pipe("stdout", out), Pipe("stderr", err))
         ours.setblocking(False)
         self._selector.register(ours, selectors.EVENT_READ, partial(self._on_runner, slot))

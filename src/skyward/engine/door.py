@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from skyward.engine.link import greet, tune
 __all__ = ["Door"]
 
 _GREETING = 10.0
+_WAITING = 64
 
 
 class Door:
@@ -28,6 +30,8 @@ class Door:
         serve: Callable[[ssl.SSLSocket, str], None],
     ) -> None:
         self._listener, self._context, self._wake, self._serve = listener, context, wake, serve
+        self._lock = threading.Lock()
+        self._waiting: deque[ssl.SSLSocket] = deque()
         self._admitted: queue.SimpleQueue[tuple[ssl.SSLSocket, dict[str, Any]]] = queue.SimpleQueue()
 
     def open(self) -> None:
@@ -51,24 +55,40 @@ class Door:
         return ports
 
     def _accept(self) -> None:
-        while True:
+        while self._listener.fileno() >= 0:
             try:
                 raw, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._admit, args=(raw,), daemon=True).start()
+                sock = self._context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+                threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
+            except (OSError, RuntimeError):
+                time.sleep(0.05)  # no room for one more at the moment; those who wait leave by themselves
 
-    def _admit(self, raw: socket.socket) -> None:
+    def _admit(self, sock: ssl.SSLSocket) -> None:
         try:
-            raw.settimeout(_GREETING)
-            tune(raw)
-            sock = self._context.wrap_socket(raw, server_side=True)
+            self._wait(sock)
+            sock.settimeout(_GREETING)
+            tune(sock)
+            sock.do_handshake()
             hello = greet(sock, None, time.monotonic() + _GREETING)
         except (OSError, ValueError):
-            raw.close()  # not one of this pool: no certificate, or no greeting
+            sock.close()  # not one of this pool: no certificate, or no greeting
             return
+        finally:
+            with self._lock:
+                if sock in self._waiting:
+                    self._waiting.remove(sock)
         if "fetch" in hello:
             self._serve(sock, hello["fetch"])  # a peer of the pool
         else:
             self._admitted.put((sock, hello))
             self._wake()
+
+    def _wait(self, sock: ssl.SSLSocket) -> None:
+        """Puts a peer in line; when that is too long, whoever has said nothing for longest is sent away."""
+        with self._lock:
+            self._waiting.append(sock)
+            if len(self._waiting) > _WAITING:
+                try:
+                    socket.socket.shutdown(self._waiting.popleft(), socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it has just gone

@@ -287,6 +287,7 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     directory = sys.argv[1]
     _allow_many_files()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it would hold keys
     nursery = _NurseryProcess()
     os.umask(0o077)  # after the nursery, whose runners keep the user's own
     Path(directory, "keeper.pid").write_text(str(os.getpid()))

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from dask import config
 
 from skyward.engine.agent import Agent
-from skyward.engine.certs import Identity, context
+from skyward.engine.certs import Identity, context, dask_security
 from skyward.engine.freight import Freight
 from skyward.runtime import count_accelerators
 
@@ -67,7 +67,7 @@ def run_scheduler(order: dict[str, Any], ready: int) -> None:
 
     async def serve() -> None:
         scheduler = await PoolScheduler(
-            host=order["host"], port=0, protocol="tls", security=_security(order["identity"], "scheduler")
+            host=order["host"], port=0, protocol="tls", security=dask_security(Identity(**order["identity"]))
         )
         os.write(ready, scheduler.address.encode() + b"\n")
         os.close(ready)
@@ -131,19 +131,7 @@ async def _work(order: dict[str, Any], agent: Agent, addresses: queue.SimpleQueu
         protocol="tls",
         memory_limit=0,
         local_directory=order["directory"],
-        security=_security(order["identity"], "worker"),
+        security=dask_security(Identity(**order["identity"])),
     )
     agent.say("member", {"address": worker.address})
     await worker.finished()
-
-
-def _security(identity: dict[str, str], role: str) -> Any:
-    from distributed.security import Security
-
-    return Security(
-        require_encryption=True,
-        tls_ca_file=identity["ca"],
-        **{f"tls_{role}_cert": identity["cert"], f"tls_{role}_key": identity["key"]},
-        tls_client_cert=identity["cert"],
-        tls_client_key=identity["key"],
-    )
