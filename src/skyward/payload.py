@@ -232,7 +232,9 @@ class _by_value:
         _registry_lock.acquire()
         registered = cast("set[str]", cloudpickle.list_registry_pickle_by_value())
         for name, module in list(self._modules.items()):
-            if name not in registered and sys.modules.get(name) is module:
+            # one module may be known by two names (expat's are), and is registered by its own
+            known = name in registered or module.__name__ in registered or module in self._added
+            if not known and sys.modules.get(name) is module:
                 cloudpickle.register_pickle_by_value(module)
                 self._added.append(module)
 

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -169,8 +170,20 @@ def _explained() -> Generator[None]:
         raise
 
 
+def _bind_collectives(info: InstanceInfo) -> None:
+    """Have collectives on CPUs listen at the address by which the other nodes reach this one."""
+    # JAX has no setting for it. By default gloo takes what the host's name stands for, and where that is the loopback,
+    # as on Debian, nodes on different machines never meet.
+    own = next((peer.private_ip for peer in info.peers if peer.node == info.node), None)
+    library: Any = next(filter(None, map(sys.modules.get, ("jaxlib._jax", "jaxlib.xla_extension"))), None)
+    make = getattr(library, "make_gloo_tcp_collectives", None)
+    if own is not None and make is not None and not isinstance(make, partial):
+        library.make_gloo_tcp_collectives = partial(make, hostname=own)
+
+
 def _initialize(jax: Any, info: InstanceInfo) -> None:
     config = jax.config
+    _bind_collectives(info)
     if getattr(config, "jax_cpu_collectives_implementation", "gloo") is None:
         config.update("jax_cpu_collectives_implementation", "gloo")  # older versions have none by default
     if getattr(config, "jax_enable_preemption_service", False):
