@@ -14,12 +14,20 @@ from skyward import errors
 EXAMPLES: dict[str, tuple[Any, ...]] = {
     "AuthenticationFailed": ("connecting", "no key fits", 0, 255),
     "BootstrapError": ("pip", "no such package", 2, 1),
+    "CloudRefused": ("ec2:RunInstances", "InternalError", "it broke", "us-east-1", "server"),
+    "CredentialsExpired": ("ec2:RunInstances", "RequestExpired", "too old", "us-east-1", "expired"),
+    "CredentialsMissing": ("sts:X", "NoCredentials", "none were found", "us-east-1", "credentials", ("AWS_PROFILE",)),
     "HostKeyMismatch": ("connecting", "another key", 1, 255),
     "HostUnreachable": ("connecting", "no answer", 2, 255),
+    "NoCapacity": ("2 x A100", ("2 x p4d.24xlarge (spot, us-east-1a): InsufficientInstanceCapacity",)),
+    "NoOffer": ("H100", "AWS in eu-north-1", ("p5.48xlarge: not offered",)),
     "NodeDiskFull": ("train", 1, 50_000_000, "No space left on device"),
-    "NodeLost": (1, "train", "its agent was restarted", 3),
+    "NodeLost": (1, "train", "its agent was restarted", 3, False),
+    "NotGivenBack": ("train-1a2b3c", "us-east-1", ("i-1", "i-2"), 8.5, "The line is down."),
+    "PermissionDenied": ("ec2:RunInstances", "UnauthorizedOperation", "no", "us-east-1", "permission"),
     "PluginError": ("torch", "around_app", "no route", 2),
     "PythonMismatch": ("python", "3.11 here, 3.12 there", 0, None),
+    "QuotaExceeded": ("ec2:RunInstances", "VcpuLimitExceeded", "0 vCPUs", "us-east-1", "quota", "'P instances'"),
     "RemoteError": ("mod.Error", "it broke", "Traceback ..."),
     "ResultTooLarge": ("train", 3_000_000, 1_000_000),
     "TaskCrashed": ("train", 1, 2, -11, "SIGSEGV", "last words", 3),
@@ -76,6 +84,9 @@ def test_all_have_one_base_and_are_listed() -> None:
         ("TaskOutOfMemory", errors.TaskCrashed),
         ("NodeLost", errors.TaskError),
         ("PythonMismatch", errors.BootstrapError),
+        ("NoOffer", ValueError),
+        ("CredentialsMissing", errors.CloudError),
+        ("QuotaExceeded", errors.CloudRefused),
     ],
 )
 def test_each_is_also_what_callers_would_expect(kind: str, also: type[Exception]) -> None:
@@ -99,6 +110,12 @@ def test_messages_name_what_happened_where_and_what_to_do() -> None:
     assert "retries" in said["NodeLost"]
     assert "exit status 1" in said["BootstrapError"]
     assert "around_app" in said["PluginError"]
+    assert "sky down train-1a2b3c --yes" in said["NotGivenBack"]
+    assert "$8.50 an hour" in said["NotGivenBack"]
+    assert "p4d.24xlarge" in said["NoCapacity"]
+    assert "AWS_PROFILE" in said["CredentialsMissing"]
+    assert "'P instances'" in said["QuotaExceeded"]
+    assert "ec2:RunInstances" in said["PermissionDenied"]
     assert said["RemoteError"] == "mod.Error: it broke"
 
 

@@ -6,9 +6,9 @@ from skyward.errors import SkywardError
 from skyward.image import Image, PipIndex
 from skyward.output import CallbackWriter, redirect_output, silent, stderr, stdout
 from skyward.plugin import Cluster, Plugin
-from skyward.pool import ComputePool
+from skyward.pool import ComputePool, plan
 from skyward.provider import Machine, Offer, Provider
-from skyward.providers import SSH, Local
+from skyward.providers import AWS, SSH, Local
 from skyward.runtime import InstanceInfo, instance_info, is_head
 from skyward.sharding import shard
 from skyward.spec import Spec, Volume, Worker
@@ -17,6 +17,7 @@ from skyward.task import Compute, PendingCompute, PendingComputeGroup, compute, 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AWS",
     "SSH",
     "Accelerator",
     "CallbackWriter",
@@ -45,6 +46,7 @@ __all__ = [
     "instance_info",
     "integrations",
     "is_head",
+    "plan",
     "plugins",
     "redirect_output",
     "shard",

@@ -20,27 +20,47 @@ SkywardError
 │   ├── HostUnreachable                 a host has no known address, refuses, or does not answer
 │   ├── HostKeyMismatch                 a host shows another key than the one that is known
 │   └── AuthenticationFailed            a host accepts none of the keys that were offered
-└── PluginError                         a plugin's hook raised
+├── PluginError                         a plugin's hook raised
+└── CloudError                          something that a cloud did not do
+    ├── NoOffer (InvalidArgument)       ask for something else; nothing was created
+    ├── NoCapacity                      try later, elsewhere, or something else; nothing was left running
+    ├── NotGivenBack                    machines may still cost money
+    └── CloudRefused                    a call that was not carried out, or not answered
+        ├── CredentialsMissing          log in; nothing was created
+        ├── CredentialsExpired          log in again, then give back what is left
+        ├── PermissionDenied            have the action allowed
+        └── QuotaExceeded               have the quota raised
 
 The user's own exceptions are never wrapped: they keep their type and carry the remote traceback in a note.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AuthenticationFailed",
     "BootstrapError",
+    "CloudError",
+    "CloudRefused",
+    "CredentialsExpired",
+    "CredentialsMissing",
     "ForkedPoolError",
     "HostKeyMismatch",
     "HostUnreachable",
     "InvalidArgument",
     "NestedPoolError",
+    "NoCapacity",
+    "NoOffer",
     "NodeDiskFull",
     "NodeLost",
+    "NotGivenBack",
     "NotSerializable",
+    "PermissionDenied",
     "PluginError",
     "PoolClosed",
     "PythonMismatch",
+    "QuotaExceeded",
     "RemoteError",
     "ResultNotSerializable",
     "ResultTooLarge",
@@ -156,17 +176,24 @@ class TaskTimeout(TaskError, TimeoutError):
 class NodeLost(TaskError):
     """The node that ran the call is gone, and `retries` are used up or did not apply."""
 
-    def __init__(self, node: int, task: str = "", reason: str = "", attempts: int = 1) -> None:
-        super().__init__(node, task, reason, attempts)
-        self.node, self.task, self.reason, self.attempts = node, task, reason, attempts
+    def __init__(self, node: int, task: str = "", reason: str = "", attempts: int = 1, broadcast: bool = False) -> None:
+        super().__init__(node, task, reason, attempts, broadcast)
+        self.node, self.task, self.reason = node, task, reason
+        self.attempts, self.broadcast = attempts, broadcast
 
     def __str__(self) -> str:
-        what = f"{self.task} was running on node {self.node}, which" if self.task else f"node {self.node}"
+        why = self.reason or "no answer"
+        if not self.attempts:
+            what = f"{self.task} was not started" if self.task else "the call was not started"
+            return (
+                f"{what}: node {self.node} is lost ({why}). A broadcast needs all nodes; calls with >> go to those "
+                "that are left, and a node that comes back takes part again."
+            )
+        text = f"{self.task or 'the call'} was running on node {self.node}, which was lost ({why}). "
+        if self.broadcast:
+            return text + "A broadcast is not started again by itself: send it again when all nodes are there."
         tried = "once" if self.attempts == 1 else f"{self.attempts} times"
-        return (
-            f"{what} was lost ({self.reason or 'no answer'}); the call was started {tried}. "
-            "Give it retries=n to have it started again on another node."
-        )
+        return text + f"It was started {tried}; retries=n has it started again on another node."
 
 
 class NodeDiskFull(TaskError):
@@ -234,3 +261,143 @@ class PluginError(SkywardError):
     def __str__(self) -> str:
         where = "on this computer" if self.node is None else f"on node {self.node}"
         return f"plugin '{self.plugin}' failed in its {self.hook} hook {where}: {self.detail}"
+
+
+class CloudError(SkywardError):
+    """Something that a cloud did not do."""
+
+
+class NoOffer(CloudError, InvalidArgument):
+    """Nothing that is on offer fits; says what came near and why it does not."""
+
+    def __init__(self, wish: str, where: str, reasons: Sequence[str] = ()) -> None:
+        super().__init__(wish, where, tuple(reasons))
+        self.wish, self.where, self.reasons = wish, where, tuple(reasons)
+
+    def __str__(self) -> str:
+        near = "".join(f"\n  {reason}" for reason in self.reasons[:10])
+        more = f"\n  ... and {len(self.reasons) - 10} more" if len(self.reasons) > 10 else ""
+        return (
+            f"{self.where} has nothing for {self.wish}. Nothing was created."
+            + (f" Ruled out:{near}{more}\n" if near else " ")
+            + "Ask for something else, another region, or another allocation."
+        )
+
+
+class NoCapacity(CloudError):
+    """Everything that fits was tried and none of it could be had; nothing was left running."""
+
+    def __init__(self, wish: str, attempts: Sequence[str]) -> None:
+        super().__init__(wish, tuple(attempts))
+        self.wish, self.attempts = wish, tuple(attempts)
+
+    def __str__(self) -> str:
+        tried = "".join(f"\n  {attempt}" for attempt in self.attempts)
+        return (
+            f"there is no capacity for {self.wish} right now; nothing was left running. Tried, in this order:{tried}\n"
+            "Try again later, in another region, with another accelerator, or with "
+            'allocation="spot-if-available" if only one price class was allowed.'
+        )
+
+
+class NotGivenBack(CloudError):
+    """Things of a pool that may still exist; says what they cost and how to end them."""
+
+    def __init__(self, pool: str, region: str, ids: Sequence[str], hourly_cost: float, cause: str) -> None:
+        super().__init__(pool, region, tuple(ids), hourly_cost, cause)
+        self.pool, self.region, self.ids = pool, region, tuple(ids)
+        self.hourly_cost, self.cause = hourly_cost, cause
+
+    def __str__(self) -> str:
+        what = ", ".join(self.ids) if self.ids else "what a lost call may have made"
+        return (
+            f"pool {self.pool} is not given back yet: {what} in {self.region} may still exist "
+            f"(${self.hourly_cost:,.2f} an hour). {self.cause} "
+            f"Run `sky down {self.pool} --yes` to finish it; machines also end themselves when their lease runs out."
+        )
+
+
+class CloudRefused(CloudError):
+    """A call that a cloud did not carry out, or of which no answer came; `kind` sorts its codes."""
+
+    def __init__(self, action: str, code: str, message: str, region: str, kind: str = "other") -> None:
+        super().__init__(action, code, message, region, kind)
+        self.action, self.code, self.message, self.region, self.kind = action, code, message, region, kind
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the call may have been carried out all the same."""
+        return self.kind == "server"
+
+    def __str__(self) -> str:
+        said = f"AWS did not carry out {self.action} in {self.region}: {self.message} ({self.code})."
+        match self.kind:
+            case "server" | "throttled":
+                return f"{said} It was tried again until patience ran out. Look at the line and at AWS's status page."
+            case "capacity":
+                return f"{said} Try another zone, type or price class, or later."
+            case _:
+                return f"{said} Check what was given to sky.AWS(...) and what exists in this account."
+
+
+class CredentialsMissing(CloudRefused):
+    """Nobody is logged in, or the cloud does not know who it is; nothing was created."""
+
+    def __init__(
+        self,
+        action: str,
+        code: str,
+        message: str,
+        region: str,
+        kind: str = "credentials",
+        looked_at: Sequence[str] = (),
+    ) -> None:
+        super().__init__(action, code, message, region, kind)
+        self.looked_at = tuple(looked_at)
+        self.args = (*self.args, self.looked_at)
+
+    def __str__(self) -> str:
+        looked = f" Looked at: {', '.join(self.looked_at)}." if self.looked_at else ""
+        return (
+            f"no AWS login that works: {self.message}.{looked} Nothing was created. "
+            "Log in (`aws configure`, `aws sso login`), set AWS_PROFILE, or give sky.AWS(profile=...)."
+        )
+
+
+class CredentialsExpired(CloudRefused):
+    """The login has run out."""
+
+    def __str__(self) -> str:
+        return (
+            f"the AWS login has expired: {self.action} in {self.region} was refused ({self.code}). "
+            "Machines end themselves when their lease runs out. Log in again (`aws sso login`, or new keys), then "
+            "`sky down --all --yes` gives back what is left; `sky ps` shows it."
+        )
+
+
+class PermissionDenied(CloudRefused):
+    """The account, or the user in it, is not allowed to do this."""
+
+    def __str__(self) -> str:
+        message = self.message.split(" Encoded authorization failure message")[0]
+        return (
+            f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
+            f"Have {self.action} allowed for this user; docs/aws-policy.json lists all that Skyward needs."
+        )
+
+
+class QuotaExceeded(CloudRefused):
+    """A quota of the account is used up; other places in the same region would be refused as well."""
+
+    def __init__(self, action: str, code: str, message: str, region: str, kind: str = "quota", quota: str = "") -> None:
+        super().__init__(action, code, message, region, kind)
+        self.quota = quota
+        self.args = (*self.args, quota)
+
+    def __str__(self) -> str:
+        which = f"the quota {self.quota}" if self.quota else "a quota"
+        return (
+            f"{which} in {self.region} does not allow this: {self.message} ({self.code} from {self.action}). "
+            "Nothing was left running. Ask for more under 'Service Quotas' in the AWS console, or use another region, "
+            "smaller machines or fewer nodes."
+        )

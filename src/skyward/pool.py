@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
@@ -37,18 +38,23 @@ from skyward.options import (
 )
 from skyward.payload import Packer
 from skyward.plugin import Cluster, Plugin
-from skyward.provider import Machine, Provider
+from skyward.provider import Holding, Provider
 from skyward.signals import OrderlyExit
 from skyward.spec import WEEK, Spec, Volume, Worker
 from skyward.task import Compute, PendingCompute, PendingComputeGroup, PendingStream, enter_target, leave_target
 
-__all__ = ["ComputePool"]
+__all__ = ["ComputePool", "plan"]
 
 T = TypeVar("T")
 S = TypeVar("S")
 Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger("skyward.pool")
+
+
+def plan(*specs: Spec, **options: Any) -> Any:
+    """What `ComputePool` with the same arguments would launch, where and for how much; creates nothing."""
+    return ComputePool(*specs, **options).plan()
 
 
 class ComputePool:
@@ -124,6 +130,8 @@ class ComputePool:
         self._stack = ExitStack()
         self._pid = os.getpid()
         self._hurry = False
+        self.receipt: object = None
+        """What was created, what is confirmed gone and what it cost, once the pool is closed; None where nothing is."""
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name} {self._state}, {self.nodes} x {self.provider.name}>"
@@ -160,9 +168,9 @@ class ComputePool:
         self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
         cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
         image = self._transformed(cluster)
-        machines = self._launched(stack)
+        holding = self._launched(stack)
         commands = self._commands(cluster)
-        self._bring_up(stack, machines, image, commands, began + max(self._patience, image.bootstrap_timeout))
+        self._bring_up(stack, holding, image, commands, time.monotonic() + max(self._patience, image.bootstrap_timeout))
         self._dask_clients: weakref.WeakSet[Any] = weakref.WeakSet()
         stack.callback(lambda: [client.close(timeout=2) for client in list(self._dask_clients)])
         for plugin in self.plugins:
@@ -249,16 +257,41 @@ class ComputePool:
                 found[plugin.name] = lines
         return found
 
-    def _launched(self, stack: ExitStack) -> list[Machine]:
-        offer = next(iter(self.provider.offers(self.spec)))
-        machines = self.provider.launch(offer, self.nodes, self.name)
-        stack.callback(self.provider.terminate, machines)
-        return machines
+    def _launched(self, stack: ExitStack) -> Holding:
+        """Machines, with their giving back on `stack`; a watchdog sees to it if we are killed."""
+        name = f"{self.name}-{secrets.token_hex(3)}"
+        ending = self.provider.ending(name)
+        if ending is not None:
+            from skyward.watchdog import Watchdog
+
+            watchdog = Watchdog()
+            stack.callback(watchdog.close)
+            watchdog.add("machines", ending)
+            stack.callback(watchdog.drop, "machines")
+
+            def interrupted(kind: type[BaseException] | None, *_: object) -> None:
+                # an ExitStack goes on after an interrupt, so giving back may have been cut short just now
+                if self._hurry or (kind is not None and not issubclass(kind, Exception)):
+                    watchdog.hand_over()
+
+            stack.push(interrupted)
+        holding = self.provider.acquire(self.spec, name, self.nodes, self._patience, self._report)
+        stack.callback(self._give_back, holding)
+        return holding
+
+    def _give_back(self, holding: Holding) -> None:
+        if not self._hurry:
+            self.receipt = self.provider.give_back(holding, self._report)
+            if self.receipt is not None:
+                self._emit(events.Notice(self.name, str(self.receipt)))
+
+    def _report(self, text: str) -> None:
+        self._emit(events.NodePhase(self.name, None, text))
 
     def _bring_up(
         self,
         stack: ExitStack,
-        machines: list[Machine],
+        holding: Holding,
         image: Image,
         commands: dict[str, Sequence[str]],
         deadline: float,
@@ -278,7 +311,7 @@ class ComputePool:
         stack.callback(_OPEN.discard, self)
         bringup = Bringup(
             pool=self.name,
-            machines=machines,
+            machines=list(holding.machines),
             image=image,
             commands=commands,
             access=self.provider.access,
@@ -407,17 +440,25 @@ class ComputePool:
 
         return unsubscribe
 
+    def plan(self) -> Any:
+        """What opening the pool would launch, where and for how much, and what was ruled out; creates nothing."""
+        return self.provider.plan(self.spec, self.nodes)
+
     def script(self) -> str:
         """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""
+        from importlib import metadata
+
         from skyward import recipe
 
-        return recipe.script(self._transformed(Cluster(self.name, self.nodes, self.worker, self.spec)))
+        image = self._transformed(Cluster(self.name, self.nodes, self.worker, self.spec))
+        return recipe.script(image, metadata.version("uv"))
 
     def dask(self) -> Any:
         """A dask client of this pool: every pool is a real dask cluster."""
         self._check_open()
         from distributed import Client
-        from distributed.security import Security
+
+        from skyward.engine.certs import dask_security
 
         address = self._cluster.dask_address()
         if address is None:
@@ -425,10 +466,7 @@ class ComputePool:
                 "the nodes of this pool cannot reach each other, so they form no dask cluster; "
                 "calls with >> and @ work."
             )
-        mine = self._cluster.authority.issue("dask-client")
-        security = Security(
-            require_encryption=True, tls_ca_file=mine.ca, tls_client_cert=mine.cert, tls_client_key=mine.key
-        )
+        security = dask_security(self._cluster.authority.issue("dask-client"))
         with warnings.catch_warnings():  # what must be of one version is: bootstrap has seen to it
             warnings.filterwarnings("ignore", "Mismatched versions found")
             client = Client(address, security=security, set_as_default=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from skyward.shell import Access, SshTarget
 from skyward.spec import Spec
 
-__all__ = ["Machine", "Offer", "Provider"]
+__all__ = ["Holding", "Machine", "Offer", "Provider", "Report"]
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class Machine:
     ssh: SshTarget | None = None
 
 
+@dataclass(frozen=True)
+class Holding:
+    """The machines that a pool has, and the name under which its provider knows them."""
+
+    pool: str
+    machines: tuple[Machine, ...]
+    hourly_cost: float = 0.0
+
+
 class Provider(ABC):
     """The contract of a provider; each is one frozen dataclass in one file of `providers/`."""
 
@@ -51,6 +62,29 @@ class Provider(ABC):
     def access(self) -> Access:
         """How its machines are got at."""
         return Access()
+
+    def plan(self, spec: Spec, count: int) -> object:
+        """What would be had for `spec`, and for how much; as text it is for people. Creates nothing."""
+        return list(self.offers(spec))
+
+    def acquire(
+        self, spec: Spec, name: str, count: int, timeout: float, report: Report, joining: str | None = None
+    ) -> Holding:
+        """Machines that run and have addresses, under `name` or, if given, among those of the pool `joining`.
+
+        When this fails, or is interrupted, nothing that it created is left.
+        """
+        offer = next(iter(self.offers(spec)))
+        return Holding(name, tuple(self.launch(offer, count, name)))
+
+    def give_back(self, holding: Holding, report: Report) -> object:
+        """Ends all machines of a pool and confirms it; gives a receipt, where there is something to account for."""
+        self.terminate(holding.machines)
+        return None
+
+    def ending(self, name: str) -> list[str] | None:
+        """The command that ends what a pool of that name has, should we be killed; None if nothing could be left."""
+        return None
 
     @abstractmethod
     def offers(self, spec: Spec) -> Iterable[Offer]:

@@ -60,6 +60,7 @@ class Host:
         self.private_address = self.ports[1].address if len(self.ports) > 1 else None
         self.port = spec.port
         self.host_key = network.directory / "keys" / self.name
+        self.login_key = network.key
         self._directory = network.directory / self.name
         self._mbit: float | None = None
         self._place: Place | None = None
@@ -97,7 +98,7 @@ class Host:
             {
                 "mounts_of": net.switch.pid,
                 "ip": "link set lo up\n" + "".join(links.inside(port, net.ports) for port in self.ports),
-                "host": describe(self.spec, self._directory, self.host_key, net.key, net.setenv),
+                "host": describe(self.spec, self._directory, self.host_key, self.login_key, net.setenv),
             },
         )
         return self._place
@@ -118,6 +119,14 @@ class Host:
         if self._place is not None:
             self._place.kill()
             self._place.close()
+
+    def boot(self, host_key: Path, login_key: Path) -> None:
+        """Starts the host as one that nobody has used before, known by one key, let into with the other (its .pub)."""
+        self.close()
+        root(["rm", "-rf", str(self._directory)])
+        self.host_key, self.login_key = host_key, login_key
+        self.network.bring_up([self])
+        self.heal()
 
     def restart(self) -> None:
         """Starts the host anew (killing what is left), with the same address, host key and homes, and whole links."""

@@ -38,11 +38,12 @@ class Network:
         internet: bool = False,
         setenv: Mapping[str, str] | None = None,
         stays: bool = False,
+        idle: bool = False,
     ) -> None:
         """`hosts`: how many, or what is special about each. `private`: a second network among the hosts, on priv0.
 
         `star`: hosts do not reach each other. `internet`: they reach the world through a proxy, by variables that every
-        login finds. `setenv`: further variables that every login finds.
+        login finds. `setenv`: further variables that every login finds. `idle`: hosts begin with `Host.boot`.
         """
         self.setenv = dict(setenv or {})
         self._specs = [HostSpec()] * hosts if isinstance(hosts, int) else list(hosts)
@@ -50,6 +51,7 @@ class Network:
         self._star = star
         self._internet = internet
         self._stays = stays
+        self._idle = idle
         self._made: list[Place] = []
         self._proxy: subprocess.Popen[bytes] | None = None
         self._run: Run | None = None
@@ -184,7 +186,8 @@ class Network:
         quiet = {f"net/ipv6/conf/{name}/disable_ipv6": "1" for name in ("all", "default")}
         spec = {"sysctl": quiet, "ip": "link set lo up\n" + links.switch(), "remove": str(run.directory)}
         self.switch = self._place("switch", ["mnt", "net"], spec)
-        keys.make_keys([self.key, *(self.directory / "keys" / f"h{index}" for index in range(len(self._specs)))])
+        names = [] if self._idle else [f"h{index}" for index in range(len(self._specs))]
+        keys.make_keys([self.key, *(self.directory / "keys" / name for name in names)])
         self._settle({self.switch: []})
         self.nft(links.filters(self.ports, self._star))
         others = {port.name: (self._end(port), [port]) for port in self.ports[1 : 4 if self._internet else 3]}
@@ -192,11 +195,12 @@ class Network:
         if self._internet:
             self.setenv = {**_proxied(self.ports[3].address), **self.setenv}
         self.hosts = [Host(self, index, spec) for index, spec in enumerate(self._specs)]
-        self._write_ssh()
+        if not self._idle:
+            self._write_ssh()
         machine = self.ports[0]
         self._wire([(machine, os.getpid())])
         root(["ip", "-batch", "-"], links.inside(machine, self.ports))
-        begun = {host.begin(): host.ports for host in self.hosts}
+        begun = {} if self._idle else {host.begin(): host.ports for host in self.hosts}
         self._settle({**dict(others.values()), **begun})
         self._note({place.name: place.pid for place in (*self._made, *begun)})
         if self._internet:

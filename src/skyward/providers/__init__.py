@@ -1,6 +1,7 @@
 """One file a provider; the file's name is its registration."""
 
+from skyward.providers.aws import AWS
 from skyward.providers.local import Local
 from skyward.providers.ssh import SSH
 
-__all__ = ["SSH", "Local"]
+__all__ = ["AWS", "SSH", "Local"]

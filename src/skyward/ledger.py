@@ -1,0 +1,353 @@
+"""What was asked of a cloud, on disk before it is asked: one append-only file per pool.
+
+<state>/pools/<pool>/ledger     one line per fact: checksum, then JSON; locked while the pool's process lives
+<state>/pools/<pool>/...        the pool's keys, removed with it
+
+intent -> the call -> answer (ids) or refused; gone when read back. A call without either may have made something.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from skyward.errors import InvalidArgument, SkywardError
+
+__all__ = ["History", "Ledger", "Record", "histories", "in_use", "pool_dir", "read", "remove", "state_dir"]
+
+Fact = Literal["open", "intent", "answer", "refused", "gone", "note"]
+_FILE = "ledger"
+
+
+def state_dir() -> Path:
+    """Where ledgers lie: $SKYWARD_STATE, or `skyward` under $XDG_STATE_HOME or ~/.local/state."""
+    given = os.environ.get("SKYWARD_STATE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "skyward"
+
+
+def pool_dir(pool: str, root: Path | None = None) -> Path:
+    """The directory of a pool, whether it exists or not."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", pool):
+        raise InvalidArgument(f"{pool!r} is no name of a pool. Names have letters, digits, '.', '_' and '-'.")
+    return (root or state_dir()) / "pools" / pool
+
+
+@dataclass(frozen=True)
+class Record:
+    """One fact: `call` ties an answer to its intent."""
+
+    fact: Fact
+    call: str = ""
+    kind: str = ""
+    ids: tuple[str, ...] = ()
+    time: float = 0.0
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class History:
+    """What a ledger says, as far as it can still be read."""
+
+    pool: str
+    records: tuple[Record, ...] = ()
+    damaged: int = 0
+    """How many lines could not be read; what they said has to be found by tags."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Who opened the pool, when and with what settings; empty where that line is lost."""
+        return next((record.data for record in self.records if record.fact == "open"), dict[str, Any]())
+
+    @property
+    def region(self) -> str | None:
+        """Where the pool's things are; every line that names one says so, since any line may be lost."""
+        return next((r.data["region"] for r in self.records if "region" in r.data), None)
+
+    @property
+    def unanswered(self) -> tuple[Record, ...]:
+        """Calls that may have made something of which we know no id."""
+        settled = {record.call for record in self.records if record.fact in ("answer", "refused")}
+        return tuple(r for r in self.records if r.fact == "intent" and r.call not in settled)
+
+    @property
+    def certain(self) -> bool:
+        """Whether every thing that was made is known by its id."""
+        return bool(self.about) and not self.damaged and not self.unanswered
+
+    def made(self, kind: str) -> dict[str, Record]:
+        """Things of one kind by id, with the record that answered their making."""
+        return {
+            id: record
+            for record in self.records
+            if record.fact == "answer" and record.kind == kind
+            for id in record.ids
+        }
+
+    def gone(self, kind: str) -> dict[str, float]:
+        """Things of one kind that were read back as gone, and when."""
+        return {id: r.time for r in self.records if r.fact == "gone" and r.kind == kind for id in r.ids}
+
+    def left(self, kind: str) -> tuple[str, ...]:
+        """Things of one kind that nobody has seen gone."""
+        gone = self.gone(kind)
+        return tuple(id for id in self.made(kind) if id not in gone)
+
+
+def read(pool: str, root: Path | None = None) -> History | None:
+    """The history of a pool; lines that are cut off or damaged are counted and skipped."""
+    try:
+        content = (pool_dir(pool, root) / _FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError, InvalidArgument):
+        return None
+    records: list[Record] = []
+    damaged = 0
+    for line in content.split(b"\n"):
+        if line:
+            record = _parsed(line)
+            damaged += record is None
+            if record is not None:
+                records.append(record)
+    return History(pool, tuple(records), damaged)
+
+
+def histories(root: Path | None = None) -> Iterator[History]:
+    """Every pool of which there is a ledger."""
+    try:
+        names = sorted(path.name for path in ((root or state_dir()) / "pools").iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        found = None if name.startswith(".") else read(name, root)
+        if found is not None:
+            yield found
+
+
+def in_use(pool: str, root: Path | None = None) -> bool:
+    """Whether the process that opened the pool, or one that gives it back, is alive."""
+    try:
+        fd = os.open(pool_dir(pool, root) / _FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, InvalidArgument):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def remove(pool: str, root: Path | None = None) -> None:
+    """Removes what this computer still has of a pool of which nothing is left, such as keys without a ledger."""
+    try:
+        directory = pool_dir(pool, root)
+    except InvalidArgument:
+        return
+    if not in_use(pool, root):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Ledger:
+    """A pool's ledger, held by this process; every line is on disk before the method returns."""
+
+    def __init__(self, pool: str, directory: Path, fd: int) -> None:
+        self.pool, self.directory = pool, directory
+        self._fd, self._pid = fd, os.getpid()
+        self._lock = threading.Lock()
+        self._calls = 0
+        _HELD.add(self)
+
+    @classmethod
+    def start(cls, pool: str, about: Mapping[str, Any], root: Path | None = None) -> Ledger:
+        """A new ledger; refuses the name of a pool that has one."""
+        directory = pool_dir(pool, root)
+        directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _sweep(directory.parent)
+        fresh = directory.parent / f".{pool}.{os.getpid()}.{time.monotonic_ns()}"
+        fresh.mkdir(mode=0o700)
+        ledger = cls(pool, fresh, _locked(fresh / _FILE, create=True))
+        try:
+            who = {"host": socket.gethostname(), "pid": os.getpid()}
+            ledger._write(Record("open", time=time.time(), data={**about, **who}))
+            os.rename(fresh, directory)  # only now others see it, and see it locked
+        except OSError as exc:
+            ledger.let_go()
+            shutil.rmtree(fresh, ignore_errors=True)
+            if directory.exists():
+                raise InvalidArgument(
+                    f"there is a pool {pool!r} already, open or left behind ({directory}). "
+                    f"Take another name, or end it with `sky down {pool}`."
+                ) from exc
+            raise
+        ledger.directory = directory
+        _sync_directory(directory.parent)
+        return ledger
+
+    @classmethod
+    def resume(cls, pool: str, root: Path | None = None) -> Ledger | None:
+        """The ledger of a pool whose process is gone, taken over; None where there is none."""
+        try:
+            directory = pool_dir(pool, root)
+            return cls(pool, directory, _locked(directory / _FILE, create=False))
+        except (FileNotFoundError, NotADirectoryError, InvalidArgument):
+            return None
+        except BlockingIOError as exc:
+            found = read(pool, root)
+            about = found.about if found else dict[str, Any]()
+            raise SkywardError(
+                f"pool {pool!r} is in use by process {about.get('pid', '?')} on {about.get('host', 'this computer')}. "
+                "End that program, or wait until it has given its machines back."
+            ) from exc
+
+    @classmethod
+    def held(cls, pool: str) -> Ledger | None:
+        """The ledger of a pool of this process."""
+        mine = (ledger for ledger in list(_HELD) if ledger.pool == pool and ledger._fd >= 0)
+        return next((ledger for ledger in mine if ledger.directory == pool_dir(pool)), None)
+
+    @property
+    def history(self) -> History:
+        """What has been written so far, by whomever."""
+        return read(self.pool, self.directory.parent.parent) or History(self.pool)
+
+    def intent(self, kind: str, **data: Any) -> str:
+        """Writes down that something is about to be asked for; gives the name of the call."""
+        with self._lock:
+            self._calls += 1
+            call = f"{os.getpid()}-{self._calls}-{time.time_ns() % 10**9}"
+        self._write(Record("intent", call, kind, (), time.time(), data))
+        return call
+
+    def answer(self, call: str, kind: str, *ids: str, **data: Any) -> None:
+        """Writes down what a call has made."""
+        self._write(Record("answer", call, kind, ids, time.time(), data))
+
+    def refused(self, call: str, kind: str, reason: str) -> None:
+        """Writes down that a call has certainly made nothing."""
+        self._write(Record("refused", call, kind, (), time.time(), {"reason": reason[:500]}))
+
+    def gone(self, kind: str, *ids: str) -> None:
+        """Writes down that things were read back as gone."""
+        if ids:
+            self._write(Record("gone", "", kind, ids, time.time()))
+
+    def note(self, **data: Any) -> None:
+        """Writes down something else."""
+        self._write(Record("note", "", "", (), time.time(), data))
+
+    def remove(self) -> None:
+        """Ends the ledger and removes the pool's directory: nothing of the pool is left anywhere."""
+        if self._pid == os.getpid():
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Unlocks the ledger and leaves it where it is, for whoever gives the rest back."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        _HELD.discard(self)
+        if fd >= 0:
+            os.close(fd)
+
+    def _write(self, record: Record) -> None:
+        with self._lock:
+            if self._fd < 0:
+                raise SkywardError(f"the ledger of pool {self.pool!r} was let go by this process; nothing is written.")
+            # a line that was cut off by a crash must not swallow this one
+            size = os.fstat(self._fd).st_size
+            start = b"\n" if size and os.pread(self._fd, 1, size - 1) != b"\n" else b""
+            content = start + _line(record)
+            if os.write(self._fd, content) != len(content):
+                raise OSError(f"the ledger {self.directory / _FILE} could not be written to its end")
+            os.fsync(self._fd)
+
+
+def _line(record: Record) -> bytes:
+    body = {
+        "fact": record.fact,
+        "call": record.call,
+        "kind": record.kind,
+        "ids": list(record.ids),
+        "time": record.time,
+        "data": dict(record.data),
+    }
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+    return _checksum(text) + b" " + text + b"\n"
+
+
+def _parsed(line: bytes) -> Record | None:
+    checksum, _, text = line.partition(b" ")
+    if checksum != _checksum(text):
+        return None
+    try:
+        body = cast("dict[str, Any]", json.loads(text))
+        return Record(body["fact"], body["call"], body["kind"], tuple(body["ids"]), body["time"], body["data"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _checksum(text: bytes) -> bytes:
+    return blake2b(text, digest_size=8).hexdigest().encode()
+
+
+def _locked(path: Path, create: bool) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not create and os.fstat(fd).st_ino != os.stat(path).st_ino:
+            raise FileNotFoundError(path)  # it was removed, and perhaps made anew, while we waited
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _sweep(pools: Path) -> None:
+    """Removes ledgers of processes that died before they could ask for anything."""
+    for path in pools.glob(".*"):
+        try:
+            if time.time() - path.lstat().st_mtime < 600:
+                continue  # being made, and perhaps not locked yet
+            os.close(_locked(path / _FILE, create=False))
+        except BlockingIOError:
+            continue
+        except OSError:
+            pass  # it holds no ledger, or is gone already
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# Strongly: a ledger is held until it is let go, whoever keeps the object.
+_HELD: set[Ledger] = set()
+
+
+def _in_child() -> None:
+    # The lock belongs to all copies of the descriptor: a child that outlives us must not make us look alive.
+    for ledger in list(_HELD):
+        ledger._lock = threading.Lock()  # pyright: ignore[reportPrivateUsage] - same module
+        ledger.let_go()
+
+
+os.register_at_fork(after_in_child=_in_child)

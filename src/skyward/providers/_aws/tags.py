@@ -1,0 +1,80 @@
+"""The tags that everything of a pool carries from the call that creates it on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = [
+    "EXPIRES",
+    "OWNER",
+    "POOL",
+    "PRICE",
+    "VERSION",
+    "Terms",
+    "as_dict",
+    "expired",
+    "expiry",
+    "filters",
+    "specification",
+]
+
+POOL, OWNER = "skyward:pool", "skyward:owner"
+EXPIRES, VERSION = "skyward:expires-at", "skyward:version"
+PRICE = "skyward:hourly-cost"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Whose pool it is and until when, as tags say it."""
+
+    pool: str
+    owner: str
+    expires: float
+    version: str
+    extra: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of everything; ours win over the user's."""
+        until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ours = {POOL: self.pool, OWNER: self.owner[:256], EXPIRES: until, VERSION: self.version}
+        return {**dict(self.extra), "Name": f"skyward {self.pool}", **ours}
+
+
+def specification(kinds: Iterable[str], tags: Mapping[str, str]) -> list[dict[str, Any]]:
+    """TagSpecifications for a create call."""
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
+
+
+def filters(**values: Sequence[str] | str) -> list[dict[str, Any]]:
+    """Filters for a describe call; `pool=`, `owner=` stand for their tags, others for fields (`_` for `-`)."""
+    names = {"pool": f"tag:{POOL}", "owner": f"tag:{OWNER}"}
+    return [
+        {"Name": names.get(key, key.replace("_", "-")), "Values": [value] if isinstance(value, str) else list(value)}
+        for key, value in values.items()
+    ]
+
+
+def as_dict(thing: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of something that was described."""
+    tags: list[dict[str, str]] = thing.get("Tags") or []
+    return {tag["Key"]: tag["Value"] for tag in tags}
+
+
+def expiry(tags: Mapping[str, str]) -> float | None:
+    """When something expires, as a tag says; None where it says nothing that can be read."""
+    try:
+        return datetime.strptime(tags.get(EXPIRES, ""), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def expired(tags: Mapping[str, str], now: float | None = None) -> bool:
+    """Whether a tag says that the time of something is over."""
+    until = expiry(tags)
+    return until is not None and until < (time.time() if now is None else now)

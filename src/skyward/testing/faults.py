@@ -1,0 +1,95 @@
+"""What can be made to go wrong with a call, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+__all__ = ["Call", "Fault", "Faults", "Mode"]
+
+Mode = Literal[
+    "refuse",  # not carried out; an error is answered
+    "fail",  # carried out; an error is answered all the same
+    "lose",  # carried out; the line is cut before the answer
+    "cut",  # not carried out; the line is cut
+]
+
+_STATUS = {
+    "RequestLimitExceeded": 503,
+    "ThrottlingException": 400,
+    "InternalError": 500,
+    "ServiceUnavailable": 503,
+    "Unavailable": 503,
+    "UnauthorizedOperation": 403,
+    "AuthFailure": 401,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as the cloud has seen it."""
+
+    number: int
+    service: str
+    action: str
+    region: str
+    params: Mapping[str, str]
+    time: float
+    outcome: str = ""
+    """What became of it: "ok", an error code, or "lost"."""
+
+
+@dataclass
+class Fault:
+    """What happens to the calls that match, `times` of them (-1: all), after `skip` that go well."""
+
+    action: str = "*"
+    code: str = "InternalError"
+    mode: Mode = "refuse"
+    times: int = 1
+    skip: int = 0
+    where: Callable[[Call], bool] | None = None
+    message: str = "made to fail by the test"
+    status: int = 0
+    used: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.status = self.status or _STATUS.get(self.code, 400)
+
+    def matches(self, call: Call) -> bool:
+        """Whether this call is meant, were it not for how often."""
+        return fnmatchcase(call.action, self.action) and (self.where is None or self.where(call))
+
+
+class Faults:
+    """The faults of a cloud; the first that matches counts."""
+
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self._faults = list(faults)
+        self._lock = threading.Lock()
+
+    def add(self, fault: Fault) -> Fault:
+        """One more fault."""
+        with self._lock:
+            self._faults.append(fault)
+        return fault
+
+    def clear(self) -> None:
+        """No more faults."""
+        with self._lock:
+            self._faults.clear()
+
+    def due(self, call: Call) -> Fault | None:
+        """The fault that befalls this call."""
+        with self._lock:
+            for fault in self._faults:
+                if fault.matches(call):
+                    if fault.skip > 0:
+                        fault.skip -= 1
+                    elif fault.times < 0 or fault.used < fault.times:
+                        fault.used += 1
+                        return fault
+        return None

@@ -1,0 +1,117 @@
+"""The machines of a test cloud: when they are seen, when they run, how many of them there are room for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+__all__ = ["Hooks", "Instance", "Machines", "Times"]
+
+
+@dataclass
+class Times:
+    """How long things take in this cloud, in seconds."""
+
+    visible: float = 0.0
+    """Until what was made is shown."""
+    boot: float = 0.0
+    """From pending to running."""
+    shutdown: float = 0.0
+    """From shutting down to terminated."""
+
+
+@dataclass
+class Instance:
+    """A machine, as the cloud itself knows it."""
+
+    id: str
+    region: str
+    zone: str
+    kind: str
+    market: str
+    private_ip: str
+    public_ip: str | None
+    user_data: str
+    public_key: str
+    """The key that may log in."""
+    groups: tuple[str, ...]
+    tags: Mapping[str, str]
+    made: float
+    visible_at: float
+    running_at: float
+    ended: float | None = None
+    gone_at: float = 0.0
+    reason: str = ""
+    died: bool = False
+
+    def state(self, now: float) -> str:
+        """Its state at a moment."""
+        if self.ended is not None:
+            return "terminated" if now >= self.gone_at else "shutting-down"
+        return "running" if now >= self.running_at else "pending"
+
+
+class Hooks(Protocol):
+    """What stands behind machines: real hosts, or nothing."""
+
+    def machine_started(self, instance: Instance) -> None:
+        """A machine was launched; returns when it may be seen as running. May change the addresses that are shown."""
+        ...
+
+    def machine_terminated(self, instance: Instance) -> None:
+        """A machine was terminated, reclaimed, or has ended itself."""
+        ...
+
+
+@dataclass
+class Machines:
+    """All machines that ever were, and room for more."""
+
+    times: Times = field(default_factory=Times)
+    hooks: Hooks | None = None
+    all: dict[str, Instance] = field(default_factory=dict[str, Instance])
+    rooms: list[tuple[str, str, str, int]] = field(default_factory=list[tuple[str, str, str, int]])
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def room(self, zone: str, kind: str, market: str, wanted: int) -> int:
+        """How many of `wanted` can be had; rooms that were said last count."""
+        with self.lock:
+            for zones, kinds, markets, most in reversed(self.rooms):
+                if fnmatchcase(zone, zones) and fnmatchcase(kind, kinds) and fnmatchcase(market, markets):
+                    used = sum(
+                        fnmatchcase(i.zone, zones) and fnmatchcase(i.kind, kinds) and fnmatchcase(i.market, markets)
+                        for i in self.all.values()
+                        if i.ended is None
+                    )
+                    return max(0, min(wanted, most - used))
+        return wanted
+
+    def started(self, instance: Instance) -> None:
+        """A machine is there."""
+        with self.lock:
+            self.all[instance.id] = instance
+        if self.hooks is not None:
+            self.hooks.machine_started(instance)
+
+    def ended(self, id: str, reason: str = "Client.UserInitiatedShutdown") -> bool:
+        """A machine ends; False if it had already."""
+        with self.lock:
+            instance = self.all[id]
+            if instance.ended is not None:
+                return False
+            instance.ended = time.time()
+            instance.gone_at = instance.ended + self.times.shutdown
+            instance.reason = reason
+        if self.hooks is not None:
+            self.hooks.machine_terminated(instance)
+        return True
+
+    def shown(self, id: str) -> Instance | None:
+        """A machine, if calls can see it by now."""
+        with self.lock:
+            instance = self.all.get(id)
+        return instance if instance is not None and time.time() >= instance.visible_at else None
