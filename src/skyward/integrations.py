@@ -34,7 +34,7 @@ sklearn_backend = joblib_backend
 def JoblibPool(
     provider: Provider | None = None,
     *,
-    nodes: int = 1,
+    nodes: int | None = None,
     concurrency: int = 1,
     max_inflight: int | None = None,
     image: Image | None = None,
@@ -68,7 +68,7 @@ def JoblibPool(
 def ScikitLearnPool(
     provider: Provider | None = None,
     *,
-    nodes: int = 1,
+    nodes: int | None = None,
     concurrency: int = 1,
     max_inflight: int | None = None,
     image: Image | None = None,

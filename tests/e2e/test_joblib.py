@@ -101,10 +101,10 @@ def test_a_failure_cancels_what_is_still_to_run(pool: sky.ComputePool) -> None:
     began = time.monotonic()
     with pytest.raises(KeyError):
         Parallel(n_jobs=-1, batch_size=1, pre_dispatch="all")(
-            [delayed(nap)(20), delayed(nap)(20), delayed(fail_at)(1, 1), *(delayed(nap)(20) for _ in range(8))]
+            [delayed(nap)(90), delayed(nap)(90), delayed(fail_at)(1, 1), *(delayed(nap)(90) for _ in range(8))]
         )
     assert Parallel(n_jobs=-1)(delayed(square)(i) for i in range(8)) == [i * i for i in range(8)]
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 80  # nobody slept to the end
 
 
 def test_a_time_limit_ends_a_parallel(pool: sky.ComputePool) -> None:

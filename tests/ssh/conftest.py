@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from tests.ssh.places import ours, reached, specs, until
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What hosts keep between pools, one for all hosts of this run: environments are made once."""
-    return tmp_path_factory.mktemp("hosts-cache")
+    directory = tmp_path_factory.mktemp("hosts-cache")
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)  # gigabytes, once torch is in it
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -451,7 +451,8 @@ class Agent:
             self._failed_spawns += 1
             if self._failed_spawns >= _SPAWN_ATTEMPTS:
                 text = f"a runner ended with status {status} before it was ready.\n{slot.stderr_tail()}"
-                self._tell("failed", {"type": "", "message": text, "traceback": ""}, buffers=[b""])
+                about = {"type": "", "message": text, "traceback": "", "generation": self._settings["generation"]}
+                self._tell("failed", about, buffers=[b""])
         self._tell("replaced", {"generation": self._settings["generation"]})
         self._spawn_missing()
 
@@ -462,7 +463,8 @@ class Agent:
         elif kind == "failed":
             slot.failed = True
             self._crew.drain(slot)
-            self._tell("failed", body[0], buffers=buffers)
+            if not slot.retired:
+                self._tell("failed", {**body[0], "generation": self._settings["generation"]}, buffers=buffers)
         elif kind == "recalled":
             task = self._tasks.get(body[0])
             if task is not None and task.stop is not None:

@@ -87,7 +87,7 @@ class Engine:
         self._parts = Parts(plan.directory)
         self._alone = 0.0  # since when no node has been connected, and how often that was said
         self._alone_told = 0
-        self._tainted = self._warned = False
+        self._tainted = self._unformed = self._warned = False
         self._generation = 0
         self._ports: list[int] = []
         self.after_fork = self._hub.after_fork
@@ -142,6 +142,7 @@ class Engine:
         """Queues calls for any node."""
         with self._lock:
             self._check_open()
+            self._check_group()
             for call in calls:
                 self._adopt(call)
                 self._dispatch.add(call)
@@ -436,6 +437,11 @@ class Engine:
         self._raise_nodes()
 
     def _on_failed(self, number: int, about: dict[str, Any], buffers: list[Any]) -> None:
+        if about.get("generation", self._generation) != self._generation:
+            return
+        if self._gang and any(n.gone or n.away for n in self._nodes if n.number != number):
+            self._unformed = True  # it could form no group without them; all is made anew when they are back
+            return
         error = failures.rebuild(about, buffers[0])
         if not isinstance(error, PluginError):
             error = BootstrapError("runner", about["message"], number)
@@ -452,7 +458,8 @@ class Engine:
     def _on_ports(self, number: int, ports: list[int]) -> None:
         self._ports = ports
         for node in self._nodes:
-            self._equip(node.number)
+            if not node.gone:
+                self._equip(node.number)
 
     def _on_bye(self, number: int) -> None:
         for stream, text, progress in self._nodes[number].transcript.end(None):
@@ -474,11 +481,12 @@ class Engine:
     def _renew(self) -> None:
         """Makes the runners of all nodes (again), over fresh ports of the head."""
         self._generation += 1
-        self._tainted = False
+        self._tainted = self._unformed = False
         for node in self._nodes:
             node.ready = False
             self._dispatch.up(node.number, False)
-        self._hub.post(0, [["ports", _PORTS, 0]])
+        if not any(n.gone for n in self._nodes):  # no group without them; when the last is back we come here again
+            self._hub.post(0, [["ports", _PORTS, 0]])
 
     def _equip(self, number: int) -> None:
         settings, hooks = self._plan.setup(number, self.abouts(), self._ports)
@@ -508,6 +516,8 @@ class Engine:
                 self._renew()
             elif self._ports:
                 self._equip(number)
+        elif self._unformed:
+            self._renew()
         self._raise_nodes()
 
     def broken(self, number: int) -> None:
@@ -601,6 +611,12 @@ class Engine:
                 if node.gone or time.monotonic() > deadline:
                     raise NodeLost(node.number, reason=node.gone or "it is not ready", attempts=0)
             self._changed.wait(0.2)
+
+    def _check_group(self) -> None:
+        """Where runners form groups, none of them works while a node is gone."""
+        gone = next((n for n in self._nodes if n.gone), None) if self._gang else None
+        if gone is not None:
+            raise NodeLost(gone.number, reason=f"{gone.gone}; the others form no group without it", attempts=0)
 
     def _check_open(self) -> None:
         if self._hub.closing:

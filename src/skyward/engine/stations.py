@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,6 +105,7 @@ class Stationing:
         shell, key = SshShell(machine.ssh), f"{node}-{time.monotonic()}"
         self._shells.append(shell)
         renewing = ExitStack()
+        stop: Sequence[str] = ()
         try:
             report(f"connecting to {shell.name}")
             shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
@@ -125,6 +126,9 @@ class Stationing:
             if str(exc) not in self._told:  # what is wrong for all of them is said once
                 self._told.add(str(exc))
                 self.emit(events.Notice(self.pool, f"node {node} ({shell.name}): {exc}", "warning"))
+            if stop:  # there is no keeper yet that would remove the directory
+                with suppress(SkywardError, OSError, subprocess.TimeoutExpired):
+                    shell.run(stop, timeout=20)
             raise
         finally:
             renewing.close()  # from here on the keeper does it
