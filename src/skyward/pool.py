@@ -285,6 +285,10 @@ class ComputePool:
             if self.receipt is not None:
                 self._emit(events.Notice(self.name, str(self.receipt)))
 
+    def _interrupted(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._state == "closing" and kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._hurry = True  # the second Ctrl-C; what is left goes quickly
+
     def _report(self, text: str) -> None:
         self._emit(events.NodePhase(self.name, None, text))
 
@@ -325,6 +329,7 @@ class ComputePool:
             emit=self._emit,
             release=lambda digests: stores[0].release(digests),
             hurried=lambda: self._hurry,
+            interrupted=self._interrupted,
         )
         self._cluster = bringup.open(stack, deadline)
         self._engine = self._cluster.engine

@@ -80,6 +80,8 @@ class Bringup:
     emit: Callable[[events.Event], None]
     release: Callable[[Sequence[str]], None]
     hurried: Callable[[], bool]
+    interrupted: Callable[..., None]
+    """Told, while things are ended, that the user has no more patience."""
 
     def open(self, stack: ExitStack, deadline: float) -> Cluster:
         """Starts everything, with its ending on `stack`; returns when every node is ready for calls."""
@@ -144,6 +146,7 @@ class Bringup:
                 revive=revive if self.access.lease else None,
             )
         )
+        stack.push(self.interrupted)
         stack.callback(self._close, engine)
         try:
             engine.open(deadline)

@@ -290,6 +290,7 @@ class Hub:
             return
         self._looked = now
         for peer in self.peers:
+            peer.link.acknowledge()  # also a sign of life: the nodes' leases live on it
             if peer.link.sock is not None and now - peer.link.heard > SILENCE:
                 peer.link.detach()
                 self._lost(peer)

@@ -82,7 +82,7 @@ class Stationing:
         check_python(self.image)
         self._pack_includes()
         self._packages, self._watchdog = Packages(self.image), Watchdog()
-        self._endings.callback(self._watchdog.close)
+        self._endings.push(self._close_watchdog)
         self._endings.callback(self._close_shells)
         self._endings.callback(self._end_sites)
         with ThreadPoolExecutor(min(64, len(machines)), thread_name_prefix="skyward-setup") as pool:
@@ -154,6 +154,13 @@ class Stationing:
         from skyward.remote import stop_script
 
         station.site.shell.run(stop_script(station.site.directory), timeout=20)
+
+    def _close_watchdog(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Lets the watchdog go; if closing was interrupted, it first does what is left to do."""
+        assert self._watchdog is not None
+        if kind is not None and not issubclass(kind, Exception):
+            self._watchdog.hand_over()
+        self._watchdog.close()
 
     def _close_shells(self) -> None:
         for shell in self._shells:

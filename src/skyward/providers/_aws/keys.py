@@ -71,7 +71,7 @@ def trust(keys: PoolKeys, addresses: Iterable[str]) -> None:
 
 
 def pin(known_hosts: Path, address: str, *host_keys: str) -> None:
-    """Has ssh expect these host keys at an address, and no others: those that have replaced the throw-away key there."""
+    """Has ssh expect these host keys at an address and no others, such as the one that replaced the throw-away key."""
     with _CHANGING:
         known = known_hosts.read_text().splitlines()
         kept = [line for line in known if line.split(" ", 1)[0] != address]
