@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
@@ -157,3 +160,13 @@ def test_calls_are_recorded_with_their_parameters(cloud: Cloud) -> None:
     cloud.aws().release(held.pool)
     cloud.forget()
     assert cloud.calls == []
+
+
+def test_the_test_that_the_guide_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+    text = (Path(__file__).parents[1] / "docs" / "guides" / "aws.md").read_text()
+    (shown,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "def test_" in block]
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    with patch.dict(os.environ):
+        names["test_that_my_program_stays_within_its_budget"]()

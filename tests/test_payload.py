@@ -156,6 +156,14 @@ def test_what_the_other_side_has_travels_by_name(home: ModuleType, tmp_path: Pat
     assert len(Packer().pack(NotSerializable, "class")[0]) < 100
 
 
+def test_a_module_that_is_known_by_two_names_is_no_trouble(home: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As expat's are, which everything that reads XML imports."""
+    monkeypatch.setitem(sys.modules, "another_name_of_it", home)
+    before = cloudpickle.list_registry_pickle_by_value()
+    assert b"only_at_home" in Packer().pack(home.helper, "function")[0]
+    assert cloudpickle.list_registry_pickle_by_value() == before
+
+
 def test_packing_leaves_the_users_registrations_alone(home: ModuleType) -> None:
     before = cloudpickle.list_registry_pickle_by_value()
     Packer().pack(home.helper, "function")

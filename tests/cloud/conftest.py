@@ -1,0 +1,119 @@
+"""Pools on the test cloud with real machines behind it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward.ledger import histories
+from skyward.providers.aws import AWS
+from skyward.testing import Cloud
+from tests.cloud.machines import Hosts, specs
+from tests.cloud.waiting import watchdogs
+from tests.hosts import Network, unavailable
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What machines keep between pools, one for all: environments are made once."""
+    return tmp_path_factory.mktemp("machines-cache")
+
+
+@pytest.fixture(scope="session")
+def client_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client's own cache of resolved packages."""
+    return tmp_path_factory.mktemp("client-cache")
+
+
+@pytest.fixture(scope="module")
+def served(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, Hosts]]:
+    """A cloud and its hosts, for a module."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    with Network(specs(cache, 48), internet=True, idle=True) as network:
+        hosts = Hosts(network, tmp_path_factory.mktemp("machines"))
+        with Cloud(hosts) as cloud:
+            hosts.end = cloud.end
+            yield cloud, hosts
+        hosts.close()
+
+
+@pytest.fixture
+def hosts(served: tuple[Cloud, Hosts]) -> Hosts:
+    """What stands behind the machines."""
+    return served[1]
+
+
+@pytest.fixture
+def cloud(
+    served: tuple[Cloud, Hosts], client_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cloud]:
+    """A cloud in which nothing has happened yet, and in which nothing may be left when the test is over."""
+    cloud, _ = served
+    cloud.forget()
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("SKYWARD_CACHE", str(client_cache))
+    for name, value in cloud.environ.items():
+        monkeypatch.setenv(name, value)
+    yield cloud
+    left, ledgers = cloud.leftovers(), list(histories())
+    for pid in watchdogs():  # of machines that are gone, which they try to reach for a while
+        os.kill(pid, signal.SIGKILL)
+    assert (left, ledgers) == ([], [])
+
+
+@pytest.fixture
+def aws(cloud: Cloud) -> Callable[..., AWS]:
+    """The provider, with the user that the hosts have."""
+    return lambda **settings: cloud.aws(**{"username": "sky", **settings})
+
+
+CLIENT = """
+import sys, time
+import skyward as sky
+from skyward.providers._aws.api import Pace
+
+@sky.compute
+def slow(seconds):
+    for i in range(int(seconds * 10)):
+        print("tick", i, flush=True)
+        time.sleep(0.1)
+    return sky.instance_info().node
+
+endpoint, seconds, lease = sys.argv[1], *map(float, sys.argv[2:])
+pace = Pace(base=0.01, cap=0.1, budget=20.0, poll=0.1, settle=0.1, unanswered=1.0)
+aws = sky.AWS(endpoint_url=endpoint, ssh_from="192.0.2.1", username="sky", lease=lease, pace=pace)
+with sky.ComputePool(provider=aws, nodes=2, name="killed", console="plain") as pool:
+    print("open", flush=True)
+    print(slow(seconds) >> pool, flush=True)
+    print("closing", flush=True)
+print("closed", flush=True)
+"""
+
+
+@pytest.fixture
+def client(cloud: Cloud, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a client program that opens a pool of two, and can be killed."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(seconds: float = 600, lease: float = 900) -> subprocess.Popen[str]:
+        path = tmp_path / "program.py"
+        path.write_text(CLIENT)
+        argv = [sys.executable, "-u", str(path), cloud.endpoint, str(seconds), str(lease)]
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -1,0 +1,146 @@
+"""Whatever becomes of the client, no machine, key or group is left: watchdog, lease and reaper, on real machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from skyward.ledger import histories
+from skyward.testing import Cloud
+from skyward.testing.faults import Call
+from tests.cloud.machines import Hosts
+from tests.cloud.waiting import read_until, until, watchdogs
+
+Client = Callable[..., "subprocess.Popen[str]"]
+
+
+def gone(cloud: Cloud) -> bool:
+    return not cloud.leftovers() and not list(histories())
+
+
+def after(cloud: Cloud, action: str) -> threading.Event:
+    """Set when the cloud has carried out the first such call."""
+    done = threading.Event()
+
+    def look(call: Call) -> None:
+        if call.action == action:
+            done.set()
+
+    cloud.on_done = look
+    return done
+
+
+@pytest.mark.parametrize("action", ["AuthorizeSecurityGroupIngress", "DescribeInstances"])
+def test_a_client_that_is_killed_while_opening_leaves_nothing(cloud: Cloud, client: Client, action: str) -> None:
+    """Row 31: the watchdog runs `sky down`; nothing, or two machines, are there at that moment."""
+    done = after(cloud, action)
+    program = client()
+    assert done.wait(30)
+    os.kill(program.pid, signal.SIGKILL)
+    assert cloud.leftovers()
+    until(lambda: gone(cloud), 60)
+
+
+@pytest.mark.parametrize("moment", ["setting up", "tick 3"])
+def test_a_client_that_is_killed_with_machines_leaves_nothing(cloud: Cloud, client: Client, moment: str) -> None:
+    """Row 31: whether nodes are being set up or calls run."""
+    program = client()
+    read_until(program, "connecting to" if moment == "setting up" else moment)
+    os.kill(program.pid, signal.SIGKILL)
+    assert len(cloud.running()) == 2
+    until(lambda: gone(cloud), 60)
+
+
+def test_a_client_that_is_killed_while_closing_leaves_nothing(cloud: Cloud, client: Client) -> None:
+    """Row 31: machines are ended, key and group still there."""
+    done = after(cloud, "TerminateInstances")
+    program = client(seconds=0.1)
+    assert done.wait(60)
+    os.kill(program.pid, signal.SIGKILL)
+    until(lambda: gone(cloud), 60)
+
+
+def test_the_lease_ends_machines_when_client_and_watchdog_are_gone(cloud: Cloud, hosts: Hosts, client: Client) -> None:
+    """Row 31, SEC-31: nobody is left to call anything; the reaper removes what costs nothing, later."""
+    program = client(lease=6)
+    read_until(program, "tick 3")
+    machines = [instance.id for instance in cloud.running()]
+    os.kill(program.pid, signal.SIGSTOP)  # no new watchdog while the old ones die
+    for pid in watchdogs():
+        os.kill(pid, signal.SIGKILL)
+    os.kill(program.pid, signal.SIGKILL)
+    until(lambda: not cloud.running(), 40)
+    assert sorted(hosts.switched_off[-2:]) == sorted(machines)
+    until(lambda: len(cloud.leftovers()) == 2)  # disks go with their machines
+    argv = [sys.executable, "-m", "skyward", "down", "--all"]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "would end" in told
+    assert len(cloud.leftovers()) == 2
+    told = subprocess.run([*argv, "--yes"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "ended" in told
+    assert "total $" in told
+    assert gone(cloud)
+
+
+def test_ctrl_c_gives_everything_back_before_the_program_ends(cloud: Cloud, client: Client) -> None:
+    """Row 32."""
+    program = client()
+    read_until(program, "tick 3")
+    os.kill(program.pid, signal.SIGINT)
+    said, _ = program.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert "confirmed gone" in said
+    assert gone(cloud)
+
+
+def test_ctrl_c_twice_leaves_giving_back_to_the_watchdog(cloud: Cloud, client: Client) -> None:
+    """Row 33: the second comes while machines are being ended."""
+    program = client()
+    read_until(program, "tick 3")
+    cloud.times.shutdown = 4  # so that the client has to wait for it
+    done = after(cloud, "TerminateInstances")
+    os.kill(program.pid, signal.SIGINT)
+    assert done.wait(60)
+    os.kill(program.pid, signal.SIGINT)
+    program.communicate(timeout=30)
+    assert program.returncode != 0
+    assert not gone(cloud)
+    until(lambda: gone(cloud), 60)
+
+
+def test_ctrl_c_twice_while_opening_leaves_giving_back_to_the_watchdog(cloud: Cloud, client: Client) -> None:
+    """Rows 32, 33: first while machines are waited for, then while they are ended."""
+    cloud.times.boot, cloud.times.shutdown = 60, 4
+    looked, ended = threading.Event(), threading.Event()
+
+    def look(call: Call) -> None:
+        if call.action == "DescribeInstances":
+            looked.set()
+        if call.action == "TerminateInstances":
+            ended.set()
+
+    cloud.on_done = look
+    program = client()
+    assert looked.wait(30)
+    os.kill(program.pid, signal.SIGINT)
+    assert ended.wait(30)
+    os.kill(program.pid, signal.SIGINT)
+    program.communicate(timeout=30)
+    assert not gone(cloud)
+    until(lambda: gone(cloud), 60)
+
+
+def test_a_client_that_is_asked_to_end_gives_everything_back(cloud: Cloud, client: Client) -> None:
+    """Row 35."""
+    program = client()
+    read_until(program, "tick 3")
+    os.kill(program.pid, signal.SIGTERM)
+    program.communicate(timeout=60)
+    assert program.returncode == 128 + signal.SIGTERM
+    assert gone(cloud)
