@@ -209,7 +209,7 @@ def test_the_lease_ends_everything_when_client_and_watchdog_are_gone(
     net.cut_client()
     os.killpg(program.pid, signal.SIGKILL)
     for entry in Path("/proc").iterdir():  # the watchdog is in a session of its own
-        if entry.name.isdigit() and b"watchdog.py" in _command(entry):
+        if entry.name.isdigit() and b"skyward/watchdog.py" in _command(entry):
             os.kill(int(entry.name), signal.SIGKILL)
     until(lambda: not [line for host in net for line in ours(host)], 30)
 
