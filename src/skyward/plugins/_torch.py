@@ -116,9 +116,9 @@ def _requirement(name: str, version: object) -> str:
 
 
 def _with_wheels(image: Image, cluster: Cluster, *, pip: tuple[str, ...], cuda: str) -> Image:
-    """The image with PyTorch from the index that has wheels for the pool's accelerator; one that names it, as it is."""
-    if any(re.match(r"torch(?![A-Za-z0-9._-])", entry) for entry in image.pip):
-        return image
+    """The image with PyTorch from the index that has wheels for the accelerator; a version it pins stays its own."""
+    if any(re.match(r"torch\s*==", entry) for entry in image.pip):
+        return image.adding(pip=[entry for entry in pip if not re.match(r"torch(?![A-Za-z0-9._-])", entry)])
     accelerator = cluster.spec.accelerator
     kind = cuda if accelerator is not None and accelerator.supports_cuda else "cpu"
     return image.adding(pip=pip, pip_indexes=[PipIndex(f"{_WHEELS}/{kind}", _PACKAGES)])
