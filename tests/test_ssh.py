@@ -887,9 +887,7 @@ def test_a_forked_child_neither_ends_nor_keeps_the_connection(shell: SshShell, p
     """Row 37."""
     (master,) = masters(place)
     asked, told = os.pipe()
-    with warnings.catch_warnings(
-        action="ignore", category=DeprecationWarning
-    ):  # other threads may run: we exec nothing
+    with warnings.catch_warnings(action="ignore"):  # threads, and JAX if another test has it: we exec nothing
         child = os.fork()
     if child == 0:
         shell.close()
