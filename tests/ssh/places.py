@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import skyward as sky
 from tests.hosts import Host, HostSpec, Network
+from tests.hosts.probes import until
+
+__all__ = ["CACHE", "OURS", "left", "ours", "reached", "specs", "until"]
 
 CACHE = "/run/skyward"
 OURS = ("skyward.engine.keeper", "skyward.nursery", "skyward.runner")
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> Any:
-    """Waits for a condition and returns what it gave; fails when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    pytest.fail(f"waited {seconds} s in vain for {condition}")
 
 
 def ours(host: Host) -> list[str]:
