@@ -24,9 +24,9 @@ import pytest
 from skyward import remote, resolve
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 from skyward.image import Image, PipIndex
-from skyward.includes import collect_includes, import_paths, unpack
+from skyward.includes import collect_includes, import_paths, pack, unpack
 from skyward.recipe import look_script
-from skyward.remote import Host, Packages, prepare_host, upload_includes
+from skyward.remote import Host, Packages, prepare_host
 from skyward.shell import Finished, LocalShell, Shell, SshTarget
 from skyward.ssh import SshShell
 from skyward.wheel import build_wheel
@@ -503,7 +503,9 @@ def test_includes_arrive_whole_and_are_importable(cache: Path, tmp_path: Path) -
     image = Image(includes=["app", "src", "src/deep/pkg", "data", "only"], excludes=["skip.py"])
     directory = tmp_path / "pool"
     directory.mkdir()
-    upload_includes(LocalShell(), image, root, str(directory))
+    with (tmp_path / "packed").open("wb") as packed:
+        pack(image, root, packed)
+    LocalShell().upload(tmp_path / "packed", f"{directory}/includes.tar")
     assert [path.name for path in directory.iterdir()] == ["includes.tar"]
     with (directory / "includes.tar").open("rb") as archive:
         unpack(archive, directory / "includes")
@@ -511,14 +513,6 @@ def test_includes_arrive_whole_and_are_importable(cache: Path, tmp_path: Path) -
     assert import_paths(image, root) == (".", "src", "src/deep")
     collected = collect_includes(image, root, tmp_path / "dest")
     assert collected == tuple(str(tmp_path / "dest" / path) for path in import_paths(image, root))
-    upload_includes(LocalShell(), Image(), root, str(tmp_path))
-    assert not (tmp_path / "includes.tar").exists()
-
-
-def test_includes_that_cannot_be_packed_leave_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument):
-        upload_includes(LocalShell(), Image(includes=["no-such-thing"]), tmp_path, str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 # --------------------------------------------------------------------------------------------------- over ssh

@@ -17,18 +17,16 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from skyward.errors import BootstrapError, PythonMismatch
 from skyward.image import Image, mask
-from skyward.includes import pack
 from skyward.recipe import Recipe, look_script, stop_script, tools
 from skyward.requirements import check_python
 from skyward.resolve import RESOLVING, Packages
 from skyward.shell import LocalShell, Shell
 from skyward.uvrun import too_late
 
-__all__ = ["Host", "Packages", "Report", "prepare_host", "stop_script", "upload_includes"]
+__all__ = ["Host", "Packages", "Report", "prepare_host", "stop_script"]
 
 Report = Callable[[str, float | None], None]
 
@@ -98,16 +96,6 @@ def prepare_host(shell: Shell, image: Image, *, pool: str, deadline: float, repo
             if "ready" not in seen.facts:
                 _make(shell, image, name, seen, packages, deadline, report, because=exc)
     return _host(seen.facts)
-
-
-def upload_includes(shell: Shell, image: Image, root: Path, directory: str) -> None:
-    """Sends the image's includes, packed, into a pool's directory; part of them is never seen there."""
-    if not image.includes:
-        return
-    with tempfile.NamedTemporaryFile(prefix="skyward-includes-") as archive:
-        pack(image, root, archive)
-        archive.flush()
-        shell.upload(Path(archive.name), f"{directory}/includes.tar")
 
 
 def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: float) -> _Said:
