@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import pickle
 import sys
 import threading
@@ -188,6 +189,18 @@ def test_a_module_imported_after_the_first_packing_is_found_too(
         assert len(packer.pack(module.f, "function")[0]) > 200
     finally:
         del sys.modules["came_later"]
+
+
+def test_a_module_that_was_loaded_again_still_travels_by_value(home: ModuleType) -> None:
+    """As happens in notebooks: the old module is thrown out and the file imported anew."""
+    packer = Packer()
+    packer.pack(home.helper, "function")
+    del sys.modules[home.__name__]
+    again = importlib.import_module(home.__name__)
+    assert again is not home
+    head, _ = packer.pack(again.helper, "function")
+    del sys.modules[home.__name__]
+    assert b"FACTOR" in head
 
 
 def test_threads_may_pack_at_once(home: ModuleType) -> None:

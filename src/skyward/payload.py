@@ -86,9 +86,13 @@ class Packer:
 
     def _foreign_modules(self) -> dict[str, ModuleType]:
         state = (len(sys.modules), next(reversed(sys.modules)))
-        if state == self._seen:
+        stale = [name for name, module in list(self._foreign.items()) if sys.modules.get(name) is not module]
+        if state == self._seen and not stale:
             return self._foreign  # nothing was imported since
         with _registry_lock:
+            for name in stale:  # taken out, or loaded again from its file
+                self._foreign.pop(name, None)
+                self._checked.discard(name)
             for name in sys.modules.keys() - self._checked:
                 module = sys.modules.get(name)
                 if isinstance(module, ModuleType) and not name.startswith("skyward.") and self._is_foreign(module):
