@@ -2,6 +2,6 @@
 
 from skyward.testing.cloud import Cloud
 from skyward.testing.faults import Call, Fault
-from skyward.testing.machines import Hooks, Instance
+from skyward.testing.machines import Hooks, Instance, NoticeHooks
 
-__all__ = ["Call", "Cloud", "Fault", "Hooks", "Instance"]
+__all__ = ["Call", "Cloud", "Fault", "Hooks", "Instance", "NoticeHooks"]

@@ -25,7 +25,7 @@ from skyward.testing.wire import Answer, Request, error, parse
 __all__ = ["Cloud"]
 
 _ACCOUNT = "123456789012"
-_QUICK = Pace(base=0.01, cap=0.1, budget=20.0, poll=0.02, settle=0.1, unanswered=1.0)
+_QUICK = Pace(base=0.01, cap=0.1, budget=20.0, poll=0.02, settle=0.1, unanswered=1.0, boot=1.0)
 
 
 class Cloud:
@@ -44,6 +44,7 @@ class Cloud:
         self.expired = False
         self._ec2 = Ec2(self._forward, self._zone_of, Machines(times or Times(), hooks), self._spot, self._demand)
         self._lock = threading.RLock()
+        self._notices: list[threading.Timer] = []
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
@@ -75,6 +76,7 @@ class Cloud:
 
     def stop(self) -> None:
         """Ends serving; machines that are left are ended as well, so that no host of theirs stays."""
+        self._drop_notices()
         for instance in list(self.machines.all.values()):
             self.machines.ended(instance.id)
         if self._server is not None:
@@ -131,6 +133,17 @@ class Cloud:
             with self._lock:
                 self._ec2.end(self.machines.all[id].region, [id])
 
+    def notice(self, id: str, seconds: float = 120.0) -> None:
+        """Tells a spot machine that it is taken away in so many seconds, and takes it away unless it ended before.
+
+        How it is told is up to the hooks (see `NoticeHooks`); of several notices the earliest counts.
+        """
+        self.machines.noticed(id, time.time() + seconds)
+        timer = threading.Timer(seconds, self.end, (id,))
+        timer.daemon = True
+        self._notices.append(timer)
+        timer.start()
+
     def running(self) -> list[Instance]:
         """Machines that cost money."""
         return [instance for instance in self.machines.all.values() if instance.ended is None]
@@ -149,6 +162,7 @@ class Cloud:
 
     def forget(self) -> None:
         """A new cloud at the same place: nothing exists, nothing is recorded, nothing goes wrong."""
+        self._drop_notices()
         with self._lock:
             for instance in self.running():
                 self.machines.ended(instance.id)
@@ -160,6 +174,13 @@ class Cloud:
             self.on_call = self.on_done = None
             self.spot, self.prices, self.expired = {}, dict(TABLE), False
             self._reset()
+
+    def _drop_notices(self) -> None:
+        """What was announced does not come any more; what is coming just now is waited for."""
+        while self._notices:
+            timer = self._notices.pop()
+            timer.cancel()
+            timer.join()
 
     # serving
 

@@ -7,9 +7,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Hooks", "Instance", "Machines", "Times"]
+from skyward.errors import InvalidArgument
+
+__all__ = ["Hooks", "Instance", "Machines", "NoticeHooks", "Times"]
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Instance:
     gone_at: float = 0.0
     reason: str = ""
     died: bool = False
+    noticed: float | None = None
+    """When it is taken away, if it was given notice."""
 
     def state(self, now: float) -> str:
         """Its state at a moment."""
@@ -64,6 +68,15 @@ class Hooks(Protocol):
 
     def machine_terminated(self, instance: Instance) -> None:
         """A machine was terminated, reclaimed, or has ended itself."""
+        ...
+
+
+@runtime_checkable
+class NoticeHooks(Hooks, Protocol):
+    """Hooks that are also told when a machine is given notice."""
+
+    def machine_noticed(self, instance: Instance, deadline: float) -> None:
+        """A machine is taken away at this time (in seconds since 1970); what it may know of it is up to its hooks."""
         ...
 
 
@@ -97,6 +110,17 @@ class Machines:
         if self.hooks is not None:
             self.hooks.machine_started(instance)
 
+    def noticed(self, id: str, deadline: float) -> None:
+        """A spot machine is told when it will be taken away."""
+        with self.lock:
+            instance = self.all.get(id)
+            if problem := _no_notice(id, instance):
+                raise InvalidArgument(f"{problem}. Give notice to one of cloud.running() whose market is 'spot'.")
+            assert instance is not None
+            instance.noticed = deadline
+        if isinstance(self.hooks, NoticeHooks):
+            self.hooks.machine_noticed(instance, deadline)
+
     def ended(self, id: str, reason: str = "Client.UserInitiatedShutdown") -> bool:
         """A machine ends; False if it had already."""
         with self.lock:
@@ -115,3 +139,14 @@ class Machines:
         with self.lock:
             instance = self.all.get(id)
         return instance if instance is not None and time.time() >= instance.visible_at else None
+
+
+def _no_notice(id: str, instance: Instance | None) -> str:
+    """Why a machine gets no notice; nothing if it does."""
+    if instance is None:
+        return f"no notice for {id!r}: this cloud has never had such a machine"
+    if instance.ended is not None:
+        return f"no notice for {id!r}: it has ended already ({instance.reason})"
+    return (
+        "" if instance.market == "spot" else f"no notice for {id!r}: it is {instance.market}, which EC2 never reclaims"
+    )
