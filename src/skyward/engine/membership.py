@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from dask import config
@@ -25,7 +26,7 @@ from skyward.runtime import count_accelerators
 
 log = logging.getLogger("skyward.engine")
 
-__all__ = ["configure", "run_agent", "run_scheduler"]
+__all__ = ["configure", "run_agent", "run_scheduler", "stay_member"]
 
 _SETTINGS: dict[str, Any] = {
     "logging.distributed": "critical",
@@ -44,9 +45,12 @@ _SETTINGS: dict[str, Any] = {
     "distributed.admin.tick.interval": "1s",
     "distributed.diagnostics.nvml": False,
     "distributed.comm.require-encryption": True,
-    "distributed.comm.timeouts.tcp": "15s",
+    "distributed.comm.timeouts.tcp": "15s",  # a machine that fell silent is forgotten after that, and its name is free
     "distributed.comm.timeouts.connect": "10s",
 }
+_JOINING = 15.0
+_LEAVING = 2.0
+_PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0)
 
 
 def configure(directory: str) -> None:
@@ -94,6 +98,9 @@ def run_agent(
     freight = Freight(order["directory"], context(identity, server=False))
     agent = Agent(listener, context(identity, server=True), nursery, addresses.put, heard, freight, about)
 
+    if order["notices"]:
+        threading.Thread(target=_heed_notices, args=(order["notices"], agent.notice), daemon=True).start()
+
     def relay() -> None:
         code = 1
         try:
@@ -108,23 +115,69 @@ def run_agent(
     thread = threading.Thread(target=relay, name="skyward-agent", daemon=True)
     thread.start()
     try:
-        asyncio.run(_work(order, agent, addresses))
+        asyncio.run(stay_member(order, addresses.get, lambda address: agent.say("member", {"address": address})))
     except BaseException:
         log.exception("node %d is no longer a member of the dask cluster", order["node"])
     while True:
         thread.join()  # calls do not need the scheduler; the thread ends the process
 
 
-async def _work(order: dict[str, Any], agent: Agent, addresses: queue.SimpleQueue[str]) -> None:
+def _heed_notices(name: str, notice: Callable[[float], None]) -> None:
+    """Waits, as the provider says how, until this machine is to be taken away."""
+    module, _, function = name.partition(":")
+    notice(getattr(importlib.import_module(module), function)())
+
+
+async def stay_member(order: dict[str, Any], named: Callable[[], str], joined: Callable[[str], None]) -> NoReturn:
+    """Keeps this node in the cluster of the scheduler that `named` gave last; `joined` is told of each joining."""
+    address, stay = "", None
+    while True:
+        other = await asyncio.to_thread(named)
+        if other == address:
+            continue
+        if stay is not None:
+            stay.cancel()  # not waited for: the scheduler that it leaves may be dead
+        address, stay = other, asyncio.create_task(_stay(order, other, joined))
+
+
+async def _stay(order: dict[str, Any], scheduler: str, joined: Callable[[str], None]) -> NoReturn:
+    """Joins, and joins again: its name may still be taken by a machine that is gone, or the scheduler be away."""
+    failures = 0
+    while True:
+        try:
+            await _join(order, scheduler, joined)
+            failures = 0  # it was a member for a while
+        except Exception as exc:
+            log.info("node %d could not join %s: %s", order["node"], scheduler, exc.__cause__ or exc)
+            failures += 1
+        await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+
+
+async def _join(order: dict[str, Any], scheduler: str, joined: Callable[[str], None]) -> None:
+    """A member until the scheduler is gone, or this is cancelled."""
+    worker = _worker(order, scheduler)
+    try:
+        await worker
+        joined(worker.address)
+        await worker.finished()
+    finally:
+        with suppress(Exception):  # one that cannot be closed is left behind
+            await asyncio.wait_for(worker.close(), 3 * _LEAVING)
+
+
+def _worker(order: dict[str, Any], scheduler: str) -> Any:
     from distributed import Worker
 
     class NodeWorker(Worker):
         def start_http_server(self, *_: Any, **__: Any) -> None:
             """No HTTP port, as above."""
 
-    address = await asyncio.to_thread(addresses.get)
-    worker = await NodeWorker(
-        address,
+        async def close(self, *_: Any, reason: str = "left", **__: Any) -> str | None:
+            """Without waiting for bodies that still run here: nobody takes their results any more."""
+            return await super().close(_LEAVING, executor_wait=False, nanny=False, reason=reason)
+
+    return NodeWorker(
+        scheduler,
         name=f"node-{order['node']}",
         nthreads=1,
         host=order["host"],
@@ -132,6 +185,5 @@ async def _work(order: dict[str, Any], agent: Agent, addresses: queue.SimpleQueu
         memory_limit=0,
         local_directory=order["directory"],
         security=dask_security(Identity(**order["identity"])),
+        death_timeout=_JOINING,
     )
-    agent.say("member", {"address": worker.address})
-    await worker.finished()
