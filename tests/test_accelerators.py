@@ -40,6 +40,29 @@ def test_strings_are_read_in_every_usual_spelling(text: str, name: str, memory: 
     assert (found.name, found.memory, found.count) == (name, memory, count)
 
 
+@pytest.mark.parametrize(
+    ("text", "exact", "variants", "words"),
+    [
+        ("A100", False, (80, 40), "1 x A100 (80GB or 40GB each)"),
+        ("A100:8", False, (80, 40), "8 x A100 (80GB or 40GB each)"),
+        ("A100-80GB", True, (80,), "1 x A100 (80GB each)"),
+        ("A100-40GB:2", True, (40,), "2 x A100 (40GB each)"),
+        ("T4", False, (16,), "1 x T4 (16GB each)"),
+    ],
+)
+def test_without_memory_every_variant_will_do(text: str, exact: bool, variants: tuple[int, ...], words: str) -> None:
+    found = resolve(text)
+    assert found is not None
+    assert (found.exact, found.variants, found.described()) == (exact, variants, words)
+
+
+def test_wishes_differ_where_variants_do() -> None:
+    assert A100() != A100(memory="80GB")
+    assert resolve("T4") == resolve("T4-16GB"), "there is only one"
+    assert Accelerator("Nimbus9", metadata={}).described() == "1 x Nimbus9"
+    assert Accelerator("Nimbus9", "64GB", metadata={}).variants == (64,)
+
+
 def test_none_stays_none_and_an_accelerator_stays_itself() -> None:
     chosen = A100(count=2)
     assert resolve(None) is None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from skyward.accelerators import A100
 from skyward.errors import InvalidArgument, NoOffer
 from skyward.offers import CloudOffer
 from skyward.providers._aws import prices
@@ -46,6 +47,7 @@ def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clo
         ("L40S", "g6e.xlarge", 1),
         ("A100-40GB:8", "p4d.24xlarge", 8),
         ("A100-80GB", "p4de.24xlarge", 8),
+        ("A100", "p4d.24xlarge", 8),
         ("H100:8", "p5.48xlarge", 8),
         ("Trainium1", "trn1.2xlarge", 1),
         ("Inferentia2:12", "inf2.48xlarge", 12),
@@ -90,7 +92,7 @@ def test_planning_creates_nothing(cloud: Cloud) -> None:
 
 
 def test_what_is_ruled_out_has_a_reason(cloud: Cloud) -> None:
-    plan = cloud.aws().plan(Spec(accelerator="A100", nodes=2))
+    plan = cloud.aws().plan(Spec(accelerator="A100-80GB", nodes=2))
     assert "p4d.24xlarge: its A100 has 43 GB, 80 GB asked" in str(plan)
     assert "g4dn.metal: bare metal" in str(cloud.aws().plan(Spec(accelerator="T4")))
     fractions = cloud.aws().plan(Spec(accelerator="L4"))
@@ -100,6 +102,24 @@ def test_what_is_ruled_out_has_a_reason(cloud: Cloud) -> None:
     dear = cloud.aws().plan(Spec(accelerator="T4", nodes=4, max_hourly_cost=0.64))
     assert [(offer.kind, offer.zone) for offer in dear.offers] == [("g4dn.xlarge", "us-east-1a")]
     assert any("max_hourly_cost=0.64" in item.why for item in dear.ruled_out)
+
+
+def test_without_memory_every_variant_is_tried_the_cheapest_first(cloud: Cloud) -> None:
+    plan = cloud.aws().plan(Spec(accelerator="A100", allocation="on-demand"))
+    variants = list(dict.fromkeys((offer.kind, offer.accelerator_gb) for offer in plan.offers))
+    assert variants == [("p4d.24xlarge", 40), ("p4de.24xlarge", 80)]
+    assert "with 8 x A100 (40GB)" in str(plan)
+    assert not plan.ruled_out
+
+
+def test_which_variant_was_got_is_told(cloud: Cloud) -> None:
+    aws = cloud.aws()
+    cloud.room(0, kind="p4d.24xlarge")
+    held = aws.acquire(Spec(accelerator="A100:4"), "p")
+    assert held.accelerator == A100(count=4, memory="80GB")
+    aws.release("p")
+    assert aws.acquire(Spec(accelerator="A100-80GB"), "q").accelerator is None, "nothing was left open"
+    aws.release("q")
 
 
 def test_old_gpus_without_a_driver_image_need_an_image_of_ones_own(cloud: Cloud) -> None:
@@ -221,20 +241,88 @@ def test_refusals_are_sorted_by_what_can_be_done_next() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("spec", "words"),
     [
-        {"region": "nowhere"},
-        {"region": "us-east-1; rm"},
-        {"ami": "ubuntu"},
-        {"root_disk_gb": 0},
-        {"lease": -1},
-        {"ssh_from": "my house"},
-        {"request_timeout": 0},
+        (Spec(accelerator="RTX_4090"), "RTX_4090: no machine in us-east-1 has it; there are A100, A10G"),
+        (Spec(accelerator="T4:16"), "g4dn.12xlarge: has 4 x T4, 16 asked"),
+        (Spec(accelerator="T4", architecture="arm64"), "g4dn.xlarge: x86_64, arm64 asked"),
+        (Spec(accelerator="T4", vcpus=500), "g4dn.16xlarge: 64 vCPUs, 500 asked"),
+        (Spec(vcpus=5000), "896 vCPUs, 5000 asked"),
+        (Spec(memory_gb=500_000), "32768 GB of memory, 500000 asked"),
+        (Spec(max_hourly_cost=0.001), "or raise max_hourly_cost."),
+        (Spec(accelerator="A100-80GB", region="eu-west-1"), "p4de.24xlarge: not offered in eu-west-1a"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_had_is_told_with_what_there_is_instead(cloud: Cloud, spec: Spec, words: str) -> None:
+    with pytest.raises(NoOffer) as caught:
+        cloud.aws().acquire(spec, "p")
+    assert words in str(caught.value)
+    assert cloud.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec", "words"),
+    [
+        ({"zones": ["eu-west-1a"]}, Spec(), "eu-west-1a is not in us-east-1.*Name some of us-east-1a"),
+        ({"zones": "us-east-1z"}, Spec(accelerator="T4"), "us-east-1z is not in us-east-1"),
+        ({"zones": ["us-east-1a"]}, Spec(region="eu-west-1"), "us-east-1a is not in eu-west-1"),
+        ({"region": "us-east-9"}, Spec(), "AWS has no such region.*us-east-2"),
+        ({}, Spec(region="xx-nowhere-1"), "AWS has no such region.*us-east-1"),
+        ({}, Spec(region="Frankfurt"), "no region of AWS.*us-east-1"),
+        ({"instance_types": ["t9.large"]}, Spec(), "t9.large: no such instance type in us-east-1"),
+        ({"instance_types": "g4dn.xlarge"}, Spec(), "none asked .accelerator=... asks for it"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_when_made(settings: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgument):
+def test_places_and_types_that_do_not_exist_are_told_before_anything_is_created(
+    cloud: Cloud, settings: dict[str, object], spec: Spec, words: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        cloud.aws(**settings).acquire(spec, "p")
+    assert cloud.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"region": "nowhere"}, "us-east-1"),
+        ({"region": "us-east-1; rm"}, "us-east-1"),
+        ({"region": None}, "region=None"),
+        ({"zones": 3}, "zones=3"),
+        ({"zones": ["a"]}, "us-east-1a"),
+        ({"instance_types": None}, "instance_types=None"),
+        ({"ami": "ubuntu"}, "ami-0123"),
+        ({"ami": 3}, "ami=3"),
+        ({"subnet_id": "mine"}, "subnet-0123"),
+        ({"security_group_id": "default"}, "sg-0123"),
+        ({"ubuntu_version": "noble"}, "24.04"),
+        ({"username": "-oProxyCommand=x"}, "username"),
+        ({"instance_profile": ""}, "instance_profile"),
+        ({"use_private_ip": "yes"}, "True nor False"),
+        ({"placement_group": "mine"}, "True nor False"),
+        ({"root_disk_gb": 0}, "root_disk_gb"),
+        ({"lease": -1}, "lease=-1"),
+        ({"lease": 59}, "60 s to boot"),
+        ({"ssh_from": "my house"}, "203.0.113.7"),
+        ({"request_timeout": 0}, "request_timeout"),
+        ({"tags": "team=ml"}, "Write tags="),
+        ({"tags": {"skyward:pool": "mine"}}, "reserved"),
+        ({"tags": {"x" * 200: ""}}, "too long"),
+        ({"tags": {str(i): "" for i in range(50)}}, "40 or fewer"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_when_made(settings: dict[str, object], words: str) -> None:
+    """What, why, and what to write instead."""
+    with pytest.raises(InvalidArgument, match=words):
         AWS(**settings)  # type: ignore[arg-type]
+
+
+def test_a_lease_is_long_enough_for_a_machine_to_boot(cloud: Cloud) -> None:
+    """SEC-31; machines of the test cloud boot in less than a second, so that tests may have shorter ones."""
+    assert AWS(lease=60).access.lease == 60
+    assert cloud.aws(lease=6).access.lease == 6
+    with pytest.raises(InvalidArgument, match="1 s to boot"):
+        cloud.aws(lease=0.5)
 
 
 def test_the_provider_is_a_plain_value() -> None:

@@ -81,7 +81,7 @@ def test_a_node_that_is_down_gets_nothing() -> None:
     dispatch.up(0, False)
     assert nodes_of(dispatch.next(0.0)) == [1, 1]
     dispatch.up(1, False)
-    assert not dispatch.any_up()
+    assert not dispatch.is_up(1)
     dispatch.settle(items[0])
     assert dispatch.next(0.0) == []
     dispatch.up(0, True)

@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "NoOffer": ("H100", "AWS in eu-north-1", ("p5.48xlarge: not offered",)),
     "NodeDiskFull": ("train", 1, 50_000_000, "No space left on device"),
     "NodeLost": (1, "train", "its agent was restarted", 3, False),
+    "NoneAvailable": ("2 specs", ("2 x A100, from AWS: no capacity", "1 node, from SSH: no answer")),
     "NotGivenBack": ("train-1a2b3c", "us-east-1", ("i-1", "i-2"), 8.5, "The line is down."),
     "PermissionDenied": ("ec2:RunInstances", "UnauthorizedOperation", "no", "us-east-1", "permission"),
     "PluginError": ("torch", "around_app", "no route", 2),

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyward.errors import InvalidArgument
-from skyward.offers import CloudOffer, Plan, Shape, affordable, money, ordered, selected, unfit, wish
+from skyward.offers import CloudOffer, Plan, Shape, affordable, money, ordered, unfit, variant, wish
 from skyward.spec import Spec
 
 A100_40 = Shape("p4d.24xlarge", 96, 1152, accelerator="A100", accelerators=8, accelerator_gb=42.9)
@@ -27,7 +26,8 @@ def offer(kind: str, market: str, cost: float, zone: str = "a", price: str = "li
     [
         (A100_80, Spec(accelerator="A100"), None),
         (A100_80, Spec(accelerator="A100:8"), None),
-        (A100_40, Spec(accelerator="A100"), "43 GB, 80 GB asked"),
+        (A100_40, Spec(accelerator="A100"), None),
+        (A100_40, Spec(accelerator="A100-80GB"), "43 GB, 80 GB asked"),
         (A100_40, Spec(accelerator="A100-40GB"), None),
         (A100_80, Spec(accelerator="A100-40GB"), "86 GB, 40 GB asked"),
         (T4, Spec(accelerator="T4"), None),
@@ -97,15 +97,22 @@ def test_what_costs_too_much_is_ruled_out_for_the_whole_pool() -> None:
     assert affordable([unknown], 4, None) == ([unknown], [])
 
 
-def test_one_plan_is_selected_among_preferences() -> None:
-    dear = Plan("AWS", "w", 1, (offer("a", "spot", 2),))
-    cheap = Plan("AWS", "w", 1, (offer("b", "spot", 1),))
-    empty = Plan("AWS", "w", 1, ())
-    assert selected([empty, dear, cheap]) is cheap
-    assert selected([empty, dear, cheap], "first") is dear
-    assert selected([empty]) is empty
-    with pytest.raises(InvalidArgument, match="selection"):
-        selected([dear], "best")  # type: ignore[arg-type]
+def test_what_is_too_dear_in_one_zone_is_not_told_of_every_zone() -> None:
+    zones = [offer("x", "spot", 3, zone) for zone in "abc"]
+    kept, out = affordable([*zones, offer("y", "spot", 4)], 1, 2.0)
+    assert kept == []
+    assert [item.what for item in out] == ["x (spot, a)", "y (spot, a)"]
+
+
+def test_the_variant_of_an_accelerator_is_known_by_its_memory() -> None:
+    any_a100, only = Spec(accelerator="A100").accelerator, Spec(accelerator="A100-80GB").accelerator
+    assert [variant(shape, any_a100) for shape in (A100_40, A100_80)] == [40, 80]
+    assert variant(A100_80, only) == 80
+    assert variant(CPU, None) == 0
+    unsaid = Shape("trn2.3xlarge", 12, 128, (), "Trainium2", 1, 0.0)
+    assert variant(unsaid, Spec(accelerator="Trainium2").accelerator) == 96, "there is no other"
+    new = Shape("p9.large", 12, 128, (), "A100", 1, 128.0)
+    assert variant(new, any_a100) == 128, "one that the catalogue does not know yet"
 
 
 def test_a_plan_reads_like_a_sentence() -> None:
@@ -115,6 +122,10 @@ def test_a_plan_reads_like_a_sentence() -> None:
     assert "1. 4 x g4dn.xlarge (spot, a), $0.8 an hour" in text
     assert "$2.10 an hour (list price)" in text
     assert "nothing fits" in str(Plan("AWS", "w", 1, ()))
+    small = CloudOffer("", 2, kind="p4d.24xlarge", zone="a", accelerator="A100", accelerators=8, accelerator_gb=40)
+    text = str(Plan("AWS", wish(Spec(accelerator="A100")), 1, (small,)))
+    assert "1 node with 1 x A100 (80GB or 40GB each)" in text
+    assert "with 8 x A100 (40GB)" in text
 
 
 def test_money_shows_what_matters() -> None:

@@ -50,10 +50,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[("memory", {"memory_gb": v}, "memory_gb") for v in (0, "16", math.nan)],
     ("architecture", {"architecture": "x86"}, "x86_64"),
     ("allocation", {"allocation": "cheap"}, "cheapest"),
+    *[("selection", {"selection": v}, "cheapest, first") for v in ("best", None, 1)],
     *[("cost", {"max_hourly_cost": v}, "max_hourly_cost") for v in (0, -2, "1")],
     *[("ttl", {"ttl": v}, "ttl") for v in (0, "600", None)],
     ("volumes", {"volumes": [Volume("bucket", "/mnt/data")]}, "volumes"),
     *[("retries", {"retries": v}, "retries") for v in (-1, 1.5, "3", None, True)],
+    *[("replace", {"replace": v}, "replace") for v in (1, "yes", True)],
     *[("timeout", {"default_compute_timeout": v}, "default_compute_timeout") for v in (0, -1, "60", True)],
     *[("patience", {"provision_timeout": v}, "provision_timeout") for v in (0, -1, None, "60")],
     *[("result size", {"max_result_bytes": v}, "max_result_bytes") for v in (0, -1, 1.5, "2G", None)],
@@ -85,8 +87,15 @@ def test_a_spec_and_a_provider_together_are_refused() -> None:
         sky.ComputePool(SPEC, provider=sky.Local())
     with pytest.raises(InvalidArgument, match="Spec"):
         sky.ComputePool("spec")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="one Spec"):
-        sky.ComputePool(SPEC, SPEC)
+    with pytest.raises(InvalidArgument, match="add parentheses"):
+        sky.ComputePool(SPEC, sky.Spec(provider=sky.AWS))
+    with pytest.raises(InvalidArgument, match="grow and shrink"):
+        sky.ComputePool(SPEC, sky.Spec(nodes=(1, 2)))
+
+
+def test_of_several_specs_the_first_speaks_until_one_is_taken() -> None:
+    pool = sky.ComputePool(SPEC, sky.Spec(provider=sky.SSH(["gpu1"]), nodes=1), selection="first")
+    assert (pool.nodes, pool.provider, pool.spec) == (2, sky.Local(), SPEC)
 
 
 @pytest.mark.parametrize(

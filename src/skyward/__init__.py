@@ -2,11 +2,12 @@
 
 from skyward import accelerators, errors, events, integrations, plugins
 from skyward.accelerators import Accelerator
-from skyward.errors import SkywardError
+from skyward.errors import Preempted, SkywardError
 from skyward.image import Image, PipIndex
 from skyward.output import CallbackWriter, redirect_output, silent, stderr, stdout
 from skyward.plugin import Cluster, Plugin
 from skyward.pool import ComputePool, plan
+from skyward.preemption import Preemption, preempted
 from skyward.provider import Machine, Offer, Provider
 from skyward.providers import AWS, SSH, Local
 from skyward.runtime import InstanceInfo, instance_info, is_head
@@ -33,6 +34,8 @@ __all__ = [
     "PendingComputeGroup",
     "PipIndex",
     "Plugin",
+    "Preempted",
+    "Preemption",
     "Provider",
     "SkywardError",
     "Spec",
@@ -48,6 +51,7 @@ __all__ = [
     "is_head",
     "plan",
     "plugins",
+    "preempted",
     "redirect_output",
     "shard",
     "silent",

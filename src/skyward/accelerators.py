@@ -70,12 +70,17 @@ def _unknown(name: str) -> InvalidArgument:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """`count` accelerators of one kind a node; the catalogue fills in memory (of each) and metadata."""
+    """`count` accelerators of one kind a node; the catalogue fills in memory (of each) and metadata.
+
+    Where no memory was asked for it is the usual one, and every variant of the model will do.
+    """
 
     name: str
     memory: str = ""
     count: int = 1
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)
+    exact: bool = field(default=False, init=False)
+    """Whether only the variant with this memory will do; never so where a model has no other."""
 
     def __post_init__(self) -> None:
         if type(self.count) is not int or self.count < 1:
@@ -96,6 +101,7 @@ class Accelerator:
             )
         metadata = self.metadata if self.metadata is not None else model.metadata if model else {}
         object.__setattr__(self, "name", model.name if model else self.name)
+        object.__setattr__(self, "exact", bool(self.memory) and len(sizes) != 1)
         object.__setattr__(self, "memory", f"{gigabytes}GB" if gigabytes else "")
         object.__setattr__(self, "metadata", dict(metadata))
 
@@ -103,6 +109,18 @@ class Accelerator:
     def memory_gb(self) -> int:
         """Memory of one of them in GB, 0 where it is not known."""
         return _gigabytes(self.name, self.memory) if self.memory else 0
+
+    @property
+    def variants(self) -> tuple[int, ...]:
+        """The sizes of memory that will do, in GB, the usual one first; none where nothing is known of them."""
+        model = CATALOG.get(_key(self.name))
+        known = model.sizes if model else ()
+        return known if known and not self.exact else (self.memory_gb,) if self.memory else ()
+
+    def described(self) -> str:
+        """What is asked for, as people say it, e.g. "8 x A100 (80GB or 40GB each)"."""
+        sizes = " or ".join(f"{size}GB" for size in self.variants)
+        return f"{self.count} x {self.name}{f' ({sizes} each)' if sizes else ''}"
 
     @property
     def supports_cuda(self) -> bool:

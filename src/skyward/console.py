@@ -252,6 +252,8 @@ class Console:
                 node.down = reason
                 node.running.clear()
                 return f"node {number} is down: {reason}"
+            case on.NodeLeaving(node=number, seconds=seconds):
+                self._node(number).phase = f"taken away in {_elapsed(seconds)}"
             case on.NodeUp(node=number):
                 self._node(number).down = None
                 return f"node {number} is up again"

@@ -14,6 +14,7 @@ SkywardError
 │   ├── TaskTimeout (TimeoutError)      the body was stopped at its time limit
 │   ├── NodeLost                        the machine or its agent is gone
 │   └── NodeDiskFull                    a large argument found no room on the machine
+├── Preempted                           raise it in a body whose machine is being taken away: it is run again
 ├── RemoteError                         an exception whose class cannot travel, as text
 ├── BootstrapError                      a node could not be set up
 │   ├── PythonMismatch                  both sides need the same minor version of Python
@@ -24,6 +25,7 @@ SkywardError
 └── CloudError                          something that a cloud did not do
     ├── NoOffer (InvalidArgument)       ask for something else; nothing was created
     ├── NoCapacity                      try later, elsewhere, or something else; nothing was left running
+    │   └── NoneAvailable               ... and so it went with every one of several specs
     ├── NotGivenBack                    machines may still cost money
     └── CloudRefused                    a call that was not carried out, or not answered
         ├── CredentialsMissing          log in; nothing was created
@@ -37,6 +39,7 @@ The user's own exceptions are never wrapped: they keep their type and carry the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import indent
 
 __all__ = [
     "AuthenticationFailed",
@@ -54,11 +57,13 @@ __all__ = [
     "NoOffer",
     "NodeDiskFull",
     "NodeLost",
+    "NoneAvailable",
     "NotGivenBack",
     "NotSerializable",
     "PermissionDenied",
     "PluginError",
     "PoolClosed",
+    "Preempted",
     "PythonMismatch",
     "QuotaExceeded",
     "RemoteError",
@@ -191,9 +196,16 @@ class NodeLost(TaskError):
             )
         text = f"{self.task or 'the call'} was running on node {self.node}, which was lost ({why}). "
         if self.broadcast:
-            return text + "A broadcast is not started again by itself: send it again when all nodes are there."
+            return text + "Send it again when all nodes are there; retries=n has a broadcast started again as a whole."
         tried = "once" if self.attempts == 1 else f"{self.attempts} times"
         return text + f"It was started {tried}; retries=n has it started again on another node."
+
+
+class Preempted(SkywardError):
+    """Raised by a body that gives up since its machine is being taken away; within `retries` it is run again."""
+
+    def __init__(self, message: str = "gave up, since the machine is being taken away") -> None:
+        super().__init__(message)
 
 
 class NodeDiskFull(TaskError):
@@ -280,7 +292,8 @@ class NoOffer(CloudError, InvalidArgument):
         return (
             f"{self.where} has nothing for {self.wish}. Nothing was created."
             + (f" Ruled out:{near}{more}\n" if near else " ")
-            + "Ask for something else, another region, or another allocation."
+            + "Ask for something else, another region, or another allocation"
+            + (", or raise max_hourly_cost." if "max_hourly_cost" in near else ".")
         )
 
 
@@ -297,6 +310,18 @@ class NoCapacity(CloudError):
             f"there is no capacity for {self.wish} right now; nothing was left running. Tried, in this order:{tried}\n"
             "Try again later, in another region, with another accelerator, or with "
             'allocation="spot-if-available" if only one price class was allowed.'
+        )
+
+
+class NoneAvailable(NoCapacity):
+    """None of several specs could be had; says of each why not."""
+
+    def __str__(self) -> str:
+        told = [indent(attempt, " " * 5).lstrip() for attempt in self.attempts]
+        tried = "".join(f"\n  {number}. {attempt}" for number, attempt in enumerate(told, 1))
+        return (
+            f"none of {self.wish} could be had; nothing was left running. Tried, in this order:{tried}\n"
+            "Do what the lines above say, give another sky.Spec(...) to fall back on, or try again later."
         )
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "CallStarted",
     "Event",
     "NodeDown",
+    "NodeLeaving",
     "NodePhase",
     "NodeSample",
     "NodeUp",
@@ -108,6 +109,14 @@ class NodeDown(Event):
 
     node: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaving(Event):
+    """A node's machine will be taken away in so many seconds; it gets no new calls."""
+
+    node: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from skyward.accelerators import Accelerator
-from skyward.errors import InvalidArgument
 from skyward.provider import Offer
 from skyward.spec import Allocation, Architecture, Spec
 
@@ -19,19 +18,17 @@ __all__ = [
     "Plan",
     "PriceSource",
     "RuledOut",
-    "Selection",
     "Shape",
     "affordable",
     "money",
     "ordered",
-    "selected",
     "unfit",
+    "variant",
     "wish",
 ]
 
 Market = Literal["spot", "on-demand"]
 PriceSource = Literal["live", "table", "at most", "unknown"]
-Selection = Literal["cheapest", "first"]
 
 # What devices report lies a little beside the number they are sold with: 22888 MiB is a "24 GB" card.
 _TOLERANCE = 0.08
@@ -73,6 +70,8 @@ class CloudOffer(Offer):
     architecture: Architecture = "x86_64"
     accelerator: str = ""
     accelerators: int = 0
+    accelerator_gb: int = 0
+    """Which variant of the accelerator it is, by its memory as it is sold; 0 where that is not known."""
     price: PriceSource = "unknown"
     cluster: bool = False
 
@@ -110,7 +109,8 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{self.wish}, from {self.provider}:"]
         for number, offer in enumerate(self.offers[:8], 1):
-            what = f" with {offer.accelerators} x {offer.accelerator}" if offer.accelerators else ""
+            memory = f" ({offer.accelerator_gb}GB)" if offer.accelerator_gb else ""
+            what = f" with {offer.accelerators} x {offer.accelerator}{memory}" if offer.accelerators else ""
             lines.append(f"  {number}. {self.nodes} x {offer}{what}, {_priced(offer, self.nodes)}")
         if len(self.offers) > 8:
             lines.append(f"  ... and {len(self.offers) - 8} more, tried in this order when there is no capacity")
@@ -128,8 +128,7 @@ def wish(spec: Spec) -> str:
     """What is asked for, in words."""
     parts: list[str] = []
     if spec.accelerator is not None:
-        memory = f" ({spec.accelerator.memory} each)" if spec.accelerator.memory else ""
-        parts.append(f"{spec.accelerator.count} x {spec.accelerator.name}{memory}")
+        parts.append(spec.accelerator.described())
     if spec.vcpus is not None:
         parts.append(f"{spec.vcpus:g} vCPUs")
     if spec.memory_gb is not None:
@@ -149,7 +148,7 @@ def unfit(shape: Shape, spec: Spec, burstable: bool = True) -> str | None:
         if reason is not None:
             return reason
     elif shape.accelerator:
-        return f"has {shape.accelerators} x {shape.accelerator}, none asked"
+        return f"has {shape.accelerators} x {shape.accelerator}, none asked (accelerator=... asks for it)"
     vcpus = spec.vcpus or (_LEAST_VCPUS if wanted is None else 1)
     memory = spec.memory_gb or (_LEAST_GB if wanted is None else 1)
     architecture = spec.architecture or ("x86_64" if wanted is None else None)
@@ -166,6 +165,16 @@ def unfit(shape: Shape, spec: Spec, burstable: bool = True) -> str | None:
     if shape.burstable and not burstable:
         return "its CPUs are burstable (exclude_burstable=True)"
     return None
+
+
+def variant(shape: Shape, wanted: Accelerator | None) -> int:
+    """Which variant of what is wanted a machine has, as GB of memory; 0 where that cannot be told."""
+    if wanted is None:
+        return 0
+    reported, sizes = shape.accelerator_gb, wanted.variants
+    if not reported:
+        return sizes[0] if len(sizes) == 1 else 0
+    return next((size for size in sizes if _about(reported, size)), round(reported))
 
 
 def ordered(offers: Iterable[CloudOffer], allocation: Allocation) -> list[CloudOffer]:
@@ -187,36 +196,30 @@ def ordered(offers: Iterable[CloudOffer], allocation: Allocation) -> list[CloudO
 def affordable(
     offers: Iterable[CloudOffer], nodes: int, limit: float | None
 ) -> tuple[list[CloudOffer], list[RuledOut]]:
-    """Offers of which `nodes` together stay within `limit` an hour, and the others with the reason."""
+    """Offers, cheapest first, of which `nodes` stay within `limit` an hour, and why the others do not."""
     if limit is None:
         return list(offers), []
     kept: list[CloudOffer] = []
-    out: list[RuledOut] = []
+    dear: dict[tuple[str, str], CloudOffer] = {}
     for offer in offers:
-        total = nodes * offer.hourly_cost
-        if total <= limit:
+        if nodes * offer.hourly_cost <= limit:
             kept.append(offer)
-        elif math.isinf(total):
-            out.append(RuledOut(str(offer), f"its price is not known, and max_hourly_cost={limit:g} is set"))
         else:
-            most = "up to " if offer.price == "at most" else ""
-            out.append(RuledOut(str(offer), f"{most}{money(total)} an hour for {nodes}, max_hourly_cost={limit:g}"))
-    return kept, out
-
-
-def selected(plans: Sequence[Plan], selection: Selection = "cheapest") -> Plan:
-    """One plan among several preferences: the cheapest, or the first that has anything to offer."""
-    if selection not in ("cheapest", "first"):
-        raise InvalidArgument(f'selection={selection!r} is not known. Write "cheapest" or "first".')
-    possible = [plan for plan in plans if plan.offers]
-    if not possible:
-        return plans[0]
-    return possible[0] if selection == "first" else min(possible, key=lambda plan: plan.hourly_cost)
+            dear.setdefault((offer.kind, offer.market), offer)  # its other zones are dearer still
+    return kept, [RuledOut(str(offer), _too_dear(offer, nodes, limit)) for offer in dear.values()]
 
 
 def money(dollars: float) -> str:
     """Dollars, with as many digits as matter."""
     return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
+
+
+def _too_dear(offer: CloudOffer, nodes: int, limit: float) -> str:
+    total = nodes * offer.hourly_cost
+    if math.isinf(total):
+        return f"its price is not known, and max_hourly_cost={limit:g} is set"
+    most = "up to " if offer.price == "at most" else ""
+    return f"{most}{money(total)} an hour for {nodes}, max_hourly_cost={limit:g}"
 
 
 def _priced(offer: CloudOffer, nodes: int) -> str:
@@ -233,7 +236,7 @@ def _other_accelerator(shape: Shape, wanted: Accelerator) -> str | None:
         return f"has a fraction of one {shape.accelerator}"
     if shape.accelerators < wanted.count:
         return f"has {shape.accelerators} x {shape.accelerator}, {wanted.count} asked"
-    if wanted.memory_gb and shape.accelerator_gb and not _about(shape.accelerator_gb, wanted.memory_gb):
+    if wanted.exact and shape.accelerator_gb and not _about(shape.accelerator_gb, wanted.memory_gb):
         return f"its {shape.accelerator} has {shape.accelerator_gb:.0f} GB, {wanted.memory_gb} GB asked"
     return None
 

@@ -10,12 +10,14 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from skyward.errors import InvalidArgument
+from skyward.image import check_one_of
 from skyward.plugin import Plugin
 from skyward.provider import Provider
 from skyward.providers.local import Local
+from skyward.selection import Candidate, Selection, candidate
 from skyward.spec import Spec, Worker
 from skyward.task import PendingComputeGroup
 
@@ -25,8 +27,9 @@ __all__ = [
     "checked_name",
     "checked_plugins",
     "checked_retries",
+    "checked_selection",
     "checked_switch",
-    "chosen_spec",
+    "chosen_specs",
     "chosen_worker",
 ]
 
@@ -38,8 +41,8 @@ _DEFAULTS = {
 }
 
 
-def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Provider, Spec]:
-    """The provider and the machines that are meant, by Spec or by single options; how many may be the provider's."""
+def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Candidate, ...]:
+    """The machines that are meant, by Specs or by single options, and whose; how many may be the provider's."""
     if options["nodes"] is None:
         options["nodes"] = provider.default_nodes if isinstance(provider, Provider) else _DEFAULTS["nodes"]
     if specs and provider is not None:
@@ -49,18 +52,7 @@ def chosen_spec(specs: Sequence[Spec], provider: Provider | None, options: dict[
     beside = [name for name, value in options.items() if specs and value != _DEFAULTS[name]]
     if beside:
         raise InvalidArgument(f"{', '.join(beside)}: say it in the Spec; beside a Spec it would not count.")
-    if len(specs) > 1:
-        raise InvalidArgument("one Spec is taken for now: choosing among several comes with the cloud providers.")
-    spec = specs[0] if specs else Spec(provider=provider, **options)
-    if isinstance(spec.nodes, tuple):
-        raise InvalidArgument(
-            f"nodes={spec.nodes!r}: pools that grow and shrink are not there yet; give one number of nodes."
-        )
-    found = spec.provider if spec.provider is not None else Local()
-    if isinstance(found, type) and issubclass(found, Provider):
-        wanted = 'hosts=["gpu1", "gpu2"]' if found.__name__ == "SSH" else ""
-        raise InvalidArgument(f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}({wanted}).")
-    return checked("provider", found, Provider), spec
+    return tuple(candidate(spec, Local()) for spec in specs or [Spec(provider=provider, **options)])
 
 
 def chosen_worker(concurrency: int | None, worker: Worker | None) -> Worker:
@@ -99,6 +91,12 @@ def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
     if isinstance(value, bool) or (isinstance(value, str) and value in words):
         return value
     raise InvalidArgument(f"{name}={value!r}: True or False{''.join(f', {word!r}' for word in words)} is wanted.")
+
+
+def checked_selection(selection: Any) -> Selection:
+    """In which order several specs are tried."""
+    check_one_of("selection", selection, get_args(Selection))
+    return selection
 
 
 def checked_retries(retries: Any) -> int:

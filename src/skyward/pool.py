@@ -7,6 +7,7 @@ with sky.ComputePool(nodes=4) as pool:      console, image, machines, environmen
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import secrets
@@ -18,12 +19,21 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
 from skyward import blobs, events, fanout
 from skyward.accelerators import Accelerator
-from skyward.errors import ForkedPoolError, InvalidArgument, NestedPoolError, PluginError, PoolClosed, SkywardError
+from skyward.errors import (
+    ForkedPoolError,
+    InvalidArgument,
+    NestedPoolError,
+    NodeLost,
+    PluginError,
+    PoolClosed,
+    SkywardError,
+)
 from skyward.executor import PoolExecutor
 from skyward.image import Image, check_number
 from skyward.options import (
@@ -32,15 +42,18 @@ from skyward.options import (
     checked_name,
     checked_plugins,
     checked_retries,
+    checked_selection,
     checked_switch,
-    chosen_spec,
+    chosen_specs,
     chosen_worker,
 )
 from skyward.payload import Packer
 from skyward.plugin import Cluster, Plugin
-from skyward.provider import Holding, Provider
+from skyward.provider import Holding, Machine, Provider
+from skyward.selection import Candidate, Selection, look, taken
 from skyward.signals import OrderlyExit
 from skyward.spec import WEEK, Spec, Volume, Worker
+from skyward.supply import Supply
 from skyward.task import Compute, PendingCompute, PendingComputeGroup, PendingStream, enter_target, leave_target
 
 __all__ = ["ComputePool", "plan"]
@@ -58,7 +71,10 @@ def plan(*specs: Spec, **options: Any) -> Any:
 
 
 class ComputePool:
-    """Machines that exist while the with-block lasts, and take calls."""
+    """Machines that exist while the with-block lasts, and take calls.
+
+    Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
+    """
 
     def __init__(
         self,
@@ -75,10 +91,12 @@ class ComputePool:
         memory_gb: float | None = None,
         architecture: Literal["x86_64", "arm64"] | None = None,
         allocation: Literal["spot", "on-demand", "spot-if-available", "cheapest"] = "spot-if-available",
+        selection: Literal["cheapest", "first"] = "cheapest",
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
         volumes: Sequence[Volume] = (),
         retries: int = 3,
+        replace: bool | None = None,
         default_compute_timeout: float | None = None,
         provision_timeout: float = 300,
         max_result_bytes: int = 2 << 30,
@@ -86,7 +104,7 @@ class ComputePool:
         console: bool | str = "auto",
         allow_nested: bool = False,
     ) -> None:
-        self.provider, self.spec = chosen_spec(
+        self._candidates = chosen_specs(
             specs,
             provider,
             {
@@ -104,7 +122,8 @@ class ComputePool:
             raise InvalidArgument(
                 "volumes=...: no provider here mounts volumes yet; read the data inside the function."
             )
-        self.nodes = cast(int, self.spec.nodes)
+        self._selection: Selection = checked_selection(selection)
+        self._take(self._candidates[0])
         self.worker = chosen_worker(concurrency, worker)
         self.image = checked("image", Image() if image is None else image, Image)
         self.plugins = checked_plugins(plugins)
@@ -122,6 +141,12 @@ class ComputePool:
         self._max_result, self._grace = max_result_bytes, grace
         self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
         self._allow_nested = checked_switch("allow_nested", allow_nested)
+        self._replace = None if replace is None else bool(checked_switch("replace", replace))
+        if replace and not any(one.provider.elastic for one in self._candidates):
+            raise InvalidArgument(
+                f"replace=True: {self.provider.name} has no other machines to put in the place of lost ones. Leave it "
+                "out: a machine that comes back is set up again by itself."
+            )
         self._listeners: list[Callable[[events.Event], None]] = []
         self._state: Literal["new", "opening", "open", "closing", "closed"] = "new"
         self._state_lock = threading.Lock()
@@ -165,10 +190,9 @@ class ComputePool:
         stack.enter_context(OrderlyExit())
         self._attach_console(stack)
         stack.callback(self._tell_closed, began)
+        self._take(self._candidates[0])
         self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
-        cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
-        image = self._transformed(cluster)
-        holding = self._launched(stack)
+        cluster, image, holding = self._launched(stack)
         commands = self._commands(cluster)
         self._bring_up(stack, holding, image, commands, time.monotonic() + max(self._patience, image.bootstrap_timeout))
         self._dask_clients: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -257,21 +281,47 @@ class ComputePool:
                 found[plugin.name] = lines
         return found
 
-    def _launched(self, stack: ExitStack) -> Holding:
+    def _take(self, one: Candidate) -> None:
+        self.provider, self.spec, self.nodes = one.provider, one.spec, one.nodes
+
+    def _launched(self, stack: ExitStack) -> tuple[Cluster, Image, Holding]:
+        """Machines of the first spec that can be had, with their giving back on `stack`."""
+        several = self._candidates
+        if len(several) > 1 and self._selection == "cheapest":
+            self._report("comparing prices")
+            several = [prospect.candidate for prospect in look(several, "cheapest").prospects]
+
+        def attempt(one: Candidate) -> tuple[Cluster, Image, Holding]:
+            if one.spec is not self.spec:
+                self._take(one)
+                self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
+            cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
+            image = self._transformed(cluster)
+            holding = self._acquired(stack)  # a spec that cannot be had leaves a watchdog there, with nothing to do
+            if holding.accelerator is not None:  # machines that come later must have the same
+                self.spec = replace(self.spec, accelerator=holding.accelerator)
+            return cluster, image, holding
+
+        return taken(several, attempt, lambda text: self._emit(events.Notice(self.name, text, "warning")))
+
+    def _acquired(self, stack: ExitStack) -> Holding:
         """Machines, with their giving back on `stack`; a watchdog sees to it if we are killed."""
         name = f"{self.name}-{secrets.token_hex(3)}"
         ending = self.provider.ending(name)
         if ending is not None:
+            from skyward.reaper import look_around
             from skyward.watchdog import Watchdog
 
+            stack.callback(look_around(self.provider, self._warn).join, 1)
             watchdog = Watchdog()
             stack.callback(watchdog.close)
-            watchdog.add("machines", ending)
+            watchdog.add("machines", ending, patience=600)  # machines take minutes to shut down
             stack.callback(watchdog.drop, "machines")
 
             def interrupted(kind: type[BaseException] | None, *_: object) -> None:
                 # an ExitStack goes on after an interrupt, so giving back may have been cut short just now
                 if self._hurry or (kind is not None and not issubclass(kind, Exception)):
+                    self.provider.let_go(name)
                     watchdog.hand_over()
 
             stack.push(interrupted)
@@ -288,6 +338,9 @@ class ComputePool:
     def _interrupted(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._state == "closing" and kind is not None and issubclass(kind, KeyboardInterrupt):
             self._hurry = True  # the second Ctrl-C; what is left goes quickly
+
+    def _warn(self, text: str) -> None:
+        self._emit(events.Notice(self.name, text, "warning"))
 
     def _report(self, text: str) -> None:
         self._emit(events.NodePhase(self.name, None, text))
@@ -313,12 +366,17 @@ class ComputePool:
 
         _OPEN.add(self)
         stack.callback(_OPEN.discard, self)
+        supply = None
+        if self.provider.elastic:
+            supply = Supply(self.provider, self.spec, holding.pool, self._patience, self._replace)
+            stack.callback(lambda: supply.close(0.5 if self._hurry else 120.0))
         bringup = Bringup(
             pool=self.name,
             machines=list(holding.machines),
             image=image,
             commands=commands,
             access=self.provider.access,
+            supply=supply,
             ttl=self.spec.ttl,
             worker=self.worker,
             plugins=self.plugins,
@@ -331,7 +389,12 @@ class ComputePool:
             hurried=lambda: self._hurry,
             interrupted=self._interrupted,
         )
-        self._cluster = bringup.open(stack, deadline)
+        try:
+            self._cluster = bringup.open(stack, deadline)
+        except SkywardError as exc:
+            if supply is not None:
+                _blame(exc, supply, holding.machines)
+            raise
         self._engine = self._cluster.engine
         if self.spec.accelerator is not None and not any(about["accelerators"] for about in self._engine.abouts()):
             text = f"accelerator={self.spec.accelerator.name}: none was found on the nodes; they run on their CPUs."
@@ -365,10 +428,27 @@ class ComputePool:
         return self.submit(call)
 
     def broadcast(self, call: PendingCompute[T], /) -> list[T]:
-        """Runs a call on every node at once; results in node order. If one fails, the others are stopped."""
+        """Runs a call on every node at once; results in node order. If one fails, the others are stopped.
+
+        If the call has retries and a node is lost, all of it is started again when every node is there.
+        """
         self._check_open()
         call = self._limited(call)
-        calls = self._packing.copies(call, self.nodes, call.retries or 0)
+        for attempt in itertools.count():
+            try:
+                return self._together(call, attempt)
+            except NodeLost as exc:
+                if attempt >= (call.retries or 0) or not exc.attempts:
+                    raise
+                text = (
+                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {self.nodes} start again when every "
+                    f"node is there, attempt {attempt + 1} of {call.retries}."
+                )
+                self._warn(text)
+        raise AssertionError
+
+    def _together(self, call: PendingCompute[T], attempt: int) -> list[T]:
+        calls = self._packing.copies(call, self.nodes, attempt)
         futures = [c.future for c in calls]
         self._engine.send_to(list(enumerate(calls)))
         try:
@@ -446,7 +526,12 @@ class ComputePool:
         return unsubscribe
 
     def plan(self) -> Any:
-        """What opening the pool would launch, where and for how much, and what was ruled out; creates nothing."""
+        """What opening the pool would launch, where and for how much, and what was ruled out; creates nothing.
+
+        With several specs it says which of them is tried first, and why.
+        """
+        if len(self._candidates) > 1:
+            return look(self._candidates, self._selection)
         return self.provider.plan(self.spec, self.nodes)
 
     def script(self) -> str:
@@ -509,6 +594,17 @@ class ComputePool:
         cluster = self.__dict__.get("_cluster")
         if cluster is not None:
             cluster.after_fork()
+
+
+def _blame(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> None:
+    """Adds which machines are gone: not the user's fault, if one was taken away while it was set up."""
+    try:
+        reasons = supply.ended(machines)
+    except SkywardError:
+        return  # the error stands as it is
+    for machine, reason in zip(machines, reasons, strict=True):
+        if reason:
+            error.add_note(f"{machine.id}: {reason}. Open the pool again for another machine.")
 
 
 _OPEN: weakref.WeakSet[ComputePool] = weakref.WeakSet()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from skyward.accelerators import Accelerator
 from skyward.shell import Access, SshTarget
 from skyward.spec import Spec
 
@@ -35,6 +36,16 @@ class Machine:
     public_ip: str | None = None
     ssh: SshTarget | None = None
 
+    @property
+    def preemptible(self) -> bool:
+        """Whether its owner may take it away at any time."""
+        return False
+
+    @property
+    def gone(self) -> str:
+        """Why it is not there any more; empty if it is."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Holding:
@@ -43,6 +54,8 @@ class Holding:
     pool: str
     machines: tuple[Machine, ...]
     hourly_cost: float = 0.0
+    accelerator: Accelerator | None = None
+    """Which variant the machines have, where the spec left that open."""
 
 
 class Provider(ABC):
@@ -62,6 +75,11 @@ class Provider(ABC):
     def access(self) -> Access:
         """How its machines are got at."""
         return Access()
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a pool that is open can be given more machines."""
+        return False
 
     def plan(self, spec: Spec, count: int) -> object:
         """What would be had for `spec`, and for how much; as text it is for people. Creates nothing."""
@@ -85,6 +103,9 @@ class Provider(ABC):
     def ending(self, name: str) -> list[str] | None:
         """The command that ends what a pool of that name has, should we be killed; None if nothing could be left."""
         return None
+
+    def let_go(self, name: str) -> None:  # noqa: B027 - most providers have nothing to let go of
+        """Leaves what a pool of that name has to whoever runs `ending`, although this process lives."""
 
     @abstractmethod
     def offers(self, spec: Spec) -> Iterable[Offer]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.ledger import History, histories, in_use, read
 from skyward.offers import money
+from skyward.provider import Provider
 from skyward.providers._aws.giveback import Receipt
 from skyward.providers._aws.inventory import Thing
 from skyward.providers._aws.machines import CloudMachine
 from skyward.providers._aws.tags import POOL, expiry
 from skyward.providers.aws import AWS
 
-__all__ = ["Found", "Outcome", "chosen", "down", "expired_leftovers", "pools"]
+__all__ = ["Found", "Outcome", "chosen", "down", "expired_leftovers", "look_around", "mentioned", "pools"]
+
+log = logging.getLogger("skyward.reaper")
 
 Condition = Literal[
     "in use",  # its process lives, on this computer
@@ -164,6 +169,36 @@ def down(
 def expired_leftovers(provider: AWS) -> list[Found]:
     """What opening a pool mentions: pools whose time is over or whose process is gone, with something left."""
     return [item for item in pools(provider) if item.condition in ("expired", "abandoned")]
+
+
+def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
+    """Pools that were left behind in one sentence, with the command that ends them; None if there are none."""
+    if not found:
+        return None
+    what = [f"{item.pool} ({item.condition}, {item.region}, {money(item.hourly_cost)} an hour)" for item in found]
+    elsewhere = {item.region: "" for item in found if item.region != AWS.region and read(item.pool) is None}
+    words = [*(f"--region {region}" for region in elsewhere), *([f"--profile {profile}"] if profile else []), "--yes"]
+    names = " ".join(item.pool for item in found)
+    return (
+        f"earlier pools have left something behind: {', '.join(what)}. End it with: sky down {names} {' '.join(words)}"
+    )
+
+
+def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Thread:
+    """Tells of leftovers of earlier pools while the caller does something else; whatever goes wrong is not told."""
+
+    def look() -> None:
+        try:
+            text = mentioned(expired_leftovers(provider), provider.profile) if isinstance(provider, AWS) else None
+        except Exception as exc:  # an aside: who opens a pool hears from the launch itself what is wrong
+            log.debug("leftovers of earlier pools could not be looked for: %s", exc)
+        else:
+            if text:
+                tell(text)
+
+    thread = threading.Thread(target=look, name="skyward-leftovers", daemon=True)
+    thread.start()
+    return thread
 
 
 def _ended(item: Found) -> Outcome:

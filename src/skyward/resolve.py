@@ -42,7 +42,7 @@ from skyward.requirements import (
     sorted_out,
     strip_login,
 )
-from skyward.uvrun import cache_root, check_own, run_uv, too_late
+from skyward.uvrun import cache_root, check_own, find_uv, run_uv, too_late
 from skyward.wheel import build_wheel, source_hash, tree_hash
 
 __all__ = ["RESOLVING", "Packages"]
@@ -99,9 +99,7 @@ class Packages:
         arch, _, libc = platform.partition("-")
         machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(this.machine().lower(), this.machine())
         if sys.platform == "linux" and arch == machine and libc.startswith("manylinux"):
-            from uv import find_uv_bin
-
-            return Path(find_uv_bin())
+            return Path(find_uv())
         kept = self._directory("bin") / f"uv-{self.uv_version}-{platform}"
         with self._lock:
             if kept.exists():

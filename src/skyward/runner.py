@@ -30,7 +30,8 @@ from typing import Any, NoReturn, cast
 from skyward import blobs, failures, leftovers, routed, wire
 from skyward.errors import NotSerializable, PluginError, ResultNotSerializable, ResultTooLarge
 from skyward.payload import Packer, unpack
-from skyward.runtime import call_context, holds_group
+from skyward.preemption import announce, preempted
+from skyward.runtime import VARIABLE, call_context, holds_group
 from skyward.streams import Consumer, Producer
 
 __all__ = ["Runner", "Stopped"]
@@ -168,6 +169,14 @@ class Runner:
     _exiting = False
 
     def _control(self, kind: str, body: Any, buffers: list[Any]) -> None:
+        if kind == "info":
+            os.environ[VARIABLE] = body[0]  # another machine stands in for one of the pool
+            return
+        if kind == "notice":
+            announce(body[0])
+            if self._running:
+                signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
+            return
         if kind == "recall":
             if self._waiting.pop(body[0], None) is not None:
                 self._send([["recalled", body[0], 0]])
@@ -202,7 +211,7 @@ class Runner:
         for call in list(self._running.values()):
             if call.stop:
                 raise Stopped
-        if not self._running:
+        if not self._running and not preempted():
             self._leave(0)
 
     # working

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
@@ -67,6 +67,10 @@ class Access:
     network: Literal["auto", "mesh", "star"] = "auto"
     lease_file: str | None = None
     """A file on each machine that must be touched within every lease, or the machine shuts itself down."""
+    notices: str | None = None
+    """What, on a machine, waits until that is to be taken away, as "module:function"; it returns the seconds left."""
+    settle: Callable[[Shell, SshTarget], str | None] | None = None
+    """Done once a machine lets us in, beside the rest of setting it up; what it returns the user is told."""
 
 
 @dataclass(frozen=True)

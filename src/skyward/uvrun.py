@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from skyward.image import Image, mask
 from skyward.pipsettings import uv_environment
 from skyward.requirements import MISLEADING, git_settings
 
-__all__ = ["cache_root", "check_own", "run", "run_uv", "too_late"]
+__all__ = ["cache_root", "check_own", "find_uv", "run", "run_uv", "too_late"]
+
+_FINDING = threading.Lock()
 
 
 def cache_root() -> Path:
@@ -34,15 +37,21 @@ def check_own(root: Path) -> None:
         )
 
 
-def run_uv(step: str, arguments: Sequence[str], image: Image, deadline: float, cwd: Path | None = None) -> str:
-    """What uv wrote, run with the settings of the user's pip and the image's `shell_vars`."""
+def find_uv() -> str:
+    """Where uv lies; threads take turns, as Python 3.11 gives them tables of `sysconfig` that are not filled yet."""
     from uv import find_uv_bin
 
+    with _FINDING:
+        return find_uv_bin()
+
+
+def run_uv(step: str, arguments: Sequence[str], image: Image, deadline: float, cwd: Path | None = None) -> str:
+    """What uv wrote, run with the settings of the user's pip and the image's `shell_vars`."""
     own = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
     logins = git_settings(image.pip, int(own.get("GIT_CONFIG_COUNT") or 0))
     variables = {**own, **uv_environment(os.environ), **quiet, **logins, **image.shell_vars}
-    return run(step, [find_uv_bin(), *arguments], variables, image, deadline, cwd)
+    return run(step, [find_uv(), *arguments], variables, image, deadline, cwd)
 
 
 def run(

@@ -52,12 +52,26 @@ class Watchdog:
         """The process id of the watchdog."""
         return self._process.pid
 
-    def add(self, key: str, argv: Sequence[str], ending: Sequence[str] = (), directory: str | None = None) -> None:
+    def add(
+        self,
+        key: str,
+        argv: Sequence[str],
+        ending: Sequence[str] = (),
+        directory: str | None = None,
+        patience: float = _ONE_TRY,
+    ) -> None:
         """Notes a command to be tried until it works, then one to run once, then a directory to remove.
 
-        The last two are `SshShell.ending()`; `argv` may be empty, if there is nothing on the host yet.
+        `ending` and `directory` are `SshShell.ending()`; `argv` may be empty, if there is nothing on the host. A try
+        that takes more than `patience` seconds has failed.
         """
-        order = {"key": key, "argv": list(argv), "ending": list(ending), "directory": directory}
+        order = {
+            "key": key,
+            "argv": list(argv),
+            "ending": list(ending),
+            "directory": directory,
+            "patience": patience,
+        }
         with self._lock:
             self._orders[key] = order
             self._tell({"add": order})
@@ -174,7 +188,7 @@ def _carry_out(order: dict[str, Any]) -> None:
     """Does what is to be done for one host: the command until it works or time is up, then the rest."""
     for pause in [0.0, *pauses(_GIVE_UP)]:
         time.sleep(pause)
-        if not order["argv"] or _works(order["argv"], _ONE_TRY):
+        if not order["argv"] or _works(order["argv"], order["patience"]):
             break
     if order["ending"]:
         _works(order["ending"], _LETTING_GO)

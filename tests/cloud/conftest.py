@@ -15,7 +15,7 @@ from skyward.ledger import histories
 from skyward.providers.aws import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
-from tests.cloud.waiting import watchdogs
+from tests.cloud.waiting import until, watchdogs
 from tests.hosts import Network, unavailable
 
 
@@ -62,10 +62,8 @@ def cloud(
     for name, value in cloud.environ.items():
         monkeypatch.setenv(name, value)
     yield cloud
-    left, ledgers = cloud.leftovers(), list(histories())
-    for pid in watchdogs():  # of machines that are gone, which they try to reach for a while
-        os.kill(pid, signal.SIGKILL)
-    assert (left, ledgers) == ([], [])
+    assert (cloud.leftovers(), list(histories())) == ([], [])
+    until(lambda: not watchdogs(), 20)
 
 
 @pytest.fixture
@@ -86,14 +84,22 @@ def slow(seconds):
         time.sleep(0.1)
     return sky.instance_info().node
 
-endpoint, seconds, lease = sys.argv[1], *map(float, sys.argv[2:])
-pace = Pace(base=0.01, cap=0.1, budget=20.0, poll=0.1, settle=0.1, unanswered=1.0)
+endpoint, seconds, lease, lives = sys.argv[1], *map(float, sys.argv[2:])
+pace = Pace(base=0.01, cap=0.1, budget=20.0, poll=0.1, settle=0.1, unanswered=1.0, boot=1.0)
 aws = sky.AWS(endpoint_url=endpoint, ssh_from="192.0.2.1", username="sky", lease=lease, pace=pace)
-with sky.ComputePool(provider=aws, nodes=2, name="killed", console="plain") as pool:
-    print("open", flush=True)
-    print(slow(seconds) >> pool, flush=True)
-    print("closing", flush=True)
-print("closed", flush=True)
+pool = sky.ComputePool(provider=aws, nodes=2, name="killed", console="plain")
+pool.on_event(lambda event: isinstance(event, sky.events.PoolClosing) and print("leaving", flush=True))
+try:
+    with pool:
+        print("open", flush=True)
+        print(slow(seconds) >> pool, flush=True)
+        print("closing", flush=True)
+    print("closed", flush=True)
+except KeyboardInterrupt:
+    if lives:
+        print("alive", flush=True)
+        time.sleep(600)
+    raise
 """
 
 
@@ -102,10 +108,10 @@ def client(cloud: Cloud, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
     """Starts a client program that opens a pool of two, and can be killed."""
     begun: list[subprocess.Popen[str]] = []
 
-    def start(seconds: float = 600, lease: float = 900) -> subprocess.Popen[str]:
+    def start(seconds: float = 600, lease: float = 900, lives: bool = False) -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
         path.write_text(CLIENT)
-        argv = [sys.executable, "-u", str(path), cloud.endpoint, str(seconds), str(lease)]
+        argv = [sys.executable, "-u", str(path), cloud.endpoint, str(seconds), str(lease), str(int(lives))]
         process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ import pytest
 
 import skyward as sky
 from skyward import errors, events
+from skyward.ledger import Ledger, histories, state_dir
 from skyward.providers._aws.giveback import Receipt
 from skyward.providers._aws.keys import replace_host_key
 from skyward.providers.aws import AWS
+from skyward.shell import Finished, SshTarget
 from skyward.spec import Spec
 from skyward.ssh import SshShell
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
-from tests.cloud.waiting import until
+from tests.cloud.waiting import read_until, until, watchdogs
 
 
 @sky.compute
@@ -81,7 +83,7 @@ def test_a_pool_may_be_used_for_longer_than_its_lease(cloud: Cloud, hosts: Hosts
 
 def test_a_machine_that_dies_loses_nothing_but_time(cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS]) -> None:
     """Rows 13, 43: its call runs elsewhere; giving back finds it gone."""
-    with sky.ComputePool(provider=aws(ssh_timeout=5), nodes=2, console=False) as pool:
+    with sky.ComputePool(provider=aws(ssh_timeout=5), nodes=2, replace=False, console=False) as pool:
         started: list[int] = []
         pool.on_event(lambda e: started.append(e.node) if isinstance(e, events.CallStarted) else None)
         future = slow(3) > pool
@@ -101,6 +103,72 @@ def test_no_room_in_the_first_zone_leads_to_the_next(cloud: Cloud, aws: Callable
     with sky.ComputePool(provider=aws(), nodes=2, console=False) as pool:
         assert add(1, 2) @ pool == [3, 3]
         assert {instance.zone for instance in cloud.running()} == {"us-east-1b"}
+
+
+def test_a_region_without_room_leads_to_the_next_spec(cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS]) -> None:
+    """Row 44: of the first nothing is left, and the receipt is that of the second."""
+    cloud.room(0, zone="us-east-1*")
+    near, far = Spec(provider=aws(), nodes=2), Spec(provider=aws(), region="eu-west-1")
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(near, far, selection="first", console=False)
+    assert "2 nodes, spot-if-available, from AWS in us-east-1" in str(pool.plan().first)
+    pool.on_event(seen.append)
+    with pool:
+        assert (pool.spec, pool.nodes) == (far, 1)
+        assert add(1, 2) @ pool == [3]
+        assert [instance.region for instance in cloud.running()] == ["eu-west-1"]
+    assert isinstance(pool.receipt, Receipt)
+    assert (pool.receipt.region, len(pool.receipt.machines)) == ("eu-west-1", 1)
+    (notice,) = [event for event in seen if isinstance(event, events.Notice) and event.level == "warning"]
+    assert "InsufficientInstanceCapacity" in notice.text
+
+
+def test_where_no_spec_can_be_had_the_reasons_of_all_are_told(cloud: Cloud, aws: Callable[..., AWS]) -> None:
+    """Rows 44, 46, 56: no room here, a quota of 0 there, no login for the third."""
+    cloud.room(0, zone="us-east-1*")
+    cloud.fail("RunInstances", "VcpuLimitExceeded", times=-1, where=lambda call: call.region == "eu-west-1")
+    here, there = Spec(provider=aws()), Spec(provider=aws(), region="eu-west-1", accelerator="T4")
+    nobody = Spec(provider=aws(profile="nobody"))
+    with pytest.raises(errors.NoneAvailable) as caught:
+        with sky.ComputePool(here, there, nobody, console=False):
+            pass
+    text = str(caught.value)
+    assert "1. 1 node, spot-if-available, from AWS in us-east-1: there is no capacity" in text
+    assert "2. 1 node with 1 x T4 (16GB each), spot-if-available, from AWS in eu-west-1: the quota 'All G" in text
+    assert "3. 1 node, spot-if-available, from AWS in us-east-1: no AWS login that works" in text
+    with pytest.raises(errors.InvalidArgument, match="no such region"):  # a mistake, whatever the other specs say
+        with sky.ComputePool(here, Spec(provider=aws(), region="us-east-9"), console=False):
+            pass
+
+
+TWO_SPECS = """
+import sys, time
+import skyward as sky
+from skyward.providers._aws.api import Pace
+
+pace = Pace(base=0.01, cap=0.1, budget=20.0, poll=0.1, settle=0.1, unanswered=1.0, boot=1.0)
+aws = sky.AWS(endpoint_url=sys.argv[1], ssh_from="192.0.2.1", username="sky", pace=pace)
+near, far = sky.Spec(provider=aws), sky.Spec(provider=aws, region="eu-west-1")
+with sky.ComputePool(near, far, selection="first", console="plain") as pool:
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_machines_of_every_spec_that_is_tried_are_watched(cloud: Cloud, tmp_path: Path) -> None:
+    """Row 31: the client is killed when the second spec was taken."""
+    cloud.room(0, zone="us-east-1*")
+    path = tmp_path / "program.py"
+    path.write_text(TWO_SPECS)
+    argv = [sys.executable, "-u", str(path), cloud.endpoint]
+    program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        read_until(program, "open\n")
+        assert len(cloud.running()) == 1
+    finally:
+        program.kill()
+        program.communicate()
+    until(lambda: not cloud.leftovers() and not list(histories()), 60)
 
 
 def test_a_login_that_expires_while_a_pool_is_open_is_told_with_what_is_left(
@@ -168,55 +236,130 @@ def test_the_host_key_of_the_user_data_is_replaced_over_the_first_connection(
     cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS]
 ) -> None:
     """SEC-5: whoever has read the user data cannot pass for the machine any more."""
-    provider = aws(username="root")
-    held = provider.acquire(Spec(), "keys")
-    target = held.machines[0].ssh
-    assert target is not None
-    assert target.known_hosts is not None
-    known = Path(target.known_hosts)
-    first = known.read_text()
-    shell = SshShell(target)
-    try:
-        shell.connect(time.monotonic() + 20)
-        assert replace_host_key(shell, target)
-        assert shell.run(["true"]).code == 0, "the connection that was open stays"
-    finally:
-        shell.close()
-    pinned = known.read_text()
-    assert pinned != first
-    assert pinned.count("\n") == 1
-
-    def shown() -> str:
-        return hosts.of[held.machines[0].id].run(["ssh-keyscan", "-t", "ed25519", "127.0.0.1"], user="root").stdout
-
-    until(lambda: pinned.split()[2] in shown())
-    again = SshShell(target)
-    try:
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(provider=aws(), console=False)
+    pool.on_event(seen.append)
+    with pool:
+        (instance,) = cloud.running()
+        (known,) = state_dir().glob("pools/*/known_hosts")
+        given = known.with_name("host_ed25519.pub").read_text().strip()
+        shown = hosts.of[instance.id].run(["ssh-keyscan", "-t", "ed25519", "127.0.0.1"], user="root").stdout
+        pinned = known.read_text()
+        assert pinned.count("\n") == 1
+        assert pinned.split()[2] == shown.split()[2] != given.split()[1]
+        assert add(1, 2) >> pool == 3, "what was connected stays so"
+        target = SshTarget(instance.private_ip, "sky", key=str(known.with_name("id_ed25519")), known_hosts=str(known))
+        again = SshShell(target)
         again.connect(time.monotonic() + 20)
-    finally:
         again.close()
-    known.write_text(first)
-    impostor = SshShell(target)
-    try:
+        known.write_text(f"{instance.private_ip} {given}\n")
+        impostor = SshShell(target)
         with pytest.raises(errors.HostKeyMismatch):
             impostor.connect(time.monotonic() + 20)
-    finally:
-        impostor.close()
-    provider.release(held.pool)
+    assert not [event for event in seen if isinstance(event, events.Notice) and "host key" in event.text]
 
 
-def test_a_user_who_may_not_become_root_leaves_the_host_key_as_it_is(cloud: Cloud, aws: Callable[..., AWS]) -> None:
+def test_where_the_user_may_not_become_root_the_host_key_stays_and_the_pool_opens(
+    cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEC-5: said once for all machines, with what to do about it."""
+    monkeypatch.setattr(hosts, "sudo", False)
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(provider=aws(), nodes=2, console=False)
+    pool.on_event(seen.append)
+    with pool:
+        (known,) = state_dir().glob("pools/*/known_hosts")
+        given = known.with_name("host_ed25519.pub").read_text().strip()
+        assert known.read_text().count(given) == known.read_text().count("\n") == 2
+        assert add(1, 2) @ pool == [3, 3]
+    (notice,) = [event for event in seen if isinstance(event, events.Notice) and "host key" in event.text]
+    assert "sudo without a password: sky.AWS(username=...)" in notice.text
+
+
+def test_replacing_a_host_key_may_be_cut_anywhere(cloud: Cloud, aws: Callable[..., AWS]) -> None:
+    """SEC-5: whichever of the two keys the machine shows, it is let in; the next time it is finished."""
     provider = aws()
     held = provider.acquire(Spec(), "keys")
     target = held.machines[0].ssh
     assert target is not None
     assert target.known_hosts is not None
-    before = Path(target.known_hosts).read_text()
-    shell = SshShell(target)
-    try:
-        shell.connect(time.monotonic() + 20)
-        assert not replace_host_key(shell, target)
-    finally:
-        shell.close()
-    assert Path(target.known_hosts).read_text() == before
+    known = Path(target.known_hosts)
+
+    class Cut(SshShell):
+        """Loses its machine after so many programs, the last of which did its work."""
+
+        left = 1
+
+        def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+            done = super().run(argv, data, timeout)
+            self.left -= 1
+            if self.left == 0:
+                raise errors.HostUnreachable("ssh", "cut by the test")
+            return done
+
+    for programs, keys in ((1, 1), (2, 2), (3, 1)):
+        shell = Cut(target)
+        shell.left = programs
+        try:
+            shell.connect(time.monotonic() + 20)
+            if programs < 3:
+                with pytest.raises(errors.HostUnreachable):
+                    replace_host_key(shell, target)
+            else:
+                assert replace_host_key(shell, target) is None
+                before = known.read_text()
+                assert replace_host_key(shell, target) is None
+                assert known.read_text() == before, "done once is enough"
+            assert known.read_text().count("\n") == keys
+        finally:
+            shell.close()
+        again = SshShell(target)
+        again.connect(time.monotonic() + 20)
+        again.close()
     provider.release(held.pool)
+
+
+def test_opening_a_pool_mentions_what_earlier_ones_have_left(cloud: Cloud, aws: Callable[..., AWS]) -> None:
+    """SEC-32: once, with the command that ends it; none of the calls is made for each node."""
+    held = aws().acquire(Spec(), "old")
+    ledger = Ledger.held(held.pool)
+    assert ledger is not None
+    ledger.let_go()  # as if its process had died
+    before = len(cloud.calls)
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(provider=aws(), nodes=2, console=False)
+    pool.on_event(seen.append)
+    with pool:
+        assert add(1, 2) @ pool == [3, 3]
+    told = [event.text for event in seen if isinstance(event, events.Notice) and "left something behind" in event.text]
+    assert len(told) == 1
+    assert f"{held.pool} (abandoned, us-east-1, $0." in told[0]
+    command = told[0].partition("End it with: sky ")[2].split()
+    assert command == ["down", held.pool, "--yes"]
+    assert sum(call.action == "GetCallerIdentity" for call in cloud.calls[before:]) <= 3
+    subprocess.run([sys.executable, "-m", "skyward", *command], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_a_machine_that_falls_silent_holds_up_no_closing(cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS]) -> None:
+    """Rows 13, 31: its provider ends it; nobody tries to reach it, then or later."""
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(provider=aws(), nodes=2, grace=1, console=False)
+    pool.on_event(seen.append)
+    with pool:
+        assert add(1, 2) @ pool == [3, 3]
+        hosts.of[cloud.running()[1].id].cut()
+    assert not any("could not be reached" in event.text for event in seen if isinstance(event, events.Notice))
+    assert watchdogs() == []
+    assert isinstance(pool.receipt, Receipt)
+    assert len(pool.receipt.machines) == 2
+
+
+def test_an_idle_pool_outlives_its_lease(cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS]) -> None:
+    """SEC-31: that nothing runs does not mean that nobody is there."""
+    with sky.ComputePool(provider=aws(lease=4), nodes=2, console=False) as pool:
+        assert add(1, 2) @ pool == [3, 3]
+        machines = {instance.id for instance in cloud.running()}
+        time.sleep(3 * 4)  # three leases in which nothing is asked of anybody
+        assert {instance.id for instance in cloud.running()} == machines
+        assert add(1, 2) @ pool == [3, 3]
+    assert not set(hosts.switched_off) & machines

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import selectors
 import signal
 import socket
@@ -23,11 +24,10 @@ from typing import Any
 from skyward.engine.crew import Crew
 from skyward.engine.door import Door
 from skyward.engine.freight import Freight
-from skyward.engine.link import Broken, Link
+from skyward.engine.homeward import Homeward
 from skyward.engine.slots import Pipe, RunnerSlot, Task, ahead
 from skyward.engine.timers import Timers
 from skyward.engine.vitals import Vitals
-from skyward.wire import encode
 
 __all__ = ["Agent"]
 
@@ -51,11 +51,10 @@ class Agent:
         freight: Freight,
         about: dict[str, Any],
     ) -> None:
-        self._join, self._heard, self._freight, self._about = join, heard, freight, about
-        self._incarnation = os.urandom(8).hex()
-        self._link = Link()
-        self._session: str | None = None
+        self._join, self._heard, self._freight = join, heard, freight
         self._selector = selectors.DefaultSelector()
+        self._home = Homeward(self._selector, about, self._obey, self._fence)
+        self._tell = self._home.tell
         self._door = Door(listener, context, self._wake, freight.serve)
         freight.wake = self._wake
         self._wake_read, self._wake_write = socket.socketpair()
@@ -70,15 +69,15 @@ class Agent:
         self._tasks: dict[str, Task] = {}
         self._recent: deque[Task] = deque()
         self._timers = Timers()
-        self._outgoing: list[Any] = []
-        self._outgoing_buffers: list[Any] = []
         self._mean: float | None = None
         self._dropped = 0
         self._vitals = Vitals()
         token = os.urandom(8).hex()
         self._mark = b"\0" + token.encode()
         self._token = token
-        self._closing = self._done = self._more = False
+        self._closing = self._done = False
+        self._notices: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._leaving: float | None = None  # when this machine will be taken away
 
     def run(self) -> None:
         """Runs until the client says bye, then returns."""
@@ -86,19 +85,25 @@ class Agent:
         self._door.open()
         self._timers.after(_SAMPLE, self._sample)
         while not self._done:
-            more, self._more = self._more, False
+            more = self._home.pending()
             for key, events in self._selector.select(0 if more else self._wait()):
                 key.data(events)
             if more:
-                self._on_client(0)
+                self._home.hear(0)
+            self._crew.resume()
             self._timers.run()
             self._announce()
-            self._freight.send(lambda: self._link.kept_bytes, self._tell_now)
-            self._flush()
+            self._freight.send(lambda: self._home.kept_bytes, self._home.tell_now)
+            self._home.flush()
 
     def say(self, kind: str, body: Any) -> None:
         """Sends a message to the client, from any thread of this process."""
-        self._link.post([[kind, body, 0]])
+        self._home.say(kind, body)
+        self._wake()
+
+    def notice(self, seconds: float) -> None:
+        """Says, from any thread, that this machine will be taken away in so many seconds."""
+        self._notices.put(seconds)
         self._wake()
 
     # the client's connection
@@ -109,83 +114,21 @@ class Agent:
         except BlockingIOError:
             pass
         while (admitted := self._door.next()) is not None:
-            self._attach(*admitted)
+            self._home.attach(*admitted)
         while not self._freight.arrivals.empty():
             name, good = self._freight.arrivals.get()
             self._on_blob(name) if good else self._tell("need", name)
-
-    def _attach(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
-        if self._link.sock is not None:
-            self._selector.unregister(self._link.sock)
-            self._link.detach()
-        if hello["session"] != self._session:
-            if self._session is not None:
-                self._fence()
-            self._session = hello["session"]
-            self._link = Link()
-        try:
-            for piece in encode({"incarnation": self._incarnation, "received": self._link.received, **self._about}):
-                sock.sendall(piece)
-        except OSError:
-            sock.close()
-            return
-        self._link.attach(sock, hello["received"])
-        self._selector.register(sock, selectors.EVENT_READ, self._on_client)
-        self._more = True  # bytes may already have been decrypted
-
-    def _on_client(self, events: int) -> None:
-        link, sock = self._link, self._link.sock
-        if sock is None:
-            return
-        if events & selectors.EVENT_WRITE:
-            link.flush()
-        try:
-            arrived, self._more = link.read()
-        except Broken:
-            self._selector.unregister(sock)
-            return
-        for messages, buffers in arrived:
-            at = 0
-            for message in messages:
-                count = message[-1]
-                self._obey(message[0], message[1:-1], buffers[at : at + count])
-                at += count
-        if link.sock is None:
-            self._selector.unregister(sock)
-        self._crew.resume()
+        while not self._notices.empty():
+            self._on_notice(self._notices.get())
 
     def _fence(self) -> None:
         """The client had given this node up, and what it ran may run elsewhere by now: none of it may go on."""
-        self._outgoing.clear()
-        self._outgoing_buffers.clear()
         self._freight.abandon()
         for task in list(self._tasks.values()):
             self._forget(task)
         self._queue.clear()
         for slot in self._crew:
             self._crew.retire(slot)
-
-    def _tell_now(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
-        """Sends at once, so that what the link holds back is known before the next piece is read."""
-        self._tell(kind, *body, buffers=buffers)
-        self._flush()
-
-    def _tell(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
-        self._outgoing.append([kind, *body, len(buffers) if buffers else 0])
-        if buffers:
-            self._outgoing_buffers += buffers
-
-    def _flush(self) -> None:
-        """Sends in one frame what one turn of the loop has made."""
-        if self._outgoing:
-            messages, self._outgoing = self._outgoing, []
-            buffers, self._outgoing_buffers = self._outgoing_buffers, []
-            self._link.post(messages, buffers)
-        sock = self._link.sock
-        if sock is not None:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.writing else 0)
-            if self._selector.get_key(sock).events != wanted:
-                self._selector.modify(sock, wanted, self._on_client)
 
     # what the client says
 
@@ -201,6 +144,8 @@ class Agent:
             self._freight.fetch(*body)
         elif kind == "setup":
             self._setup(body[0], buffers)
+        elif kind == "info":
+            self._inform(body[0])
         elif kind == "recall":
             self._recall(body[0])
         elif kind == "cancel":
@@ -228,6 +173,24 @@ class Agent:
         for slot in self._crew:
             self._crew.retire(slot)
         self._spawn_missing()
+
+    def _inform(self, settings: dict[str, Any]) -> None:
+        """Another machine stands in for one of the pool: runners learn of it without being made anew."""
+        if self._settings:
+            self._settings |= settings
+            for slot in self._crew:
+                self._crew.send(slot, ["info", settings["info"]])
+        if settings["scheduler"] is not None:
+            self._join(settings["scheduler"])
+
+    def _on_notice(self, seconds: float) -> None:
+        """This machine will be taken away: bodies are told, and calls that have not begun go back."""
+        self._leaving = time.monotonic() + seconds
+        self._tell("notice", {"seconds": seconds})
+        for slot in self._crew:
+            self._crew.send(slot, ["notice", seconds])
+        for task in [task for task in self._tasks.values() if task.started is None and not task.about.get("gang")]:
+            self._recall(task.id)
 
     def _recall(self, call_id: str) -> None:
         task = self._queue.pop(call_id, None)
@@ -269,14 +232,16 @@ class Agent:
             self._leave()
 
     def _leave(self) -> None:
-        self._tell("bye")
-        self._flush()
+        self._home.tell_now("bye")
         self._done = True
 
     # calls and runners
 
     def _take(self, task: Task) -> None:
         """Queues a call; one whose large buffers are still on their way waits for them."""
+        if self._leaving is not None and not task.about.get("gang"):
+            self._tell("recalled", task.id)  # it was on its way when the notice came
+            return
         self._tasks[task.id] = self._queue[task.id] = task
         wanted = task.about.get("blobs")
         if wanted and not self._freight.shared:
@@ -423,6 +388,8 @@ class Agent:
             env = {**settings["env"], "COMPUTE_POOL": settings["info"]}
             slot = self._crew.spawn(name, settings["threads"], env, settings["cwd"])
             self._crew.send(slot, ["init", {**settings["runner"], "mark": self._token}], self._hooks)
+            if self._leaving is not None:
+                self._crew.send(slot, ["notice", max(0.0, self._leaving - time.monotonic())])
 
     def _ended(self, slot: RunnerSlot, status: int) -> None:
         """A runner is gone: its calls are settled, and another one is made."""
@@ -511,7 +478,7 @@ class Agent:
     # output and vital signs
 
     def _output(self, slot: RunnerSlot, pipe: Pipe, data: bytes) -> None:
-        if self._link.sock is None and self._link.kept_bytes > _OUTPUT_LIMIT_ALONE:
+        if not self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT_ALONE:
             self._dropped += len(data)  # a body does not wait for a client that is away; the loss is told
             return
         if self._dropped:
@@ -528,17 +495,16 @@ class Agent:
             self._tell("out", pipe.stream, call, buffers=[piece])
 
     def _output_full(self) -> bool:
-        return self._link.sock is not None and self._link.kept_bytes > _OUTPUT_LIMIT
+        return self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT
 
     def _sample(self) -> None:
         self._timers.after(_SAMPLE, self._sample)
-        self._link.acknowledge()
-        self._heard(self._link.heard)
-        if self._link.sock is not None:
+        self._home.acknowledge()
+        self._heard(self._home.heard)
+        if self._home.connected:
             running = sum(t.started is not None for s in self._crew for t in s.inflight.values())
             cpu, memory = self._vitals.sample([s.pid for s in self._crew if s.pid])
             self._tell("sample", {"cpu": cpu, "memory": memory, "running": running})
-        self._crew.resume()
 
     def _announce(self) -> None:
         """Says which calls have been running for a while; short ones are not worth a message."""

@@ -15,9 +15,11 @@ from skyward import events
 from skyward.accelerators import Accelerator
 from skyward.blobs import SCRATCH
 from skyward.engine import certs
-from skyward.engine.client import Engine, Plan
-from skyward.engine.network import Layout
-from skyward.engine.stations import Station, Stationing, arrange
+from skyward.engine.client import Engine
+from skyward.engine.network import Address, Layout
+from skyward.engine.plan import Plan
+from skyward.engine.replacing import Substitution
+from skyward.engine.stations import Station, Stationing, address_like, arrange
 from skyward.errors import BootstrapError, NodeLost
 from skyward.image import Image
 from skyward.payload import Packer
@@ -26,6 +28,7 @@ from skyward.provider import Machine
 from skyward.runtime import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
 from skyward.shell import Access
 from skyward.spec import Worker
+from skyward.supply import Supply
 
 __all__ = ["Bringup", "Cluster"]
 
@@ -41,7 +44,6 @@ class Cluster:
 
     engine: Engine
     stations: dict[int, Station]
-    layout: Layout
     authority: certs.Authority
 
     def dask_address(self) -> str | None:
@@ -69,6 +71,8 @@ class Bringup:
     image: Image
     commands: Mapping[str, Sequence[str]]
     access: Access
+    supply: Supply | None
+    """Where more machines come from, if the provider has any."""
     ttl: float
     worker: Worker
     plugins: Sequence[Plugin]
@@ -105,8 +109,10 @@ class Bringup:
         layout = arrange(stations, names, self.access.network, deadline)
         blocked = self._why_star(layout, names)
 
+        addresses = list(layout.addresses)  # of machines that others stand in for, theirs
+
         def start(station: Station) -> None:
-            self._start(station, layout, authority, blocked, deadline)
+            self._start(station, addresses, authority, blocked, deadline)
 
         with ThreadPoolExecutor(min(64, len(stations))) as pool:
             list(pool.map(start, stations))
@@ -114,7 +120,7 @@ class Bringup:
         hooks = self._hooks(stations)
 
         def setup(node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
-            info = self._info(node, layout, blocked, abouts, ports)
+            info = self._info(node, addresses, blocked, abouts, ports)
             return self._settings(node, home[node], info, abouts, home[0].site.scheduler), hooks
 
         def reach(node: int) -> socket.socket:
@@ -126,8 +132,25 @@ class Bringup:
             limit = time.monotonic() + self.access.ssh_timeout
             stationing.evict(home[node])  # whatever it still runs has been given up, and may run elsewhere by now
             station = stationing.occupy_one(node, self.machines[node], limit)
-            self._start(station, layout, authority, blocked, limit)
+            self._start(station, addresses, authority, blocked, limit)
             home[node] = station
+
+        def stand_in(node: int, machine: Machine) -> Callable[[], None]:
+            """Sets up a machine that is to take another one's place; what it returns puts it there."""
+            limit = time.monotonic() + self.access.ssh_timeout + self.image.bootstrap_timeout
+            station = stationing.occupy_one(node, machine, limit)
+            there = [*addresses]
+            there[node] = address_like(station, machine.private_ip, addresses[node], limit)
+            self._start(station, there, authority, blocked, limit)
+
+            def put() -> None:
+                stationing.leave(home[node])
+                addresses[node], home[node] = there[node], station
+
+            return put
+
+        def report(node: int, text: str) -> None:
+            self.emit(events.NodePhase(self.pool, node, text))
 
         engine = Engine(
             Plan(
@@ -144,6 +167,7 @@ class Bringup:
                 directory=self.workspace(),
                 address=lambda node: None if blocked else home[node].site.ports[node],
                 revive=revive if self.access.lease else None,
+                substitutes=self.supply and Substitution(self.supply, self.machines, stand_in, stationing.halt, report),
             )
         )
         stack.push(self.interrupted)
@@ -160,7 +184,7 @@ class Bringup:
                     exc.node,
                 ) from exc
             raise
-        return Cluster(engine, home, layout, authority)
+        return Cluster(engine, home, authority)
 
     @property
     def _groups(self) -> bool:
@@ -193,19 +217,25 @@ class Bringup:
         return why
 
     def _start(
-        self, station: Station, layout: Layout, authority: certs.Authority, blocked: str | None, deadline: float
+        self,
+        station: Station,
+        addresses: Sequence[Address],
+        authority: certs.Authority,
+        blocked: str | None,
+        deadline: float,
     ) -> None:
         """Has a keeper start its agents; the one of node 0 starts the scheduler too."""
         nodes = [
             {
                 "node": node,
-                "host": "127.0.0.1" if blocked else layout.addresses[node].ip,
+                "host": "127.0.0.1" if blocked else addresses[node].ip,
+                "notices": self.access.notices,
                 "identity": vars(authority.issue(f"node-{node}")),
             }
             for node in station.nodes
         ]
         head = 0 in station.nodes and not blocked
-        scheduler = {"host": layout.addresses[0].ip, "identity": vars(authority.issue("scheduler"))}
+        scheduler = {"host": addresses[0].ip, "identity": vars(authority.issue("scheduler"))}
         station.site.start(nodes, scheduler if head else None, bool(self.access.lease), deadline)
 
     def _hooks(self, stations: Sequence[Station]) -> list[Any]:
@@ -241,9 +271,14 @@ class Bringup:
         }
 
     def _info(
-        self, node: int, layout: Layout, blocked: str | None, abouts: list[dict[str, Any]], ports: list[int]
+        self,
+        node: int,
+        addresses: Sequence[Address],
+        blocked: str | None,
+        abouts: list[dict[str, Any]],
+        ports: list[int],
     ) -> InstanceInfo:
-        wanted, addresses = self.accelerator, layout.addresses
+        wanted = self.accelerator
         counts = [about["accelerators"] for about in abouts]
         return InstanceInfo(
             node=node,

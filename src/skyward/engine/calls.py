@@ -172,19 +172,21 @@ class Packing:
             made.append(self._call(item, *known, args, kwargs, positions, streams[1], retries))
         return made
 
-    def copies(self, pending: PendingCompute[Any], count: int, retries: int) -> list[Call]:
+    def copies(self, pending: PendingCompute[Any], count: int, attempt: int) -> list[Call]:
         """The same call several times over the same bytes, for a broadcast."""
-        first = self.calls([pending], retries)[0]
+        first = self.calls([pending], 0)[0]
         if first.inputs and count > 1:
             self._store.release(first.cargo)
             name = next(iter(first.inputs))
             raise TypeError(
                 f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} nodes."
             )
-        rest = []
+        rest: list[Call] = []
         for _ in range(count - 1):
             self._store.retain(first.cargo)
-            rest.append(Call(pending, dict(first.about), first.pieces, first.cargo, {}, retries))
+            rest.append(Call(pending, dict(first.about), first.pieces, first.cargo, {}, 0))
+        for call in (first, *rest):
+            call.attempt = attempt
         return [first, *rest]
 
     def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:

@@ -34,6 +34,7 @@ class Crew:
         self._selector, self._nursery = selector, nursery
         self._heed, self._output, self._ended, self._full = heed, output, ended, full
         self._slots: dict[str, RunnerSlot] = {}
+        self._paused = False
         nursery.setblocking(False)
         selector.register(nursery, selectors.EVENT_READ, self._on_nursery)
 
@@ -109,8 +110,9 @@ class Crew:
 
     def resume(self) -> None:
         """Listens again to pipes that were left alone while the client did not keep up."""
-        if self._full():
+        if not self._paused or self._full():
             return
+        self._paused = False
         for slot in self._slots.values():
             for pipe in (slot.out, slot.err):
                 if pipe.paused and pipe.open:
@@ -123,7 +125,7 @@ class Crew:
     def _on_output(self, slot: RunnerSlot, pipe: Pipe, _: int) -> None:
         if self._full():
             self._selector.unregister(pipe.fd)
-            pipe.paused = True
+            pipe.paused = self._paused = True
         else:
             self._forward(slot, pipe)
 

@@ -55,9 +55,9 @@ class Dispatch(Generic[C]):
         """Whether a node takes calls."""
         return self._nodes[node].up
 
-    def any_up(self) -> bool:
-        """Whether any node takes calls."""
-        return any(n.up for n in self._nodes)
+    def busy(self, node: int) -> bool:
+        """Whether a node has calls."""
+        return bool(self._nodes[node].inflight)
 
     def add(self, call: C, *, first: bool = False) -> None:
         """Queues a call for any node."""

@@ -3,7 +3,7 @@
     caller's thread   writes to a link itself: no hand-over on the way out
     I/O thread        reads all links, reconnects, and does what was put off until no lock is held
 
-It moves messages and keeps connections alive. What they mean is the business of whoever follows it (`Follower`).
+It moves messages and keeps connections alive. What they mean is the business of those who follow it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from skyward.engine.link import Broken, Link, greet, tune
 
-__all__ = ["SILENCE", "Follower", "Hub", "Peer"]
+__all__ = ["SILENCE", "Hub", "Listener", "Peer", "Roster"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -46,15 +46,20 @@ class Peer:
     about: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-class Follower(Protocol):
-    """What a hub calls, always with its lock held."""
+class Listener(Protocol):
+    """Who is told what nodes say, always with the hub's lock held."""
 
     def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None: ...
+    def turn(self) -> bool: ...
+
+
+class Roster(Protocol):
+    """Who is told of connections, always with the hub's lock held."""
+
     def attached(self, number: int, *, restarted: bool) -> None: ...
     def broken(self, number: int) -> None: ...
     def unreachable(self, number: int, error: Exception) -> None: ...
     def pause(self, number: int, error: Exception) -> float | None: ...
-    def turn(self) -> bool: ...
 
 
 class Hub:
@@ -65,14 +70,15 @@ class Hub:
         nodes: int,
         reach: Callable[[int], socket.socket],
         context: ssl.SSLContext,
-        follower: Follower,
         revive: Callable[[int], None] | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.peers = [Peer(i) for i in range(nodes)]
         self.closing = False
-        self._reach, self._context, self._follower, self._revive = reach, context, follower, revive
+        self._reach, self._context, self._revive = reach, context, revive
+        self._listener: Listener
+        self._roster: Roster
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -85,6 +91,10 @@ class Hub:
         self._unsettled = True  # some socket is new, gone, or has more to write
         self._looked = 0.0
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+
+    def follow(self, listener: Listener, roster: Roster) -> None:
+        """Says who is told of what happens; before anything does."""
+        self._listener, self._roster = listener, roster
 
     def open(self, deadline: float) -> None:
         """Connects to every node, at once."""
@@ -121,6 +131,10 @@ class Hub:
         if threading.current_thread() is not self.thread:
             self._wake()
 
+    def abouts(self) -> list[dict[str, Any]]:
+        """What each node said of itself in its greeting."""
+        return [peer.about for peer in self.peers]
+
     def connected(self, number: int) -> bool:
         """Whether there is a connection to a node at this moment."""
         return self.peers[number].link.sock is not None
@@ -137,22 +151,22 @@ class Hub:
                 refused = refused + pause if isinstance(exc, ConnectionRefusedError) else 0.0
                 if time.monotonic() + pause > deadline or refused > _REFUSED:
                     with self.changed:
-                        self._follower.unreachable(number, exc)
+                        self._roster.unreachable(number, exc)
                         self.changed.notify_all()
                     return
                 time.sleep(pause)
                 pause = min(_LONGEST_PAUSE, pause * 1.5)
 
     def reconnect(self, number: int) -> None:
-        """Connects to a node's agent again, for as long as the follower has patience; in a thread of its own."""
+        """Connects to a node's agent again, for as long as the roster has patience; in a thread of its own."""
         refusals = 0
-        while not self.closing:
+        while not self.closing and not self.connected(number):
             try:
                 self._attach(self.peers[number], time.monotonic() + _GREETING)
                 return
             except (OSError, ValueError) as exc:
                 with self.changed:
-                    pause = None if self.closing else self._follower.pause(number, exc)
+                    pause = None if self.closing else self._roster.pause(number, exc)
                     self.changed.notify_all()
                 if pause is None:
                     return
@@ -169,6 +183,10 @@ class Hub:
                 self._revive(number)
             except Exception as exc:
                 log.debug("node %d cannot be set up again: %s", number, exc)
+
+    def pause(self, seconds: float) -> bool:
+        """Waits, in a thread of its own; False if all is closed meanwhile."""
+        return not self._stopping.wait(seconds)
 
     def renounce(self, number: int) -> None:
         """Forgets what was said to a node: should it come back, its agent learns that it had been given up."""
@@ -207,7 +225,7 @@ class Hub:
             peer.link.attach(sock, 0 if restarted else welcome["received"])
             self._joining.append(peer)
             self._unsettled = True
-            self._follower.attached(peer.number, restarted=restarted)
+            self._roster.attached(peer.number, restarted=restarted)
             self.changed.notify_all()
         self._wake()
 
@@ -224,7 +242,7 @@ class Hub:
                 ready = self._selector.select(wait)
                 with self.lock:
                     self._read(ready)
-                    wait = _BUSY_WAIT if self._follower.turn() else _IDLE_WAIT
+                    wait = _BUSY_WAIT if self._listener.turn() else _IDLE_WAIT
                 self._do_deferred()
         except BaseException:
             log.exception("the engine's I/O thread ended")
@@ -297,7 +315,7 @@ class Hub:
 
     def _lost(self, peer: Peer) -> None:
         self._unsettled = True
-        self._follower.broken(peer.number)
+        self._roster.broken(peer.number)
         self.changed.notify_all()
 
     def _hear(self, peer: Peer) -> None:
@@ -313,7 +331,7 @@ class Hub:
                 for message in messages:
                     count = message[-1]
                     try:
-                        self._follower.heed(peer.number, message[0], message[1:-1], buffers[at : at + count])
+                        self._listener.heed(peer.number, message[0], message[1:-1], buffers[at : at + count])
                     except BaseException:
                         log.exception("message %r of node %d could not be handled", message[0], peer.number)
                     at += count

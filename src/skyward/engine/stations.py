@@ -6,11 +6,10 @@ import os
 import shlex
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from skyward import events
 from skyward.bootstrap import prepare
 from skyward.engine.network import Address, Blocked, Layout, blocked_pairs, candidates
 from skyward.engine.site import Site
+from skyward.engine.tending import tended
 from skyward.errors import BootstrapError, PluginError, SkywardError
 from skyward.image import Image
 from skyward.includes import import_paths, pack
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # pools on this computer need none of these
     from skyward.remote import Packages
     from skyward.watchdog import Watchdog
 
-__all__ = ["Station", "Stationing", "arrange"]
+__all__ = ["Station", "Stationing", "address_like", "arrange"]
 
 _LOOPBACK = Address("lo", "127.0.0.1", "255.0.0.0")
 _PROBE = 3.0
@@ -69,6 +69,7 @@ class Stationing:
         self._shells: list[Shell] = []
         self._archive: Path | None = None
         self._told: set[str] = set()
+        self._halted = False
         self._sites: list[tuple[str, Site, Sequence[str]]] = []
 
     def occupy(self, machines: Sequence[Machine], deadline: float) -> list[Station]:
@@ -104,18 +105,21 @@ class Stationing:
 
         shell, key = SshShell(machine.ssh), f"{node}-{time.monotonic()}"
         self._shells.append(shell)
-        renewing = ExitStack()
+        if self._halted:
+            shell.close()
+        tending = ExitStack()
         stop: Sequence[str] = ()
         try:
             report(f"connecting to {shell.name}")
             shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
-            renewing.enter_context(_renewed(shell, self.access))
+            tending.enter_context(tended(shell, machine.ssh, self.access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
             host = prepare_host(
                 shell, self.image, pool=self.pool, deadline=deadline, report=report, packages=self._packages
             )
-            stop = stop_script(host.directory)
-            self._watchdog.add(key, shell.command(stop), *shell.ending())
+            if not self._passing:
+                stop = stop_script(host.directory)
+                self._watchdog.add(key, shell.command(stop), *shell.ending())
             self._send_includes(shell, host.directory)
             self._run_commands(shell, node, host.env, deadline, report)
             report("starting")
@@ -123,16 +127,20 @@ class Stationing:
             site = Site(shell, host.python, {}, host.directory, self.access.lease, left, self.access.lease_file)
             self._sites.append((key, site, stop))
         except SkywardError as exc:
-            if str(exc) not in self._told:  # what is wrong for all of them is said once
-                self._told.add(str(exc))
-                self.emit(events.Notice(self.pool, f"node {node} ({shell.name}): {exc}", "warning"))
+            self._warn(str(exc), f"node {node} ({shell.name}): {exc}")
             if stop:  # there is no keeper yet that would remove the directory
                 with suppress(SkywardError, OSError, subprocess.TimeoutExpired):
                     shell.run(stop, timeout=20)
             raise
         finally:
-            renewing.close()  # from here on the keeper does it
+            tending.close()
         return Station(site, (node,), {**host.env, **self.image.env}, self._paths(host.directory), host.directory)
+
+    def _warn(self, what: str, text: str = "") -> None:
+        """Tells the user; what is wrong with all machines is said once."""
+        if what not in self._told:
+            self._told.add(what)
+            self.emit(events.Notice(self.pool, text or what, "warning"))
 
     def _here(self, nodes: int, deadline: float) -> Station:
         """This computer, which plays all nodes."""
@@ -155,6 +163,22 @@ class Stationing:
 
         station.site.shell.run(stop_script(station.site.directory), timeout=20)
 
+    def leave(self, station: Station) -> None:
+        """Lets go of a machine that another one stands in for; what it runs ends with it."""
+        assert self._watchdog is not None
+        for key, site, _ in [held for held in self._sites if held[1] is station.site]:
+            self._sites = [held for held in self._sites if held[0] != key]
+            self._watchdog.drop(key)
+            site.end(0.0)
+            site.shell.close()
+
+    def halt(self) -> None:
+        """Gives up machines that are still being set up."""
+        self._halted = True
+        settled = {site.shell for _, site, _ in self._sites}
+        for shell in [shell for shell in self._shells if shell not in settled]:
+            shell.close()
+
     def _close_watchdog(self, kind: type[BaseException] | None, *_: object) -> None:
         """Lets the watchdog go; if closing was interrupted, it first does what is left to do."""
         assert self._watchdog is not None
@@ -163,8 +187,16 @@ class Stationing:
         self._watchdog.close()
 
     def _close_shells(self) -> None:
-        for shell in self._shells:
+        def close(shell: Shell) -> None:
             shell.close()
+
+        with ThreadPoolExecutor(min(64, len(self._shells) or 1)) as pool:
+            list(pool.map(close, self._shells))
+
+    @property
+    def _passing(self) -> bool:
+        """Whether machines go with the pool, so that what runs on them need not be ended, nor waited for."""
+        return self.access.lease_file is not None
 
     def _end_sites(self) -> None:
         """Ends all keepers at once; what cannot be reached is left to the watchdog, and to the lease."""
@@ -182,7 +214,7 @@ class Stationing:
         """Waits for a keeper to go by itself, and makes it go if it does not; False if its machine is out of reach."""
         key, site, stop = held
         assert self._watchdog is not None
-        if self.hurried():
+        if self.hurried() or self._passing:
             site.end(0.0)
             return True
         if not site.end(5.0):
@@ -257,6 +289,17 @@ def arrange(stations: Sequence[Station], names: Sequence[str], network: str, dea
     return best
 
 
+def address_like(station: Station, ip: str, other: Address, deadline: float) -> Address:
+    """The address by which a machine is reached that stands in for one with the address `other`."""
+    if other == _LOOPBACK:
+        return other
+    found = [Address(*entry) for entry in station.site.ask("look", deadline)["addresses"]]
+    fitting = [address for address in found if address.ip == ip or address.network == other.network]
+    if not found:
+        raise BootstrapError("network", f"{station.site.shell.name} has no address but its loopback's.")
+    return (fitting or found)[0]
+
+
 def _tried(stations: Sequence[Station], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
     """The pairs that cannot connect, each side asked at the same time."""
     count = range(len(stations))
@@ -276,29 +319,6 @@ def _tried(stations: Sequence[Station], addresses: Sequence[Address], deadline: 
     with ThreadPoolExecutor(min(64, len(stations))) as pool:
         list(pool.map(listen, count))
         return blocked_pairs(dict(enumerate(pool.map(probe, count))))
-
-
-@contextmanager
-def _renewed(shell: Shell, access: Access) -> Generator[None]:
-    """Keeps a machine that ends itself when nobody touches a file from doing so while it is being set up."""
-    if access.lease_file is None:
-        yield
-        return
-    file, over = access.lease_file, threading.Event()
-
-    def renew() -> None:
-        while not over.wait(access.lease / 4):
-            try:
-                shell.run(["touch", file], timeout=10)
-            except (SkywardError, OSError, subprocess.TimeoutExpired):
-                continue  # setting up finds out by itself that the machine is gone
-
-    thread = threading.Thread(target=renew, name="skyward-lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 def _first_line(error: BaseException) -> str:

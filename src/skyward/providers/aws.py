@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,12 @@ from skyward.image import check_number
 from skyward.ledger import Ledger, remove
 from skyward.offers import CloudOffer, Plan
 from skyward.provider import Holding, Machine, Offer, Provider
-from skyward.providers._aws.api import Account, Api, Pace, Report, connect
-from skyward.providers._aws.choose import Choice, attempts, make_plan
+from skyward.providers._aws.api import Account, Api, Pace, Report, connect, recalled
+from skyward.providers._aws.checks import check_flag, check_lease, check_text, check_zones, tag_pairs, texts
+from skyward.providers._aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers._aws.giveback import Receipt, give_back
 from skyward.providers._aws.inventory import Thing, things
+from skyward.providers._aws.keys import replace_host_key
 from skyward.providers._aws.launch import Order, wait_ready
 from skyward.providers._aws.machines import CloudMachine, described, end, tagged
 from skyward.providers._aws.network import checked_cidr, subnets
@@ -28,6 +29,8 @@ from skyward.shell import Access
 from skyward.spec import Spec
 
 __all__ = ["AWS"]
+
+_NOTICES = "skyward.providers._aws.notices:wait"
 
 
 @dataclass(frozen=True)
@@ -63,28 +66,35 @@ class AWS(Provider):
     pace: Pace = field(default_factory=Pace, repr=False)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d", self.region):
-            raise InvalidArgument(f'region={self.region!r} is no region of AWS. Write it like "us-east-1".')
-        if self.ami is not None and not self.ami.startswith("ami-"):
-            raise InvalidArgument(f'ami={self.ami!r} is no id of an image. Write it like "ami-0123456789abcdef0".')
+        for name in ("region", "ubuntu_version", "username"):
+            check_text(name, getattr(self, name))
+        for name in ("ami", "security_group_id", "instance_profile"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name))
+        for name in ("use_private_ip", "exclude_burstable"):
+            check_flag(name, getattr(self, name))
+        if self.placement_group is not None:
+            check_flag("placement_group", self.placement_group)
         if self.root_disk_gb is not None:
             check_number("root_disk_gb", self.root_disk_gb)
-        check_number("request_timeout", self.request_timeout, whole=False)
-        check_number("lease", self.lease, whole=False)
-        check_number("ssh_timeout", self.ssh_timeout, whole=False)
+        for name in ("request_timeout", "lease", "ssh_timeout"):
+            check_number(name, getattr(self, name), whole=False)
+        check_lease(self.lease, self.pace.boot)
         if self.ssh_from is not None:
             object.__setattr__(self, "ssh_from", checked_cidr(self.ssh_from))
         for name in ("zones", "instance_types", "subnet_id"):
-            value: str | Sequence[str] = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        pairs = self.tags.items() if isinstance(self.tags, Mapping) else self.tags
-        object.__setattr__(self, "tags", tuple((str(key), str(value)) for key, value in pairs))
+            object.__setattr__(self, name, texts(name, getattr(self, name)))
+        object.__setattr__(self, "tags", tag_pairs(self.tags))
 
     @property
     def access(self) -> Access:
         # in a group of our own everybody reaches everybody; in the user's, that has to be found out
         network = "auto" if self.security_group_id else "mesh"
-        return Access(self.lease, self.ssh_timeout, network, LEASE_FILE)
+        return Access(self.lease, self.ssh_timeout, network, LEASE_FILE, settle=replace_host_key, notices=_NOTICES)
+
+    @property
+    def elastic(self) -> bool:
+        return True
 
     # what a pool uses
 
@@ -115,7 +125,7 @@ class AWS(Provider):
         owner = api.identity()
         plan = here._planned(api, spec, count)
         if not plan.offers:
-            raise NoOffer(plan.wish, f"AWS in {here.region}", [str(reason) for reason in plan.ruled_out])
+            raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
         tries = attempts(plan.offers, count, spec.allocation == "cheapest")
         deadline = time.monotonic() + timeout
 
@@ -124,7 +134,8 @@ class AWS(Provider):
 
         pool = joining or name
         made = open_pool(api, pool, spec, here._settings(api, owner), tries, count, ready, joining is not None)
-        return Holding(pool, tuple(made), sum(machine.hourly_cost for machine in made))
+        accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
+        return Holding(pool, tuple(made), sum(machine.hourly_cost for machine in made), accelerator)
 
     def give_back(self, holding: Holding, report: Report | None = None) -> Receipt:
         return self.release(holding.pool, report)
@@ -132,6 +143,11 @@ class AWS(Provider):
     def ending(self, name: str) -> list[str]:
         # the ledger knows region, profile and the rest
         return [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
+
+    def let_go(self, name: str) -> None:
+        ledger = Ledger.held(name)
+        if ledger is not None:
+            ledger.let_go()
 
     def release(self, pool: str, report: Report | None = None) -> Receipt:
         """Ends everything of a pool and confirms it by reading back; may be repeated, and works from tags alone."""
@@ -159,7 +175,8 @@ class AWS(Provider):
     def reopened(self, about: Mapping[str, Any], region: str | None = None) -> AWS:
         """This provider as a ledger says it was when a pool was opened."""
         known = {name: about[name] for name in ("profile", "endpoint_url", "owner") if about.get(name) is not None}
-        return replace(self, region=region or about.get("region") or self.region, **known)
+        pace = recalled(about.get("pace")) if self.pace == Pace() else self.pace
+        return replace(self, region=region or about.get("region") or self.region, pace=pace, **known)
 
     # the contract of all providers
 
@@ -218,7 +235,9 @@ class AWS(Provider):
     def _planned(self, api: Api, spec: Spec, count: int) -> Plan:
         zones, kinds = tuple(self.zones), tuple(self.instance_types)
         choice = Choice(kinds, zones, not self.exclude_burstable, self.ami is not None, self.ubuntu_version)
-        return make_plan(api, spec, count, choice, subnets(api, self.subnet_id, not self.use_private_ip))
+        places = subnets(api, self.subnet_id, not self.use_private_ip)
+        check_zones(zones, [place.zone for place in places], self.region)
+        return make_plan(api, spec, count, choice, places)
 
     def _settings(self, api: Api, owner: str) -> Settings:
         return Settings(

@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import Any, cast
 
 from skyward.errors import CloudRefused, CredentialsMissing, SkywardError
+from skyward.providers._aws.checks import check_region
 from skyward.providers._aws.errors import refusal
 
-__all__ = ["Account", "Api", "Pace", "Report", "connect"]
+__all__ = ["Account", "Api", "Pace", "Report", "connect", "recalled"]
 
 Report = Callable[[str], None]
 log = logging.getLogger("skyward.aws")
@@ -36,6 +37,8 @@ class Pace:
     """Between two empty listings, after which nothing is believed to be left."""
     unanswered: float = 60.0
     """How long is watched for what a call without an answer may have made."""
+    boot: float = 60.0
+    """How long a machine may need until it first hears of us; no lease is shorter."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,25 @@ class Account:
     pace: Pace = field(default_factory=Pace)
 
 
+def recalled(pace: Mapping[str, float] | None) -> Pace:
+    """The pace that a ledger speaks of, written by whatever version of this."""
+    known = {name: value for name, value in (pace or {}).items() if name in Pace.__dataclass_fields__}
+    return Pace(**known)
+
+
 def connect(account: Account, report: Report | None = None) -> Api:
     """A connection for this account; clients are made once a process and login."""
     known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    api = _connected(account, tuple(sorted(known.items())), os.getpid())
-    return api if report is None else replace(api, report=report)
+    # whoever is more or less patient shares them: making a client takes a while
+    api = _connected(replace(account, pace=Pace()), tuple(sorted(known.items())), os.getpid())
+    return replace(api, account=account, report=report or api.report)
 
 
 @lru_cache(maxsize=16)
 def _connected(account: Account, environ: tuple[tuple[str, str], ...], pid: int) -> Api:
-    return Api(account, _session(account))
+    session = _session(account)
+    check_region(session, account.region)
+    return Api(account, session)
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,8 @@ class Api:
             status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400))
             refused = refusal(action, str(error.get("Code", "")), str(error.get("Message", "")), region, status)
             if isinstance(refused, CredentialsMissing):
-                raise _nobody(self.account, f"AWS does not accept them: {refused.message} ({refused.code})") from exc
+                why = f"AWS does not accept them in {region}, or {region} is not enabled for this account"
+                raise _nobody(self.account, f"{why}: {refused.message} ({refused.code})") from exc
             raise refused from exc
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as exc:
             raise _nobody(self.account, str(exc)) from exc

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from skyward.offers import CloudOffer, Plan, RuledOut, Shape, affordable, money, ordered, unfit, wish
+from skyward.accelerators import Accelerator
+from skyward.offers import CloudOffer, Plan, RuledOut, Shape, affordable, money, ordered, unfit, variant, wish
 from skyward.providers._aws.api import Api
 from skyward.providers._aws.catalogue import offerings, shapes
 from skyward.providers._aws.images import image_parameter
@@ -13,7 +15,7 @@ from skyward.providers._aws.network import Subnet
 from skyward.providers._aws.prices import Prices, ask
 from skyward.spec import Spec
 
-__all__ = ["Choice", "attempts", "make_plan"]
+__all__ = ["Choice", "attempts", "make_plan", "variant_of"]
 
 # Trying more kinds of machines than these when there is no capacity only delays the error.
 _KINDS = 8
@@ -32,14 +34,16 @@ class Choice:
 
 def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequence[Subnet]) -> Plan:
     """What would be launched for `spec`; nothing is created."""
+    known = shapes(api, spec, choice.kinds)
     fitting: list[Shape] = []
     out: list[RuledOut] = []
-    for shape in shapes(api, spec, choice.kinds):
+    for shape in known:
         reason = unfit(shape, spec, choice.burstable) or _without_image(shape, spec, choice)
         if reason is None:
             fitting.append(shape)
         elif choice.kinds or _near(shape, spec):
             out.append(RuledOut(shape.kind, reason))
+    out += _absent(known, fitting, spec, choice, api.account.region)
     notes: list[str] = []
     offers: list[CloudOffer] = []
     if fitting:
@@ -57,7 +61,8 @@ def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequenc
         kept = [offer for offer in kept if offer.kind in kinds[:_KINDS]]
     if kept and spec.max_hourly_cost is None and kept[0].price == "at most":
         notes.append(f"spot prices are not known; at most {money(count * kept[0].hourly_cost)} an hour")
-    return Plan("AWS", wish(spec), count, tuple(kept), (*dear, *out), tuple(notes))
+    where = f"AWS in {api.account.region}"
+    return Plan(where, wish(spec), count, tuple(kept), (*dear, *out), tuple(notes))
 
 
 def attempts(offers: Sequence[CloudOffer], count: int, mixed: bool = False) -> list[tuple[CloudOffer, ...]]:
@@ -74,6 +79,14 @@ def attempts(offers: Sequence[CloudOffer], count: int, mixed: bool = False) -> l
             spread.setdefault((offer.kind, offer.market), []).append(offer)
         tried += [tuple(zones) for zones in spread.values() if count > 1 and len(zones) > 1]
     return tried
+
+
+def variant_of(kind: str, offers: Sequence[CloudOffer], wanted: Accelerator | None) -> Accelerator | None:
+    """What was asked for with the memory that machines of this kind have; None if nothing was left open."""
+    sizes = {offer.accelerator_gb for offer in offers if offer.kind == kind}
+    if wanted is None or wanted.exact or len(wanted.variants) < 2 or not sizes <= set(wanted.variants):
+        return None
+    return Accelerator(wanted.name, f"{sizes.pop()}GB", wanted.count, wanted.metadata) if sizes else None
 
 
 def _offers(
@@ -107,6 +120,7 @@ def _offers(
                     architecture=architecture or "arm64",
                     accelerator=shape.accelerator,
                     accelerators=shape.accelerators,
+                    accelerator_gb=variant(shape, spec.accelerator),
                     price=source,
                     cluster=shape.cluster,
                 )
@@ -121,6 +135,27 @@ def _without_image(shape: Shape, spec: Spec, choice: Choice) -> str | None:
     if choice.own_image or image_parameter(shape.accelerator, shape.architectures[0], choice.ubuntu) is not None:
         return None
     return f"AWS has no image with drivers for {shape.accelerator}; give one with ami=..."
+
+
+def _absent(
+    known: Sequence[Shape], fitting: Sequence[Shape], spec: Spec, choice: Choice, region: str
+) -> list[RuledOut]:
+    """What was asked for by name or size and is not to be found at all, with what there is instead."""
+    if choice.kinds:
+        named = {kind for kind in choice.kinds if not any(fnmatchcase(shape.kind, kind) for shape in known)}
+        return [RuledOut(kind, f"no such instance type in {region}") for kind in sorted(named)]
+    if fitting:
+        return []
+    if spec.accelerator is None:
+        largest = sorted(known, key=lambda shape: (shape.vcpus, shape.memory_gb))[:-4:-1]
+        reasons = [(shape.kind, unfit(shape, spec, choice.burstable)) for shape in largest]
+        return [RuledOut(kind, reason) for kind, reason in reasons if reason] or [
+            RuledOut("CPUs", f"no machine in {region} has about {spec.vcpus or 2:g} of them")
+        ]
+    if any(_near(shape, spec) for shape in known):
+        return []
+    there = sorted({shape.accelerator for shape in known if shape.accelerator})
+    return [RuledOut(spec.accelerator.name, f"no machine in {region} has it; there are {', '.join(there)}")]
 
 
 def _near(shape: Shape, spec: Spec) -> bool:

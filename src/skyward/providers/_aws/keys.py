@@ -17,6 +17,7 @@ from skyward.shell import Shell, SshTarget
 __all__ = ["PoolKeys", "ensure_key", "forget", "make_keys", "pin", "replace_host_key", "trust"]
 
 _CHANGING = threading.Lock()  # machines are set up at the same time, and share a known_hosts
+_HOST = "host_ed25519"
 _AS_ROOT = """\
 set -e
 umask 077
@@ -28,12 +29,18 @@ root rm -f $key.new $key.new.pub
 root ssh-keygen -q -t ed25519 -N '' -C '' -f $key.new
 root cat $key.new.pub
 """
-# An sshd that is told so reads its keys anew; connections that are open stay.
+# An sshd that is told so reads its keys anew, soon after; connections that are open stay.
 _TAKE_HOST_KEY = f"""{_AS_ROOT}
 root mv -f $key.new.pub $key.pub
 root mv -f $key.new $key
 root systemctl reload ssh 2>/dev/null || root systemctl reload sshd 2>/dev/null || \\
   root sh -c 'kill -HUP "$(cat /run/sshd.pid)"'
+for _ in $(seq 100); do
+  ssh-keyscan -t ed25519 -p "$2" 127.0.0.1 2>/dev/null | grep -qF "$1" && exit 0
+  sleep 0.1
+done
+echo "it still shows the old one" >&2
+exit 1
 """
 
 
@@ -50,7 +57,7 @@ class PoolKeys:
 
 def make_keys(directory: Path) -> PoolKeys:
     """The keys in a pool's directory, made if they are not there."""
-    login, host = directory / "id_ed25519", directory / "host_ed25519"
+    login, host = directory / "id_ed25519", directory / _HOST
     for path in (login, host):
         if not path.exists():
             _generate(path)
@@ -79,23 +86,27 @@ def pin(known_hosts: Path, address: str, *host_keys: str) -> None:
         _replace(known_hosts, "".join(f"{line}\n" for line in [*kept, *fresh]))
 
 
-def replace_host_key(shell: Shell, target: SshTarget, timeout: float = 30.0) -> bool:
-    """Has a machine make a host key of its own, over its first connection; False where we may not become root there.
+def replace_host_key(shell: Shell, target: SshTarget, timeout: float = 20.0) -> str | None:
+    """Has a machine make a host key of its own, over its first connection; says why where that cannot be.
 
     The one that came with the user data can be read there by whoever asks the metadata service.
     """
     assert target.known_hosts is not None
     known = Path(target.known_hosts)
+    given = _public(known.with_name(_HOST))
+    before = [line.split(" ", 1)[1] for line in known.read_text().splitlines() if line.split(" ", 1)[0] == target.host]
+    if given not in before:
+        return None  # it has been, by an earlier connection
     made = shell.run(["sh", "-c", _MAKE_HOST_KEY], timeout=timeout)
     fresh = made.out.decode("ascii", "replace").strip()
     if made.code != 0 or not fresh.startswith("ssh-ed25519 "):
-        return False
-    before = [line.split(" ", 1)[1] for line in known.read_text().splitlines() if line.split(" ", 1)[0] == target.host]
+        return _kept("making another there failed", made.err)
     pin(known, target.host, *before, fresh)  # whatever happens next, one of them is right
-    done = shell.run(["sh", "-c", _TAKE_HOST_KEY], timeout=timeout)
-    if done.code == 0:
-        pin(known, target.host, fresh)
-    return done.code == 0
+    done = shell.run(["sh", "-c", _TAKE_HOST_KEY, "sh", fresh, str(target.port or 22)], timeout=timeout)
+    if done.code != 0:
+        return _kept("its sshd could not be told to take another", done.err)
+    pin(known, target.host, fresh)
+    return None
 
 
 def forget(keys: PoolKeys, addresses: Iterable[str]) -> None:
@@ -133,6 +144,15 @@ def ensure_key(api: Api, ledger: Ledger, terms: Terms, keys: PoolKeys) -> str:
             raise
     ledger.answer(call, "key-pair", name, region=api.account.region)
     return name
+
+
+def _kept(why: str, said: str) -> str:
+    last = said.strip().splitlines()[-1:]
+    return (
+        f"machines keep the host key of their user data, which whoever may read that can use to pass for them: {why}"
+        f"{f' ({last[0]})' if last else ''}. Name a user of the image who may use sudo without a password: "
+        "sky.AWS(username=...)."
+    )
 
 
 def _generate(path: Path) -> None:

@@ -76,15 +76,20 @@ def launch(
                 return ready(ids)
             except _Died as died:
                 failed.append(f"{count} x {offers[0]}: {died}")
+            except Exception:
+                undo(order, ids)
+                raise
         undo(order, ids)
     raise NoCapacity(order.wish, failed)
 
 
 def wait_ready(order: Order, ids: Sequence[str], deadline: float, user: str = "ubuntu") -> list[CloudMachine]:
     """Waits until machines run and have addresses: one look at all of them at a time."""
-    order.report(f"waiting for {len(ids)} {'machine' if len(ids) == 1 else 'machines'} to start")
     began = time.monotonic()
+    found: list[CloudMachine] = []
     while True:
+        running = sum(machine.ready for machine in found)
+        order.report(f"waiting for {len(ids)} {'machine' if len(ids) == 1 else 'machines'} to start, {running} run")
         found = described(order.api, ids, user=user, private=order.private)
         if len(found) == len(ids) and all(machine.ready for machine in found):
             return found

@@ -43,6 +43,14 @@ class CloudMachine(Machine):
         return self.state not in ("shutting-down", "terminated")
 
     @property
+    def preemptible(self) -> bool:
+        return self.market == "spot"
+
+    @property
+    def gone(self) -> str:
+        return "" if self.state in ("pending", "running") else f"AWS has ended it ({self.reason or self.state})"
+
+    @property
     def ready(self) -> bool:
         """Whether it runs and has an address by which it is reached."""
         return self.state == "running" and self.ssh is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -103,6 +103,7 @@ def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
         "owner": settings.owner,
         "expires": time.time() + spec.ttl,
         "ssh_from": ssh_from,
+        "pace": asdict(account.pace),
     }
     return Ledger.start(pool, about)
 

@@ -1,0 +1,102 @@
+"""What is said to the provider, checked when it is made and before AWS is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, cast
+
+from skyward.errors import InvalidArgument
+
+__all__ = ["check_flag", "check_lease", "check_region", "check_text", "check_zones", "tag_pairs", "texts"]
+
+# What a value looks like, and an example that says it to people.
+_FORMS = {
+    "region": (r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1"),
+    "zones": (r"[a-z]{2}(-[a-z0-9]+)+", "us-east-1a"),
+    "instance_types": (r"[a-z0-9*?][a-z0-9-*?]*(\.[a-z0-9-*?]+)?", "g5.xlarge"),
+    "ami": (r"ami-[0-9a-z]+", "ami-0123456789abcdef0"),
+    "subnet_id": (r"subnet-[0-9a-z]+", "subnet-0123456789abcdef0"),
+    "security_group_id": (r"sg-[0-9a-z]+", "sg-0123456789abcdef0"),
+    "ubuntu_version": (r"\d\d\.\d\d", "24.04"),
+    "username": (r"[a-z_][a-z0-9_.-]*", "ubuntu"),
+    "instance_profile": (r"[\w+=,.@:/-]+", "my-role"),
+}
+_RESERVED = ("aws:", "skyward:")
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuses what does not look like such a value."""
+    form, example = _FORMS[name]
+    if not isinstance(value, str) or not re.fullmatch(form, value):
+        what = "no region of AWS" if name == "region" else "nothing that AWS would know"
+        raise InvalidArgument(f'{name}={value!r} is {what}. Write it like "{example}".')
+
+
+def texts(name: str, value: object) -> tuple[str, ...]:
+    """One value or a list of them, each of which looks like one."""
+    if not isinstance(value, str | list | tuple | set | frozenset):
+        example = _FORMS[name][1]
+        raise InvalidArgument(f'{name}={value!r} is neither a text nor a list of them. Write {name}=["{example}"].')
+    found: tuple[Any, ...] = (value,) if isinstance(value, str) else tuple(cast("Sequence[Any]", value))
+    for each in found:
+        check_text(name, each)
+    return found
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuses what is neither yes nor no."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name}={value!r} is neither True nor False. Give one of them.")
+
+
+def tag_pairs(tags: object) -> tuple[tuple[str, str], ...]:
+    """Tags as pairs of texts; some names are not the user's to give."""
+    given: Any = cast("Mapping[Any, Any]", tags).items() if isinstance(tags, Mapping) else tags
+    try:
+        pairs = tuple((str(key), str(value)) for key, value in given)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f'tags={tags!r} are no names with values. Write tags={{"team": "ml"}}.') from None
+    for key, value in pairs:
+        if not 1 <= len(key) <= 128 or len(value) > 256:
+            raise InvalidArgument(f"tags: {key!r} is too long; AWS takes 128 characters for a name, 256 for a value.")
+        if key.lower().startswith(_RESERVED):
+            raise InvalidArgument(f"tags: names that begin with {key.partition(':')[0]}: are reserved. Rename {key!r}.")
+    if len(pairs) > 40:
+        raise InvalidArgument(f"tags: {len(pairs)} of them; AWS takes 50 a thing, ours among them. Give 40 or fewer.")
+    return pairs
+
+
+def check_lease(lease: float, boot: float) -> None:
+    """Refuses a lease that would be over before a machine first hears of us."""
+    if lease < boot:
+        raise InvalidArgument(
+            f"lease={lease:g}: a machine may need {boot:g} s to boot, and would end itself before it hears of us. "
+            f"Give {boot:g} or more; 900 is usual."
+        )
+
+
+def check_region(session: Any, region: str) -> None:
+    """Refuses a region that AWS does not have: its address would not be found, which looks like a broken line."""
+    known: list[str] = []
+    for partition in session.get_available_partitions():
+        known += session.get_available_regions("ec2", partition_name=partition)
+    if region in known:
+        return
+    near = get_close_matches(region, known, n=3, cutoff=0.6) or ["us-east-1", "us-west-2", "eu-central-1"]
+    raise InvalidArgument(
+        f"region={region!r}: AWS has no such region, or it is newer than the installed boto3. Nothing was created. "
+        f"Near ones: {', '.join(near)}. Take one of them, or update: pip install -U boto3."
+    )
+
+
+def check_zones(zones: Sequence[str], there: Sequence[str], region: str) -> None:
+    """Refuses zones in which a machine has no network to stand in; `there` it has one."""
+    missing = [zone for zone in zones if zone not in there]
+    if missing:
+        what = "is" if len(missing) == 1 else "are"
+        raise InvalidArgument(
+            f"zones: {', '.join(missing)} {what} not in {region}, or without a subnet. Nothing was created. "
+            f"Name some of {', '.join(sorted(set(there)))}, or give a subnet there: sky.AWS(subnet_id=...)."
+        )
