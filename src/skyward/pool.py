@@ -10,7 +10,6 @@ import atexit
 import itertools
 import logging
 import os
-import secrets
 import sys
 import threading
 import time
@@ -23,19 +22,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
-from skyward import blobs, events, fanout
+from skyward import blobs, events, fanout, hooks
 from skyward.accelerators import Accelerator
 from skyward.errors import (
     ForkedPoolError,
     InvalidArgument,
     NestedPoolError,
     NodeLost,
-    PluginError,
     PoolClosed,
     SkywardError,
 )
 from skyward.executor import PoolExecutor
 from skyward.image import Image, check_number
+from skyward.launching import Launching
 from skyward.options import (
     checked,
     checked_group,
@@ -193,16 +192,11 @@ class ComputePool:
         self._take(self._candidates[0])
         self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
         cluster, image, holding = self._launched(stack)
-        commands = self._commands(cluster)
+        commands = hooks.commands(self.plugins, cluster)
         self._bring_up(stack, holding, image, commands, time.monotonic() + max(self._patience, image.bootstrap_timeout))
         self._dask_clients: weakref.WeakSet[Any] = weakref.WeakSet()
         stack.callback(lambda: [client.close(timeout=2) for client in list(self._dask_clients)])
-        for plugin in self.plugins:
-            if plugin.around_client is not None:
-                try:
-                    stack.enter_context(plugin.around_client(self, cluster))
-                except Exception as exc:
-                    raise PluginError(plugin.name, "around_client", repr(exc)) from exc
+        hooks.enter(self.plugins, self, cluster, stack)
         enter_target(self)
         stack.callback(leave_target, self)
         if "joblib" in sys.modules:
@@ -257,35 +251,14 @@ class ComputePool:
         engine = self.__dict__.get("_engine")
         self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.settled if engine else 0))
 
-    def _transformed(self, cluster: Cluster) -> Image:
-        image = self.image
-        for plugin in self.plugins:
-            if plugin.transform is not None:
-                try:
-                    image = checked("image", plugin.transform(image, cluster), Image)
-                except Exception as exc:
-                    raise PluginError(plugin.name, "transform", repr(exc)) from exc
-        return image
-
-    def _commands(self, cluster: Cluster) -> dict[str, Sequence[str]]:
-        """The shell lines that plugins want run on each machine."""
-        found: dict[str, Sequence[str]] = {}
-        for plugin in self.plugins:
-            if plugin.bootstrap is not None:
-                try:
-                    lines = plugin.bootstrap(cluster)
-                except Exception as exc:
-                    raise PluginError(plugin.name, "bootstrap", repr(exc)) from exc
-                if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
-                    raise PluginError(plugin.name, "bootstrap", f"it gave {lines!r}, not a list of shell lines")
-                found[plugin.name] = lines
-        return found
-
     def _take(self, one: Candidate) -> None:
         self.provider, self.spec, self.nodes = one.provider, one.spec, one.nodes
 
     def _launched(self, stack: ExitStack) -> tuple[Cluster, Image, Holding]:
         """Machines of the first spec that can be had, with their giving back on `stack`."""
+        launching = Launching(
+            self.name, self._patience, self._report, self._warn, lambda: self._hurry, self._keep_receipt
+        )
         several = self._candidates
         if len(several) > 1 and self._selection == "cheapest":
             self._report("comparing prices")
@@ -296,44 +269,20 @@ class ComputePool:
                 self._take(one)
                 self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
             cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
-            image = self._transformed(cluster)
-            holding = self._acquired(stack)  # a spec that cannot be had leaves a watchdog there, with nothing to do
+            image = hooks.transformed(self.plugins, self.image, cluster)
+            holding = launching.acquire(
+                one, stack
+            )  # a spec that cannot be had leaves a watchdog there, with nothing to do
             if holding.accelerator is not None:  # machines that come later must have the same
                 self.spec = replace(self.spec, accelerator=holding.accelerator)
             return cluster, image, holding
 
-        return taken(several, attempt, lambda text: self._emit(events.Notice(self.name, text, "warning")))
+        return taken(several, attempt, self._warn)
 
-    def _acquired(self, stack: ExitStack) -> Holding:
-        """Machines, with their giving back on `stack`; a watchdog sees to it if we are killed."""
-        name = f"{self.name}-{secrets.token_hex(3)}"
-        ending = self.provider.ending(name)
-        if ending is not None:
-            from skyward.reaper import look_around
-            from skyward.watchdog import Watchdog
-
-            stack.callback(look_around(self.provider, self._warn).join, 1)
-            watchdog = Watchdog()
-            stack.callback(watchdog.close)
-            watchdog.add("machines", ending, patience=600)  # machines take minutes to shut down
-            stack.callback(watchdog.drop, "machines")
-
-            def interrupted(kind: type[BaseException] | None, *_: object) -> None:
-                # an ExitStack goes on after an interrupt, so giving back may have been cut short just now
-                if self._hurry or (kind is not None and not issubclass(kind, Exception)):
-                    self.provider.let_go(name)
-                    watchdog.hand_over()
-
-            stack.push(interrupted)
-        holding = self.provider.acquire(self.spec, name, self.nodes, self._patience, self._report)
-        stack.callback(self._give_back, holding)
-        return holding
-
-    def _give_back(self, holding: Holding) -> None:
-        if not self._hurry:
-            self.receipt = self.provider.give_back(holding, self._report)
-            if self.receipt is not None:
-                self._emit(events.Notice(self.name, str(self.receipt)))
+    def _keep_receipt(self, receipt: object) -> None:
+        self.receipt = receipt
+        if receipt is not None:
+            self._emit(events.Notice(self.name, str(receipt)))
 
     def _interrupted(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._state == "closing" and kind is not None and issubclass(kind, KeyboardInterrupt):
@@ -540,7 +489,7 @@ class ComputePool:
 
         from skyward import recipe
 
-        image = self._transformed(Cluster(self.name, self.nodes, self.worker, self.spec))
+        image = hooks.transformed(self.plugins, self.image, Cluster(self.name, self.nodes, self.worker, self.spec))
         return recipe.script(image, metadata.version("uv"))
 
     def dask(self) -> Any:

@@ -48,7 +48,7 @@ _SETTINGS: dict[str, Any] = {
     "distributed.comm.timeouts.tcp": "15s",  # a machine that fell silent is forgotten after that, and its name is free
     "distributed.comm.timeouts.connect": "10s",
 }
-_JOINING = 15.0
+_JOINING = 60.0
 _LEAVING = 2.0
 _PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0)
 
