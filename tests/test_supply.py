@@ -79,7 +79,7 @@ def test_machines_that_may_be_taken_are_replaced_unless_said_otherwise() -> None
 def test_another_machine_joins_the_pool_and_what_happens_is_told_once() -> None:
     provider, told = Slow(), list[str]()
     threading.Thread(target=lambda: (provider.waiting.wait(10), provider.allowed.set())).start()
-    assert supply(provider).another(told.append).id == "m-2"
+    assert supply(provider).another(0, told.append).id == "m-2"
     assert told == ["waiting"]
 
 
@@ -88,7 +88,7 @@ def test_closing_ends_the_wait_for_a_machine() -> None:
     more = supply(provider)
     threading.Thread(target=lambda: (provider.waiting.wait(10), more.close(10))).start()
     with pytest.raises(PoolClosed):
-        more.another(lambda text: None)
+        more.another(0, lambda text: None)
     with pytest.raises(PoolClosed):
         more.discard(Machine("m-1", "ssh", ""))
     assert provider.ended == []
@@ -98,7 +98,7 @@ def test_closing_waits_for_what_has_been_asked() -> None:
     """What a provider is about to create must be known before everything is given back."""
     provider, order = Slow(deaf=True), list[str]()
     more = supply(provider)
-    asking = threading.Thread(target=lambda: order.append(more.another(lambda text: None).id))
+    asking = threading.Thread(target=lambda: order.append(more.another(0, lambda text: None).id))
     closing = threading.Thread(target=lambda: (more.close(10), order.append("closed")))
     asking.start()
     assert provider.waiting.wait(10)

@@ -190,6 +190,8 @@ class NodeLost(TaskError):
         why = self.reason or "no answer"
         if not self.attempts:
             what = f"{self.task} was not started" if self.task else "the call was not started"
+            if why.startswith("no node"):
+                return f"{what}: {why}. Open another pool."
             return (
                 f"{what}: node {self.node} is lost ({why}). A broadcast needs all nodes; calls with >> go to those "
                 "that are left, and a node that comes back takes part again."

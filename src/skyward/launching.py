@@ -47,6 +47,10 @@ class Launching:
                 if self.hurried() or (kind is not None and not issubclass(kind, Exception)):
                     provider.let_go(name)
                     watchdog.hand_over()
+                if self.hurried():
+                    self.warn(
+                        f"giving back was interrupted; a watchdog does it now. `sky ps` shows when {name} is gone."
+                    )
 
             stack.push(interrupted)
         holding = provider.acquire(one.spec, name, one.nodes, self.timeout, self.report)

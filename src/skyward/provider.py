@@ -35,6 +35,7 @@ class Machine:
     private_ip: str
     public_ip: str | None = None
     ssh: SshTarget | None = None
+    hourly_cost: float = 0.0
 
     @property
     def preemptible(self) -> bool:

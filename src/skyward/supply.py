@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from skyward.errors import PoolClosed
 from skyward.provider import Machine, Provider, Report
@@ -27,9 +28,11 @@ class Supply:
         """Whether another machine stands in for this one when it is lost; if not said, for those that may be taken."""
         return machine.preemptible if self._replace is None else self._replace
 
-    def another(self, report: Report) -> Machine:
-        """One more machine; raises PoolClosed if the pool is closed meanwhile."""
-        last = ""
+    def another(self, spent: float, report: Report) -> Machine:
+        """One more machine, beside others that cost `spent` an hour; PoolClosed if the pool is closed meanwhile."""
+        last, spec = "", self._spec
+        if spec.max_hourly_cost is not None:
+            spec = replace(spec, max_hourly_cost=max(spec.max_hourly_cost - spent, 1e-9))
 
         def tell(text: str) -> None:
             nonlocal last
@@ -39,7 +42,7 @@ class Supply:
             last = text
 
         with self._asking():
-            holding = self._provider.acquire(self._spec, self._name, 1, self._timeout, tell, joining=self._name)
+            holding = self._provider.acquire(spec, self._name, 1, self._timeout, tell, joining=self._name)
         return holding.machines[0]
 
     def ended(self, machines: Sequence[Machine]) -> list[str]:

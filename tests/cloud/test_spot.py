@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward import errors, events
-from skyward.engine import replacing
+from skyward.engine import replacing, tending
 from skyward.providers.aws import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import CACHE, Hosts
@@ -223,6 +223,76 @@ def test_a_machine_that_vanishes_is_replaced_too(
         cloud.end(cloud.running()[0].id)
         assert future.result(120)[0] == 1
         assert "Server.SpotInstanceTermination" in seen.texts() or "is lost" in seen.texts()
+
+
+def test_a_replacement_that_dies_while_it_is_set_up_is_replaced_as_well(
+    cloud: Cloud, opened: Callable[..., tuple[sky.ComputePool, Seen]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool keeps its key and group although for a while it has no machine at all."""
+    monkeypatch.setattr(replacing, "_PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(tending, "_VIGIL", 0.5)
+    pool, seen = opened(nodes=1)
+    ended: list[str] = []
+
+    def strike(event: events.Event) -> None:
+        if isinstance(event, events.NodePhase) and event.phase.startswith("connecting") and not ended:
+            ended.extend(one.id for one in cloud.running())
+            cloud.end(ended[0])
+
+    with pool:
+        future = pool.submit(stubborn())
+        until(seen.working)
+        pool.on_event(strike)
+        cloud.end(cloud.running()[0].id)
+        assert future.result(120)[0] == 1
+        assert ended
+    assert len(cloud.machines.all) == 3
+
+
+@pytest.mark.parametrize("moment", ["starting", "up"])
+def test_a_replacement_that_is_taken_away_at_once_is_replaced_as_well(
+    cloud: Cloud, hosts: Hosts, opened: Callable[..., tuple[sky.ComputePool, Seen]], moment: str
+) -> None:
+    """Its notice counts, also when it comes before or just when we connect to it."""
+    pool, seen = opened()
+    noticed: list[str] = []
+
+    def strike(event: events.Event) -> None:
+        now = isinstance(event, events.NodePhase) and event.phase == "starting"
+        if (isinstance(event, events.NodeUp) if moment == "up" else now) and not noticed:
+            noticed.append(cloud.running()[-1].id)
+            cloud.notice(noticed[0], 60)
+
+    with pool:
+        old = dict(who() @ pool)
+        pool.on_event(strike)
+        cloud.notice(instance(cloud, hosts, old[1]), 60)
+        until(lambda: len(cloud.machines.all) == 4, 60)
+        until(lambda: pool.current_nodes() == 2, 60)
+        until(lambda: len(cloud.running()) == 2)
+        new = dict(who() @ pool)
+        assert new[1] not in (old[1], hosts.of[noticed[0]].name)
+    assert sum(isinstance(event, events.NodeLeaving) for event in seen) == 2
+
+
+def test_a_quota_that_counts_the_old_machine_is_waited_for(
+    cloud: Cloud,
+    hosts: Hosts,
+    opened: Callable[..., tuple[sky.ComputePool, Seen]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And all nodes together stay within what may be spent."""
+    monkeypatch.setattr(replacing, "_PAUSES", (0.1, 0.1))
+    pool, seen = opened(max_hourly_cost=0.03)
+    with pool:
+        old = dict(who() @ pool)
+        cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded")
+        cloud.notice(instance(cloud, hosts, old[1]), 60)
+        until(lambda: len(cloud.machines.all) == 3, 60)
+        until(lambda: pool.current_nodes() == 2, 60)
+        assert dict(who() @ pool)[0] == old[0]
+    assert any(isinstance(e, events.NodePhase) and "no other machine yet" in e.phase for e in seen)
+    assert all(bill.hourly_cost <= 0.015 for bill in pool.receipt.machines)  # type: ignore[attr-defined]
 
 
 def test_without_capacity_the_rest_goes_on_and_the_reason_is_told(

@@ -129,6 +129,8 @@ class Agent:
         self._queue.clear()
         for slot in self._crew:
             self._crew.retire(slot)
+        if self._leaving is not None:
+            self._tell("notice", {"seconds": max(0.0, self._leaving - time.monotonic())})
 
     # what the client says
 

@@ -100,6 +100,7 @@ class Bringup:
             self.emit,
             self.hurried,
             endings,
+            self.supply and self.supply.ended,
         )
         # keepers import distributed while we make certificates
         stations = stationing.occupy(self.machines, deadline)

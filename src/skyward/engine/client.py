@@ -21,7 +21,7 @@ from skyward.engine.hub import Hub
 from skyward.engine.lines import Transcript
 from skyward.engine.muster import Muster
 from skyward.engine.plan import Plan
-from skyward.errors import NodeLost, PoolClosed, Preempted
+from skyward.errors import NodeLost, PoolClosed, Preempted, SkywardError
 from skyward.streams import Consumer, Stream
 
 __all__ = ["Engine"]
@@ -292,6 +292,14 @@ class Engine:
         for number, call in self._dispatch.stale(time.monotonic()):
             self._hub.post(number, [["recall", call.id, 0]])
         return self._dispatch.crowded()
+
+    def collapse(self, error: BaseException) -> None:
+        """Nobody listens to nodes any more: whoever waits for a call must not wait for ever."""
+        for call in [*self._dispatch.drain_queue(), *self._calls.values()]:
+            text = (
+                f"{call.name} cannot end: the pool's own thread has failed ({error!r}). Close the pool; this is a bug."
+            )
+            self._fail(call, SkywardError(text), "lost")
 
     def _warn_of_streams(self) -> None:
         """Says so when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""

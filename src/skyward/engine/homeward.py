@@ -52,13 +52,12 @@ class Homeward:
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)
             self._link.detach()
-        if hello["session"] != self._session:
-            if self._session is not None:
-                self._messages.clear()
-                self._buffers.clear()
-                self._fence()
-            self._session = hello["session"]
+        if self._session is not None and hello["session"] != self._session:
+            self._messages.clear()
+            self._buffers.clear()
             self._link = Link()
+            self._fence()
+        self._session = hello["session"]
         try:
             for piece in encode({"incarnation": self._incarnation, "received": self._link.received, **self._about}):
                 sock.sendall(piece)

@@ -51,6 +51,7 @@ class Listener(Protocol):
 
     def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None: ...
     def turn(self) -> bool: ...
+    def collapse(self, error: BaseException) -> None: ...
 
 
 class Roster(Protocol):
@@ -244,8 +245,12 @@ class Hub:
                     self._read(ready)
                     wait = _BUSY_WAIT if self._listener.turn() else _IDLE_WAIT
                 self._do_deferred()
-        except BaseException:
+        except BaseException as exc:
             log.exception("the engine's I/O thread ended")
+            with self.lock:
+                self.closing = True
+                self._listener.collapse(exc)
+                self.changed.notify_all()
             raise
         finally:
             self._do_deferred()
@@ -267,11 +272,12 @@ class Hub:
         """Brings the selector up to date with the links' sockets and what they want."""
         self._unsettled = False
         registered = {key.data: key for key in self._selector.get_map().values() if key.data is not None}
+        for number, key in list(registered.items()):  # all of them first: a new socket may have an old one's number
+            if key.fileobj is not self.peers[number].link.sock:
+                self._selector.unregister(key.fileobj)
+                del registered[number]
         for peer in self.peers:
             sock, key = peer.link.sock, registered.get(peer.number)
-            if key is not None and key.fileobj is not sock:
-                self._selector.unregister(key.fileobj)
-                key = None
             if sock is None:
                 continue
             writing = peer.link.writing

@@ -28,6 +28,7 @@ _REFUSALS = 3
 _PORTS = 3
 _LAST_MOMENT = 5.0
 _JOIN = 30.0
+_ANSWER = 6.0  # a provider knows better than we why a machine is gone, and is asked first
 
 
 class Calls(Protocol):
@@ -263,7 +264,7 @@ class Muster:
             silent = now - self._hub.peers[number].link.heard
             # once may be a tunnel that broke at that moment; the next attempt makes a new one
             node.refusals = node.refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
-            refused = node.refusals >= _REFUSALS
+            refused = node.refusals >= _REFUSALS and (not self._plan.substitutes or now - node.away > _ANSWER)
             if 0 < node.leaving < now:
                 self._give_up(number, "its machine was taken away")
             elif given_up(lease, now - node.away, silent, refused=refused, others_speak=self._others_speak(number)):
@@ -284,7 +285,8 @@ class Muster:
     def tell_alone(self) -> None:
         """Says that no node can be reached: after half a minute, then every minute."""
         away = time.monotonic() - self._alone
-        if self._alone and away > 30 + 60 * self._alone_told:
+        doubtful = any(node.away and not node.gone for node in self._nodes)
+        if self._alone and doubtful and away > 30 + 60 * self._alone_told:
             self._alone_told += 1
             self._warn(
                 f"no connection to any node for {away:.0f} s. What runs there goes on; we try again until the lease "
@@ -363,8 +365,10 @@ class Muster:
         """No machine could be had: what waits for one fails."""
         with self._changed:
             if not self._hub.closing:
-                self._warn(f"node {node} could not be replaced: {reason}")
-                self._despair(node, f"it could not be replaced: {reason}")
+                self._warn(f"node {node} could not be replaced: {reason}. The pool goes on without it.")
+                state = self._nodes[node]
+                state.gone = state.gone and f"{state.gone}, and it could not be replaced: {reason}"
+                self._despair(node, state.gone or f"it could not be replaced: {reason}")
                 self._changed.notify_all()
 
     def missing(self) -> list[int]:
@@ -381,6 +385,10 @@ class Muster:
     def pause_for(self, seconds: float) -> bool:
         """Waits; False if the pool is closed meanwhile."""
         return self._hub.pause(seconds)
+
+    def tell(self, node: int, text: str) -> None:
+        """Says how far it is with a node."""
+        self._emit(events.NodePhase(self._plan.pool, node, text))
 
     def _warn(self, text: str) -> None:
         self._emit(events.Notice(self._plan.pool, text, "warning"))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from skyward.errors import BootstrapError, NoCapacity, PoolClosed, SkywardError
+from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
 from skyward.provider import Machine
 from skyward.supply import Supply
 
@@ -16,7 +16,9 @@ __all__ = ["Replacing", "Substitutes", "Substitution"]
 
 log = logging.getLogger("skyward.engine")
 
-_PAUSES = (5.0, 15.0, 30.0, 60.0)
+_PAUSES = (5.0, 15.0, 30.0, 60.0, 60.0)  # more than the two minutes in which the old machine still counts
+_PASSING = (NoCapacity, QuotaExceeded, CredentialsExpired, BootstrapError)
+_FIRST_INQUIRY = 1.0
 _INQUIRY = 5.0
 _CLOSING = 120.0
 
@@ -68,6 +70,10 @@ class Place(Protocol):
         """Waits; False if the pool is closed meanwhile."""
         ...
 
+    def tell(self, node: int, text: str) -> None:
+        """Says how far it is with a node."""
+        ...
+
 
 class Substitution:
     """Machines of a pool that others stand in for."""
@@ -91,7 +97,8 @@ class Substitution:
         return {node: reason for node, reason in zip(nodes, reasons, strict=True) if reason}
 
     def prepare(self, node: int) -> Callable[[], None]:
-        machine = self._supply.another(lambda text: self._report(node, text))
+        others = sum(machine.hourly_cost for other, machine in enumerate(self._machines) if other != node)
+        machine = self._supply.another(others, lambda text: self._report(node, text))
         try:
             put = self._set_up(node, machine)
         except BaseException:
@@ -122,7 +129,10 @@ class Replacing:
     def __init__(self, source: Substitutes | None, place: Place) -> None:
         self._source, self._place = source, place
         self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
         self._going: set[int] = set()
+        self._placed: set[int] = set()
+        self._again: set[int] = set()
         self._asking = False
 
     def going(self, node: int) -> bool:
@@ -131,11 +141,14 @@ class Replacing:
 
     def begin(self, node: int) -> bool:
         """Has a node's machine replaced, if that is wanted; once, however often this is said."""
-        if node in self._going:
-            return True
-        if self._source is None or not self._source.wanted(node):
-            return False
-        self._going.add(node)
+        with self._lock:
+            if node in self._going:
+                if node in self._placed:  # it is the other machine that is spoken of, just when we connect to it
+                    self._again.add(node)
+                return True
+            if self._source is None or not self._source.wanted(node):
+                return False
+            self._going.add(node)
         thread = threading.Thread(target=self._replace, args=(self._source, node), name="skyward-replace", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -158,36 +171,51 @@ class Replacing:
     def _replace(self, source: Substitutes, node: int) -> None:
         reason = ""
         try:
-            put = self._prepared(source, node)
-            if self._place.await_vacant(node):
-                put()
-                self._place.connect(node)
+            while True:
+                self._try(source, node)
+                with self._lock:
+                    self._placed.discard(node)
+                    if node not in self._again:
+                        self._going.discard(node)
+                        return
+                    self._again.discard(node)  # the machine that took the place is being taken away as well
         except PoolClosed:
             pass
         except Exception as exc:  # whatever a provider or a machine does: told to the user by the engine
             log.debug("node %d could not be replaced", node, exc_info=True)
-            reason = str(exc)
-        finally:
-            self._going.discard(node)
+            reason = _short(exc)
+        with self._lock:
+            for nodes in (self._going, self._placed, self._again):
+                nodes.discard(node)
         if reason:
             self._place.not_replaced(node, reason)
 
-    def _prepared(self, source: Substitutes, node: int) -> Callable[[], None]:
-        """Capacity comes and goes, and a machine may break while it is set up; all else is final."""
+    def _try(self, source: Substitutes, node: int) -> None:
+        """Capacity comes and goes, machines break while they are set up, a login can be renewed; all else is final."""
         for pause in (*_PAUSES, None):
             try:
-                return source.prepare(node)
-            except (NoCapacity, BootstrapError) as exc:
+                put = source.prepare(node)
+                if not self._place.await_vacant(node):
+                    raise PoolClosed("the pool was closed.")
+                put()
+                with self._lock:
+                    self._placed.add(node)
+                self._place.connect(node)
+                return
+            except _PASSING as exc:
+                with self._lock:
+                    self._placed.discard(node)
                 if pause is None:
                     raise
-                log.debug("node %d: %s", node, exc)
+                self._place.tell(node, f"no other machine yet: {_short(exc)}. The next try is in {pause:.0f} s")
                 if not self._place.pause_for(pause):
                     raise PoolClosed("the pool was closed.") from None
-        raise AssertionError
 
     def _ask(self, source: Substitutes) -> None:
         try:
-            while self._place.pause_for(_INQUIRY) and (nodes := self._place.missing()):
+            pause = _FIRST_INQUIRY
+            while self._place.pause_for(pause) and (nodes := self._place.missing()):
+                pause = _INQUIRY
                 for node, reason in self._answer(source, nodes).items():
                     self._place.ended(node, reason)
         finally:
@@ -199,3 +227,10 @@ class Replacing:
         except SkywardError as exc:  # it may be our own network that is down; asked again
             log.debug("the provider does not say what became of nodes %s: %s", nodes, exc)
             return {}
+
+
+def _short(error: Exception) -> str:
+    """What went wrong, in one line: what the errors of an opening pool advise does not hold for one that is open."""
+    if isinstance(error, NoCapacity) and error.attempts:
+        return f"there is no capacity ({len(error.attempts)} offers were tried; the last: {error.attempts[-1]})"
+    return str(error).partition("\n")[0].rstrip(".")

@@ -18,7 +18,7 @@ from skyward import events
 from skyward.bootstrap import prepare
 from skyward.engine.network import Address, Blocked, Layout, blocked_pairs, candidates
 from skyward.engine.site import Site
-from skyward.engine.tending import tended
+from skyward.engine.tending import Vigil, tended
 from skyward.errors import BootstrapError, PluginError, SkywardError
 from skyward.image import Image
 from skyward.includes import import_paths, pack
@@ -60,6 +60,7 @@ class Stationing:
         emit: Callable[[events.Event], None],
         hurried: Callable[[], bool],
         endings: ExitStack,
+        ended: Callable[[Sequence[Machine]], list[str]] | None,
     ) -> None:
         self.pool, self.image, self.access, self.workspace = pool, image, access, workspace
         self._commands, self._born, self._ttl = commands, time.monotonic(), ttl
@@ -70,6 +71,7 @@ class Stationing:
         self._archive: Path | None = None
         self._told: set[str] = set()
         self._halted = False
+        self._vigil = Vigil(ended)
         self._sites: list[tuple[str, Site, Sequence[str]]] = []
 
     def occupy(self, machines: Sequence[Machine], deadline: float) -> list[Station]:
@@ -111,7 +113,8 @@ class Stationing:
         stop: Sequence[str] = ()
         try:
             report(f"connecting to {shell.name}")
-            shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
+            with self._vigil.over(shell, machine):
+                shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
             tending.enter_context(tended(shell, machine.ssh, self.access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
             host = prepare_host(

@@ -1,17 +1,20 @@
-"""What goes on beside the setting up of a machine: its lease is renewed, and its provider's own wishes are seen to."""
+"""What goes on beside the setting up of a machine: its lease is renewed, its provider's own wishes are seen to, and
+the provider is asked whether it is still there."""
 
 from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
-from skyward.errors import SkywardError
+from skyward.errors import BootstrapError, SkywardError
+from skyward.provider import Machine
 from skyward.shell import Access, Shell, SshTarget
 
-__all__ = ["tended"]
+__all__ = ["Vigil", "tended"]
 
+_VIGIL = 10.0
 _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 
@@ -51,3 +54,52 @@ def _settle(shell: Shell, target: SshTarget, access: Access, tell: Callable[[str
         text = str(exc).partition("\n")[0]
     if text:
         tell(text)
+
+
+class Vigil:
+    """Asks a provider, while machines do not let us in, whether they are still there: one question for all of them."""
+
+    def __init__(self, ended: Callable[[Sequence[Machine]], list[str]] | None) -> None:
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._waiting: dict[Shell, Machine] = {}
+        self._gone: dict[Shell, str] = {}
+        self._over = threading.Event()
+
+    @contextmanager
+    def over(self, shell: Shell, machine: Machine) -> Generator[None]:
+        """While open, the shell is closed if its machine is gone; the error then says so."""
+        with self._lock:
+            if self._ended is not None and not self._waiting:
+                self._over = threading.Event()
+                asking = threading.Thread(target=self._ask, args=(self._ended, self._over), name="skyward-vigil")
+                asking.daemon = True
+                asking.start()
+            self._waiting[shell] = machine
+        try:
+            yield
+        except BootstrapError as exc:
+            if shell in self._gone:
+                text = (
+                    f"{machine.id}: {self._gone[shell]} before it let us in. Open the pool again for another machine."
+                )
+                raise BootstrapError("starting", text) from exc
+            raise
+        finally:
+            with self._lock:
+                del self._waiting[shell]
+                if not self._waiting:
+                    self._over.set()
+
+    def _ask(self, ended: Callable[[Sequence[Machine]], list[str]], over: threading.Event) -> None:
+        while not over.wait(_VIGIL):
+            with self._lock:
+                waiting = dict(self._waiting)
+            try:
+                reasons = ended(list(waiting.values()))
+            except _FAILURES:
+                continue  # it may be our own network that is down
+            for shell, reason in zip(waiting, reasons, strict=True):
+                if reason:
+                    self._gone[shell] = reason
+                    shell.close()

@@ -217,7 +217,8 @@ class AWS(Provider):
                 raise refused[0]
             forget_machines([m for m in machines if isinstance(m, CloudMachine) and m.id in ids])
             for pool in dict.fromkeys(machine.tags.get(POOL, "") for machine in described(api, ids)):
-                if pool and not any(machine.alive for machine in tagged(api, pool=pool)):
+                # a pool that is open here keeps its key and group, for machines that take the place of these
+                if pool and Ledger.held(pool) is None and not any(m.alive for m in tagged(api, pool=pool)):
                     here.release(pool)
 
     def find(self, label: str) -> list[Machine]:

@@ -30,7 +30,6 @@ class CloudMachine(Machine):
     zone: str = ""
     kind: str = ""
     market: Market = "on-demand"
-    hourly_cost: float = 0.0
     launched: float = 0.0
     ended: float | None = None
     state: State = "pending"
