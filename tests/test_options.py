@@ -13,6 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import InvalidArgument
+from skyward.runtime import count_accelerators
 from skyward.spec import Volume
 
 
@@ -164,3 +165,11 @@ def test_a_repr_says_what_it_is_and_holds_no_secret() -> None:
 def test_an_unknown_argument_is_python_s_own_error() -> None:
     with pytest.raises(TypeError, match="node"):
         sky.ComputePool(node=2)  # type: ignore[call-arg]
+
+
+def test_a_spec_for_accelerators_that_this_computer_lacks_is_no_alternative() -> None:
+    """It costs nothing, and would be taken before all others."""
+    if count_accelerators() >= 8:
+        pytest.skip("this computer has them")
+    with pytest.raises(InvalidArgument, match=r"Say from whom they are: sky.Spec\(provider=sky.AWS\(\)"):
+        sky.ComputePool(sky.Spec(accelerator="A100:8"), sky.Spec(provider=sky.AWS(), accelerator="A100:8"))

@@ -407,10 +407,10 @@ class PermissionDenied(CloudRefused):
 
     def __str__(self) -> str:
         message = self.message.split(" Encoded authorization failure message")[0]
-        return (
-            f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
-            f"Have {self.action} allowed for this user; docs/aws-policy.json lists all that Skyward needs."
-        )
+        said = f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
+        if self.code in ("PendingVerification", "OptInRequired", "Blocked"):
+            return said + "It is the account that has to be verified, or opted in: see its AWS console and e-mail."
+        return said + (f"Have {self.action} allowed for this user; docs/aws-policy.json lists all that Skyward needs.")
 
 
 class QuotaExceeded(CloudRefused):

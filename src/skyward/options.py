@@ -17,6 +17,7 @@ from skyward.image import check_one_of
 from skyward.plugin import Plugin
 from skyward.provider import Provider
 from skyward.providers.local import Local
+from skyward.runtime import count_accelerators
 from skyward.selection import Candidate, Selection, candidate
 from skyward.spec import Spec, Worker
 from skyward.task import PendingComputeGroup
@@ -52,7 +53,21 @@ def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict
     beside = [name for name, value in options.items() if specs and value != _DEFAULTS[name]]
     if beside:
         raise InvalidArgument(f"{', '.join(beside)}: say it in the Spec; beside a Spec it would not count.")
-    return tuple(candidate(spec, Local()) for spec in specs or [Spec(provider=provider, **options)])
+    found = tuple(candidate(spec, Local()) for spec in specs or [Spec(provider=provider, **options)])
+    if len(found) > 1:
+        for one in found:
+            _check_here(one)
+    return found
+
+
+def _check_here(one: Candidate) -> None:
+    """Refuses, beside other specs, one for accelerators that this computer lacks: at no cost it would be the first."""
+    wanted = one.spec.accelerator
+    if wanted is not None and isinstance(one.provider, Local) and count_accelerators() < wanted.count:
+        raise InvalidArgument(
+            f"accelerator={wanted.name} in a Spec for this computer, which has {count_accelerators()} accelerators. "
+            f"Say from whom they are: sky.Spec(provider=sky.AWS(), accelerator={wanted.name!r}, ...)."
+        )
 
 
 def chosen_worker(concurrency: int | None, worker: Worker | None) -> Worker:
