@@ -4,17 +4,20 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-core hosts test-peers check bench clean
+.PHONY: demo test test-core soak hosts test-peers check bench clean
 
 demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
 	$(BIN)/python examples/hello_nodes.py
 
-test: $(VENV)/all.done hosts     ## set up, then run every test
-	$(BIN)/pytest tests
+test: $(VENV)/all.done hosts     ## set up, then run every test, in two lanes side by side
+	$(BIN)/python tests/lanes.py
 
 test-core: $(VENV)/dev.done hosts ## the tests that need no framework (also for other Pythons: make test-core PYTHON=python3.13 VENV=.venv-313)
 	$(BIN)/pytest tests --ignore-glob='*torch*' --ignore-glob='*jax*' --ignore-glob='*keras*' --ignore-glob='*huggingface*' \
 	  --ignore-glob='*joblib*' --ignore-glob='*sklearn*' --ignore-glob='*examples*'
+
+soak: $(VENV)/all.done hosts     ## what is too long for every day: each way to die at each call of a cloud, 1,000 random faults
+	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/test_aws_crashes.py
 
 hosts:                           ## what test hosts need of the system: sshd, network tools
 	$(BIN)/python -m tests.hosts install

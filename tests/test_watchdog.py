@@ -136,6 +136,20 @@ def test_what_fails_is_tried_again_and_holds_up_nobody(client: Any, tmp_path: Pa
     until(lambda: gone(pid))
 
 
+def test_each_command_is_given_its_own_time(client: Any, tmp_path: Path) -> None:
+    """Row 31: machines of a cloud take minutes to end; a host that does not answer is asked again soon."""
+    process, pid = client("""
+        script = f"echo x >> $1; until test -e {here}/go; do sleep 0.05; done"
+        dog.add("soon", ["sh", "-c", script, "sh", f"{here}/soon"], patience=0.2)
+        dog.add("late", ["sh", "-c", script, "sh", f"{here}/late"], patience=60)
+    """)
+    process.kill()
+    until(lambda: (tmp_path / "soon").exists() and (tmp_path / "soon").read_text().count("x") >= 3)
+    (tmp_path / "go").touch()
+    until(lambda: gone(pid))
+    assert (tmp_path / "late").read_text().count("x") == 1
+
+
 def test_the_pauses_grow_to_five_seconds_and_fill_a_minute() -> None:
     found = pauses(60)
     assert found[:4] == [0.5, 1.0, 2.0, 4.0]

@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from skyward.ledger import histories
 from skyward.testing import Cloud
 from skyward.testing.faults import Call
+from tests.cloud.clients import BLOWS, Clients, Strike
 from tests.cloud.machines import Hosts
 from tests.cloud.waiting import read_until, until, watchdogs
+
+SOAK = bool(os.environ.get("SKYWARD_SOAK"))
 
 Client = Callable[..., "subprocess.Popen[str]"]
 
@@ -25,11 +29,11 @@ def gone(cloud: Cloud) -> bool:
 
 
 def after(cloud: Cloud, action: str) -> threading.Event:
-    """Set when the cloud has carried out the first such call."""
+    """Set when the cloud has carried out the first such call that could tell of something."""
     done = threading.Event()
 
     def look(call: Call) -> None:
-        if call.action == action:
+        if call.action == action and cloud.leftovers():
             done.set()
 
     cloud.on_done = look
@@ -114,13 +118,29 @@ def test_ctrl_c_twice_leaves_giving_back_to_the_watchdog(cloud: Cloud, client: C
     until(lambda: gone(cloud), 60)
 
 
+def test_ctrl_c_twice_leaves_giving_back_to_the_watchdog_also_where_the_program_lives_on(
+    cloud: Cloud, hosts: Hosts, client: Client
+) -> None:
+    """Row 33: as in a notebook; the second comes while nodes take their leave, before anything was given back."""
+    program = client(lives=True)
+    read_until(program, "tick 3")
+    for instance in cloud.running():
+        hosts.of[instance.id].cut()  # so that their leave has to be waited for
+    os.kill(program.pid, signal.SIGINT)
+    read_until(program, "leaving")
+    os.kill(program.pid, signal.SIGINT)
+    read_until(program, "alive")
+    until(lambda: gone(cloud), 60)
+    assert program.poll() is None
+
+
 def test_ctrl_c_twice_while_opening_leaves_giving_back_to_the_watchdog(cloud: Cloud, client: Client) -> None:
     """Rows 32, 33: first while machines are waited for, then while they are ended."""
     cloud.times.boot, cloud.times.shutdown = 60, 4
     looked, ended = threading.Event(), threading.Event()
 
     def look(call: Call) -> None:
-        if call.action == "DescribeInstances":
+        if call.action == "DescribeInstances" and cloud.running():
             looked.set()
         if call.action == "TerminateInstances":
             ended.set()
@@ -144,3 +164,51 @@ def test_a_client_that_is_asked_to_end_gives_everything_back(cloud: Cloud, clien
     program.communicate(timeout=60)
     assert program.returncode == 128 + signal.SIGTERM
     assert gone(cloud)
+
+
+@pytest.fixture
+def clients(cloud: Cloud, tmp_path: Path) -> Iterator[Clients]:
+    """Clients that can be struck at any call."""
+    made = Clients(cloud, tmp_path)
+    yield made
+    made.close()
+
+
+def strikes(calls: Sequence[Call], most: int) -> Iterator[Strike]:
+    """Each call in one of eight ways, in turn, those that change something in `most`; with SKYWARD_SOAK all in all."""
+    counts: dict[str, int] = {}
+    for number, call in enumerate(calls):
+        counts[call.action] = counts.get(call.action, 0) + 1
+        ways = most if not call.action.startswith(("Describe", "Get")) else 1
+        for blow in BLOWS if SOAK else [BLOWS[(3 * number + i) % len(BLOWS)] for i in range(ways)]:
+            yield Strike(call.action, counts[call.action], blow, again=1 + number % 4)
+
+
+@pytest.mark.timeout(7200 if SOAK else 600)
+def test_a_client_struck_at_any_call_leaves_nothing(cloud: Cloud, clients: Clients) -> None:
+    """Rows 31 to 35: killed, asked to end, interrupted once and twice, at each call of opening and closing a pool."""
+    assert clients.run() == 0, clients.log.read_text()
+    calls, done = [*cloud.calls], list[Strike]()
+    assert len(calls) >= 25
+    for strike in strikes(calls, 3):
+        status = clients.run(strike)
+        assert not strike.struck or status, f"{strike} went by unnoticed\n{clients.log.read_text()}"
+        until(lambda: gone(cloud) and not watchdogs(), 60, f"the end of everything after {strike}")
+        done += [strike] if strike.struck else []
+    assert {strike.action for strike in done} == {call.action for call in calls}
+    assert {strike.blow for strike in done} == set(BLOWS)
+
+
+@pytest.mark.timeout(7200 if SOAK else 600)
+def test_a_client_struck_while_a_machine_is_replaced_leaves_nothing(cloud: Cloud, clients: Clients) -> None:
+    """Rows 21, 31 to 35: the same at each call while a pool runs, which there are when a spot machine is taken away."""
+    status, calls = clients.run_replaced()
+    assert status == 0, clients.log.read_text()
+    assert "RunInstances" in {call.action for call in calls}
+    until(lambda: gone(cloud) and not watchdogs(), 60)
+    if not SOAK:  # how a machine is chosen was struck above
+        calls = [call for call in calls if call.action.endswith("Instances")]
+    for strike in strikes(calls, 2):
+        status, _ = clients.run_replaced(strike)
+        assert not strike.struck or status, f"{strike} went by unnoticed\n{clients.log.read_text()}"
+        until(lambda: gone(cloud) and not watchdogs(), 60, f"the end of everything after {strike}")

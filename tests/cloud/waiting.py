@@ -25,7 +25,7 @@ def read_until(process: subprocess.Popen[str], word: str) -> list[str]:
     pytest.fail(f"the program ended without {word!r}:\n{''.join(said)}")
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> Any:
+def until(condition: Callable[[], object], seconds: float = 30.0, what: object = None) -> Any:
     """Waits for a condition and returns what it gave; fails when it does not come true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -33,7 +33,7 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> Any:
         if value:
             return value
         time.sleep(0.05)
-    pytest.fail(f"waited {seconds} s in vain for {condition}")
+    pytest.fail(f"waited {seconds} s in vain for {what or condition}")
 
 
 def watchdogs() -> list[int]:

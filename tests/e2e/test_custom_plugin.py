@@ -126,7 +126,10 @@ def test_a_hook_that_raises_is_named_and_no_pool_opens(hook: str, node: int | No
 
 def test_a_transform_that_forgets_to_return_is_named() -> None:
     made = sky.Plugin("printer", transform=lambda image, cluster: None)  # type: ignore[arg-type,return-value]
-    with pytest.raises(PluginError, match="it gave None, not a sky.Image"), sky.ComputePool(plugins=[made], console=False):
+    with (
+        pytest.raises(PluginError, match=r"it gave None, not a sky\.Image"),
+        sky.ComputePool(plugins=[made], console=False),
+    ):
         pytest.fail("the pool opened")
 
 

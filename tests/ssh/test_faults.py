@@ -208,8 +208,9 @@ def test_the_lease_ends_everything_when_client_and_watchdog_are_gone(
     read_until(program, "tick 3")
     net.cut_client()
     os.killpg(program.pid, signal.SIGKILL)
-    for entry in Path("/proc").iterdir():  # the watchdog is in a session of its own
-        if entry.name.isdigit() and b"skyward/watchdog.py" in _command(entry):
+    mark = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
+    for entry in Path("/proc").iterdir():  # it is in a session of its own; those of other test runs are left alone
+        if b"skyward/watchdog.py" in _content(entry / "cmdline") and mark in _content(entry / "environ"):
             os.kill(int(entry.name), signal.SIGKILL)
     until(lambda: not [line for host in net for line in ours(host)], 30)
 
@@ -391,8 +392,8 @@ def _nothing_of(net: Network) -> None:
         assert left(host) == []
 
 
-def _command(entry: Path) -> bytes:
+def _content(file: Path) -> bytes:
     try:
-        return (entry / "cmdline").read_bytes()
+        return file.read_bytes()
     except OSError:
         return b""
