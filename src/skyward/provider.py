@@ -108,6 +108,10 @@ class Provider(ABC):
     def let_go(self, name: str) -> None:  # noqa: B027 - most providers have nothing to let go of
         """Leaves what a pool of that name has to whoever runs `ending`, although this process lives."""
 
+    def dismiss(self, machines: Sequence[Machine]) -> None:
+        """Gives back machines of a pool that goes on, with others or, for a while, with none."""
+        self.terminate(machines)
+
     @abstractmethod
     def offers(self, spec: Spec) -> Iterable[Offer]:
         """What could be had for `spec`, with prices."""

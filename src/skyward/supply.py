@@ -53,7 +53,7 @@ class Supply:
     def discard(self, machine: Machine) -> None:
         """Gives one machine back."""
         with self._asking():
-            self._provider.terminate([machine])
+            self._provider.dismiss([machine])
 
     def close(self, seconds: float) -> None:
         """Refuses what comes, and waits for what goes on: the pool gives back only what is known by then."""

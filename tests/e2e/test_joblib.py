@@ -45,6 +45,11 @@ def fail_at(number: int, bad: int) -> int:
     return number
 
 
+def fail_late(seconds: float) -> None:
+    time.sleep(seconds)
+    raise KeyError("too late")
+
+
 def about(array: np.ndarray) -> tuple[bool, float, int]:
     return array.flags.writeable, float(array.sum()), os.getpid()
 
@@ -101,7 +106,7 @@ def test_a_failure_cancels_what_is_still_to_run(pool: sky.ComputePool) -> None:
     began = time.monotonic()
     with pytest.raises(KeyError):
         Parallel(n_jobs=-1, batch_size=1, pre_dispatch="all")(
-            [delayed(nap)(90), delayed(nap)(90), delayed(fail_at)(1, 1), *(delayed(nap)(90) for _ in range(8))]
+            [delayed(fail_late)(0.5), *(delayed(nap)(90) for _ in range(10))]  # the first has a slot for sure
         )
     assert Parallel(n_jobs=-1)(delayed(square)(i) for i in range(8)) == [i * i for i in range(8)]
     assert time.monotonic() - began < 80  # nobody slept to the end

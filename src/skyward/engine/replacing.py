@@ -205,6 +205,7 @@ class Replacing:
             except _PASSING as exc:
                 with self._lock:
                     self._placed.discard(node)
+                    self._again.discard(node)  # said of the machine that we could not connect to
                 if pause is None:
                     raise
                 self._place.tell(node, f"no other machine yet: {_short(exc)}. The next try is in {pause:.0f} s")
@@ -220,6 +221,8 @@ class Replacing:
                     self._place.ended(node, reason)
         finally:
             self._asking = False
+        if self._place.pause_for(0) and self._place.missing():
+            self.inquire()  # one has fallen silent just now
 
     def _answer(self, source: Substitutes, nodes: Sequence[int]) -> dict[int, str]:
         try:

@@ -209,17 +209,20 @@ class AWS(Provider):
         return [fresh.get(machine.id, machine) for machine in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
+        self.dismiss(machines)
         for region, ids in self._by_region(machines).items():
             here = replace(self, region=region)
             api = here._api(None)
-            refused = [exc for exc in end(api, ids).values() if exc.kind != "missing"]
-            if refused:
-                raise refused[0]
-            forget_machines([m for m in machines if isinstance(m, CloudMachine) and m.id in ids])
             for pool in dict.fromkeys(machine.tags.get(POOL, "") for machine in described(api, ids)):
-                # a pool that is open here keeps its key and group, for machines that take the place of these
-                if pool and Ledger.held(pool) is None and not any(m.alive for m in tagged(api, pool=pool)):
+                if pool and not any(machine.alive for machine in tagged(api, pool=pool)):
                     here.release(pool)
+
+    def dismiss(self, machines: Sequence[Machine]) -> None:
+        for region, ids in self._by_region(machines).items():
+            for refused in end(replace(self, region=region)._api(None), ids).values():
+                if refused.kind != "missing":
+                    raise refused
+            forget_machines([m for m in machines if isinstance(m, CloudMachine) and m.id in ids])
 
     def find(self, label: str) -> list[Machine]:
         return [machine for machine in tagged(self._api(None), pool=label) if machine.state != "terminated"]
