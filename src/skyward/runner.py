@@ -222,8 +222,11 @@ class Runner:
             call = self._queue.get()
             if call is None:
                 return
-            if self._waiting.pop(call.id, None) is None:
-                continue  # recalled
+            waiting = self._waiting.pop(call.id, None)
+            if waiting is not call:  # recalled; if it was sent again, its turn comes where the agent believes it is
+                if waiting is not None:
+                    self._waiting[call.id] = waiting
+                continue
             self._running[call.id] = call
             call.thread = threading.get_ident()
             if call.about.get("ahead"):
