@@ -16,7 +16,16 @@ import pytest
 from skyward import includes
 from skyward.errors import BootstrapError, InvalidArgument
 from skyward.image import Image
-from skyward.includes import collect_includes, pack, unpack
+from skyward.includes import import_paths, pack, unpack
+
+
+def collected(image: Image, root: Path, dest: Path) -> tuple[str, ...]:
+    """Packs an image's includes and unpacks them, as goes on over a shell; gives the import paths that they need."""
+    with (root.parent / "packed").open("w+b") as archive:
+        pack(image, root, archive)
+        archive.seek(0)
+        unpack(archive, dest)
+    return tuple(os.path.normpath(dest / path) for path in import_paths(image, root))
 
 
 @pytest.fixture
@@ -71,21 +80,20 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
     ],
 )
 def test_includes_are_importable_by_their_names(root: Path, tmp_path: Path, names: list[str], code: str) -> None:
-    paths = collect_includes(Image(includes=names), root, tmp_path / "dest")
+    paths = collected(Image(includes=names), root, tmp_path / "dest")
     assert paths[0] == str(tmp_path / "dest")
     variables = {"PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run([sys.executable, "-c", code], env=variables, cwd=tmp_path, check=True)
 
 
-def test_without_includes_nothing_is_made(root: Path, tmp_path: Path) -> None:
-    assert collect_includes(Image(), root, tmp_path / "dest") == ()
-    assert not (tmp_path / "dest").exists()
+def test_without_includes_there_is_nothing_to_import_from(root: Path) -> None:
+    assert import_paths(Image(), root) == ()
 
 
 def test_only_the_owner_can_read_the_copy(root: Path, tmp_path: Path) -> None:
     """SEC-21, and no setuid bit arrives (SEC-19)."""
     (root / "mod.py").chmod(0o4777)
-    collect_includes(Image(includes=["mod.py", "mypkg"]), root, tmp_path / "dest")
+    collected(Image(includes=["mod.py", "mypkg"]), root, tmp_path / "dest")
     assert stat.S_IMODE((tmp_path / "dest").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "dest" / "mod.py").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "dest" / "mypkg" / "inner.py").stat().st_mode) == 0o600
@@ -93,9 +101,9 @@ def test_only_the_owner_can_read_the_copy(root: Path, tmp_path: Path) -> None:
 
 def test_a_missing_path_is_refused_and_near_ones_listed(root: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"'mypgk'.*near ones: mypkg"):
-        collect_includes(Image(includes=["mypgk"]), root, tmp_path / "dest")
+        collected(Image(includes=["mypgk"]), root, tmp_path / "dest")
     with pytest.raises(InvalidArgument, match="does not exist"):
-        collect_includes(Image(includes=["no/such/thing"]), root, tmp_path / "dest")
+        collected(Image(includes=["no/such/thing"]), root, tmp_path / "dest")
     assert not (tmp_path / "dest").exists()
 
 
@@ -189,7 +197,7 @@ def test_odd_names_and_hard_links_arrive(root: Path, tmp_path: Path) -> None:
     for name in odd:
         write(root / "odd" / name, name)
     os.link(root / "mod.py", root / "odd" / "hard.py")
-    collect_includes(Image(includes=["odd", "odd/-rf"]), root, tmp_path / "dest")
+    collected(Image(includes=["odd", "odd/-rf"]), root, tmp_path / "dest")
     assert {path.name for path in (tmp_path / "dest" / "odd").iterdir()} == {*odd, "hard.py"}
     assert all((tmp_path / "dest" / "odd" / name).read_text() == name for name in odd)
 

@@ -24,7 +24,7 @@ import pytest
 from skyward import remote, resolve
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 from skyward.image import Image, PipIndex
-from skyward.includes import collect_includes, import_paths, pack, unpack
+from skyward.includes import import_paths, pack, unpack
 from skyward.recipe import look_script
 from skyward.remote import Host, Packages, prepare_host
 from skyward.shell import Finished, LocalShell, Shell, SshTarget
@@ -511,8 +511,6 @@ def test_includes_arrive_whole_and_are_importable(cache: Path, tmp_path: Path) -
         unpack(archive, directory / "includes")
     assert (directory / "includes" / "src" / "mod.py").exists()
     assert import_paths(image, root) == (".", "src", "src/deep")
-    collected = collect_includes(image, root, tmp_path / "dest")
-    assert collected == tuple(str(tmp_path / "dest" / path) for path in import_paths(image, root))
 
 
 # --------------------------------------------------------------------------------------------------- over ssh

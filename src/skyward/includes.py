@@ -19,7 +19,7 @@ from typing import IO
 from skyward.errors import BootstrapError, InvalidArgument
 from skyward.image import Image
 
-__all__ = ["collect_includes", "import_paths", "pack", "unpack"]
+__all__ = ["import_paths", "pack", "unpack"]
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 100_000
@@ -38,17 +38,6 @@ _SECRETS = (
 _LOOKS_SECRET = re.compile(r"secret|credential|passw|(?:^|[._-])tokens?(?:[._-]|$)", re.IGNORECASE)
 
 _log = logging.getLogger("skyward.includes")
-
-
-def collect_includes(image: Image, root: Path, dest: Path) -> tuple[str, ...]:
-    """Copy the image's includes from `root` into the new directory `dest`; gives the import paths they need."""
-    if not image.includes:
-        return ()
-    with tempfile.SpooledTemporaryFile(max_size=16 << 20) as archive:
-        pack(image, root, archive)
-        archive.seek(0)
-        unpack(archive, dest)
-    return tuple(os.path.normpath(dest / path) for path in import_paths(image, root))
 
 
 def import_paths(image: Image, root: Path) -> tuple[str, ...]:
