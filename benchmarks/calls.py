@@ -10,11 +10,12 @@ from itertools import cycle, islice
 from contest import Medians, Row
 from peers import ray_actors
 
-__all__ = ["CONTENDERS", "rows"]
+__all__ = ["CONTENDERS", "IDEAL", "NODES", "SLEEP", "SLEEPS", "SLOTS", "nothing", "repeated", "rows", "timed"]
 
 NODES, SLOTS = 4, 10
 MAPPED = 20_000
 SLEEPS, SLEEP = 400, 0.05
+IDEAL = SLEEPS * SLEEP / (NODES * SLOTS)  # seconds
 
 
 def rows(seen: Medians) -> list[Row]:
@@ -50,12 +51,12 @@ def with_skyward(quick: bool) -> dict[str, float]:
     one_by_one, many, items = _counts(quick)
     with sky.ComputePool(nodes=NODES, console=False) as pool:
         _ = call() @ pool
-        _repeated(lambda: call() >> pool, one_by_one // 10)
-        latencies = _repeated(lambda: call() >> pool, one_by_one)
+        repeated(lambda: call() >> pool, one_by_one // 10)
+        latencies = repeated(lambda: call() >> pool, one_by_one)
         sky.gather(*[call() for _ in range(100)]) >> pool
-        gather = _timed(lambda: sky.gather(*[call() for _ in range(many)]) >> pool)
+        gather = timed(lambda: sky.gather(*[call() for _ in range(many)]) >> pool)
         pool.map(nothing, range(100))
-        mapped = statistics.median(_repeated(lambda: pool.map(nothing, range(items)), 5))
+        mapped = statistics.median(repeated(lambda: pool.map(nothing, range(items)), 5))
     return {"latency": statistics.median(latencies) * 1000, "gather": many / gather, "map": items / mapped}
 
 
@@ -66,9 +67,8 @@ def with_skyward_slots(quick: bool) -> dict[str, float]:
     call = sky.compute(time.sleep)
     with sky.ComputePool(nodes=NODES, worker=sky.Worker(SLOTS), console=False) as pool:
         sky.gather(*[call(0.001) for _ in range(NODES * SLOTS)]) >> pool
-        ideal = SLEEPS * SLEEP / (NODES * SLOTS)
-        took = _repeated(lambda: sky.gather(*[call(SLEEP) for _ in range(SLEEPS)]) >> pool, 3)
-    return {"share": ideal / statistics.median(took)}
+        took = repeated(lambda: sky.gather(*[call(SLEEP) for _ in range(SLEEPS)]) >> pool, 3)
+    return {"share": IDEAL / statistics.median(took)}
 
 
 def with_ray(quick: bool) -> dict[str, float]:
@@ -77,9 +77,9 @@ def with_ray(quick: bool) -> dict[str, float]:
     with ray_actors(NODES, nothing) as (ray, actors):
         turn = cycle(actors)
         ray.get([actor.nothing.remote() for actor in islice(turn, 100)])
-        _repeated(lambda: ray.get(next(turn).nothing.remote()), one_by_one // 10)
-        latencies = _repeated(lambda: ray.get(next(turn).nothing.remote()), one_by_one)
-        gather = _timed(lambda: ray.get([actor.nothing.remote() for actor in islice(turn, many)]))
+        repeated(lambda: ray.get(next(turn).nothing.remote()), one_by_one // 10)
+        latencies = repeated(lambda: ray.get(next(turn).nothing.remote()), one_by_one)
+        gather = timed(lambda: ray.get([actor.nothing.remote() for actor in islice(turn, many)]))
     return {
         "latency": statistics.median(latencies) * 1000,
         "sequence": len(latencies) / sum(latencies),
@@ -94,7 +94,7 @@ def with_loky(quick: bool) -> dict[str, float]:
     items = _counts(quick)[2]
     executor = get_reusable_executor(max_workers=NODES)
     list(executor.map(nothing, range(NODES * 20), chunksize=1))
-    mapped = statistics.median(_repeated(lambda: list(executor.map(nothing, range(items), chunksize=200)), 5))
+    mapped = statistics.median(repeated(lambda: list(executor.map(nothing, range(items), chunksize=200)), 5))
     executor.shutdown()
     return {"map": items / mapped}
 
@@ -111,11 +111,13 @@ def _counts(quick: bool) -> tuple[int, int, int]:
     return (200, 500, 2_000) if quick else (2_000, 10_000, MAPPED)
 
 
-def _repeated(act: Callable[[], object], times: int) -> list[float]:
-    return [_timed(act) for _ in range(times)]
+def repeated(act: Callable[[], object], times: int) -> list[float]:
+    """The seconds that each of so many runs took."""
+    return [timed(act) for _ in range(times)]
 
 
-def _timed(act: Callable[[], object]) -> float:
+def timed(act: Callable[[], object]) -> float:
+    """The seconds that one run took."""
     began = time.perf_counter()
     act()
     return time.perf_counter() - began

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HEADER", "Medians", "Row", "line", "measured"]
+__all__ = ["HEADER", "Medians", "Row", "columns", "figure", "line", "measured", "tell"]
 
 RUN = Path(__file__).with_name("run.py")
 LIMIT = 180  # seconds for one contender's round; whatever takes longer hangs
@@ -78,7 +78,7 @@ def measured(group: str, contenders: Sequence[str], rounds: int, quick: bool) ->
             began = time.perf_counter()
             result = _one_round(group, name, quick)
             took = time.perf_counter() - began
-            _tell(f"{group}: {name}, round {number} of {rounds}: {took:.1f} s{'' if result else ' FAILED'}")
+            tell(f"{group}: {name}, round {number} of {rounds}: {took:.1f} s{'' if result else ' FAILED'}")
             if result is None:
                 failed.add(name)
             else:
@@ -107,11 +107,12 @@ def _one_round(group: str, name: str, quick: bool) -> dict[str, float] | None:
                 said = f"no answer in {LIMIT} s"
         if child.returncode == 0 and into.exists():
             return json.loads(into.read_text())
-        _tell(f"{group}: {name} ended with {child.returncode}:\n{said[-3000:]}")
+        tell(f"{group}: {name} ended with {child.returncode}:\n{said[-3000:]}")
         return None
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Says something on standard error, beside the table."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -119,16 +120,17 @@ _WIDTHS = (50, 10, 44, 8, 8, 4)
 _RIGHT = (False, True, True, True, True, False)
 
 
-def _columns(cells: Sequence[str]) -> str:
+def columns(cells: Sequence[str], widths: Sequence[int] = _WIDTHS, right: Sequence[bool] = _RIGHT) -> str:
+    """Cells as one line of a table."""
     placed = (
-        cell.rjust(width) if right else cell.ljust(width)
-        for cell, width, right in zip(cells, _WIDTHS, _RIGHT, strict=True)
+        cell.rjust(width) if to_the_right else cell.ljust(width)
+        for cell, width, to_the_right in zip(cells, widths, right, strict=True)
     )
     return " | ".join(placed)
 
 
 HEADER = (
-    _columns(("what", "skyward", "peer", "ratio", "aim", "met?")) + "\n" + "-+-".join("-" * width for width in _WIDTHS)
+    columns(("what", "skyward", "peer", "ratio", "aim", "met?")) + "\n" + "-+-".join("-" * width for width in _WIDTHS)
 )
 
 
@@ -141,11 +143,12 @@ def line(row: Row) -> str:
         aim = f">= {row.at_least:.2f}"
     met = {True: "yes", False: "NO", None: "-"}[row.met]
     ratio = "-" if math.isnan(row.ratio) else f"{row.ratio:.2f} x"
-    peer = f"{row.peer} {_figure(row.theirs, row.unit)}"
-    return _columns((row.what, _figure(row.ours, row.unit), peer, ratio, aim, met))
+    peer = f"{row.peer} {figure(row.theirs, row.unit)}"
+    return columns((row.what, figure(row.ours, row.unit), peer, ratio, aim, met))
 
 
-def _figure(value: float, unit: str) -> str:
+def figure(value: float, unit: str) -> str:
+    """A number with about three digits and its unit."""
     if math.isnan(value):
         return "failed"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from contest import Medians, Row
 
-__all__ = ["CONTENDERS", "rows"]
+__all__ = ["CONTENDERS", "count_all", "count_up", "rows"]
 
 
 def rows(seen: Medians) -> list[Row]:
