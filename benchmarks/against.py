@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,17 +76,22 @@ class Side:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
+        reason = ""
+        if kind is None:
+            try:
+                code = self._process.wait(LIMIT)
+                reason = f"ended with {code}" if code else ""
+            except subprocess.TimeoutExpired:
+                reason = f"did not end within {LIMIT:.0f} s"
+        self._process.kill()
+        self._process.wait()
+        killed = self._end_the_rest()
+        if killed:
+            reason = f"{reason or 'ended'}, and left {killed} processes, which were killed"
         try:
-            if kind is None:
-                self._process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            raise self._failed(f"did not end within {LIMIT:.0f} s") from None
+            if kind is None and reason:
+                raise self._failed(reason)
         finally:
-            self._process.kill()
-            code = self._process.wait()
-            killed = self._end_the_rest()
-            if kind is None and (code or killed):
-                tell(str(self._failed(f"ended with {code}; processes that it left and that were killed: {killed}")))
             self._process.stdout.close()
             self._errors.close()
 
@@ -115,7 +120,9 @@ class Side:
                 raise self._failed(f"did not answer within {limit:.0f} s")
             piece = self._process.stdout.read(1 << 16)
             if not piece:
-                raise self._failed("ended")
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(1)
+                raise self._failed(f"ended with {self._process.returncode}")
             self._heard += piece
         line, _, self._heard = self._heard.partition(b"\n")
         return json.loads(line)

@@ -125,7 +125,7 @@ def _print(pool: Any, seconds: float) -> dict[str, float]:
 
     def printing() -> None:
         for number in range(PRINTED):
-            call("line", number) >> pool
+            _ = call("line", number) >> pool
         for number in range(PRINTED):
             if not heard.acquire(timeout=PATIENCE):
                 raise RuntimeError(f"only {number} of {PRINTED} printed lines arrived")
