@@ -37,6 +37,7 @@ THIS = Path(__file__).resolve().parents[1]
 LIMIT = 60.0  # seconds for a slice, beyond those it was asked to last; whatever takes longer hangs
 _LEAVING = 15.0  # seconds until the processes of a pool whose client has gone must have gone, too
 _MARK = "SKYWARD_BENCH_SIDE"  # in the environment of everything that a side starts
+_LEFT_OUT = ("PYTHONDONTWRITEBYTECODE",)  # a warm-up leaves both checkouts compiled, whoever was used before
 
 Slices = dict[str, list[dict[str, float]]]
 
@@ -55,13 +56,14 @@ class Side:
     def __init__(self, name: str, root: Path, measure: str) -> None:
         self.name = name
         self._root = root
-        self._mark = f"{_MARK}={secrets.token_hex(8)}"
         self._heard = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        path = os.pathsep.join([str(root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+        env["PYTHONPATH"] = os.pathsep.join([str(root / "src"), *filter(None, [env.get("PYTHONPATH")])])
+        env[_MARK] = self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("slices.py")), measure],
-            env={**os.environ, "PYTHONPATH": path, _MARK: self._mark.partition("=")[2]},
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -147,9 +149,10 @@ class Side:
 
     def _rest(self) -> list[int]:
         found: list[int] = []
+        mark = f"{_MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
                 continue  # gone, or not ours
