@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skyward.callbacks import UserCode
+from skyward.engine.calls import CallFuture
+from skyward.errors import ResultNotSerializable
 from skyward.fanout import combined, error_of, gathered, mapped, streamed
 from skyward.task import PendingCompute
 
@@ -232,3 +237,115 @@ def test_what_cannot_be_sent_cancels_what_was() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         mapped(send, PendingCompute(abs), list(range(10)), 2)
     assert all(future.cancelled() for future in sent[1:])
+
+
+def test_wait_and_as_completed_hear_of_a_group_that_was_cancelled() -> None:
+    for cancelled_before in (True, False):
+        whole = combined([CallFuture[int]("f"), CallFuture[int]("g")])
+        if cancelled_before:
+            whole.cancel()
+        waiting = later(lambda whole=whole: wait([whole]))
+        completed = later(lambda whole=whole: next(as_completed([whole])))
+        whole.cancel()
+        assert waiting.result(10).done == {whole}
+        assert completed.result(10) is whole
+
+
+def test_wait_hears_of_the_parts_of_a_group_that_was_cancelled() -> None:
+    parts = [CallFuture[int]("f"), CallFuture[int]("g")]
+    waiting = later(lambda: wait(parts))
+    combined(parts).cancel()
+    assert waiting.result(10).done == set(parts)
+
+
+def test_a_group_may_be_cancelled_by_many_threads_while_its_parts_fail() -> None:
+    for _ in range(50):
+        parts = [CallFuture[int](str(i)) for i in range(4)]
+        told: list[int] = []
+        for part in parts:
+            part.on_cancel = lambda told=told: told.append(1)
+        whole, start = combined(parts), threading.Barrier(4)
+        acts = [whole.cancel, whole.cancel, lambda parts=parts: gathered(parts), lambda p=parts: p[0].fail(KeyError())]
+
+        def act(do: Callable[[], Any], start: threading.Barrier = start) -> None:
+            start.wait(10)
+            try:
+                do()
+            except (KeyError, CancelledError):
+                pass
+
+        with ThreadPoolExecutor(4) as threads:
+            for ended in [threads.submit(act, do) for do in acts]:
+                ended.result(10)
+        assert whole.done()
+        assert all(part.done() for part in parts)
+        assert len(told) == sum(part.cancelled() for part in parts)
+
+
+def test_a_result_that_cannot_be_read_fails_its_group(tmp_path: Path) -> None:
+    future, other = CallFuture[int]("train"), CallFuture[int]("other")
+    whole = combined([future, other])
+    gathering = later(lambda: gathered([future, other]))
+    for each in (future, other):
+        each.settle({"blobs": {"0": (str(tmp_path / "gone"), 10)}}, [b""])
+    assert whole.done()
+    with pytest.raises(ResultNotSerializable, match="train has arrived but cannot be read here: FileNotFoundError"):
+        whole.result(0)
+    assert isinstance(whole.exception(0), ResultNotSerializable)
+    with pytest.raises(ResultNotSerializable):
+        gathering.result(10)
+
+
+def test_a_group_reads_results_where_they_are_asked_for() -> None:
+    """Unpickling runs code of the user's: never in the thread that settles futures."""
+    future = CallFuture[str]("f")
+    whole = combined([future])
+    later(lambda: future.settle({}, [pickle.dumps(_NameOfThread(), 5)])).result(10)
+    assert whole.result(0) == (threading.current_thread().name,)
+
+
+class _NameOfThread:
+    def __reduce__(self) -> Any:
+        return _name_of_thread, ()
+
+
+def _name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+def test_callbacks_of_a_group_run_where_those_of_its_calls_do() -> None:
+    with UserCode() as user:
+        future = CallFuture[int]("f", user)
+        names, called = list[str](), threading.Event()
+        combined([future]).add_done_callback(lambda _: (names.append(threading.current_thread().name), called.set()))
+        future.fulfil(1)
+        assert called.wait(10)
+        assert names == ["skyward-callbacks"]
+
+
+def test_results_that_are_dropped_cancel_what_is_left_without_taking_a_lock() -> None:
+    lock, stopped = threading.Lock(), threading.Event()
+
+    def stop() -> None:
+        with lock:
+            stopped.set()
+
+    for ordered in (True, False):
+        stopped.clear()
+        future = CallFuture[int]("f")
+        future.on_cancel = stop
+        results = streamed([future], ordered)
+        with lock:  # as when the garbage collector runs inside our code
+            del results
+        assert stopped.wait(10)
+
+
+def test_results_are_closed_by_many_threads_at_once() -> None:
+    futures = [CallFuture[int](str(i)) for i in range(20)]
+    results = streamed(futures, False)
+    reading = later(lambda: list(results))
+    with ThreadPoolExecutor(4) as threads:
+        for closed in [threads.submit(results.close) for _ in range(4)]:  # type: ignore[attr-defined]
+            closed.result(10)
+    with pytest.raises(CancelledError):
+        reading.result(10)

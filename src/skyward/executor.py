@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from typing import Any, ParamSpec, TypeVar
 
+from skyward.callbacks import when_done
 from skyward.task import Compute, PendingCompute
 
 __all__ = ["PoolExecutor"]
@@ -32,7 +33,7 @@ class PoolExecutor(Executor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             future: Future[T] = self._send([PendingCompute(plain, args, kwargs)])[0]
             self._pending.add(future)
-        future.add_done_callback(self._settled)
+        when_done(future, self._settled)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
+from skyward.callbacks import UserFuture, run_in_thread, when_done
 from skyward.task import PendingCompute
 
 __all__ = ["Send", "combined", "error_of", "gathered", "mapped", "streamed"]
@@ -34,15 +37,7 @@ def gathered(futures: Sequence[Future[Any]]) -> tuple[Any, ...]:
 
 def streamed(futures: Sequence[Future[T]], ordered: bool) -> Iterator[T]:
     """Results one by one, in order or as they come; leaving early cancels the rest."""
-    try:
-        if ordered:
-            for future in futures:
-                yield future.result()
-            return
-        for future in as_completed(futures):
-            yield future.result()
-    finally:
-        _cancel(futures)
+    return _Results(futures, ordered)
 
 
 def combined(futures: Sequence[Future[Any]]) -> Future[tuple[Any, ...]]:
@@ -51,7 +46,7 @@ def combined(futures: Sequence[Future[Any]]) -> Future[tuple[Any, ...]]:
     if not futures:
         whole.set_result(())
     for future in futures:
-        future.add_done_callback(whole.settled)
+        when_done(future, whole.settled)
     return whole
 
 
@@ -88,30 +83,88 @@ def error_of(future: Future[Any]) -> BaseException | None:
         return exc
 
 
-class _Combined(Future[tuple[Any, ...]]):
-    def __init__(self, parts: Sequence[Future[Any]]) -> None:
-        super().__init__()
-        self._parts, self._left, self._counting = parts, len(parts), threading.Lock()
+class _Combined(UserFuture[tuple[Any, ...]]):
+    """Several futures as one. Their results are read when they are asked for, never in the thread that settles them."""
 
-    def cancel(self) -> bool:
-        if not super().cancel():
-            return False
-        _cancel(self._parts)
-        return True
+    def __init__(self, parts: Sequence[Future[Any]]) -> None:
+        first = parts[0] if parts else None
+        super().__init__(first.user if isinstance(first, UserFuture) else None)
+        self._parts, self._left, self._counting = parts, len(parts), threading.Lock()
+        self._collected = not parts
+        self._collecting = (
+            threading.RLock()
+        )  # of one thread twice: reading a result may run code that asks for this one
+        self.on_cancel = partial(_cancel, parts)
 
     def settled(self, part: Future[Any]) -> None:
+        """One of the parts is done."""
         with self._counting:
             self._left -= 1
             last = self._left == 0
-        error = error_of(part)
+        error = _error_as_it_came(part)
         try:
             if error is not None:
                 self.set_exception(error)
                 _cancel(self._parts)
             elif last:
-                self.set_result(tuple(p.result() for p in self._parts))
+                self.set_result(())  # `_load` puts the results there
         except InvalidStateError:
             pass  # another part has failed before, or the whole was cancelled
+
+    def _load(self) -> None:
+        with self._collecting:
+            if self._collected or self._exception is not None:
+                return
+            try:
+                self._result = tuple(part.result() for part in self._parts)
+            except KeyboardInterrupt:
+                raise  # it can be asked for again
+            except BaseException as exc:  # a result that cannot be read
+                self._exception = exc
+            self._collected = True
+
+
+class _Results(Iterator[T]):
+    """Results of several futures, one by one."""
+
+    def __init__(self, futures: Sequence[Future[T]], ordered: bool) -> None:
+        self._futures, self._left = list(futures), len(futures)
+        self._next: Callable[[], Future[T]] = iter(self._futures).__next__
+        if not ordered:
+            done: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+            self._next = done.get
+            for future in self._futures:
+                when_done(future, done.put)
+
+    def __iter__(self) -> _Results[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        try:
+            return self._next().result()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancels what is left."""
+        self._left = 0
+        _cancel(self._futures)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_left"):
+            run_in_thread(partial(_cancel, self._futures))  # cancelling takes locks, which this thread may hold
+
+
+def _error_as_it_came(future: Future[Any]) -> BaseException | None:
+    """The exception of a future that is done, without reading its result."""
+    try:
+        return Future.exception(future)
+    except CancelledError as exc:
+        return exc
 
 
 def _chunk(left: int, per_item: float | None, slots: int) -> int:

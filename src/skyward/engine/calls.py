@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from skyward import blobs
 from skyward.callables import remembers_nothing, streamed_parameters, unbound
+from skyward.callbacks import UserCode, UserFuture
 from skyward.errors import ResultNotSerializable
 from skyward.payload import Packer, unpack
 from skyward.streams import Consumer, Producer
@@ -20,82 +23,73 @@ from skyward.wire import nbytes
 
 __all__ = ["Call", "CallFuture", "Packing", "discard", "unpacked"]
 
+log = logging.getLogger("skyward.engine")
+
 T = TypeVar("T")
 
 _PREFIX = os.urandom(2).hex()
 _COUNT = itertools.count(1)
 
 
-class CallFuture(Future[T]):
+class CallFuture(UserFuture[T]):
     """A real future whose result is unpickled when it is asked for, and whose cancel() stops the body."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
+    def __init__(self, name: str, user: UserCode | None = None) -> None:
+        super().__init__(user)
         self._name = name
-        self._unpacking = threading.Lock()
-        self._packed: tuple[dict[str, Any], list[Any]] | None = None
-        self.on_cancel: Callable[[], None] | None = None
+        self._loading = threading.Lock()
         self.sent = False
 
     def settle(self, about: dict[str, Any], pieces: list[Any]) -> None:
         """Has the future hold a result that is not unpickled yet."""
-        pieces[0] = bytes(pieces[0]) if pieces else b""
-        self._packed = (about, pieces)
-        self.fulfil(None)
+        head = bytes(pieces[0]) if pieces else b""  # a copy: the frame that it came in need not be kept for it
+        if not self.fulfil(_Packed(about, [head, *pieces[1:]])):
+            discard(about)
 
-    def fulfil(self, value: Any) -> None:
-        """Sets the result, unless the future was cancelled meanwhile."""
+    def fulfil(self, value: Any) -> bool:
+        """Sets the result; False if the future was cancelled meanwhile."""
         try:
             self.set_result(value)
         except InvalidStateError:
-            pass
+            return False
+        return True
 
-    def fail(self, error: BaseException) -> None:
-        """Sets the exception, unless the future was cancelled meanwhile."""
+    def fail(self, error: BaseException) -> bool:
+        """Sets the exception; False if the future was cancelled meanwhile."""
         try:
             self.set_exception(error)
         except InvalidStateError:
-            pass
-
-    def result(self, timeout: float | None = None) -> T:
-        super().exception(timeout)
-        self._unpack()
-        return super().result()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        error = super().exception(timeout)
-        self._unpack()
-        return error if error is not None else super().exception()
-
-    def _unpack(self) -> None:
-        """Unpickles the result, once; a failure to do so becomes the future's exception."""
-        with self._unpacking:
-            if self._packed is None:
-                return
-            packed, self._packed = self._packed, None
-            try:
-                self._result = unpacked(self._name, *packed)
-            except ResultNotSerializable as exc:
-                self._exception = exc
-
-    def cancel(self) -> bool:
-        """Cancels the call; a body that is running is stopped."""
-        first = not self.cancelled()
-        if not super().cancel():
             return False
-        if first:
-            self.set_running_or_notify_cancel()  # tells wait() and as_completed()
-            if self.on_cancel is not None:
-                self.on_cancel()
         return True
 
+    def _load(self) -> None:
+        """Unpickles the result, once; a failure to do so becomes the future's exception."""
+        with self._loading:
+            packed: Any = self._result
+            if not isinstance(packed, _Packed):
+                return
+            try:
+                self._result = unpacked(self._name, packed.about, packed.pieces)
+            except KeyboardInterrupt:
+                raise  # the user's wish, not the result's fault: it can be asked for again
+            except BaseException as exc:
+                self._result, self._exception = None, exc
+
     def __del__(self) -> None:
-        packed = self.__dict__.get("_packed")
-        if packed is not None:
-            discard(packed[0])  # nobody ever asked for it
+        packed = self.__dict__.get("_result")
+        if isinstance(packed, _Packed):
+            discard(packed.about)  # nobody ever asked for it
 
     def running(self) -> bool:
         return super().running() or (self.sent and not self.done())
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A result as it came from a node."""
+
+    about: dict[str, Any]
+    pieces: list[Any]
 
 
 class Call:
@@ -131,6 +125,7 @@ class Call:
         cargo: dict[str, blobs.Blob],
         inputs: dict[str, Any],
         retries: int,
+        user: UserCode | None = None,
     ) -> None:
         self.id = f"{_PREFIX}{next(_COUNT):08x}"
         self.name = pending.name
@@ -147,14 +142,14 @@ class Call:
         self.held: tuple[BaseException, Any, float] | None = None
         self.stream: Consumer | None = None
         self.feeders: dict[str, Producer] = {}
-        self.future: CallFuture[Any] = CallFuture(self.name)
+        self.future: CallFuture[Any] = CallFuture(self.name, user)
 
 
 class Packing:
     """Turns pending calls into bytes; a function that occurs many times at once is pickled once."""
 
-    def __init__(self, packer: Packer, store: blobs.Store, shared: bool) -> None:
-        self._packer, self._store = packer, store
+    def __init__(self, packer: Packer, store: blobs.Store, shared: bool, user: UserCode | None = None) -> None:
+        self._packer, self._store, self._user = packer, store, user
         self._shared = shared  # whether nodes read the store's files themselves
 
     def calls(self, pending: Sequence[PendingCompute[Any]], retries: int) -> list[Call]:
@@ -184,7 +179,7 @@ class Packing:
         rest: list[Call] = []
         for _ in range(count - 1):
             self._store.retain(first.cargo)
-            rest.append(Call(pending, dict(first.about), first.pieces, first.cargo, {}, 0))
+            rest.append(Call(pending, dict(first.about), first.pieces, first.cargo, {}, 0, self._user))
         for call in (first, *rest):
             call.attempt = attempt
         return [first, *rest]
@@ -238,22 +233,42 @@ class Packing:
                     cast("memoryview[int]", piece)
                 )  # the caller may change its array as soon as we return
         chosen = retries if item.retries is None else item.retries
-        return Call(item, about, pieces, cargo, inputs, chosen)
+        return Call(item, about, pieces, cargo, inputs, chosen, self._user)
 
 
 def discard(about: dict[str, Any]) -> None:
     """Removes the blobs of a result that nobody waits for."""
-    blobs.remove(path for path, _ in about.get("blobs", {}).values())
+    try:
+        blobs.remove(path for path, _ in about.get("blobs", {}).values())
+    except OSError as exc:
+        log.debug("a result that nobody wants stays until the pool is closed: %s", exc)
 
 
 def unpacked(name: str, about: dict[str, Any], pieces: list[Any]) -> Any:
     """The object that a node sent; its blobs are mapped and removed."""
-    for index, blob in about.get("blobs", {}).items():
-        pieces[int(index)] = blobs.read(blob, unlink=True)
+    try:
+        files = about.get("blobs", {})
+        while files:
+            index, blob = next(iter(files.items()))
+            pieces[int(index)] = blobs.read(blob, unlink=True)
+            del files[index]  # whoever is interrupted goes on with the others
+    except Exception as exc:
+        discard(about)
+        raise ResultNotSerializable(
+            f"the result of {name} has arrived but cannot be read here: {about.get('incomplete') or _described(exc)}. "
+            "It may be that memory, open files or the room in the directory for temporary files have run out, or that "
+            "the file was deleted. Make room and call it again, or return less."
+        ) from exc
     try:
         return unpack(pieces[0], pieces[1:], keep_classes=True)
-    except Exception as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
         raise ResultNotSerializable(
-            f"the result of {name} has arrived but cannot be rebuilt here: {type(exc).__name__}: {exc}. "
+            f"the result of {name} has arrived but cannot be rebuilt here: {_described(exc)}. "
             "If its class exists only on the node, install that package on this computer too, or return plain data."
         ) from exc
+
+
+def _described(exc: BaseException) -> str:
+    return f"{type(exc).__name__}: {exc}"
