@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from skyward.callbacks import run_in_thread
+
 __all__ = ["WINDOW", "Consumer", "Producer", "Stream"]
 
 WINDOW = 256
@@ -34,6 +36,7 @@ class Producer:
         self._changed = threading.Condition()
         self._closed = False
         self._finished = False
+        self._error: BaseException | None = None
         self._sender = threading.Thread(target=self._run, name="skyward-stream", daemon=True)
         self._sender.start()
 
@@ -67,11 +70,13 @@ class Producer:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Waits until everything that was put has been sent."""
+        """Waits until everything that was put has been sent; raises if something could not be."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
         self._sender.join()
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
         while True:
@@ -81,7 +86,12 @@ class Producer:
                 if not self._ready or self._closed:
                     return
                 batch = [self._ready.popleft() for _ in range(min(_BATCH, len(self._ready)))]
-            self._send(batch)
+            try:
+                self._send(batch)
+            except BaseException as exc:  # `finish` raises it
+                self._error = exc
+                self.close()
+                return
 
 
 class Consumer(Iterator[Any]):
@@ -130,6 +140,11 @@ class Consumer(Iterator[Any]):
                 self._changed.wait()
             self._taken, self._items = self._items, deque()
             return self._taken.popleft()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more items will come."""
+        return self._ended
 
     def feed(self, items: list[tuple[Any, int]]) -> None:
         """Items that have arrived, with their sizes."""
@@ -181,4 +196,7 @@ class Stream(Iterator[T]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        # the garbage collector may come here while this thread holds a lock that closing needs, a link's for instance
+        consumer: Consumer | None = self.__dict__.get("_consumer")
+        if consumer is not None and not consumer.ended:
+            run_in_thread(consumer.close)

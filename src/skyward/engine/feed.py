@@ -25,17 +25,24 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
 
     def run() -> None:
         packer = Packer()
-        about: dict[str, Any] = {}
-        data = b""
+        error: BaseException | None = None
+        wanted = True
         try:
             for item in source:
                 head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
                 pieces = [head, *map(bytes, buffers)]
                 if not producer.put(pieces, sum(map(len, pieces))):
-                    return
+                    wanted = False
+                    break
         except BaseException as exc:  # raised in the body, where the iterator is used
-            about, data = failures.capture(exc, __file__)
-        producer.finish()
+            error = exc
+        try:
+            producer.finish()  # what came before the error goes first
+        except BaseException as exc:  # an item could not be sent: the body must not take what arrived for the whole
+            error = error or exc
+        if error is None and not wanted:
+            return
+        about, data = ({}, b"") if error is None else failures.capture(error, __file__)
         post([["end", call.id, key, about, 1]], [data])
 
     producer = Producer(send)
