@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import logging
 import os
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
 from skyward import blobs, events, fanout, hooks
 from skyward.accelerators import Accelerator
+from skyward.callbacks import UserCode
 from skyward.errors import (
     ForkedPoolError,
     InvalidArgument,
@@ -60,8 +60,6 @@ __all__ = ["ComputePool", "plan"]
 T = TypeVar("T")
 S = TypeVar("S")
 Ts = TypeVarTuple("Ts")
-
-log = logging.getLogger("skyward.pool")
 
 
 def plan(*specs: Spec, **options: Any) -> Any:
@@ -146,7 +144,7 @@ class ComputePool:
                 f"replace=True: {self.provider.name} has no other machines to put in the place of lost ones. Leave it "
                 "out: a machine that comes back is set up again by itself."
             )
-        self._listeners: list[Callable[[events.Event], None]] = []
+        self._user = UserCode()
         self._state: Literal["new", "opening", "open", "closing", "closed"] = "new"
         self._state_lock = threading.Lock()
         self._closed = threading.Event()
@@ -187,6 +185,7 @@ class ComputePool:
         began = time.monotonic()
         self._pid, self._hurry = os.getpid(), False
         stack.enter_context(OrderlyExit())
+        stack.enter_context(self._user)
         self._attach_console(stack)
         stack.callback(self._tell_closed, began)
         self._take(self._candidates[0])
@@ -207,6 +206,7 @@ class ComputePool:
         self._emit(
             events.PoolOpened(self.name, self.nodes, self.nodes * self.worker.concurrency, time.monotonic() - began)
         )
+        self._user.listeners.flush()
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -221,7 +221,9 @@ class ComputePool:
                 self._state = "closing"
                 self._closer = threading.current_thread()
         if not mine:
-            if self._state == "closing" and threading.current_thread() not in (self._closer, self._engine.thread):
+            # closing waits for callbacks and listeners, so they must not wait for it
+            mine = threading.current_thread() is self._closer or self._user.is_current()
+            if self._state == "closing" and not mine:
                 self._closed.wait()
             return
         self._closed.clear()
@@ -250,6 +252,7 @@ class ComputePool:
     def _tell_closed(self, began: float) -> None:
         engine = self.__dict__.get("_engine")
         self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.settled if engine else 0))
+        self._user.listeners.flush()  # before the console is taken off
 
     def _take(self, one: Candidate) -> None:
         self.provider, self.spec, self.nodes = one.provider, one.spec, one.nodes
@@ -351,7 +354,7 @@ class ComputePool:
         roots = [path for about in self._engine.abouts() for path in about["path"]]
         included = [str((Path.cwd() / include).resolve()) for include in image.includes]
         self._store, shared = stores[0], not self.provider.access.lease
-        self._packing = Packing(Packer([*roots, *included]), self._store, shared)
+        self._packing = Packing(Packer([*roots, *included]), self._store, shared, self._user)
 
     # calls
 
@@ -465,14 +468,8 @@ class ComputePool:
         return len(self._engine.up()) if self.is_active else 0
 
     def on_event(self, listener: Callable[[events.Event], None]) -> Callable[[], None]:
-        """Has `listener` called with every event; returns a function that ends this."""
-        self._listeners.append(listener)
-
-        def unsubscribe() -> None:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-
-        return unsubscribe
+        """Has `listener` called with every event, in a thread for listeners; returns a function that ends this."""
+        return self._user.listeners.add(listener)
 
     def plan(self) -> Any:
         """What opening the pool would launch, where and for how much, and what was ruled out; creates nothing.
@@ -517,11 +514,7 @@ class ComputePool:
         raise TypeError("a ComputePool stays in the process that opened it; it cannot be sent to a node.")
 
     def _emit(self, event: events.Event) -> None:
-        for listener in list(self._listeners):
-            try:
-                listener(event)
-            except Exception:
-                log.exception("a listener raised on %r", event)
+        self._user.listeners.emit(event)
 
     def _check_open(self) -> None:
         self._check_process()

@@ -285,13 +285,13 @@ def test_a_listener_that_raises_or_is_slow_costs_no_line(pool: sky.ComputePool, 
 
     import logging
 
-    logging.getLogger("skyward.pool").disabled = True
+    logging.getLogger("skyward.callbacks").disabled = True
     stop = pool.on_event(bad)
     try:
         call(lambda: [print(i) for i in range(1000)] and None) >> pool
     finally:
         stop()
-        logging.getLogger("skyward.pool").disabled = False
+        logging.getLogger("skyward.callbacks").disabled = False
     assert heard.lines() == [str(i) for i in range(1000)]
 
 

@@ -29,6 +29,7 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
+from skyward.callbacks import when_done
 from skyward.errors import InvalidArgument
 from skyward.image import check_number
 from skyward.plugins._joblib import Slots, Tasks, open_pool, runs
@@ -213,7 +214,7 @@ class _Traffic:
         for (_, callback), future in zip(batches, futures, strict=True):
             if aborted:
                 future.cancel()  # it was on its way when the rest was
-            future.add_done_callback(partial(self._done, callback))
+            when_done(future, partial(self._done, callback))
         return True
 
     def _done(self, callback: Callback, future: Future[Any]) -> None:
