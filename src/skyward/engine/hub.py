@@ -1,9 +1,10 @@
 """The client's links to all nodes, and the one thread that reads them.
 
     caller's thread   writes to a link itself: no hand-over on the way out
-    I/O thread        reads all links, reconnects, and does what was put off until no lock is held
+    I/O thread        reads all links, and does what was put off until no lock is held
 
-It moves messages and keeps connections alive. What they mean is the business of those who follow it.
+It moves messages and keeps connections alive. What they mean is the business of those who follow it. No code of users
+runs on the I/O thread: futures hand their callbacks over, and so does who emits events (see callbacks.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from skyward.engine.link import Broken, Link, greet, tune
+from skyward.engine.parsing import checked_greeting, messages_of
 
 __all__ = ["SILENCE", "Hub", "Listener", "Peer", "Roster"]
 
@@ -33,6 +35,7 @@ _REFUSED = 5.0
 _BUSY_WAIT = 0.05
 _IDLE_WAIT = 1.0
 _LONGEST_PAUSE = 1.0
+_MALFORMED = 3
 
 
 @dataclass(eq=False)
@@ -44,10 +47,15 @@ class Peer:
     session: str = field(default_factory=lambda: os.urandom(8).hex())
     incarnation: str = ""
     about: dict[str, Any] = field(default_factory=dict[str, Any])
+    malformed: int = 0
+    """How often it has sent something that is no message of ours."""
 
 
 class Listener(Protocol):
-    """Who is told what nodes say, always with the hub's lock held."""
+    """Who is told what nodes say, always with the hub's lock held.
+
+    With a method `mishandled(number, message, error)` it is also told of messages in whose handling it failed itself.
+    """
 
     def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None: ...
     def turn(self) -> bool: ...
@@ -87,7 +95,7 @@ class Hub:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._joining: list[Peer] = []
         self._later: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
-        self._stopped = False
+        self._stopped = self._ended = False
         self._stopping = threading.Event()
         self._unsettled = True  # some socket is new, gone, or has more to write
         self._looked = 0.0
@@ -127,9 +135,11 @@ class Hub:
             self._wake()  # the I/O thread goes on when the socket takes more
 
     def defer(self, act: Callable[..., Any], *args: Any) -> None:
-        """Has the I/O thread do something of the user's (a listener, a callback) when no lock is held."""
+        """Has the I/O thread settle a future, emit an event, close a stream: when no lock is held. Must not block."""
         self._later.append((act, args))
-        if threading.current_thread() is not self.thread:
+        if self._ended:
+            self._do_deferred()  # nobody else does it any more
+        elif threading.current_thread() is not self.thread:
             self._wake()
 
     def abouts(self) -> list[dict[str, Any]]:
@@ -147,7 +157,7 @@ class Hub:
             try:
                 self._attach(self.peers[number], deadline)
                 return
-            except (OSError, ValueError) as exc:
+            except Exception as exc:  # of sockets, or of a greeting that is none; `unreachable` is told
                 # the agent listens before we are told of it: who is refused for long is refused for good
                 refused = refused + pause if isinstance(exc, ConnectionRefusedError) else 0.0
                 if time.monotonic() + pause > deadline or refused > _REFUSED:
@@ -165,7 +175,7 @@ class Hub:
             try:
                 self._attach(self.peers[number], time.monotonic() + _GREETING)
                 return
-            except (OSError, ValueError) as exc:
+            except Exception as exc:  # as above; a thread that ended here would leave the node's calls waiting for ever
                 with self.changed:
                     pause = None if self.closing else self._roster.pause(number, exc)
                     self.changed.notify_all()
@@ -194,6 +204,7 @@ class Hub:
         peer = self.peers[number]
         peer.link.detach()
         peer.link, peer.session, peer.incarnation = Link(), os.urandom(8).hex(), ""
+        peer.malformed = 0
         self._unsettled = True
 
     def _attach(self, peer: Peer, deadline: float) -> None:
@@ -211,7 +222,7 @@ class Hub:
         try:
             session = peer.session
             hello = {"session": session, "received": peer.link.received}
-            welcome = greet(sock, hello, min(deadline, time.monotonic() + _GREETING))
+            welcome = checked_greeting(greet(sock, hello, min(deadline, time.monotonic() + _GREETING)))
         except BaseException:
             sock.close()
             raise
@@ -222,7 +233,7 @@ class Hub:
             restarted = peer.incarnation not in ("", welcome["incarnation"])
             peer.incarnation, peer.about = welcome["incarnation"], welcome
             if restarted:
-                peer.link = Link()
+                peer.link, peer.malformed = Link(), 0
             peer.link.attach(sock, 0 if restarted else welcome["received"])
             self._joining.append(peer)
             self._unsettled = True
@@ -253,6 +264,7 @@ class Hub:
                 self.changed.notify_all()
             raise
         finally:
+            self._ended = True
             self._do_deferred()
             for peer in self.peers:
                 peer.link.detach()
@@ -261,12 +273,15 @@ class Hub:
             self._wake_write.close()
 
     def _do_deferred(self) -> None:
-        while self._later:
-            act, args = self._later.popleft()
+        while True:
+            try:
+                act, args = self._later.popleft()
+            except IndexError:
+                return
             try:
                 act(*args)
-            except Exception:
-                log.exception("a listener or callback raised")
+            except Exception:  # a bug of ours: what is left is done all the same
+                log.exception("%r raised", act)
 
     def _register(self) -> None:
         """Brings the selector up to date with the links' sockets and what they want."""
@@ -329,18 +344,40 @@ class Hub:
         while more:
             try:
                 arrived, more = peer.link.read()
+                for messages, buffers in arrived:
+                    for message, its_buffers in messages_of(messages, buffers):
+                        self._pass_on(peer, message, its_buffers)
             except Broken:
                 self._lost(peer)
                 return
-            for messages, buffers in arrived:
-                at = 0
-                for message in messages:
-                    count = message[-1]
-                    try:
-                        self._listener.heed(peer.number, message[0], message[1:-1], buffers[at : at + count])
-                    except BaseException:
-                        log.exception("message %r of node %d could not be handled", message[0], peer.number)
-                    at += count
+            except Exception as exc:  # one node's nonsense is no reason to stop listening to the others
+                self._distrust(peer, exc)
+                return
+
+    def _pass_on(self, peer: Peer, message: list[Any], buffers: list[Any]) -> None:
+        try:
+            self._listener.heed(peer.number, message[0], message[1:-1], buffers)
+        except BaseException as exc:
+            log.exception("message %r of node %d could not be handled", message[0], peer.number)
+            mishandled = getattr(self._listener, "mishandled", None)
+            if mishandled is None:
+                return
+            try:
+                mishandled(peer.number, message, exc)
+            except BaseException:
+                log.exception("and neither could that")
+
+    def _distrust(self, peer: Peer, error: Exception) -> None:
+        """Breaks the connection to a node that sends what we cannot read; gives up the node when it goes on so."""
+        log.warning("node %d sent something that is no message of ours: %r", peer.number, error)
+        peer.malformed += 1
+        peer.link.detach()
+        if peer.malformed < _MALFORMED:
+            self._lost(peer)
+            return
+        self._unsettled = True
+        self._roster.unreachable(peer.number, ConnectionError(f"what it sends is no message of ours ({error!r})"))
+        self.changed.notify_all()
 
     def _wake(self) -> None:
         try:
