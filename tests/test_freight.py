@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import queue
 import socket
 import threading
 import time
@@ -12,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from skyward.engine import cargo as cargo_module
 from skyward.engine import certs
+from skyward.engine.calls import CallFuture
 from skyward.engine.cargo import Cargo, Parts
 from skyward.engine.freight import Freight
 from skyward.engine.link import greet
+from skyward.errors import ResultNotSerializable
 
 NAME = "0123456789abcdef" * 2
 DATA = os.urandom(700_000)
@@ -216,3 +221,268 @@ def test_a_node_whose_peers_fail_gets_the_buffer_from_the_client(tmp_path: Path)
     assert both.wait(10)
     cargo.close()
     assert sorted(nodes) == [0, 1]
+
+
+class Uploads:
+    """A client's uploads to nodes that only keep what they get."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = 30.0) -> None:
+        monkeypatch.setattr(cargo_module, "_PAUSE", 0.005)
+        monkeypatch.setattr(cargo_module, "_PATIENCE", patience)
+        self.whole: queue.SimpleQueue[tuple[int, str, bytes]] = queue.SimpleQueue()
+        self.other: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
+        self.failed: queue.SimpleQueue[tuple[int, str, Exception]] = queue.SimpleQueue()
+        self._data: dict[tuple[int, str], bytes] = {}
+        self.cargo = Cargo(self._post, lambda _: 0, lambda _: None, lambda *what: self.failed.put(what))
+
+    def _post(self, node: int, messages: list[Any], buffers: list[Any]) -> None:
+        kind, name = messages[0][:2]
+        if kind != "blob":
+            self.other.put((node, kind, name))
+            return
+        _, _, offset, total, _ = messages[0]
+        got = self._data[node, name] = (self._data[node, name] if offset else b"") + bytes(buffers[0])
+        assert len(got) == offset + len(buffers[0])
+        if len(got) == total:
+            self.whole.put((node, name, got))
+
+    def named(self, kind: str) -> tuple[int, str]:
+        while True:
+            node, said, name = self.other.get(timeout=10)
+            if said == kind:
+                return node, name
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, times: float, path: Path, error: type[Exception] = OSError) -> None:
+    """Has opening one file fail, as when a process has too many of them open."""
+    count = 0
+
+    def opened(file: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        if str(file) == str(path) and count < times:
+            count += 1
+            raise error(errno.EMFILE, "Too many open files", str(file))
+        return open(file, *args, **kwargs)
+
+    monkeypatch.setattr(cargo_module, "open", opened, raising=False)
+
+
+@pytest.mark.parametrize("error", [OSError, PermissionError, MemoryError, ValueError])
+def test_an_upload_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    path = tmp_path / "buffer"
+    path.write_bytes(DATA)
+    uploads = Uploads(monkeypatch)
+    refuse(monkeypatch, 3, path, error)
+    uploads.cargo.load(0, {NAME: (str(path), len(DATA))})
+    assert uploads.whole.get(timeout=10) == (0, NAME, DATA)
+    uploads.cargo.close()
+
+
+def test_an_upload_that_keeps_failing_is_told_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, good = tmp_path / "buffer", tmp_path / "good"
+    path.write_bytes(DATA)
+    good.write_bytes(DATA)
+    uploads = Uploads(monkeypatch, patience=0.05)
+    refuse(monkeypatch, float("inf"), path)
+    uploads.cargo.load(0, {NAME: (str(path), len(DATA)), NAME[::-1]: (str(good), len(DATA))})
+    assert uploads.whole.get(timeout=10)[1] == NAME[::-1]
+    node, name, error = uploads.failed.get(timeout=10)
+    assert (node, name) == (0, NAME)
+    assert isinstance(error, OSError)
+    assert uploads.named("unexpect") == (0, NAME)
+    refuse(monkeypatch, 0, path)
+    uploads.cargo.load(0, {NAME: (str(path), len(DATA))})  # the next call that needs it
+    assert uploads.whole.get(timeout=10)[1] == NAME
+    uploads.cargo.close()
+
+
+def test_a_buffer_whose_calls_ended_before_it_was_sent_is_sent_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file was gone when its turn came: the node does not have it, whatever was written down before."""
+    path = tmp_path / "buffer"
+    uploads = Uploads(monkeypatch)
+    uploads.cargo.load(0, {NAME: (str(path), len(DATA))})
+    assert uploads.named("unexpect") == (0, NAME)
+    assert isinstance(uploads.failed.get(timeout=10)[2], FileNotFoundError)
+    path.write_bytes(DATA)
+    uploads.cargo.load(0, {NAME: (str(path), len(DATA))})
+    assert uploads.whole.get(timeout=10) == (0, NAME, DATA)
+    uploads.cargo.close()
+
+
+def test_a_file_that_has_become_shorter_does_not_keep_its_upload_going_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer"
+    path.write_bytes(DATA[:1000])
+    uploads = Uploads(monkeypatch, patience=0.05)
+    uploads.cargo.load(0, {NAME: (str(path), len(DATA))})
+    assert "1000 bytes" in str(uploads.failed.get(timeout=10)[2])
+    uploads.cargo.close()
+
+
+def test_a_node_that_is_lost_is_sent_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "buffer"
+    path.write_bytes(DATA)
+    uploads = Uploads(monkeypatch)
+    refuse(monkeypatch, 2, path)
+    uploads.cargo.load(0, {NAME: (str(path), len(DATA))})
+    uploads.cargo.forget(0)
+    uploads.cargo.load(0, {NAME[::-1]: (str(path), len(DATA))})
+    assert uploads.whole.get(timeout=10)[1] == NAME[::-1]
+    uploads.cargo.close()
+
+
+def no_renames(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "rename", rename)
+
+
+def test_a_fetch_that_fails_at_its_very_end_is_told(
+    peers: tuple[Freight, Freight, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one, two, port = peers
+    give(one, DATA)
+    no_renames(monkeypatch)
+    two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+    assert two.arrivals.get(timeout=10) == (NAME, False)
+    assert not two.coming(NAME)
+    assert os.listdir(tmp_path / "two") == []
+
+
+@pytest.mark.parametrize("source", [[], ["127.0.0.1"], [None, None], ["127.0.0.1", "port"], 7])
+def test_a_source_that_is_none_is_passed_over(peers: tuple[Freight, Freight, int], source: Any) -> None:
+    one, two, port = peers
+    give(one, DATA)
+    two.fetch(NAME, len(DATA), [source, ["127.0.0.1", port]])
+    assert two.arrivals.get(timeout=10) == (NAME, True)
+
+
+def test_a_fetch_for_which_there_is_no_thread_is_told(
+    tmp_path: Path, authority: certs.Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = freight(tmp_path / "a", authority)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    node.fetch(NAME, len(DATA), [["127.0.0.1", 1]])
+    assert node.arrivals.get(timeout=10) == (NAME, False)
+    assert not node.coming(NAME)
+
+
+def test_a_last_piece_that_cannot_be_kept_is_an_error_and_leaves_nothing_behind(
+    tmp_path: Path, authority: certs.Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = freight(tmp_path / "a", authority)
+    with monkeypatch.context() as patched:
+        no_renames(patched)
+        with pytest.raises(OSError, match="Input/output"):
+            give(node, DATA)
+    assert not node.coming(NAME)
+    assert os.listdir(tmp_path / "a") == []
+    assert give(node, DATA)
+
+
+def test_a_peer_that_waits_is_answered_when_the_buffer_does_not_come(peers: tuple[Freight, Freight, int]) -> None:
+    for fail in ("unexpect", "accept"):
+        one, two, port = peers
+        one.accept(NAME, 0, len(DATA), DATA[:200_000])
+        two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+        with pytest.raises(queue.Empty):
+            two.arrivals.get(timeout=0.1)
+        if fail == "unexpect":
+            one.unexpect(NAME)
+        else:
+            with pytest.raises(TypeError):
+                one.accept(NAME, 200_000, len(DATA), "no bytes")
+        assert two.arrivals.get(timeout=10) == (NAME, False)
+        assert not one.coming(NAME)
+
+
+def test_room_that_cannot_be_made_is_no_error_of_a_buffer_that_has_come(
+    tmp_path: Path, authority: certs.Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def room(_: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    node = freight(tmp_path / "a", authority)
+    monkeypatch.setattr("skyward.blobs.room", room)
+    assert give(node, DATA)
+    assert node.take({"0": [NAME, len(DATA)]})[1] == set()
+
+
+def shipped(tmp_path: Path, node: Freight, about: Any, *, before: Any = lambda: None) -> list[Any]:
+    """Sends a result home; returns what arrived there."""
+    said: list[Any] = []
+    node.ship("call", about, lambda: said.append("done"))
+    before()
+    for _ in range(3):
+        node.send(lambda: 0, lambda kind, *body, buffers: said.append((*body, bytes(buffers[0]))))
+    home = Parts(str(tmp_path))
+    for name, offset, data in said[:-1]:
+        home.accept(name, offset, data)
+    home.place(about)
+    return said
+
+
+def test_a_result_waits_until_its_file_can_be_opened(
+    tmp_path: Path, authority: certs.Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = freight(tmp_path / "a", authority)
+    result = tmp_path / "a" / ("ab" * 12)
+    result.write_bytes(DATA)
+    refusals = [OSError(errno.EMFILE, "Too many open files")]
+    real = os.open
+
+    def opened(path: Any, *args: Any) -> int:
+        if str(path) == str(result) and refusals:
+            raise refusals.pop()
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", opened)
+    about = {"blobs": {"1": [str(result), len(DATA)]}}
+    assert shipped(tmp_path, node, about)[-1] == "done"
+    assert Path(about["blobs"]["1"][0]).read_bytes() == DATA
+
+
+def test_a_result_whose_file_is_gone_or_short_on_the_node_is_an_error_of_its_call(
+    tmp_path: Path, authority: certs.Authority
+) -> None:
+    for index, left in enumerate((b"", DATA[:300_000])):
+        node = freight(tmp_path / str(index), authority)
+        result = tmp_path / str(index) / ("ab" * 12)
+        result.write_bytes(DATA)
+        about = {"blobs": {"1": [str(result), len(DATA)]}}
+
+        def spoil(result: Path = result, left: bytes = left) -> None:
+            result.write_bytes(left) if left else result.unlink()
+
+        assert shipped(tmp_path, node, about, before=spoil)[-1] == "done"
+        future: CallFuture[Any] = CallFuture("train")
+        future.settle(about, [b"", b""])
+        with pytest.raises(ResultNotSerializable, match=f"its file on the node has {len(left):,} bytes"):
+            future.result(0)
+
+
+def test_a_result_of_which_a_piece_found_no_room_here_is_an_error_not_a_file_with_a_hole(tmp_path: Path) -> None:
+    home, name = Parts(str(tmp_path)), "ab" * 12
+    (tmp_path / name).mkdir()  # nothing can be written there
+    home.accept(name, 0, DATA[:1000])
+    (tmp_path / name).rmdir()
+    home.accept(name, 1000, DATA[1000:])
+    assert not (tmp_path / name).exists()
+    about: dict[str, Any] = {"blobs": {"1": [name, len(DATA)]}}
+    home.place(about)
+    future: CallFuture[Any] = CallFuture("train")
+    future.settle(about, [b"", b""])
+    with pytest.raises(ResultNotSerializable, match="it could not be written"):
+        future.result(0)

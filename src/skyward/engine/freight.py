@@ -8,6 +8,8 @@ A node on the client's own computer shares the client's directory, and none of t
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import queue
 import re
@@ -31,6 +33,10 @@ _WINDOW = 4 << 20
 _PATIENCE = 600.0
 _NAME = re.compile(r"[0-9a-f]{24,32}")
 
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass by themselves
+
+log = logging.getLogger("skyward.engine")
+
 Tell = Callable[[], None]
 
 
@@ -39,7 +45,7 @@ class _Load:
     """What one message of a call has to wait for: files that go home before it."""
 
     call: str
-    files: deque[tuple[str, int]]
+    files: deque[tuple[str, int, dict[str, Any]]]  # path, size, and what is said of the result
     tell: Tell
     file: int = -1
     done: int = 0
@@ -53,7 +59,7 @@ class Freight:
         self.arrivals: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
         self.wake: Callable[[], None] = lambda: None
         self._directory, self._context = directory, context
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())  # notified when a blob is no longer coming
         self._present: OrderedDict[str, int] = OrderedDict()
         self._uses: dict[str, int] = {}
         self._coming: dict[str, int] = {}
@@ -101,26 +107,30 @@ class Freight:
             if name not in self._present:
                 self._coming.setdefault(name, 0)
 
+    def unexpect(self, name: str) -> None:
+        """Says that the client does not send a blob after all; who needs it must ask for it."""
+        self._give_up(name)
+
     def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
-        """Writes a piece that the client sent; True when the blob is complete. Pieces come in order."""
+        """Writes a piece that the client sent; True when the blob is complete. Pieces come in order.
+
+        If that fails, for whatever reason, the blob is no longer coming and the error is raised.
+        """
         with self._lock:
             if name in self._present:
                 return True  # a peer was faster
             if offset and self._coming.get(name) != offset:
                 return False  # an earlier piece found no room
-        part = self._path(name) + ".part"
         try:
-            blobs.write_piece(part, offset, data)
-        except OSError:
-            with self._lock:
-                self._coming.pop(name, None)
-            blobs.remove([part])
+            blobs.write_piece(self._path(name) + ".part", offset, data)
+            if offset + len(data) < total:
+                with self._lock:
+                    self._coming[name] = offset + len(data)
+                return False
+            self._complete(name, total)
+        except BaseException:
+            self._give_up(name)
             raise
-        if offset + len(data) < total:
-            with self._lock:
-                self._coming[name] = offset + len(data)
-            return False
-        self._complete(name, total)
         return True
 
     def fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
@@ -129,14 +139,17 @@ class Freight:
             if name in self._coming or name in self._present:
                 return
             self._coming[name] = 0
-        threading.Thread(target=self._fetch, args=(name, size, sources), name="skyward-fetch", daemon=True).start()
+        try:
+            threading.Thread(target=self._fetch, args=(name, size, sources), name="skyward-fetch", daemon=True).start()
+        except RuntimeError as exc:  # there are too many threads
+            log.warning("blob %s cannot be fetched: %s", name, exc)
+            self._give_up(name)
+            self._arrived(name, False)
 
     def serve(self, sock: ssl.SSLSocket, name: str) -> None:
         """Sends a blob to a peer that asks for it, as soon as it is here."""
-        deadline = time.monotonic() + _PATIENCE
-        while self.coming(name) and time.monotonic() < deadline:
-            time.sleep(0.005)
         with self._lock:
+            self._lock.wait_for(lambda: name not in self._coming, _PATIENCE)
             size = self._present.get(name, -1)
             if size >= 0:
                 self._uses[name] = self._uses.get(name, 0) + 1
@@ -155,17 +168,23 @@ class Freight:
             sock.close()
 
     def _fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
-        for host, port in sources:
-            try:
-                self._fetch_from(name, size, host, port)
-            except (OSError, ValueError):
-                continue  # the next source, or the client
+        good = False
+        try:
+            good = any(self._fetched_from(name, size, source) for source in sources)
+        finally:
+            if not good:
+                self._give_up(name)  # the agent asks the client for it
+            self._arrived(name, good)
+
+    def _fetched_from(self, name: str, size: int, source: Sequence[Any]) -> bool:
+        try:
+            host, port = source
+            self._fetch_from(name, size, host, port)
             self._complete(name, size)
-            self._arrived(name, True)
-            return
-        with self._lock:
-            self._coming.pop(name, None)
-        self._arrived(name, False)
+        except Exception as exc:  # whatever it is: the next source, or the client
+            log.debug("blob %s cannot be had from %s: %r", name, source, exc)
+            return False
+        return True
 
     def _fetch_from(self, name: str, size: int, host: str, port: int) -> None:
         raw = socket.create_connection((host, port), timeout=10)
@@ -193,13 +212,31 @@ class Freight:
         with self._lock:
             self._coming.pop(name, None)
             self._present[name] = size
+            self._lock.notify_all()
             self._evict()
+
+    def _give_up(self, name: str) -> None:
+        """A blob does not come; what there is of it is removed, and peers that wait for it are told."""
+        try:
+            blobs.remove([self._path(name) + ".part"])
+        except (OSError, ValueError) as exc:
+            log.debug("what there is of blob %s stays: %s", name, exc)
+        with self._lock:
+            self._coming.pop(name, None)
+            self._lock.notify_all()
 
     def _arrived(self, name: str, good: bool) -> None:
         self.arrivals.put((name, good))
         self.wake()
 
     def _evict(self) -> None:
+        """Removes blobs that no call needs, if there are too many; that it fails is no error of whoever calls."""
+        try:
+            self._make_room()
+        except OSError as exc:
+            log.warning("no room could be made in %s: %s", self._directory, exc)
+
+    def _make_room(self) -> None:
         held, limit = sum(self._present.values()), blobs.room(self._directory)
         for name, size in list(self._present.items()):
             if held <= limit:
@@ -218,12 +255,12 @@ class Freight:
 
     def ship(self, call: str, about: dict[str, Any] | list[Any], tell: Tell) -> None:
         """Tells the client something of a call after the blobs that it speaks of have gone there."""
-        found = _blobs_in(about)
+        found = _with_blobs(about)
         if not self.shared and (found or any(load.call == call for load in self._loads)):
-            files = deque((str(blob[0]), int(blob[1])) for entry in found for blob in entry.values())
-            for entry in found:
-                for index, (path, size) in entry.items():
-                    entry[index] = [os.path.basename(str(path)), size]
+            files = deque((str(path), int(size), one) for one in found for path, size in one["blobs"].values())
+            for one in found:
+                for index, (path, size) in one["blobs"].items():
+                    one["blobs"][index] = [os.path.basename(str(path)), size]
             self._loads.append(_Load(call, files, tell))
         else:
             tell()
@@ -233,7 +270,7 @@ class Freight:
         for load in self._loads:
             if load.file >= 0:
                 os.close(load.file)
-            blobs.remove(path for path, _ in load.files)
+            blobs.remove(path for path, _, _ in load.files)
         self._loads.clear()
 
     def send(self, room: Callable[[], int], tell: Callable[..., None]) -> bool:
@@ -244,22 +281,31 @@ class Freight:
                 self._loads.popleft()
                 load.tell()
                 continue
-            path, size = load.files[0]
-            if load.file < 0:
-                load.file, load.done = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
-            data = os.pread(load.file, _PIECE, load.done)
-            tell("part", os.path.basename(path), load.done, buffers=[data])
-            load.done += len(data)
+            path, size, about = load.files[0]
+            try:
+                if load.file < 0:
+                    load.file, load.done = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
+                data = os.pread(load.file, _PIECE, load.done)
+            except OSError as exc:
+                if exc.errno in _PASSING:
+                    return True  # the agent comes again
+                log.warning("a result cannot be sent: %s", exc)
+                data = b""
+            if data:
+                tell("part", os.path.basename(path), load.done, buffers=[data])
+                load.done += len(data)
+            else:  # the client must not wait for the rest
+                about["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"
             if load.done >= size or not data:
-                os.close(load.file)
+                if load.file >= 0:
+                    os.close(load.file)
                 blobs.remove([path])
-                load.file = -1
+                load.file, load.done = -1, 0
                 load.files.popleft()
         return bool(self._loads)
 
 
-def _blobs_in(about: dict[str, Any] | list[Any]) -> list[dict[str, Any]]:
-    """The blobs of a result, or of the items of a stream."""
-    if isinstance(about, dict):
-        return [about["blobs"]] if about.get("blobs") else []
-    return [item[1]["blobs"] for item in about if isinstance(item, list) and item[1].get("blobs")]
+def _with_blobs(about: dict[str, Any] | list[Any]) -> list[dict[str, Any]]:
+    """What is said of a result, or of items of a stream, if it speaks of blobs."""
+    each: list[dict[str, Any]] = [about] if isinstance(about, dict) else [i[1] for i in about if isinstance(i, list)]
+    return [one for one in each if one.get("blobs")]
