@@ -39,6 +39,8 @@ class CallFuture(UserFuture[T]):
         self._name = name
         self._loading = threading.Lock()
         self.sent = False
+        self.owner: object = None
+        """Kept alive as long as the future is: a pool is not closed under those who wait for its calls."""
 
     def settle(self, about: dict[str, Any], pieces: list[Any]) -> None:
         """Has the future hold a result that is not unpickled yet."""

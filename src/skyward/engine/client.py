@@ -349,6 +349,7 @@ class Engine:
         )
         # the engine keeps the consumer only: when the user lets go of the stream, it closes itself
         future, call.future = call.future, CallFuture(call.name)
+        call.future.owner = future.owner
         if future.cancelled():
             self._hub.defer(consumer.close)
         else:
