@@ -6,7 +6,6 @@ with sky.ComputePool(nodes=4) as pool:      console, image, machines, environmen
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import sys
@@ -21,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
-from skyward import blobs, events, fanout, hooks
+from skyward import blobs, events, fanout, hooks, lifetime
 from skyward.accelerators import Accelerator
 from skyward.callbacks import UserCode
 from skyward.errors import (
@@ -151,7 +150,8 @@ class ComputePool:
         self._closer: threading.Thread | None = None
         self._stack = ExitStack()
         self._pid = os.getpid()
-        self._hurry = False
+        self._hurry = threading.Event()
+        self._weak = lifetime.Reference(self)
         self.receipt: object = None
         """What was created, what is confirmed gone and what it cost, once the pool is closed; None where nothing is."""
 
@@ -182,22 +182,24 @@ class ComputePool:
 
     def _open(self, stack: ExitStack) -> None:
         """Every step registers how it is undone before the next begins."""
+        lifetime.check_threads()
         began = time.monotonic()
-        self._pid, self._hurry = os.getpid(), False
+        self._pid = os.getpid()
+        self._hurry.clear()
         stack.enter_context(OrderlyExit())
         stack.enter_context(self._user)
         self._attach_console(stack)
-        stack.callback(self._tell_closed, began)
+        stack.callback(self._weak.call(ComputePool._tell_closed), began)
         self._take(self._candidates[0])
         self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
         cluster, image, holding = self._launched(stack)
         commands = hooks.commands(self.plugins, cluster)
         self._bring_up(stack, holding, image, commands, time.monotonic() + max(self._patience, image.bootstrap_timeout))
-        self._dask_clients: weakref.WeakSet[Any] = weakref.WeakSet()
-        stack.callback(lambda: [client.close(timeout=2) for client in list(self._dask_clients)])
+        clients = self._dask_clients = weakref.WeakSet[Any]()
+        stack.callback(lambda: [client.close(timeout=2) for client in list(clients)])
         hooks.enter(self.plugins, self, cluster, stack)
         enter_target(self)
-        stack.callback(leave_target, self)
+        stack.callback(self._weak.call(leave_target))
         if "joblib" in sys.modules:
             from skyward.plugins._joblib import register
 
@@ -210,6 +212,11 @@ class ComputePool:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_state") == "open" and os.getpid() == self._pid:
+            self._weak.renew(self)
+            lifetime.drop(self)
 
     def close(self) -> None:
         """Ends every call and gives everything back; safe to call twice, and from any thread."""
@@ -233,7 +240,7 @@ class ComputePool:
         except KeyboardInterrupt:
             # the second Ctrl-C: no more patience. Whatever is left of the stack goes quickly, and the keeper, which
             # sees our end of its pipe close, ends the rest.
-            self._hurry = True
+            self._hurry.set()
             self._stack.close()
             raise
         finally:
@@ -260,7 +267,12 @@ class ComputePool:
     def _launched(self, stack: ExitStack) -> tuple[Cluster, Image, Holding]:
         """Machines of the first spec that can be had, with their giving back on `stack`."""
         launching = Launching(
-            self.name, self._patience, self._report, self._warn, lambda: self._hurry, self._keep_receipt
+            self.name,
+            self._patience,
+            self._weak.call(ComputePool._report),
+            self._weak.call(ComputePool._warn),
+            self._hurry.is_set,
+            self._weak.call(ComputePool._keep_receipt),
         )
         several = self._candidates
         if len(several) > 1 and self._selection == "cheapest":
@@ -289,7 +301,7 @@ class ComputePool:
 
     def _interrupted(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._state == "closing" and kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._hurry = True  # the second Ctrl-C; what is left goes quickly
+            self._hurry.set()  # the second Ctrl-C; what is left goes quickly
 
     def _warn(self, text: str) -> None:
         self._emit(events.Notice(self.name, text, "warning"))
@@ -316,12 +328,11 @@ class ComputePool:
                 stack.callback(stores[0].close)
             return stores[0].directory
 
-        _OPEN.add(self)
-        stack.callback(_OPEN.discard, self)
-        supply = None
+        stack.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._let_go)))
+        supply, hurried = None, self._hurry.is_set
         if self.provider.elastic:
             supply = Supply(self.provider, self.spec, holding.pool, self._patience, self._replace)
-            stack.callback(lambda: supply.close(0.5 if self._hurry else 120.0))
+            stack.callback(lambda: supply.close(0.5 if hurried() else 120.0))
         bringup = Bringup(
             pool=self.name,
             machines=list(holding.machines),
@@ -336,10 +347,10 @@ class ComputePool:
             workspace=workspace,
             max_result=self._max_result,
             grace=self._grace,
-            emit=self._emit,
+            emit=self._weak.call(ComputePool._emit),
             release=lambda digests: stores[0].release(digests),
-            hurried=lambda: self._hurry,
-            interrupted=self._interrupted,
+            hurried=hurried,
+            interrupted=self._weak.call(ComputePool._interrupted),
         )
         try:
             self._cluster = bringup.open(stack, deadline)
@@ -401,6 +412,8 @@ class ComputePool:
 
     def _together(self, call: PendingCompute[T], attempt: int) -> list[T]:
         calls = self._packing.copies(call, self.nodes, attempt)
+        for c in calls:
+            c.future.owner = self
         futures = [c.future for c in calls]
         self._engine.send_to(list(enumerate(calls)))
         try:
@@ -442,6 +455,8 @@ class ComputePool:
     def _send(self, calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
         self._check_open()
         packed = self._packing.calls([self._limited(call) for call in calls], self._retries)
+        for call in packed:
+            call.future.owner = self
         futures: list[Future[Any]] = [call.future for call in packed]
         self._engine.send(packed)
         return futures
@@ -547,20 +562,3 @@ def _blame(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> 
     for machine, reason in zip(machines, reasons, strict=True):
         if reason:
             error.add_note(f"{machine.id}: {reason}. Open the pool again for another machine.")
-
-
-_OPEN: weakref.WeakSet[ComputePool] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for pool in list(_OPEN):
-        pool.close()
-
-
-def _in_child() -> None:
-    for pool in list(_OPEN):
-        pool._let_go()  # pyright: ignore[reportPrivateUsage] - same module
-
-
-os.register_at_fork(after_in_child=_in_child)

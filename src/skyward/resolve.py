@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import cached_property
 from importlib import metadata
@@ -28,6 +28,7 @@ from pathlib import Path
 from skyward.download import fetch, logins
 from skyward.errors import BootstrapError
 from skyward.image import Image, requirement_path
+from skyward.parallel import each
 from skyward.pipsettings import no_index, uv_environment
 from skyward.recipe import Carried, Recipe, environment_key, recipe
 from skyward.requirements import (
@@ -213,8 +214,8 @@ class Packages:
             file = fetch(pin.url, pin.hashes[0], directory, known, user.get("SSL_CERT_FILE"), deadline)
             return replace(pin, file=str(file), hashes=pin.hashes[:1])
 
-        with self._fetching, ThreadPoolExecutor(8) as pool:
-            return tuple(pool.map(fetched, pins))
+        with self._fetching:
+            return tuple(each(fetched, pins, 8))
 
     def _keep(self, wheel: Path) -> Path:
         kept = self._home / "built" / wheel.name

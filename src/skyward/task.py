@@ -15,6 +15,7 @@ import functools
 import inspect
 import threading
 import typing
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -295,20 +296,20 @@ class Innermost:
 
 
 sky = Innermost()
-_open: list[Target] = []
+_open: list[weakref.ref[Target]] = []  # weak: a pool that nobody else refers to has been dropped
 _open_lock = threading.Lock()
 
 
 def enter_target(target: Target) -> None:
     """Makes `target` the one that `>> sky` means."""
     with _open_lock:
-        _open.append(target)
+        _open.append(weakref.ref(target))
 
 
 def leave_target(target: Target) -> None:
     """Takes `target` away again."""
     with _open_lock:
-        _open[:] = [t for t in _open if t is not target]
+        _open[:] = [ref for ref in _open if ref() not in (target, None)]
 
 
 def resolve(target: object, operator: str = ">>") -> Target:
@@ -331,8 +332,9 @@ def resolve(target: object, operator: str = ">>") -> Target:
 
 def _innermost() -> Target:
     with _open_lock:
-        if _open:
-            return _open[-1]
+        for ref in reversed(_open):
+            if (target := ref()) is not None:
+                return target
     raise PoolClosed("no pool is open: `>> sky` works inside `with sky.ComputePool(...):` only.")
 
 

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from skyward.engine.replacing import Substitution
 from skyward.engine.stations import Station, Stationing, address_like, arrange
 from skyward.errors import BootstrapError, NodeLost
 from skyward.image import Image
+from skyward.parallel import each
 from skyward.payload import Packer
 from skyward.plugin import Plugin
 from skyward.provider import Machine
@@ -115,8 +115,7 @@ class Bringup:
         def start(station: Station) -> None:
             self._start(station, addresses, authority, blocked, deadline)
 
-        with ThreadPoolExecutor(min(64, len(stations))) as pool:
-            list(pool.map(start, stations))
+        each(start, stations)
         home = {node: station for station in stations for node in station.nodes}
         hooks = self._hooks(stations)
 

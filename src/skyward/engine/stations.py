@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from skyward.engine.tending import Vigil, tended
 from skyward.errors import BootstrapError, PluginError, SkywardError
 from skyward.image import Image
 from skyward.includes import import_paths, pack
+from skyward.parallel import each, spread
 from skyward.provider import Machine
 from skyward.shell import Access, LocalShell, Shell, inherited
 
@@ -88,8 +89,8 @@ class Stationing:
         self._endings.push(self._close_watchdog)
         self._endings.callback(self._close_shells)
         self._endings.callback(self._end_sites)
-        with ThreadPoolExecutor(min(64, len(machines)), thread_name_prefix="skyward-setup") as pool:
-            parts = [pool.submit(self.occupy_one, node, machine, deadline) for node, machine in enumerate(machines)]
+        parts = spread(lambda one: self.occupy_one(*one, deadline), list(enumerate(machines)))
+        wait(parts)
         return _all_or_error(parts)
 
     def occupy_one(self, node: int, machine: Machine, deadline: float) -> Station:
@@ -193,8 +194,7 @@ class Stationing:
         def close(shell: Shell) -> None:
             shell.close()
 
-        with ThreadPoolExecutor(min(64, len(self._shells) or 1)) as pool:
-            list(pool.map(close, self._shells))
+        each(close, self._shells)
 
     @property
     def _passing(self) -> bool:
@@ -208,9 +208,7 @@ class Stationing:
             self._watchdog.hand_over()
         if not self._sites:
             return
-        with ThreadPoolExecutor(min(64, len(self._sites))) as pool:
-            reached = list(pool.map(self._end, self._sites))
-        if not all(reached) and not self.hurried():
+        if not all(each(self._end, self._sites)) and not self.hurried():
             self._watchdog.hand_over()
 
     def _end(self, held: tuple[str, Site, Sequence[str]]) -> bool:
@@ -274,8 +272,7 @@ def arrange(stations: Sequence[Station], names: Sequence[str], network: str, dea
     def look(station: Station) -> list[Address]:
         return [Address(*entry) for entry in station.site.ask("look", deadline)["addresses"]]
 
-    with ThreadPoolExecutor(min(64, len(stations))) as pool:
-        known = list(pool.map(look, stations))
+    known = each(look, stations)
     for node, found in enumerate(known):
         if not found:
             raise BootstrapError("network", f"{names[node]} has no address but its loopback's.", node)
@@ -319,9 +316,8 @@ def _tried(stations: Sequence[Station], addresses: Sequence[Address], deadline: 
         deaf = {other: "it cannot listen there" for other in count if str(other) not in ends and other != node}
         return deaf | {int(name): reason for name, reason in answer.items()}
 
-    with ThreadPoolExecutor(min(64, len(stations))) as pool:
-        list(pool.map(listen, count))
-        return blocked_pairs(dict(enumerate(pool.map(probe, count))))
+    each(listen, count)
+    return blocked_pairs(dict(enumerate(each(probe, count))))
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,13 +6,13 @@ import json
 import math
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from skyward.errors import CloudRefused
 from skyward.offers import Market, PriceSource
+from skyward.parallel import each
 from skyward.providers._aws.api import Api
 from skyward.providers._aws.pricetable import DATE, REGION, TABLE
 
@@ -94,9 +94,7 @@ def _asked(api: Api, kinds: list[str], region: str) -> dict[str, float]:
     def one(kind: str) -> dict[str, float]:
         return _products(api, {**_FIXED, "regionCode": region, "instanceType": kind})
 
-    with ThreadPoolExecutor(max(1, min(6, len(kinds)))) as threads:
-        found = threads.map(one, kinds)
-        return {kind: price for some in found for kind, price in some.items()}
+    return {kind: price for some in each(one, kinds, 6) for kind, price in some.items()}
 
 
 def _products(api: Api, wanted: dict[str, str]) -> dict[str, float]:
