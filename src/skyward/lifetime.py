@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import _thread
 import atexit
+
+# Not used here: boto3 and others import it when a pool is opened, and after the main thread's end that fails.
+import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import itertools
 import logging
 import os

@@ -23,7 +23,6 @@ MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
 
 HEAD = """
 import atexit, contextlib, gc, multiprocessing, os, sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
 if __name__ == "__main__":
     atexit.register(lambda: last())
 last = lambda: None
@@ -187,6 +186,7 @@ threading.Thread(target=work).start()
     ),
     "has calls in an executor of its own": (
         """
+from concurrent.futures import ThreadPoolExecutor
 pool = opened()
 ThreadPoolExecutor(2).submit(lambda: print(echo(7, 0.5) >> pool))
 """,
