@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
-
-MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> object:
-    """Waits for a condition and returns what it gave; fails when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    pytest.fail(f"waited {seconds} s in vain for {condition}")
-
-
-def leftover_processes() -> list[str]:
-    """Processes of this test run other than this one and its ordinary helpers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if MARK not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if command and "resource_tracker" not in command and (entry / "exe").exists():
-            found.append(f"{entry.name}: {command}")
-    return found
-
-
-def leftover_files() -> list[str]:
-    """Directories and files of ours in the places where pools put them."""
-    return [p for d in {"/dev/shm", tempfile.gettempdir()} for p in glob.glob(f"{d}/skyward-{os.getpid()}-*")]
+from tests.support.leftovers import leftover_files, leftover_processes, until
 
 
 def usual_signals() -> None:
@@ -64,7 +26,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     shared = bool(leftover_processes())
     yield
     if not shared and "pool" not in request.fixturenames:
-        until(lambda: not leftover_processes(), 15)
+        until(lambda: not leftover_processes())
         assert leftover_files() == []
 
 
@@ -72,7 +34,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def nothing_is_left_of_a_module() -> Iterator[None]:
     """When a module's shared pools are closed, nothing is left of them either."""
     yield
-    until(lambda: not leftover_processes(), 15)
+    until(lambda: not leftover_processes())
     assert leftover_files() == []
 
 
