@@ -6,6 +6,7 @@ import base64
 import functools
 import http.server
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,8 @@ from skyward.ssh import SshShell
 from skyward.wheel import build_wheel
 from tests.hosts import Host as Machine
 from tests.hosts import HostSpec, Network, unavailable
+
+SECRET = f"hunter{secrets.token_hex(6)}"  # other test runs on this computer have their own
 
 needs_hosts = pytest.mark.skipif(unavailable() is not None, reason=f"no test hosts: {unavailable()}")
 
@@ -302,7 +305,10 @@ class Index:
         class Answer(http.server.SimpleHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.seen.append(self.path)
-                if self.headers.get("Authorization") != f"Basic {base64.b64encode(b'me:hunter2-pw').decode()}":
+                if (
+                    self.headers.get("Authorization")
+                    != f"Basic {base64.b64encode(f'me:{SECRET}-pw'.encode()).decode()}"
+                ):
                     self.send_response(401)
                     self.send_header("WWW-Authenticate", "Basic")
                     self.end_headers()
@@ -321,7 +327,7 @@ class Index:
 
     @property
     def url(self) -> str:
-        return f"http://me:hunter2-pw@127.0.0.1:{self.server.server_port}/simple"
+        return f"http://me:{SECRET}-pw@127.0.0.1:{self.server.server_port}/simple"
 
     def add(self, name: str, version: str, more: str = "") -> None:
         file = wheel(self.root / "files", name, version, more)
@@ -374,16 +380,16 @@ def test_passwords_reach_uv_and_nothing_else(cache: Path, tmp_path: Path, index:
     image = Image(
         pip=["tinything", f"direct @ {index.url.removesuffix('simple')}files/direct-2.0-py3-none-any.whl"],
         pip_indexes=[PipIndex(index.url, ["tinything"])],
-        shell_vars={"MY_TOKEN": "hunter2-token"},
+        shell_vars={"MY_TOKEN": f"{SECRET}-token"},
     )
     index.refusals = 2
     with watched_commands() as seen:
         host, said = ready(image)
     assert run(host, "import tinything, direct; print(tinything.version, direct.version)") == "1.0 2.0\n"
     assert any("setup.sh" in line for line in seen)
-    assert not [line for line in seen if "hunter2" in line]
-    assert "hunter2" not in f"{said}"
-    assert subprocess.run(["grep", "-r", "hunter2", cache]).returncode == 1
+    assert not [line for line in seen if SECRET in line]
+    assert SECRET not in f"{said}"
+    assert subprocess.run(["grep", "-r", SECRET, cache]).returncode == 1
 
 
 def test_an_altered_package_is_refused(cache: Path, index: Index) -> None:
@@ -396,7 +402,7 @@ def test_an_altered_package_is_refused(cache: Path, index: Index) -> None:
     with pytest.raises(BootstrapError, match="Hash mismatch") as caught:
         ready(image)
     assert caught.value.step == "installing packages"
-    assert "hunter2" not in str(caught.value)
+    assert SECRET not in str(caught.value)
 
 
 def test_an_index_that_is_gone_is_told_from_a_bad_package(cache: Path, index: Index) -> None:

@@ -93,7 +93,11 @@ def test_the_token_is_seen_nowhere_else(trainers: tuple[sky.ComputePool, list[st
 
 
 def _our_files() -> list[Path]:
-    ours = [path for root in {"/dev/shm", tempfile.gettempdir()} for path in Path(root).glob("skyward-*/**/*")]
+    ours = [
+        path
+        for root in {"/dev/shm", tempfile.gettempdir()}
+        for path in Path(root).glob(f"skyward-{os.getpid()}-*/**/*")
+    ]
     found = [*ours, *Path(os.environ["HF_HOME"]).glob("**/*")]
     return [path for path in found if path.is_file() and not path.is_symlink()]
 

@@ -155,7 +155,7 @@ def test_files_of_a_pool_are_private_whatever_the_umask(pool: sky.ComputePool) -
     kept = large() > pool
     kept.exception(10)
     places = {"/dev/shm", tempfile.gettempdir()}
-    tops = [p for d in places for p in Path(d).glob("skyward-*") if p.owner() == Path(__file__).owner() and _ours(p)]
+    tops = [p for d in places for p in Path(d).glob("skyward-*") if _ours(p) and p.owner() == Path(__file__).owner()]
     assert tops
     for top in tops:
         for path in (top, *top.rglob("*")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -80,27 +81,39 @@ def unavailable() -> str | None:
 
 
 def install() -> list[str]:
-    """Installs the system packages that are missing; returns their names."""
-    packages = sorted({_PACKAGES[program] for program in _missing()})
-    if not packages:
+    """Installs the system packages that are missing; returns their names. Two runs do it one after the other."""
+    if not _missing():
         return []
     if not shutil.which("apt-get", path=_PATH):
+        packages = sorted({_PACKAGES[program] for program in _missing()})
         raise HostsError(
             f"Test hosts need {', '.join(packages)}, and this machine has no apt-get; install them by its own means."
         )
+    lock = os.open("/var/lib/dpkg", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        packages = sorted({_PACKAGES[program] for program in _missing()})  # another run may just have installed them
+        if packages:
+            _install(packages)
+    finally:
+        os.close(lock)
+    unavailable.cache_clear()
+    return packages
+
+
+def _install(packages: Sequence[str]) -> None:
     # Installing openssh-server starts it, which nobody asked for; Debian's own way to say no is this file.
     quiet = not os.path.exists(_NO_SERVICE)
     if quiet:
         root(["sh", "-c", f"printf '#!/bin/sh\\nexit 101\\n' > {_NO_SERVICE} && chmod 755 {_NO_SERVICE}"])
     try:
-        apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qy"]
+        patience = ["-o", "DPkg::Lock::Timeout=300"]  # some other program may be installing something
+        apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qy", *patience]
         root([*apt, "update"], timeout=600, check=False)  # an old index may still do; if not, the next line says so
-        root([*apt, "install", "--no-install-recommends", *packages], timeout=600)
+        root([*apt, "install", "--no-install-recommends", *packages], timeout=900)
     finally:
         if quiet:
             root(["rm", "-f", _NO_SERVICE])
-    unavailable.cache_clear()
-    return packages
 
 
 def _missing() -> list[str]:

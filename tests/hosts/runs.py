@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .machine import HostsError, root
 
-__all__ = ["Run", "claim", "link", "runs", "sweep"]
+__all__ = ["Run", "claim", "link", "locked", "runs", "sweep"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def runs() -> list[Run]:
 
 def claim(stays: bool = False) -> Run:
     """Takes a number that no other network on this machine has, and makes its directory; sweeps dead ones first."""
-    with _locked():
+    with locked():
         _sweep()
         taken = root(["ip", "-4", "route", "show", "root", "10.77.0.0/16"])
         for number in range(1, 255):
@@ -82,7 +82,7 @@ def claim(stays: bool = False) -> Run:
 
 def sweep() -> list[int]:
     """Removes what dead runs have left behind, and nothing of live ones; returns their numbers."""
-    with _locked():
+    with locked():
         return _sweep()
 
 
@@ -135,7 +135,7 @@ def _make_base() -> Path:
 
 
 @contextmanager
-def _locked() -> Generator[None]:
+def locked() -> Generator[None]:
     """One at a time; the directory itself is the lock, so that nothing is left when the last network is gone."""
     while True:
         base = _make_base()

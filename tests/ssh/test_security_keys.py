@@ -87,13 +87,12 @@ def test_the_authoritys_key_never_leaves_this_computer(net: Network, pair: sky.C
 def test_no_key_is_in_a_file_or_in_what_a_process_was_started_with(net: Network, pair: sky.ComputePool) -> None:
     """SEC-4: of the login user, in temporary directories, in the pool's own."""
     places = f"/home /tmp /var/tmp /dev/shm /run/lock /run/user {CACHE}/pools {CACHE}/logs {CACHE}/stage"
-    script = (
-        f'exec 2>/dev/null; grep -rlaF --devices=skip -e "$0" {places}; grep -laF -e "$0" /proc/[0-9]*/environ; true'
-    )
+    script = f'exec 2>/dev/null; grep -rla --devices=skip -e "$0" {places}; grep -la -e "$0" /proc/[0-9]*/environ; true'
+    pattern = BEGIN.replace(" ", "[ ]")  # other test runs on this computer look for keys in command lines
     for host in net.hosts[:2]:
-        assert host.run(["sh", "-c", script, BEGIN], user="root").stdout == ""
+        assert host.run(["sh", "-c", script, pattern], user="root").stdout == ""
         host.put("/tmp/control", f"{BEGIN}\n".encode(), mode="600")
-        assert host.run(["sh", "-c", script, BEGIN], user="root").stdout == "/tmp/control\n"
+        assert host.run(["sh", "-c", script, pattern], user="root").stdout == "/tmp/control\n"
         host.run(["rm", "/tmp/control"], user="root")
 
 
