@@ -107,7 +107,7 @@ class Clients:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -20,7 +20,7 @@ from skyward.testing import Cloud
 T4 = Spec(accelerator="T4", nodes=2)
 # A group of ours cannot be deleted while a machine stands in it: a net that the ledger must not rely upon.
 WITHOUT_GROUP = {"security_group_id": "sg-12345678", "placement_group": False}
-IMPATIENT = Pace(base=0.01, cap=0.02, budget=0.3, poll=0.02, settle=0.05, unanswered=0.3)
+IMPATIENT = Pace(base=0.01, cap=0.02, budget=2.0, poll=0.02, settle=0.05, unanswered=0.3)
 
 
 @pytest.fixture(scope="module")

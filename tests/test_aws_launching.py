@@ -458,7 +458,9 @@ def test_the_library_reads_as_an_ssh_key_the_ssh_program_takes(cloud: Cloud) -> 
 
     held = cloud.aws().acquire(Spec(), "p")
     key = pool_dir(held.pool) / "id_ed25519"
-    shown = subprocess.run(["ssh-keygen", "-y", "-f", str(key)], capture_output=True, text=True, check=True, timeout=30)
+    shown = subprocess.run(
+        ["ssh-keygen", "-y", "-f", str(key)], capture_output=True, text=True, check=True, timeout=180
+    )
     assert shown.stdout.split()[:2] == (key.parent / "id_ed25519.pub").read_text().split()[:2]
     found = subprocess.run(
         ["ssh-keygen", "-F", str(held.machines[0].public_ip), "-f", str(key.parent / "known_hosts")],

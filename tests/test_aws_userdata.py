@@ -37,7 +37,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield boots
     for process in running:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -109,8 +109,8 @@ def test_the_user_data_is_cloud_config_with_the_timer_first() -> None:
 def test_the_arming_is_shell_that_every_shell_reads(tmp_path: Path) -> None:
     settings = json.loads(user_data("x", "y", 900, 3600).partition("\n")[2])
     for script in (settings["bootcmd"][0][2], lease_script(900, 3600)):
-        subprocess.run(["sh", "-n"], input=script.encode(), check=True, timeout=30)
-        subprocess.run(["bash", "-n"], input=script.encode(), check=True, timeout=30)
+        subprocess.run(["sh", "-n"], input=script.encode(), check=True, timeout=180)
+        subprocess.run(["bash", "-n"], input=script.encode(), check=True, timeout=180)
 
 
 def test_user_data_that_is_too_long_is_refused() -> None:

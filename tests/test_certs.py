@@ -32,7 +32,7 @@ def shake(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[str | None, b
                     heard = sock.recv(10)
                     version = sock.version()
             finally:
-                error = served.exception(10)
+                error = served.exception(60)
         if error is not None:
             raise error
         return version, heard

@@ -198,5 +198,5 @@ def test_plain_lines_do_without_rich() -> None:
         console.close()
         print("rich" in sys.modules)
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=180)
     assert done.stdout == "[node-0] x\nFalse\n"

@@ -68,7 +68,7 @@ def test_results_are_gathered_in_order() -> None:
     result = later(lambda: gathered(futures))
     for index in (2, 0, 1):
         futures[index].set_result(index)
-    assert result.result(10) == (0, 1, 2)
+    assert result.result(60) == (0, 1, 2)
     assert gathered([]) == ()
 
 
@@ -77,7 +77,7 @@ def test_the_first_failure_in_time_is_raised_and_the_rest_cancelled() -> None:
     result = later(lambda: gathered([first, second, third]))
     third.set_exception(ValueError("third"))
     with pytest.raises(ValueError, match="third"):
-        result.result(10)
+        result.result(60)
     assert first.cancelled()
     assert second.cancelled()
 
@@ -99,7 +99,7 @@ def test_a_stream_in_order_waits_for_the_next_one() -> None:
     with pytest.raises(TimeoutError):
         waiting.result(0.1)
     futures[0].set_result(0)
-    assert waiting.result(10) == 0
+    assert waiting.result(60) == 0
     assert list(stream) == [1]
 
 
@@ -174,7 +174,7 @@ def test_a_part_that_is_cancelled_cancels_or_fails_the_whole() -> None:
 def test_many_parts_that_end_at_once_make_one_result(send: Threads) -> None:
     for _ in range(30):
         parts = send([PendingCompute(int, (i,)) for i in range(8)])
-        assert combined(parts).result(10) == tuple(range(8))
+        assert combined(parts).result(60) == tuple(range(8))
 
 
 def test_the_error_of_a_cancelled_future_is_that_it_was_cancelled() -> None:

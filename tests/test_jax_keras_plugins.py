@@ -246,7 +246,7 @@ def port() -> int:
 def test_nodes_meet_when_all_are_there(port: int) -> None:
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(meet, "the group", place(i, 3), port, 20) for i in (2, 1, 0)]
-        assert [each.result(20) for each in waiting] == [None] * 3
+        assert [each.result(60) for each in waiting] == [None] * 3
 
 
 def test_every_node_is_told_which_ones_did_not_come(port: int) -> None:
@@ -254,7 +254,7 @@ def test_every_node_is_told_which_ones_did_not_come(port: int) -> None:
     with ThreadPoolExecutor(2) as threads:
         for each in [threads.submit(meet, "JAX's group", place(i, 4), port, 1.5) for i in (0, 2)]:
             with pytest.raises(SkywardError, match=r"all 4 nodes.*nodes 1 and 3 did not come within 1.5 s.*@ pool"):
-                each.result(20)
+                each.result(60)
 
 
 def test_a_node_whose_head_does_not_come_is_told_so(port: int) -> None:
@@ -268,7 +268,7 @@ def test_strangers_do_not_count_as_nodes(port: int) -> None:
         stranger = threads.submit(meet, "JAX's group", place(1, job_id="another"), port, 1)
         for each in (head, stranger):
             with pytest.raises(SkywardError, match="did not come"):
-                each.result(20)
+                each.result(60)
 
 
 def test_a_port_in_use_is_named(port: int) -> None:

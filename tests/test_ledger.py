@@ -153,7 +153,7 @@ def test_a_living_process_holds_its_ledger_and_a_dead_one_does_not() -> None:
             Ledger.resume("p")
         assert in_use("p")
         child.send_signal(signal.SIGKILL)
-        child.wait(timeout=30)
+        child.wait(timeout=120)
         assert not in_use("p"), "a forked child that is still alive must not count"
         taken = Ledger.resume("p")
         assert taken is not None

@@ -56,7 +56,7 @@ def run_as_runner(body: str) -> Written:
     script = "import os, subprocess, sys, threading\nfrom skyward import output\nfrom skyward.output import *\n"
     script += "from skyward.runtime import call_context\noutput.install(threads=False)\n" + textwrap.dedent(body)
     env = {**os.environ, "PYTHONPATH": str(Path(runtime.__file__).parents[1]), "COMPUTE_POOL": topology(1)}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return Written(done.stdout.decode(), done.stderr.decode())  # line ends as they were written
 
@@ -435,11 +435,11 @@ def test_overlapping_silences_end_in_any_order() -> None:
         first_in, second_in, first_out = (threading.Event() for _ in range(3))
         @silent
         def first():
-            first_in.set(); second_in.wait(10)
+            first_in.set(); second_in.wait(60)
         @silent
         def second():
-            second_in.set(); first_out.wait(10); print("still silent")
-        a = threading.Thread(target=first); a.start(); first_in.wait(10)
+            second_in.set(); first_out.wait(60); print("still silent")
+        a = threading.Thread(target=first); a.start(); first_in.wait(60)
         b = threading.Thread(target=second); b.start(); a.join()
         print("still silent"); first_out.set(); b.join()
         print("back"); os.write(1, b"descriptor back\\n")
@@ -454,10 +454,10 @@ def test_a_thread_left_in_silence_does_not_silence_the_next_call() -> None:
         inside, leave = threading.Event(), threading.Event()
         @silent
         def linger():
-            inside.set(); leave.wait(10)
+            inside.set(); leave.wait(60)
         thread = threading.Thread(target=linger)
         with call_context("call-1", 0, threads=False):
-            thread.start(); inside.wait(10)
+            thread.start(); inside.wait(60)
             print("silent")
             output.drain()
         with call_context("call-2", 0, threads=False):
@@ -568,7 +568,7 @@ def test_silencing_one_call_leaves_its_neighbours_audible(runner: Runner, node: 
     """T14."""
     emitted = runner()
     node(1)
-    both_inside = threading.Barrier(2, timeout=10)
+    both_inside = threading.Barrier(2, timeout=60)
 
     def body() -> None:
         both_inside.wait()
@@ -587,7 +587,7 @@ def test_each_call_has_its_own_callback(runner: Runner, node: Node) -> None:
     """T14."""
     emitted = runner()
     node(1)
-    both_inside = threading.Barrier(2, timeout=10)
+    both_inside = threading.Barrier(2, timeout=60)
     taken: dict[str, list[str]] = {"a": [], "b": []}
 
     def body(name: str) -> None:

@@ -128,7 +128,7 @@ class Played:
         assert process.stdout is not None
         # The pipe stays open: it is not its end that lets the script come to its own.
         out = process.stdout.read()
-        code = process.wait(30)
+        code = process.wait(60)
         close(process)
         assert not self.stages()
         return code, [line.removeprefix("@T ") for line in out.decode("utf-8", "replace").splitlines()]
@@ -161,7 +161,7 @@ def close(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -651,7 +651,7 @@ def test_it_can_be_run_again_after_it_was_cut_off(played: Played, step: str, how
         process.stdin.close()
     else:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(30)
+    process.wait(60)
     wait_for(lambda: not processes_of(process.pid))
     close(process)
     assert not (played.cache / "envs" / KEY).exists()
@@ -673,14 +673,14 @@ def test_programs_that_ignore_the_first_signal_are_killed(played: Played) -> Non
     process = played.start()
     wait_for((played.orders / "waits").exists)
     close(process)
-    process.wait(30)
+    process.wait(60)
     wait_for(lambda: not processes_of(process.pid))
 
 
 def test_settings_that_were_cut_off_are_not_used(played: Played) -> None:
     stage = played.stage(script(Image(), "0.13.99"))
     order = ["sh", str(stage / "setup.sh"), str(stage), "T", "p", KEY, "1", "hold"]
-    done = subprocess.run(order, env=played.env(), input=b"2\nexport A='half", capture_output=True, timeout=30)
+    done = subprocess.run(order, env=played.env(), input=b"2\nexport A='half", capture_output=True, timeout=180)
     assert (done.returncode, done.stdout) == (129, b"")
     assert not stage.exists()
 
@@ -693,7 +693,7 @@ def test_what_lies_beside_it_in_the_group_is_left_alone_at_the_end(played: Playe
         if line.startswith(b"@T ready"):
             break
     close(process)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert len(list((played.cache / "pools").iterdir())) == 1
 
 
@@ -709,7 +709,7 @@ def test_two_at_once_make_it_once(played: Played) -> None:
         said = second.stdout.readline()
         assert said
     (played.orders / "go").touch()
-    assert [first.wait(30), second.wait(30)] == [0, 0]
+    assert [first.wait(60), second.wait(60)] == [0, 0]
     close(first)
     close(second)
     assert len((played.orders / "install.seen").read_text().splitlines()) == 1
@@ -741,7 +741,7 @@ def test_a_lock_of_another_host_holds_as_long_as_it_is_touched(played: Played) -
     assert any(b"waiting for another process" in line for line in process.stdout)
     assert process.poll() is None
     os.utime(held, (past, past))
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     close(process)
     assert [path.name for path in envs.iterdir()] == [KEY]
 
@@ -856,8 +856,8 @@ def test_stopping_ends_the_keeper_and_removes_the_directory(tmp_path: Path, mann
         assert keeper.stdout is not None
         keeper.stdout.readline()
         (directory / "keeper.pid").write_text(f"{keeper.pid}\n")
-        subprocess.run(stop_script(str(directory)), check=True, timeout=30)
-        assert keeper.wait(10) == (-signal.SIGKILL if manner == "deaf" else -signal.SIGTERM)
+        subprocess.run(stop_script(str(directory)), check=True, timeout=180)
+        assert keeper.wait(60) == (-signal.SIGKILL if manner == "deaf" else -signal.SIGTERM)
     assert not directory.exists()
     subprocess.run(stop_script(str(directory)), check=True)
 
@@ -869,7 +869,7 @@ def test_stopping_touches_no_process_that_is_not_the_pools(tmp_path: Path) -> No
         assert other.stdout is not None
         other.stdout.readline()
         (directory / "keeper.pid").write_text(str(other.pid))
-        subprocess.run(stop_script(str(directory)), check=True, timeout=30)
+        subprocess.run(stop_script(str(directory)), check=True, timeout=180)
         assert other.poll() is None
         other.kill()
     assert not directory.exists()

@@ -465,7 +465,7 @@ prepare_host(LocalShell(), image, pool="p", deadline=time.monotonic() + 110, rep
 
 def wait_until_gone(text: str) -> None:
     """Waits until no process has `text` in its command line."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", "--", text], stdout=subprocess.DEVNULL).returncode == 0:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -526,7 +526,7 @@ def test_includes_arrive_whole_and_are_importable(cache: Path, tmp_path: Path) -
 def reached(network: Network, machine: Machine) -> Generator[SshShell]:
     target = SshTarget(machine.address, "sky", key=str(network.key), known_hosts=str(network.known_hosts), config=False)
     shell = SshShell(target)
-    shell.connect(time.monotonic() + 30)
+    shell.connect(time.monotonic() + 60)
     try:
         yield shell
     finally:
@@ -610,7 +610,7 @@ def test_nothing_runs_on_when_the_connection_is_closed(cache: Path) -> None:
             assert begun.wait(60)
         thread.join(60)
         assert len(errors) == 1
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while [process for process in network[0].processes(user="sky") if "skyward" in " ".join(process.argv)]:
             assert time.monotonic() < deadline
             time.sleep(0.05)

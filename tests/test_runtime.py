@@ -207,7 +207,7 @@ def test_threads_of_a_body_see_the_call_of_their_process() -> None:
 
 def test_calls_in_threads_do_not_see_each_other() -> None:
     """T14, for the call itself."""
-    both_inside = threading.Barrier(2, timeout=10)
+    both_inside = threading.Barrier(2, timeout=60)
     seen: dict[str, object] = {}
 
     def body(name: str) -> None:

@@ -126,7 +126,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -256,7 +256,7 @@ NASTY += ["a\nb", "\t", '"', "#", "{a,b}", "[x]", "<", ">", "é ü 漢", "\x7f\x
 
 def through(shell: str, words: list[str]) -> list[str]:
     line = remote_line(["printf", "%s\\0", *words])
-    done = subprocess.run([shell, "-c", line], capture_output=True, check=True, timeout=30)
+    done = subprocess.run([shell, "-c", line], capture_output=True, check=True, timeout=180)
     return done.stdout.decode().split("\0")[:-1]
 
 
@@ -340,7 +340,7 @@ def test_a_started_program_has_pipes_and_is_out_of_reach_of_the_terminal(shell: 
         process.stdin.flush()
         assert process.stdout.readline() == b"got one\n"
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         process.stdout.close()
 
 
@@ -879,7 +879,7 @@ def test_closing_stops_a_connect_that_is_waiting(make: Any) -> None:
                 connecting = threads.submit(shell.connect, soon(600))
                 until(lambda shell=shell: shell._directory)  # pyright: ignore[reportPrivateUsage]
                 shell.close()
-                assert isinstance(connecting.exception(20), BootstrapError)
+                assert isinstance(connecting.exception(60), BootstrapError)
 
 
 @needs_sshd
@@ -912,7 +912,7 @@ def test_when_we_are_killed_ssh_ends_too(sshd: Sshd, place: Path) -> None:
         from skyward.ssh import SshShell
         tempfile.tempdir = {str(place)!r}
         shell = SshShell({sshd.target()!r})
-        shell.connect(time.monotonic() + 20)
+        shell.connect(time.monotonic() + 60)
         process = shell.start(["sh", "-c", "echo up; cat"], {{}}, sys.stderr.buffer)
         print(process.stdout.readline().decode(), end="", flush=True)
         signal.pause()

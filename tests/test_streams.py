@@ -55,7 +55,7 @@ def test_items_arrive_in_order_and_the_stream_ends() -> None:
     items = [str(i).encode() for i in range(5_000)]
     sent = in_thread(produce, producer, consumer, items)
     assert list(consumer) == items
-    assert sent.result(10) == 5_000
+    assert sent.result(60) == 5_000
     assert list(consumer) == []
 
 
@@ -79,7 +79,7 @@ def test_a_producer_stops_when_nobody_reads() -> None:
         blocked.result(0.3)
     assert 8 < len(put) <= 12
     producer.close()
-    blocked.result(10)
+    blocked.result(60)
     producer.finish()
 
 
@@ -91,11 +91,11 @@ def test_large_items_go_on_flowing(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = in_thread(produce, producer, consumer, items)
     received = in_thread(lambda: list(consumer))
     try:
-        assert received.result(10) == items
+        assert received.result(60) == items
     finally:
         producer.close()
         consumer.close()
-    assert sent.result(10) == 20
+    assert sent.result(60) == 20
 
 
 def test_large_items_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +107,14 @@ def test_large_items_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
         blocked.result(0.3)
     assert 1 <= len(put) <= 3
     consumer.close()
-    blocked.result(10)
+    blocked.result(60)
     producer.finish()
 
 
 def test_an_item_larger_than_the_window_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "WINDOW_BYTES", 1000)
     producer, consumer = joined()
-    in_thread(produce, producer, consumer, [b"x" * 5000]).result(10)
+    in_thread(produce, producer, consumer, [b"x" * 5000]).result(60)
     assert list(consumer) == [b"x" * 5000]
 
 
@@ -134,7 +134,7 @@ def test_closing_stops_the_producer_and_drops_what_is_left() -> None:
     sent = in_thread(produce, producer, consumer, [b"x"] * 1000)
     assert next(consumer) == b"x"
     consumer.close()
-    assert sent.result(10) < 1000
+    assert sent.result(60) < 1000
     assert list(consumer) == []
     consumer.close()
 
@@ -143,7 +143,7 @@ def test_a_reader_that_waits_is_woken_by_closing() -> None:
     producer, consumer = joined()
     reading = in_thread(lambda: list(consumer))
     consumer.close()
-    assert reading.result(10) == []
+    assert reading.result(60) == []
     producer.finish()
 
 
@@ -201,11 +201,11 @@ def test_what_gathers_while_a_batch_is_sent_goes_together() -> None:
     def send(batch: list[Any]) -> None:
         batches.append(len(batch))
         first.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     producer = Producer(send)
     producer.put(b"x", 1)
-    assert first.wait(10)
+    assert first.wait(60)
     for _ in range(100):
         producer.put(b"x", 1)
     go_on.set()

@@ -78,7 +78,7 @@ def test_machines_that_may_be_taken_are_replaced_unless_said_otherwise() -> None
 
 def test_another_machine_joins_the_pool_and_what_happens_is_told_once() -> None:
     provider, told = Slow(), list[str]()
-    threading.Thread(target=lambda: (provider.waiting.wait(10), provider.allowed.set())).start()
+    threading.Thread(target=lambda: (provider.waiting.wait(60), provider.allowed.set())).start()
     assert supply(provider).another(0, told.append).id == "m-2"
     assert told == ["waiting"]
 
@@ -86,7 +86,7 @@ def test_another_machine_joins_the_pool_and_what_happens_is_told_once() -> None:
 def test_closing_ends_the_wait_for_a_machine() -> None:
     provider = Slow()
     more = supply(provider)
-    threading.Thread(target=lambda: (provider.waiting.wait(10), more.close(10))).start()
+    threading.Thread(target=lambda: (provider.waiting.wait(60), more.close(10))).start()
     with pytest.raises(PoolClosed):
         more.another(0, lambda text: None)
     with pytest.raises(PoolClosed):
@@ -101,12 +101,12 @@ def test_closing_waits_for_what_has_been_asked() -> None:
     asking = threading.Thread(target=lambda: order.append(more.another(0, lambda text: None).id))
     closing = threading.Thread(target=lambda: (more.close(10), order.append("closed")))
     asking.start()
-    assert provider.waiting.wait(10)
+    assert provider.waiting.wait(60)
     closing.start()
     closing.join(0.2)  # time enough to close too early
     provider.allowed.set()
-    asking.join(10)
-    closing.join(10)
+    asking.join(60)
+    closing.join(60)
     assert order == ["m-2", "closed"]
 
 

@@ -106,9 +106,9 @@ def test_a_feed_makes_the_producer_wait_and_loses_nothing(monkeypatch: pytest.Mo
     lines = [f"line {i}\n" for i in range(2_000)]
     producer = threading.Thread(target=lambda: [feed.put("stdout", line) for line in lines])
     producer.start()
-    assert gate.entered.wait(30)
+    assert gate.entered.wait(60)
     gate.open.set()
-    producer.join(30)
+    producer.join(60)
     feed.close()
     assert gate.text == "".join(lines)
 

@@ -45,12 +45,12 @@ def test_children_of_any_thread_count() -> None:
     def work() -> None:
         with process(HEAVY):
             started.set()
-            over.wait(20)
+            over.wait(60)
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert started.wait(20)
+        assert started.wait(60)
         grown = Vitals().sample([os.getpid()])[1] - before
     finally:
         over.set()
@@ -63,7 +63,7 @@ def test_cpu_is_in_per_cent_of_a_core() -> None:
     with process(busy) as child:
         meter = Vitals()
         assert meter.sample([child.pid])[0] == 0.0
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         used = 0.0
         while used < 20 and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -22,7 +22,7 @@ from skyward.watchdog import Watchdog, pauses
 from tests.hosts import Network, unavailable
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -235,7 +235,7 @@ def test_a_client_that_is_killed_leaves_nothing_on_hosts_or_here(client: Any, tm
             tempfile.tempdir = {place!r}
             shell = SshShell(SshTarget({net[0].address!r}, "sky", key={str(net.key)!r},
                                        known_hosts={str(net.known_hosts)!r}, config=False))
-            shell.connect(time.monotonic() + 30)
+            shell.connect(time.monotonic() + 60)
             dog.add("h0", (), *shell.ending())
             sleeper = shell.start(["sleep", "1000"], {{}}, sys.stderr.buffer)
             dog.add("h0", shell.command(["sh", "-c", "pkill -x sleep && touch stopped"]), *shell.ending())

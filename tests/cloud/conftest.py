@@ -63,7 +63,7 @@ def cloud(
         monkeypatch.setenv(name, value)
     yield cloud
     assert (cloud.leftovers(), list(histories())) == ([], [])
-    until(lambda: not watchdogs(), 20)
+    until(lambda: not watchdogs(), 60)
 
 
 @pytest.fixture

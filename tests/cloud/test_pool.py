@@ -54,7 +54,7 @@ def test_a_pool_opens_runs_calls_and_gives_everything_back(cloud: Cloud, hosts: 
         assert greet() @ pool == [hosts.of[instance.id].name for instance in cloud.running()]
         assert len(cloud.running()) == 2
         listed = subprocess.run(
-            [sys.executable, "-m", "skyward", "ps"], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-m", "skyward", "ps"], capture_output=True, text=True, check=True, timeout=240
         ).stdout
         assert listed.count("running") == 2
         assert "in use" in listed
@@ -168,7 +168,7 @@ def test_the_machines_of_every_spec_that_is_tried_are_watched(cloud: Cloud, tmp_
     finally:
         program.kill()
         program.communicate()
-    until(lambda: not cloud.leftovers() and not list(histories()), 60)
+    until(lambda: not cloud.leftovers() and not list(histories()), 120)
 
 
 def test_a_login_that_expires_while_a_pool_is_open_is_told_with_what_is_left(
@@ -185,7 +185,7 @@ def test_a_login_that_expires_while_a_pool_is_open_is_told_with_what_is_left(
     assert pool.receipt is None
     cloud.expired = False
     argv = [sys.executable, "-m", "skyward", "down", caught.value.pool, "--yes"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert cloud.leftovers() == []
 
@@ -337,7 +337,7 @@ def test_opening_a_pool_mentions_what_earlier_ones_have_left(cloud: Cloud, aws: 
     command = told[0].partition("End it with: sky ")[2].split()
     assert command == ["down", held.pool, "--yes"]
     assert sum(call.action == "GetCallerIdentity" for call in cloud.calls[before:]) <= 3
-    subprocess.run([sys.executable, "-m", "skyward", *command], check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "skyward", *command], check=True, timeout=240, stdout=subprocess.DEVNULL)
 
 
 def test_a_machine_that_falls_silent_holds_up_no_closing(cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS]) -> None:

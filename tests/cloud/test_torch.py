@@ -27,7 +27,7 @@ def test_the_program_plans_and_launches_nothing(cloud: Cloud) -> None:
     assert not cloud.machines.all
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_the_program_trains_on_two_machines_and_gives_them_back(cloud: Cloud) -> None:
     done = run("--yes", "--epochs", "20")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -25,7 +25,7 @@ def read_until(process: subprocess.Popen[str], word: str) -> list[str]:
     pytest.fail(f"the program ended without {word!r}:\n{''.join(said)}")
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0, what: object = None) -> Any:
+def until(condition: Callable[[], object], seconds: float = 60.0, what: object = None) -> Any:
     """Waits for a condition and returns what it gave; fails when it does not come true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

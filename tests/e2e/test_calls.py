@@ -80,7 +80,7 @@ def own() -> Iterator[sky.ComputePool]:
         yield opened
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
+def until(condition: Callable[[], object], seconds: float = 45) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -112,14 +112,14 @@ def test_a_group_gives_a_tuple(pool: sky.ComputePool) -> None:
 def test_a_later_call_gives_a_real_future(pool: sky.ComputePool) -> None:
     future = double(4) > pool
     assert isinstance(future, Future)
-    assert future.result(20) == 8
+    assert future.result(45) == 8
     assert future.done()
     assert not future.cancel()
     assert future.exception() is None
 
 
 def test_a_group_sent_later_gives_a_future_of_the_tuple(pool: sky.ComputePool) -> None:
-    assert ((double(1) & double(2)) > pool).result(20) == (2, 4)
+    assert ((double(1) & double(2)) > pool).result(45) == (2, 4)
 
 
 def test_gather_keeps_the_order_of_its_calls(pool: sky.ComputePool) -> None:
@@ -132,7 +132,7 @@ def test_gather_of_one_is_a_tuple_of_one(pool: sky.ComputePool) -> None:
 
 def test_an_empty_group_gives_an_empty_tuple(pool: sky.ComputePool) -> None:
     assert sky.gather() >> pool == ()
-    assert (sky.gather() > pool).result(5) == ()
+    assert (sky.gather() > pool).result(45) == ()
     assert list(sky.gather(stream=True) >> pool) == []
     assert list(sky.gather(stream=True, ordered=False) >> pool) == []
 
@@ -165,8 +165,8 @@ def test_a_streamed_gather_raises_the_failure_of_a_call(pool: sky.ComputePool) -
 
 def test_the_methods_say_the_same_as_the_operators(pool: sky.ComputePool) -> None:
     assert pool.run(double(1)) == 2
-    assert pool.submit(double(2)).result(20) == 4
-    assert pool.run_async(double(3)).result(20) == 6
+    assert pool.submit(double(2)).result(45) == 4
+    assert pool.run_async(double(3)).result(45) == 6
     assert pool.broadcast(double(4)) == [8, 8]
     assert pool.run_parallel(double(5) & double(6)) == (10, 12)
 
@@ -175,7 +175,7 @@ def test_the_module_stands_for_the_innermost_pool() -> None:
     with sky.ComputePool(console=False):
         assert double(4) >> sky == 8
         assert double(4) @ sky == [8]
-        assert (double(4) > sky).result(20) == 8
+        assert (double(4) > sky).result(45) == 8
         assert (double(1) & double(2)) >> sky == (2, 4)
         assert double(5) >> sky.sky == 10
         assert double(5) @ sky.sky == [10]
@@ -308,7 +308,7 @@ def test_cancelling_a_future_stops_the_body(pool: sky.ComputePool, tmp_path: Pat
     assert future.cancel()
     assert future.cancelled()
     with pytest.raises(CancelledError):
-        future.result(5)
+        future.result(45)
     until(has_text(path, "left"))
     assert [double(i) >> pool for i in range(4)] == [0, 2, 4, 6]
 
@@ -320,7 +320,7 @@ def test_a_cancel_that_comes_too_late_leaves_the_nodes_working(own: sky.ComputeP
         future.cancel()
         if n % 10 == 9:
             for after in [double(i) > own for i in range(4)]:
-                after.result(10)
+                after.result(45)
 
 
 def test_cancelling_a_call_sent_ahead_never_starts_it(own: sky.ComputePool, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_cancelling_the_future_of_a_group_stops_its_bodies(pool: sky.ComputePool
     future = (mark_and_wait(str(paths[0])) & mark_and_wait(str(paths[1]))) > pool
     until(lambda: all(has_text(p, "running")() for p in paths))
     assert future.cancel()
-    until(lambda: all(has_text(p, "left")() for p in paths), 5)
+    until(lambda: all(has_text(p, "left")() for p in paths))
 
 
 def test_a_failing_call_of_a_group_stops_the_others(pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_the_standard_functions_count_a_cancelled_future_as_done(pool: sky.Compu
 def test_a_callback_may_send_the_next_call_and_wait_for_it_elsewhere(pool: sky.ComputePool) -> None:
     chained: Future[Future[int]] = Future()
     (double(1) > pool).add_done_callback(lambda f: chained.set_result(double(f.result()) > pool))
-    assert chained.result(20).result(20) == 4
+    assert chained.result(45).result(45) == 4
 
 
 def test_a_future_can_be_awaited(pool: sky.ComputePool) -> None:
@@ -455,10 +455,10 @@ def test_a_result_that_cannot_be_rebuilt_fails_each_way_of_asking(pool: sky.Comp
     future = homesick(os.getpid()) > pool
     for _ in range(2):
         with pytest.raises(sky.errors.ResultNotSerializable, match="homesick"):
-            future.result(20)
+            future.result(45)
     assert isinstance(future.exception(), sky.errors.ResultNotSerializable)
     with pytest.raises(sky.errors.ResultNotSerializable):
-        ((double(1) & homesick(os.getpid())) > pool).result(5)
+        ((double(1) & homesick(os.getpid())) > pool).result(45)
 
 
 def test_awaiting_a_result_that_cannot_be_rebuilt_does_not_hang(pool: sky.ComputePool) -> None:
@@ -551,7 +551,7 @@ class Scale:
 def test_callable_objects_run(pool: sky.ComputePool) -> None:
     assert sky.compute(Scale(3))(5) >> pool == 15
     assert pool.map(Scale(2), [1, 2]) == [2, 4]
-    assert pool.executor.submit(Scale(4), 2).result(20) == 8
+    assert pool.executor.submit(Scale(4), 2).result(45) == 8
 
 
 def test_builtins_and_classes_run(pool: sky.ComputePool) -> None:
@@ -654,7 +654,7 @@ def test_a_call_does_not_keep_its_objects_alive(pool: sky.ComputePool) -> None:
     thing, captured, own = Thing(), Thing(), Counter(1)
     refs = [weakref.ref(thing), weakref.ref(captured), weakref.ref(own)]
     future = sky.compute(lambda x, kept=captured: (use(x), kept is None))(thing) > pool
-    future.result(20)
+    future.result(45)
     own.add(1) >> pool
     del thing, captured, own
     assert [r() for r in refs] == [None] * 3
@@ -711,7 +711,7 @@ if __name__ == "__main__":
         assert pool.map(helper, [1, 2]) == [201, 202]
     print("fine")
 """)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert (out, err, program.returncode) == ("fine\n", "", 0)
 
 
@@ -875,7 +875,7 @@ def test_an_argument_changed_right_after_sending_does_not_matter(pool: sky.Compu
     small += 1
     large += 1
     items[:] = [1] * 1000
-    assert [int(np.sum(f.result(20))) for f in futures] == [0, 0, 0]
+    assert [int(np.sum(f.result(45))) for f in futures] == [0, 0, 0]
     wait(busy)
 
 
@@ -938,7 +938,7 @@ def test_an_exception_keeps_its_type_however_it_was_sent(pool: sky.ComputePool, 
     with pytest.raises(kind):
         bad() @ pool
     with pytest.raises(kind):
-        (bad() > pool).result(20)
+        (bad() > pool).result(45)
     with pytest.raises(kind):
         (double(1) & bad()) >> pool
     with pytest.raises(kind):
@@ -1001,7 +1001,7 @@ def test_a_pool_is_used_from_many_threads(pool: sky.ComputePool) -> None:
             double(i) @ pool,
             (double(i) & double(i + 1)) >> pool,
             pool.map(square, range(i)),
-            (double(i) > pool).result(30),
+            (double(i) > pool).result(45),
         ]
 
     with ThreadPoolExecutor(16) as threads:
@@ -1013,6 +1013,6 @@ def test_many_threads_may_ask_one_future(pool: sky.ComputePool) -> None:
     for _ in range(20):
         future = echo(list(range(2000))) > pool
         with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda _, f=future: f.result(20), range(8)))
+            found = list(threads.map(lambda _, f=future: f.result(45), range(8)))
         assert all(value is found[0] for value in found)
         assert found[0] == list(range(2000))

@@ -348,7 +348,7 @@ def test_a_pool_is_a_dask_cluster(pool: sky.ComputePool) -> None:
         workers = client.scheduler_info(n_workers=-1)["workers"]
         assert len(workers) == 2
         assert {str(worker["name"]) for worker in workers.values()} == {"node-0", "node-1"}
-        assert client.submit(pow, 2, 10).result(timeout=30) == 1024
+        assert client.submit(pow, 2, 10).result(timeout=45) == 1024
         assert client.gather(client.map(abs, range(-5, 0))) == [5, 4, 3, 2, 1]
         assert all(address.startswith("tls://127.0.0.1") for address in workers)
     assert call(abs, -1) >> pool == 1

@@ -16,7 +16,7 @@ GUIDES = ROOT / "examples" / "guides"
 def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(GUIDES / name), *args]
     env = {**os.environ, "PYTHONWARNINGS": "default"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=False)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "examples" / "guides"
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize(

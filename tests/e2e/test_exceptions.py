@@ -330,7 +330,7 @@ def test_an_exception_of_odd_shape_arrives_as_itself_or_as_text(
     """Row 7: never a hang, never another error in its place."""
     name = type(make()).__name__
     future = raiser(make) > fresh
-    error = future.exception(10)
+    error = future.exception(45)
     assert error is not None
     assert type(error).__name__ in (name, "RemoteError")
     if isinstance(error, RemoteError):
@@ -340,20 +340,20 @@ def test_an_exception_of_odd_shape_arrives_as_itself_or_as_text(
     else:
         assert words in str(error) + repr(error)
     assert name in notes(error)
-    assert (echo(1) > fresh).result(10) == 1
+    assert (echo(1) > fresh).result(45) == 1
 
 
 def test_an_exception_that_has_no_text_arrives(fresh: sky.ComputePool) -> None:
     """Row 7."""
     for make in (NoStr, NoRepr):
-        error = (raiser(make) > fresh).exception(10)
+        error = (raiser(make) > fresh).exception(45)
         assert type(error).__name__ in (make.__name__, "RemoteError")
         assert make.__name__ in notes(error)  # type: ignore[arg-type]
 
 
 def test_an_exception_of_five_megabytes_arrives_as_text_with_its_tail(pool: sky.ComputePool) -> None:
     """Row 7: capped at 256 KiB, the tail kept."""
-    error = (raiser(lambda: ValueError("x" * 5_000_000 + "the end")) > pool).exception(20)
+    error = (raiser(lambda: ValueError("x" * 5_000_000 + "the end")) > pool).exception(45)
     assert isinstance(error, RemoteError | ValueError)
     assert "the end" in str(error)
     assert len(notes(error)) < 600_000
@@ -364,7 +364,7 @@ def test_a_base_exception_arrives_as_itself(pool: sky.ComputePool) -> None:
     import asyncio
 
     for make in (lambda: Base("mine"), lambda: GeneratorExit("gen"), lambda: asyncio.CancelledError("async")):
-        error = (raiser(make) > pool).exception(10)
+        error = (raiser(make) > pool).exception(45)
         assert type(error) is type(make())
     assert echo(1) >> pool == 1
 
@@ -385,9 +385,9 @@ def test_stop_iteration_stays_stop_iteration_wherever_it_is_raised(fresh: sky.Co
 def test_an_exception_never_runs_code_on_the_client_that_stops_the_pool(fresh: sky.ComputePool, tmp_path: Path) -> None:
     """SEC-8 and row 7: a class that misbehaves when it is rebuilt here costs its own call only."""
     path = str(tmp_path / "mark")
-    error = (raiser(lambda: ExitsOnClient(path)) > fresh).exception(10)
+    error = (raiser(lambda: ExitsOnClient(path)) > fresh).exception(45)
     assert error is not None
-    assert (echo(1) > fresh).result(10) == 1
+    assert (echo(1) > fresh).result(45) == 1
 
 
 def test_an_exception_is_raised_once_and_the_body_not_run_again(pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_a_result_whose_class_exists_only_on_the_node_arrives(pool: sky.ComputeP
         return only_on_node.Thing()
 
     future = call(functools.partial(make, str(tmp_path))) > pool
-    assert future.result(10).value == 1  # it comes by value
+    assert future.result(45).value == 1  # it comes by value
     assert "only_on_node" not in sys.modules
 
 
@@ -491,9 +491,9 @@ def test_a_result_that_cannot_be_rebuilt_here_fails_the_same_way_each_time(pool:
 
     future = call(make) > pool
     with pytest.raises(sky.errors.ResultNotSerializable, match="invalid literal"):
-        future.result(10)
+        future.result(45)
     with pytest.raises(sky.errors.ResultNotSerializable, match="invalid literal"):
-        future.result(10)
+        future.result(45)
 
 
 def _refused(pool: sky.ComputePool, pending: Any) -> str:
@@ -504,7 +504,7 @@ def _refused(pool: sky.ComputePool, pending: Any) -> str:
     try:
         with pytest.raises(NotSerializable) as caught:
             pool.submit(pending)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10
         assert echo(0) >> pool == 0
     finally:
         stop()
@@ -620,7 +620,7 @@ def test_a_huge_result_arrives_and_the_client_stays_small(
 ) -> None:
     """Row 11: client memory <= 2.2 x result."""
     program = script(HUGE, kind)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
     assert float(out) <= 2.2
 
@@ -631,7 +631,7 @@ def test_results_that_nobody_asks_for_take_no_room(pool: sky.ComputePool, until:
     future = call(lambda: bytearray(8 << 20)) > pool
     until(future.done)
     del future
-    until(lambda: sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()) < 8 << 20, 5)
+    until(lambda: sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()) < 8 << 20)
 
 
 def test_a_broadcast_in_which_every_rank_raises_leaves_every_slot_usable() -> None:
@@ -640,4 +640,4 @@ def test_a_broadcast_in_which_every_rank_raises_leaves_every_slot_usable() -> No
         for _ in range(10):
             with pytest.raises(ValueError, match="all of us"):
                 raiser(lambda: ValueError("all of us")) @ pool
-            assert [f.result(5) for f in [echo(i) > pool for i in range(4)]] == [0, 1, 2, 3]
+            assert [f.result(45) for f in [echo(i) > pool for i in range(4)]] == [0, 1, 2, 3]

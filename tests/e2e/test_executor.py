@@ -35,17 +35,17 @@ def test_it_is_an_executor_and_its_futures_are_futures(pool: sky.ComputePool) ->
     assert isinstance(pool.executor, concurrent.futures.Executor)
     future = pool.executor.submit(pow, 2, 8)
     assert isinstance(future, concurrent.futures.Future)
-    assert future.result(20) == 256
+    assert future.result(45) == 256
 
 
 def test_any_name_may_be_a_keyword(pool: sky.ComputePool) -> None:
-    assert pool.executor.submit(captured, 1, self=2, fn=3).result(20) == ((1,), {"self": 2, "fn": 3})
+    assert pool.executor.submit(captured, 1, self=2, fn=3).result(45) == ((1,), {"self": 2, "fn": 3})
     with pytest.raises(TypeError):
         pool.executor.submit(fn=captured, arg=1)  # type: ignore[call-arg]
 
 
 def test_a_compute_function_is_taken_as_the_function_it_is(pool: sky.ComputePool) -> None:
-    assert pool.executor.submit(sky.compute(pow), 2, 3).result(20) == 8
+    assert pool.executor.submit(sky.compute(pow), 2, 3).result(45) == 8
 
 
 def test_map_keeps_order_and_takes_a_chunk_size(pool: sky.ComputePool) -> None:
@@ -61,7 +61,7 @@ def test_map_raises_where_the_failure_lies(pool: sky.ComputePool) -> None:
 
 
 def test_map_has_a_time_limit(pool: sky.ComputePool) -> None:
-    results = pool.executor.map(time.sleep, [0, 5], timeout=0.5)
+    results = pool.executor.map(time.sleep, [0, 60], timeout=2)
     assert next(results) is None
     with pytest.raises(TimeoutError):
         next(results)
@@ -77,7 +77,7 @@ def test_shutting_down_waits_and_then_refuses(pool: sky.ComputePool) -> None:
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.map(abs, [1])
     executor.shutdown()
-    assert pool.executor.submit(abs, -1).result(20) == 1
+    assert pool.executor.submit(abs, -1).result(45) == 1
 
 
 def test_leaving_its_block_waits_and_leaves_the_pool_open(pool: sky.ComputePool) -> None:
@@ -101,7 +101,7 @@ def test_shutting_down_without_waiting_lets_calls_end(pool: sky.ComputePool) -> 
     executor = pool.executor
     future = executor.submit(time.sleep, 0.1)
     executor.shutdown(wait=False)
-    assert future.result(20) is None
+    assert future.result(45) is None
 
 
 def test_it_keeps_no_reference_to_what_it_ran(pool: sky.ComputePool) -> None:
@@ -110,7 +110,7 @@ def test_it_keeps_no_reference_to_what_it_ran(pool: sky.ComputePool) -> None:
     watch = weakref.ref(thing, lambda _: gone.set())
     pool.executor.submit(thing.method)
     del thing
-    assert gone.wait(5)
+    assert gone.wait(45)
     assert watch() is None
 
 

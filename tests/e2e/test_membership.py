@@ -132,11 +132,11 @@ def test_a_node_goes_over_to_the_scheduler_that_was_named_last(cast: Cast, until
     now = joined(node)
     with cast.client(second) as client:
         assert members(client) == {now: "node-1"}
-        assert client.submit(pow, 2, 10).result(timeout=20) == 1024
+        assert client.submit(pow, 2, 10).result(timeout=45) == 1024
         name(node, first)
         name(node, second)  # before anything could come of the first
         again = joined(node)
-        assert client.submit(pow, 2, 11).result(timeout=20) == 2048
+        assert client.submit(pow, 2, 11).result(timeout=45) == 2048
         until(lambda: members(client) == {again: "node-1"})
 
 
@@ -147,7 +147,7 @@ def test_the_same_scheduler_again_changes_nothing(cast: Cast) -> None:
     name(node, address)
     name(node, address)
     with cast.client(address) as client:
-        assert client.submit(pow, 2, 10).result(timeout=20) == 1024
+        assert client.submit(pow, 2, 10).result(timeout=45) == 1024
         assert members(client) == {before: "node-0"}
 
 
@@ -163,7 +163,7 @@ def test_a_body_that_runs_does_not_keep_a_node_in_a_cluster_that_is_over(cast: C
         running.cancel()
     with cast.client(second) as client:
         assert members(client) == {now: "node-0"}
-        assert client.submit(pow, 2, 10).result(timeout=20) == 1024
+        assert client.submit(pow, 2, 10).result(timeout=45) == 1024
 
 
 def test_a_machine_in_another_s_place_joins_as_soon_as_the_name_is_free(cast: Cast) -> None:
@@ -179,7 +179,7 @@ def test_a_machine_in_another_s_place_joins_as_soon_as_the_name_is_free(cast: Ca
         now = joined(new)
         assert now != before
         assert members(client) == {now: "node-3"}
-        assert client.submit(pow, 2, 10).result(timeout=20) == 1024
+        assert client.submit(pow, 2, 10).result(timeout=45) == 1024
 
 
 def test_a_node_that_was_thrown_out_comes_back(cast: Cast) -> None:

@@ -130,7 +130,7 @@ def test_fifty_thousand_lines_arrive_quickly_and_in_order(pool: sky.ComputePool,
 
     began = time.monotonic()
     call(flood, 50_000) >> pool
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 90
     assert heard.lines() == [f"{i} {'x' * 60}" for i in range(50_000)]
 
 
@@ -220,10 +220,10 @@ def test_lines_arrive_while_the_body_runs(pool: sky.ComputePool, heard: Listener
             time.sleep(0.01)
 
     future = call(speak, tmp_path / "go") > pool
-    until(lambda: heard.lines() == ["live"], 5)
+    until(lambda: heard.lines() == ["live"])
     assert not future.done()
     (tmp_path / "go").touch()
-    future.result(5)
+    future.result(45)
 
 
 def test_short_calls_that_print_keep_their_lines(pool: sky.ComputePool, heard: Listener) -> None:
@@ -313,7 +313,7 @@ with sky.ComputePool(nodes=2) as pool:
 
 def test_without_a_terminal_lines_are_printed_plainly(script: Callable[..., subprocess.Popen[str]]) -> None:
     program = script(PLAIN)
-    out, err = program.communicate(timeout=30)
+    out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
     assert out.splitlines().count("mine") == 1
     both = out + err

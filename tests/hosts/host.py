@@ -151,7 +151,7 @@ class Host:
         self.run(["sh", "-c", "kill -HUP $(cat /run/sshd.pid)"], user="root")
         public = self.host_key.with_suffix(".pub").read_text().split()[1]
         scan = ["ssh-keyscan", "-T", "2", "-t", "ed25519", "-p", str(self.port), "127.0.0.1"]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while public not in self.run(scan, user="root", check=False).stdout:
             if time.monotonic() > deadline:
                 raise HostsError(f"sshd of {self.name} did not take its new host key; it said: {self.log[-2000:]}")
@@ -224,7 +224,7 @@ class Host:
         return self.place.entered([*who, "env", "-i", "-C", home, *(f"{k}={v}" for k, v in plain.items()), *argv])
 
     def run(
-        self, argv: Sequence[str], user: str = "sky", data: str = "", check: bool = True, timeout: float = 30
+        self, argv: Sequence[str], user: str = "sky", data: str = "", check: bool = True, timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on the host to its end, without ssh."""
         limited = self.command(["timeout", "-s", "KILL", str(timeout), *argv], user)

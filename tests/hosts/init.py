@@ -98,7 +98,7 @@ def remove(directory: str) -> None:
     for point in reversed(points):
         if point.startswith(directory + "/"):
             detach(point)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while os.path.exists(directory) and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)
         time.sleep(0.02)

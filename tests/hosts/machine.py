@@ -43,7 +43,7 @@ def as_root(argv: Sequence[str]) -> list[str]:
     return [*([] if os.geteuid() == 0 else ["sudo", "-n", "--"]), program, *argv[1:]]
 
 
-def root(argv: Sequence[str], data: str = "", check: bool = True, timeout: float = 30.0) -> str:
+def root(argv: Sequence[str], data: str = "", check: bool = True, timeout: float = 120.0) -> str:
     """Runs a command of this machine as root and returns what it said."""
     done = subprocess.run(
         as_root(argv),

@@ -91,7 +91,7 @@ class Place:
             self._process.stdin.close()
         except BrokenPipeError:
             pass
-        self._process.wait(30)
+        self._process.wait(120)
         self._process.stdout.close()
 
     def _send(self, line: str) -> None:
@@ -99,7 +99,7 @@ class Place:
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
-    def _answer(self, key: str, seconds: float = 30.0) -> Any:
+    def _answer(self, key: str, seconds: float = 120.0) -> Any:
         assert self._process.stdout
         deadline = time.monotonic() + seconds
         line = b""

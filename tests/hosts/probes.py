@@ -14,7 +14,7 @@ from .network import Network
 __all__ = ["answers", "reaches", "ssh", "until"]
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Waits for a condition and returns what it gave."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -26,7 +26,7 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
 def ssh(net: Network, alias: str, command: str, user: str = "sky", said: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a command by ssh, as a user of the host would."""
     argv = ["ssh", "-F", str(net.config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-l", user, alias, command]
-    return subprocess.run(argv, input=said, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, input=said, capture_output=True, text=True, timeout=120, check=False)
 
 
 def answers(address: str, seconds: float = 10.0) -> bool:

@@ -98,7 +98,7 @@ def _remove(run: Run) -> None:
     if alive:
         root(["kill", "-KILL", *alive], check=False)
     root(["ip", "link", "delete", link(run.number)], check=False)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while run.directory.exists():  # its last processes may be dying, and its own cleaner be at work
         root(["rm", "-rf", str(run.directory)], check=time.monotonic() > deadline)
 

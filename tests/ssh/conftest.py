@@ -14,6 +14,13 @@ from tests.hosts import Network, unavailable
 from tests.ssh.places import ours, reached, specs, until
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _hosts_possible() -> None:
+    """All of these tests need hosts."""
+    if reason := unavailable():
+        pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What hosts keep between pools, one for all hosts of this run: environments are made once."""
@@ -37,8 +44,6 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def net(cache: Path) -> Iterator[Network]:
     """Three hosts that reach each other."""
-    if reason := unavailable():
-        pytest.skip(reason)
     with Network(specs(cache), internet=True) as network:
         yield network
 
@@ -68,7 +73,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     network: Network = request.getfixturevalue("net")
     before = [set(ours(host)) for host in network]
     yield
-    until(lambda: all(set(ours(host)) <= known for host, known in zip(network, before, strict=True)), 30)
+    until(lambda: all(set(ours(host)) <= known for host, known in zip(network, before, strict=True)), 60)
 
 
 @pytest.fixture(scope="module")

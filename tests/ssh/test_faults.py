@@ -78,7 +78,7 @@ Broken = tuple[sky.ComputePool, Listener, Network]
 
 
 @pytest.mark.parametrize("seconds", [10, 60])
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_call_survives_a_link_that_is_cut(broken: Broken, cache: Path, seconds: int) -> None:
     """Rows 28, 29: it runs once, and its output has no gap and no repeat."""
     pool, listener, net = broken
@@ -98,7 +98,7 @@ def test_a_call_survives_a_link_that_is_cut(broken: Broken, cache: Path, seconds
         assert "no connection to any node" in listener.notices()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_call_that_ends_while_the_link_is_cut_is_delivered_afterwards(broken: Broken, cache: Path) -> None:
     """Rows 13b, 29: results wait on the node."""
     pool, listener, net = broken
@@ -107,7 +107,7 @@ def test_a_call_that_ends_while_the_link_is_cut_is_delivered_afterwards(broken: 
     net.cut_client()
     time.sleep(25)
     net.heal_client()
-    assert future.result(40)[1] == 0
+    assert future.result(60)[1] == 0
     assert len(starts(cache, "late")) == 1
     assert listener.output() == [f"tick {i}" for i in range(20)]
 
@@ -166,7 +166,7 @@ def read_until(process: subprocess.Popen[str], word: str) -> None:
     pytest.fail(f"the program ended without {word!r}")
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_laptop_that_sleeps_finds_its_call_at_work(
     client: Callable[..., subprocess.Popen[str]], net: Network
 ) -> None:
@@ -186,7 +186,7 @@ def test_a_laptop_that_sleeps_finds_its_call_at_work(
     assert numbers == list(range(4, 200))
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("moment", ["open", "tick 3"])
 def test_nothing_is_left_of_a_client_that_is_killed(
     client: Callable[..., subprocess.Popen[str]], net: Network, moment: str
@@ -195,11 +195,11 @@ def test_nothing_is_left_of_a_client_that_is_killed(
     program = client(600)
     read_until(program, moment)
     os.kill(program.pid, signal.SIGKILL)
-    until(lambda: not [line for host in net for line in ours(host)], 20)
+    until(lambda: not [line for host in net for line in ours(host)], 60)
     _nothing_of(net)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_the_lease_ends_everything_when_client_and_watchdog_are_gone(
     client: Callable[..., subprocess.Popen[str]], net: Network
 ) -> None:
@@ -212,10 +212,10 @@ def test_the_lease_ends_everything_when_client_and_watchdog_are_gone(
     for entry in Path("/proc").iterdir():  # it is in a session of its own; those of other test runs are left alone
         if b"skyward/watchdog.py" in _content(entry / "cmdline") and mark in _content(entry / "environ"):
             os.kill(int(entry.name), signal.SIGKILL)
-    until(lambda: not [line for host in net for line in ours(host)], 30)
+    until(lambda: not [line for host in net for line in ours(host)], 60)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_client_that_is_asked_to_end_closes_its_pool(
     client: Callable[..., subprocess.Popen[str]], net: Network, number: int
@@ -224,13 +224,13 @@ def test_a_client_that_is_asked_to_end_closes_its_pool(
     program = client(600)
     read_until(program, "tick 3")
     os.kill(program.pid, number)
-    program.communicate(timeout=30)
+    program.communicate(timeout=120)
     assert program.returncode != 0
-    until(lambda: not [line for host in net for line in ours(host)], 10)
+    until(lambda: not [line for host in net for line in ours(host)], 60)
     _nothing_of(net)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_ctrl_c_twice_hands_over_to_the_watchdog(client: Callable[..., subprocess.Popen[str]], net: Network) -> None:
     """Row 33."""
     program = client(600)
@@ -242,11 +242,11 @@ def test_ctrl_c_twice_hands_over_to_the_watchdog(client: Callable[..., subproces
             os.kill(program.pid, signal.SIGINT)
         except ProcessLookupError:
             break
-    program.communicate(timeout=30)
-    until(lambda: not [line for host in net for line in ours(host)], 30)
+    program.communicate(timeout=120)
+    until(lambda: not [line for host in net for line in ours(host)], 60)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_an_agent_that_is_killed_is_started_again(broken: Broken, cache: Path) -> None:
     """Row 5: its calls run again as infrastructure loss; broadcasts work afterwards."""
     pool, listener, net = broken
@@ -257,7 +257,7 @@ def test_an_agent_that_is_killed_is_started_again(broken: Broken, cache: Path) -
     assert add(1, 2) @ pool == [3, 3, 3]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_host_that_dies_loudly_loses_nothing_but_time(broken: Broken, cache: Path) -> None:
     """Rows 13, 14: its call runs elsewhere; `@` is refused until the host is back, and then works again."""
     pool, listener, net = broken
@@ -273,11 +273,11 @@ def test_a_host_that_dies_loudly_loses_nothing_but_time(broken: Broken, cache: P
         add(1, 2) @ pool
     assert caught.value.node == node
     net[node].restart()
-    until(lambda: pool.current_nodes() == 3, 60)
+    until(lambda: pool.current_nodes() == 3, 120)
     assert add(1, 2) @ pool == [3, 3, 3]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken: Broken, cache: Path) -> None:
     """Rows 13, 23: detected while the others answer; what it still ran is killed when it is reached again."""
     pool, listener, net = broken
@@ -285,12 +285,12 @@ def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken:
     node = until(lambda: [e.node for e in listener.started()])[0]
     began = time.monotonic()
     net[node].cut()
-    until(lambda: pool.current_nodes() == 2 and f"node {node} is lost" in listener.notices(), 40)
+    until(lambda: pool.current_nodes() == 2 and f"node {node} is lost" in listener.notices(), 120)
     assert time.monotonic() - began < 40
     until(lambda: len(starts(cache, "silent")) == 2)
     assert ours(net[node])
     net[node].heal()
-    until(lambda: pool.current_nodes() == 3, 60)
+    until(lambda: pool.current_nodes() == 3, 120)
     keepers = [line for line in ours(net[node]) if "skyward.engine.keeper" in line]
     assert len({line.split()[6] for line in keepers}) == 1  # one pool directory: what it ran before is gone
     assert future.result(60)[1] == 1
@@ -299,7 +299,7 @@ def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken:
     assert numbers == ["tick 299"]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_call_without_retries_is_not_started_twice(broken: Broken, cache: Path) -> None:
     """`retries=0` is at most once."""
     pool, listener, net = broken
@@ -312,7 +312,7 @@ def test_a_call_without_retries_is_not_started_twice(broken: Broken, cache: Path
     assert len(starts(cache, "once")) == 1
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_broadcast_that_loses_a_host_fails_as_one_and_names_it(broken: Broken, cache: Path) -> None:
     """Row 15: the others are stopped."""
     pool, listener, net = broken
@@ -335,18 +335,18 @@ def test_a_broadcast_that_loses_a_host_fails_as_one_and_names_it(broken: Broken,
     assert add(1, 2) >> pool == 3
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_the_pool_goes_on_without_its_head(broken: Broken) -> None:
     """Row 19: the head runs the dask scheduler, nothing that calls need."""
     pool, _, net = broken
     net[0].kill()
     assert pool.map(lambda x: x + 1, range(30)) == list(range(1, 31))
-    until(lambda: pool.current_nodes() == 2, 40)
+    until(lambda: pool.current_nodes() == 2, 120)
     with pytest.raises(NodeLost):
         add(1, 2) @ pool
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_hosts_that_lose_each_other_for_a_while_lose_no_call(broken: Broken) -> None:
     """Row 23: the client sees them all."""
     pool, _, net = broken
@@ -357,7 +357,7 @@ def test_hosts_that_lose_each_other_for_a_while_lose_no_call(broken: Broken) -> 
     assert add(1, 2) @ pool == [3, 3, 3]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_resets_on_the_link_are_survived(broken: Broken, cache: Path) -> None:
     """Row 28: connections are torn down, not just silent."""
     pool, listener, net = broken
@@ -370,7 +370,7 @@ def test_resets_on_the_link_are_survived(broken: Broken, cache: Path) -> None:
     assert add(1, 2) @ pool == [3, 3, 3]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_full_disk_is_told_in_words_and_leaves_the_node_at_work(broken: Broken) -> None:
     """Row 26: the blobs of a node lie in memory first; when there is no room the call fails, not the node."""
     pool, _, net = broken

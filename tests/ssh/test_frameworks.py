@@ -236,7 +236,7 @@ def test_every_host_gets_its_own_part_of_the_data(pool: sky.ComputePool) -> None
 
 def test_the_executor_spreads_over_the_hosts(pool: sky.ComputePool) -> None:
     assert list(pool.executor.map(pow, range(30), [2] * 30)) == [n * n for n in range(30)]
-    assert pool.executor.submit(socket.gethostname).result(20) in {"h0", "h1", "h2"}
+    assert pool.executor.submit(socket.gethostname).result(60) in {"h0", "h1", "h2"}
 
 
 def slow_host(_: int) -> str:
@@ -337,7 +337,7 @@ def user_settings(net: Network, tmp_path: Path) -> dict[str, str]:
 
 
 def ran(argv: list[str], env: dict[str, str] | None = None) -> str:
-    done = subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

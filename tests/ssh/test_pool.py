@@ -67,7 +67,7 @@ def test_as_many_nodes_as_hosts_when_no_number_is_given(pool: sky.ComputePool) -
 def test_operators_work_as_on_this_computer(pool: sky.ComputePool) -> None:
     assert add(1, 2) >> pool == 3
     assert add(1, 2) @ pool == [3, 3, 3]
-    assert (add(1, 2) > pool).result(20) == 3
+    assert (add(1, 2) > pool).result(60) == 3
     assert (add(1, 2) & add(3, 4)) >> pool == (3, 7)
     assert pool.map(lambda x: x * x, range(50)) == [x * x for x in range(50)]
     assert list(count(5) >> pool) == [0, 1, 2, 3, 4]
@@ -173,7 +173,7 @@ def test_two_pools_on_the_same_hosts_do_not_disturb_each_other(net: Network) -> 
     with sky.ComputePool(provider=reached(net, 2), console=False) as one:
         with sky.ComputePool(provider=reached(net, 2), console=False) as two:
             both = [add(i, j) > (one, two)[j] for i in range(20) for j in range(2)]
-            assert [f.result(20) for f in both] == [i + j for i in range(20) for j in range(2)]
+            assert [f.result(60) for f in both] == [i + j for i in range(20) for j in range(2)]
         assert add(1, 2) @ one == [3, 3]
 
 

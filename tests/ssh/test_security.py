@@ -162,8 +162,8 @@ def test_only_ssh_and_ports_that_ask_for_a_certificate_are_open(
         finally:
             (cache / Path(flag).name).touch()
             stop.set()
-        (port, came), _ = formed.result(30)
-        calls.result(30)
+        (port, came), _ = formed.result(60)
+        calls.result(60)
     assert came == 1
     assert [len(found) for found in ours] == [6, 4, 0]
     assert open_ports == [{22, port, *ours[0]}, {22, *ours[1]}, {22}]
@@ -255,7 +255,7 @@ def test_a_crowd_that_says_nothing_shuts_nobody_out(net: Network, whole: Network
                 assert add(1, 2) @ pool == [3, 3]
                 with hung_up(net[1]):
                     calls = [add(1, i) > pool for i in range(10)]
-                assert [call.result(30) for call in calls] == [1 + i for i in range(10)]
+                assert [call.result(60) for call in calls] == [1 + i for i in range(10)]
                 until(lambda: pool.current_nodes() == 2)
                 assert add(1, 2) @ pool == [3, 3]
             finally:

@@ -16,7 +16,7 @@ __all__ = ["leftover_files", "leftover_processes", "marked", "until"]
 MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> object:
+def until(condition: Callable[[], object], seconds: float = 45.0) -> object:
     """Waits for a condition and returns what it gave; fails when it does not come true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
