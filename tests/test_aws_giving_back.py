@@ -234,7 +234,7 @@ def test_a_machine_that_appears_after_an_empty_listing_is_ended(cloud: Cloud) ->
     """Row 47: without an answer on record, listings must stay empty for a while."""
     cloud.times.visible = 0.4
     cloud.fail("RunInstances", mode="lose", times=-1)
-    pace = Pace(base=0.01, cap=0.02, budget=0.05, poll=0.02, settle=0.1, unanswered=1.0)
+    pace = Pace(base=0.01, cap=0.02, budget=1.0, poll=0.02, settle=0.1, unanswered=1.0)
     with pytest.raises(errors.CloudRefused):
         cloud.aws(pace=pace, **WITHOUT_GROUP).acquire(T4, "p")
     assert len(cloud.machines.all) == 2
