@@ -300,7 +300,7 @@ def read_until(program: subprocess.Popen[str], word: str) -> None:
     pytest.fail(f"the program never said {word!r}: {program.stderr.read()}")
 
 
-def finish(program: subprocess.Popen[str], until: Until, seconds: float = 15) -> tuple[str, str]:
+def finish(program: subprocess.Popen[str], until: Until, seconds: float = 45) -> tuple[str, str]:
     """The program's output; it has ended by itself, with nothing left of it."""
     try:
         out, err = program.communicate(timeout=seconds)
