@@ -31,6 +31,7 @@ def short(rng: random.Random, count: int) -> list[float]:
 
 def cancel(t: Trial, futures: Sequence[Future[Any]], moment: float = 0.1) -> None:
     """Cancels calls: together at some moment, one after the other, or from two threads at once."""
+    t.may_be_cancelled(futures)
     way = t.rng.choice(["together", "one by one", "two threads"])
     if way == "one by one":
         for future in futures:

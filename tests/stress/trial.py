@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +70,7 @@ class Trial:
         self._directory = directory
         self._numbers = itertools.count()
         self._sent: list[Sent] = []
+        self._asked: set[Future[Any]] = set()
         self._starts: dict[str, int] = {}
         self._begun: set[str] = set()
         self._ended: Counter[str] = Counter()
@@ -106,6 +107,10 @@ class Trial:
         self._starts[key] = starts
         self.calls += 1
 
+    def may_be_cancelled(self, futures: Iterable[Future[Any]]) -> None:
+        """Has `check` accept that these were cancelled; no others may be."""
+        self._asked.update(futures)
+
     def speak(
         self,
         seconds: Sequence[float],
@@ -140,8 +145,9 @@ class Trial:
             keys = [sent.key for sent in self._sent if sent.future in late]
             raise Failed(f"{len(late)} of {len(self._sent)} calls did not end within {self.limit:g} s: {keys[:20]}")
         for sent in self._sent:
-            _judge(sent)
+            _judge(sent, sent.future in self._asked)
         self._sent.clear()
+        self._asked.clear()
         self._check_broadcast()
         self._check_slots()
         self._check_events()
@@ -195,9 +201,11 @@ class Trial:
             raise Failed(f"bodies started more often than allowed: {often}")
 
 
-def _judge(sent: Sent) -> None:
+def _judge(sent: Sent, asked: bool) -> None:
     if sent.future.cancelled():
-        return  # only those that were asked to are: see the modes
+        if not asked:
+            raise Failed(f"{sent.key} was cancelled, which nobody has asked for")
+        return
     error = sent.future.exception()
     if error is not None and not isinstance(error, sent.may_raise):
         raise Failed(f"{sent.key} raised {error!r}") from error
