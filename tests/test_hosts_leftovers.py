@@ -113,3 +113,17 @@ def test_a_machine_that_lacks_something_says_what(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
         assert "run these tests on Linux" in str(why())
+
+
+def test_two_runs_with_directories_of_their_own_take_different_networks(
+    hosts: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers are this machine's, whatever TMPDIR says; and a run leaves the network of another alone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with holder("stay") as (process, directory, pids):
+        assert directory.parent.parent == tmp_path
+        assert directory.name != hosts.directory.name
+        process.kill()
+        process.communicate()
+        until(lambda: not remains(directory, pids))
+    assert answers(hosts[0].address)

@@ -14,7 +14,7 @@ from . import keys, links
 from .host import Host, Traffic
 from .machine import HostsError, as_root, root, unavailable
 from .place import SCRIPT, Place
-from .runs import Run, claim, link, sweep
+from .runs import Run, claim, link, release, sweep
 from .spec import HostSpec
 
 __all__ = ["Network"]
@@ -94,6 +94,7 @@ class Network:
             place.close()
         if run.directory.exists():  # the switch takes it along, unless it never came to be
             root(["rm", "-rf", str(run.directory)])
+        release(run.number)
         sweep()
 
     def bring_up(self, hosts: Sequence[Host]) -> None:

@@ -1,6 +1,8 @@
 """Which networks of test hosts exist on this machine: each has a number, a directory and an owner that is alive or not.
 
-The number gives a network its directory, its addresses (10.77.<number>.x) and the name of its link to this machine.
+The number gives a network its directory, its addresses (10.77.<number>.x) and the name of its link to this machine. A
+process holds a number by a socket of that name, which only one process on this machine can have, whatever its user and
+its TMPDIR, and which dies with it.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Generator
@@ -17,7 +20,9 @@ from pathlib import Path
 
 from .machine import HostsError, root
 
-__all__ = ["Run", "claim", "link", "locked", "runs", "sweep"]
+__all__ = ["Run", "claim", "link", "locked", "release", "runs", "sweep"]
+
+_held: dict[int, socket.socket] = {}
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,10 @@ def claim(stays: bool = False) -> Run:
         _sweep()
         taken = root(["ip", "-4", "route", "show", "root", "10.77.0.0/16"])
         for number in range(1, 255):
-            if f"10.77.{number}.0/24" in taken or (_base() / str(number)).exists():
+            if f"10.77.{number}.0/24" in taken or (_base() / str(number)).exists() or not _hold(number):
+                continue
+            if Path(f"/sys/class/net/{link(number)}").exists():  # of a dead network: the kernel takes its time
+                release(number)
                 continue
             run = Run(number, os.getpid(), _born(os.getpid()), stays)
             run.directory.mkdir(mode=0o711)
@@ -80,10 +88,27 @@ def claim(stays: bool = False) -> Run:
     raise HostsError("All 254 networks of test hosts are in use; run `python -m tests.hosts down`.")
 
 
+def release(number: int) -> None:
+    """Lets another network have the number."""
+    if held := _held.pop(number, None):
+        held.close()
+
+
 def sweep() -> list[int]:
     """Removes what dead runs have left behind, and nothing of live ones; returns their numbers."""
     with locked():
         return _sweep()
+
+
+def _hold(number: int) -> bool:
+    claimed = socket.socket(socket.AF_UNIX)
+    try:
+        claimed.bind(f"\0skyward-hosts-{number}")
+    except OSError:
+        claimed.close()
+        return False
+    _held[number] = claimed
+    return True
 
 
 def _sweep() -> list[int]:
@@ -97,7 +122,9 @@ def _remove(run: Run) -> None:
     alive = [str(pid) for pid in run.pids.values() if _is_ours(pid)]
     if alive:
         root(["kill", "-KILL", *alive], check=False)
-    root(["ip", "link", "delete", link(run.number)], check=False)
+    if _hold(run.number):  # else a run with another TMPDIR has the number by now, and the link is its own
+        root(["ip", "link", "delete", link(run.number)], check=False)
+        release(run.number)
     deadline = time.monotonic() + 60
     while run.directory.exists():  # its last processes may be dying, and its own cleaner be at work
         root(["rm", "-rf", str(run.directory)], check=time.monotonic() > deadline)

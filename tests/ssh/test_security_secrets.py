@@ -195,7 +195,7 @@ def grep(host: Host, *texts: str) -> list[str]:
     places = f"/home /root /tmp /var/tmp /dev/shm /run/lock /run/user {CACHE}"
     script = f'grep -rlaF --devices=skip "$@" {places}; grep -laF "$@" /proc/[0-9]*/environ; true'
     words = [word for text in texts for word in ("-e", text)]
-    return host.run(["sh", "-c", f"exec 2>/dev/null; {script}", "sh", *words], user="root").stdout.split()
+    return host.run(["sh", "-c", f"exec 2>/dev/null; {script}", "sh", *words], user="root", timeout=500).stdout.split()
 
 
 def shown(texts: Iterable[str]) -> list[str]:
