@@ -92,20 +92,29 @@ def reap() -> None:
 
 
 def remove(directory: str) -> None:
-    """Takes away the run's directory; hosts that are just dying may still write to it, so this is tried for a while."""
+    """Takes away the run's directory; hosts that are just dying may still write to it, so this is tried for a while.
+
+    Under another name first: as soon as its own is free, another run may take it.
+    """
     with open("/proc/self/mountinfo") as table:
         points = [row.split()[4] for row in table]
     for point in reversed(points):
         if point.startswith(directory + "/"):
             detach(point)
+    above, name = os.path.split(directory)
+    doomed = os.path.join(above, f".{name}-{os.getpid()}")
+    try:
+        os.rename(directory, doomed)
+    except FileNotFoundError:
+        pass  # another run has swept it
     deadline = time.monotonic() + 60
-    while os.path.exists(directory) and time.monotonic() < deadline:
-        shutil.rmtree(directory, ignore_errors=True)
+    while os.path.exists(doomed) and time.monotonic() < deadline:
+        shutil.rmtree(doomed, ignore_errors=True)
         time.sleep(0.02)
     try:
-        above = os.open(os.path.dirname(directory), os.O_RDONLY)
-        fcntl.flock(above, fcntl.LOCK_EX)  # nobody is about to make another network in it
-        os.rmdir(os.path.dirname(directory))
+        held = os.open(above, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)  # nobody is about to make another network in it
+        os.rmdir(above)
     except OSError:
         pass  # there are other networks in it, or it is gone already
 

@@ -115,6 +115,9 @@ def _sweep() -> list[int]:
     dead = [run for run in runs() if not run.alive]
     for run in dead:
         _remove(run)
+    for doomed in _base().glob(".[0-9]*-*"):  # what a switch was taking away: see init.py
+        if not _is_ours(int(doomed.name.rpartition("-")[2])):
+            root(["rm", "-rf", str(doomed)], check=False)
     return [run.number for run in dead]
 
 
