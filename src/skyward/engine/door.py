@@ -30,6 +30,7 @@ class Door:
         serve: Callable[[ssl.SSLSocket, str], None],
     ) -> None:
         self._listener, self._context, self._wake, self._serve = listener, context, wake, serve
+        self._held: list[socket.socket] = []
         self._lock = threading.Lock()
         self._waiting: deque[ssl.SSLSocket] = deque()
         self._admitted: queue.SimpleQueue[tuple[ssl.SSLSocket, dict[str, Any]]] = queue.SimpleQueue()
@@ -46,13 +47,24 @@ class Door:
             return None
 
     def free_ports(self, count: int) -> list[int]:
-        """Ports that nobody uses on this node's address at the moment."""
-        host = self._listener.getsockname()[0]
-        taken = [socket.create_server((host, 0)) for _ in range(count)]
-        ports = [s.getsockname()[1] for s in taken]
-        for sock in taken:
-            sock.close()
-        return ports
+        """Ports of this node's address for frameworks to listen on later.
+
+        Bound here and not listening, they stay reserved: the kernel gives them to nobody who asks for any port, and a
+        framework that names one may listen on it (both sides set SO_REUSEADDR). Those of an earlier time are let go.
+        """
+        self.close()
+        for _ in range(count):
+            held = socket.socket(self._listener.family)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((self._listener.getsockname()[0], 0))
+            self._held.append(held)
+        return [held.getsockname()[1] for held in self._held]
+
+    def close(self) -> None:
+        """Lets go of the ports; the end of the process does so too."""
+        for held in self._held:
+            held.close()
+        self._held.clear()
 
     def _accept(self) -> None:
         while self._listener.fileno() >= 0:
