@@ -105,11 +105,13 @@ class FrameReader:
         self._chunk = memoryview(bytearray(_CHUNK))
         self._big: bytearray | None = None  # a frame too large for chunks, filled in place
         self._filled = 0
+        self.last = 0
+        """How many bytes the last read gave."""
 
     def read(self, recv_into: Callable[[memoryview], int]) -> tuple[list[Frame], bool]:
         """Reads once; returns the complete frames and whether the other side is still there."""
         if self._big is not None:
-            got = recv_into(memoryview(self._big)[self._filled :])
+            got = self.last = recv_into(memoryview(self._big)[self._filled :])
             if not got:
                 return [], False
             self._filled += got
@@ -117,7 +119,7 @@ class FrameReader:
                 return [], True
             whole, self._big = self._big, None
             return self._parse(whole), True
-        got = recv_into(self._chunk)
+        got = self.last = recv_into(self._chunk)
         if not got:
             return [], False
         self._data += self._chunk[:got]

@@ -63,6 +63,7 @@ class Freight:
         self._present: OrderedDict[str, int] = OrderedDict()
         self._uses: dict[str, int] = {}
         self._coming: dict[str, int] = {}
+        self._expected: set[str] = set()  # of those, what the client said that it would send
         self._loads: deque[_Load] = deque()
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
@@ -106,6 +107,7 @@ class Freight:
         with self._lock:
             if name not in self._present:
                 self._coming.setdefault(name, 0)
+                self._expected.add(name)
 
     def unexpect(self, name: str) -> None:
         """Says that the client does not send a blob after all; who needs it must ask for it."""
@@ -211,6 +213,7 @@ class Freight:
         os.rename(self._path(name) + ".part", self._path(name))
         with self._lock:
             self._coming.pop(name, None)
+            self._expected.discard(name)
             self._present[name] = size
             self._lock.notify_all()
             self._evict()
@@ -223,6 +226,7 @@ class Freight:
             log.debug("what there is of blob %s stays: %s", name, exc)
         with self._lock:
             self._coming.pop(name, None)
+            self._expected.discard(name)
             self._lock.notify_all()
 
     def _arrived(self, name: str, good: bool) -> None:
@@ -265,8 +269,14 @@ class Freight:
         else:
             tell()
 
+    def shipping(self, call: str) -> bool:
+        """Whether something of a call is still on its way home."""
+        return any(load.call == call for load in self._loads)
+
     def abandon(self) -> None:
-        """Forgets results that nobody waits for any more."""
+        """The client begins anew: nobody waits for the results here, and what it said it would send does not come."""
+        for name in list(self._expected):
+            self._give_up(name)
         for load in self._loads:
             if load.file >= 0:
                 os.close(load.file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import ssl
 from collections.abc import Callable
@@ -23,11 +22,13 @@ class Homeward:
         about: dict[str, Any],
         obey: Callable[[str, list[Any], list[Any]], None],
         fence: Callable[[], None],
+        incarnation: str,
+        clock: Callable[[], float],
     ) -> None:
         self._selector, self._about, self._obey, self._fence = selector, about, obey, fence
-        self._incarnation = os.urandom(8).hex()
+        self._incarnation, self._clock = incarnation, clock
         self._session: str | None = None
-        self._link = Link()
+        self._link = Link(clock)
         self._messages: list[Any] = []
         self._buffers: list[Any] = []
         self._decrypted = False  # whether bytes may be there that the selector does not know of
@@ -55,7 +56,7 @@ class Homeward:
         if self._session is not None and hello["session"] != self._session:
             self._messages.clear()
             self._buffers.clear()
-            self._link = Link()
+            self._link = Link(self._clock)
             self._fence()
         self._session = hello["session"]
         try:

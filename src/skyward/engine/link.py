@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from skyward.wire import Buffer, FrameReader, FrameWriter, encode, nbytes
@@ -24,6 +24,7 @@ Message = tuple[list[Any], list[memoryview]]
 _ACK_FRAMES = 64
 _ACK_BYTES = 1 << 20
 _READ_BUDGET = 8 << 20
+_RECORD = 1 << 14  # of TLS: one that is not full is the last of its frame
 
 
 class Broken(Exception):
@@ -33,10 +34,11 @@ class Broken(Exception):
 class Link:
     """One side of a connection; thread-safe, never blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.lock = threading.Lock()
         self.sock: ssl.SSLSocket | None = None
-        self.heard = time.monotonic()
+        self._clock = clock
+        self.heard = clock()
         self._reader = FrameReader()
         self._writer = FrameWriter()
         self._sent = 0
@@ -45,6 +47,12 @@ class Link:
         self._kept_bytes = 0
         self._unacked_frames = 0
         self._unacked_bytes = 0
+        self._malformed: Exception | None = None
+        self._decrypted: Callable[[], int] = _nothing
+
+    def fresh(self) -> Link:
+        """Another link with the same clock, over which nothing has been said."""
+        return Link(self._clock)
 
     @property
     def received(self) -> int:
@@ -66,7 +74,8 @@ class Link:
         with self.lock:
             sock.setblocking(False)
             self.sock = sock
-            self.heard = time.monotonic()
+            self._decrypted = getattr(sock, "pending", _nothing)  # bytes that the selector does not know of
+            self.heard = self._clock()
             self._reader = FrameReader()
             self._writer.clear()
             self._forget(peer_received)
@@ -104,6 +113,9 @@ class Link:
         arrived: list[Message] = []
         budget = _READ_BUDGET
         with self.lock:
+            malformed, self._malformed = self._malformed, None
+            if malformed is not None:
+                raise malformed
             if self.sock is None:
                 raise Broken
             while budget > 0:
@@ -114,13 +126,21 @@ class Link:
                 except (OSError, ValueError):
                     frames, alive = [], False
                 budget -= 1 << 14
-                for frame in frames:
-                    self._accept(frame[0], frame[1], arrived)
+                try:
+                    for frame in frames:
+                        self._accept(frame[0], frame[1], arrived)
+                except Exception as exc:  # no frame of ours: raised at the next read, after what came before it
+                    if not arrived:
+                        raise
+                    self._malformed = exc
+                    return arrived, True
                 if not alive:
                     self._drop()
                     if arrived:
                         return arrived, True
                     raise Broken
+                if self._reader.last < _RECORD and not self._decrypted():
+                    return arrived, False  # the next read would find nothing; if it is wrong, the selector says so
         return arrived, True
 
     def acknowledge(self) -> None:
@@ -130,7 +150,7 @@ class Link:
                 self._ack()
 
     def _accept(self, header: Any, buffers: list[memoryview], arrived: list[Message]) -> None:
-        self.heard = time.monotonic()
+        self.heard = self._clock()
         self._forget(header["a"])
         number = header.get("s")
         if number is None or number <= self._received:
@@ -180,6 +200,11 @@ class Link:
             self.sock.close()
             self.sock = None
         self._writer.clear()
+
+
+def _nothing() -> int:
+    """What a socket without TLS holds back."""
+    return 0
 
 
 def greet(sock: ssl.SSLSocket, say: dict[str, Any] | None, deadline: float) -> dict[str, Any]:

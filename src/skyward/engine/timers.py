@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Callable
 
 __all__ = ["Timers"]
@@ -13,7 +12,8 @@ __all__ = ["Timers"]
 class Timers:
     """A queue of acts by the moment they are due."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._heap: list[tuple[float, int]] = []
         self._acts: dict[int, Callable[[], None]] = {}
         self._count = itertools.count()
@@ -22,7 +22,7 @@ class Timers:
         """Has `act` called once, `seconds` from now; returns what `cancel` wants."""
         number = next(self._count)
         self._acts[number] = act
-        heapq.heappush(self._heap, (time.monotonic() + seconds, number))
+        heapq.heappush(self._heap, (self._clock() + seconds, number))
         return number
 
     def cancel(self, number: int) -> None:
@@ -33,12 +33,12 @@ class Timers:
             heapq.heapify(self._heap)
 
     def due(self) -> float:
-        """When the next one is due, on the monotonic clock."""
+        """When the next one is due."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def run(self) -> None:
         """Does what is due."""
-        now = time.monotonic()
+        now = self._clock()
         while self._heap and self._heap[0][0] <= now:
             act = self._acts.pop(heapq.heappop(self._heap)[1], None)
             if act is not None:
