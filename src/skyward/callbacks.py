@@ -182,6 +182,10 @@ class Listeners:
 
         return remove
 
+    def any(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
     def emit(self, event: Event) -> None:
         """Passes an event on to the listeners' thread; waits for a moment if they are very far behind."""
         listeners = self._listeners

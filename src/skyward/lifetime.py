@@ -60,6 +60,15 @@ class Reference(Generic[T]):
 
         return act
 
+    def ask(self, method: Callable[[T], bool]) -> Callable[[], bool]:
+        """A function that says what the method does; False when there is no object any more."""
+
+        def answer() -> bool:
+            target = self._target()
+            return target is not None and method(target)
+
+        return answer
+
 
 _count = itertools.count()
 _open: weakref.WeakValueDictionary[int, Closable] = weakref.WeakValueDictionary()

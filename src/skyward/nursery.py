@@ -1,7 +1,8 @@
 """The process from which runners are forked: small, single-threaded, and without user code of its own.
 
     keeper --fd 0--> nursery          one socket for each agent is handed in here
-    agent --its socket--> nursery     {"spawn": id, ...} with the runner's socket, two pipes and its variables;
+    agent --its socket--> nursery     {"spawn": id, ...} with the runner's socket, two pipes, its variables
+                                      and its status page;
                                       {"kill": id, ...}
     agent <--its socket-- nursery     {"id": id, "pid": n} when it runs, {"id": id, "status": n} when it has ended
 
@@ -77,7 +78,7 @@ class _Nursery:
 
     def _obey(self, agent: socket.socket) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(agent, 1 << 16, 4)
+            data, fds, _, _ = socket.recv_fds(agent, 1 << 16, 5)
         except ConnectionError:
             data, fds = b"", []
         if not data:
@@ -120,7 +121,7 @@ class _Nursery:
             os.environ["PWD"] = order["cwd"]
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             sys.argv = ["skyward-runner"]
-            Runner(socket.socket(fileno=fds[0])).serve()
+            Runner(socket.socket(fileno=fds[0]), fds[4]).serve()
         except BaseException:
             import traceback
 

@@ -347,7 +347,8 @@ class ComputePool:
             workspace=workspace,
             max_result=self._max_result,
             grace=self._grace,
-            emit=self._weak.call(ComputePool._emit),
+            emit=self._weak.call(ComputePool._emit),  # listeners may hold the pool, and must not keep it
+            listening=self._weak.ask(ComputePool._listening),
             release=lambda digests: stores[0].release(digests),
             hurried=hurried,
             interrupted=self._weak.call(ComputePool._interrupted),
@@ -527,6 +528,9 @@ class ComputePool:
 
     def __reduce__(self) -> Any:
         raise TypeError("a ComputePool stays in the process that opened it; it cannot be sent to a node.")
+
+    def _listening(self) -> bool:
+        return self._user.listeners.any()
 
     def _emit(self, event: events.Event) -> None:
         self._user.listeners.emit(event)

@@ -9,12 +9,10 @@ It shares its process with the user, so it uses nothing but the standard library
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import ctypes
 import faulthandler
 import functools
-import inspect
 import os
 import queue
 import signal
@@ -22,60 +20,44 @@ import socket
 import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from skyward import blobs, failures, leftovers, routed, wire
-from skyward.errors import NotSerializable, PluginError, ResultNotSerializable, ResultTooLarge
-from skyward.payload import Packer, unpack
+from skyward import failures, leftovers, routed, wire
+from skyward.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
+from skyward.errors import PluginError
+from skyward.payload import unpack
 from skyward.preemption import announce, preempted
+from skyward.runner_calls import RunnerCalls
 from skyward.runtime import VARIABLE, call_context, holds_group
-from skyward.streams import Consumer, Producer
+from skyward.status import StatusPage
+from skyward.streams import Consumer
 
-__all__ = ["Runner", "Stopped"]
+__all__ = ["Runner"]
 
-_FUNCTIONS = 256
-_FUNCTION_BYTES = 256 << 20
-
-
-_Verdict = tuple[str, dict[str, Any], list[Any]]
-
-
-class Stopped(BaseException):
-    """Raised in a body that is to end: its time is up, or it was cancelled."""
-
-
-class _Call:
-    __slots__ = ("about", "buffers", "id", "inputs", "output", "stop", "thread")
-
-    def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
-        self.id, self.about, self.buffers = call_id, about, buffers
-        self.inputs: dict[str, Consumer] = {}
-        self.output: Producer | None = None
-        self.thread: int | None = None
-        self.stop = False
+_OUTPUT_PIECE = 1 << 15
 
 
 class Runner:
-    """Serves one agent over `sock` until told to exit."""
+    """Serves one agent over `sock` until told to exit; says on the page in `status` what it runs."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, status: int) -> None:
+        self._sock, self._status_file = sock, status
+        self._status: StatusPage
         self._send_lock = threading.Lock()
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._waiting: dict[str, _Call] = {}
-        self._running: dict[str, _Call] = {}
-        self._functions: OrderedDict[str, tuple[Callable[..., Any], int]] = OrderedDict()
-        self._function_bytes = 0
-        self._decorators: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+        self._lock = threading.Lock()  # over the states of calls
+        self._calls: RunnerCalls[RunnerCall] = RunnerCalls()
+        self._queue: queue.SimpleQueue[RunnerCall | None] = queue.SimpleQueue()
+        self._bodies: Bodies
         self._threads = 1
         self._pid = os.getpid()
         self._main = threading.get_ident()
+        self._current: RunnerCall | None = None  # whose body the main thread runs
+        self._sending = self._postponed = False
+        self._exiting = False
         self._hooks = ExitStack()
         self._settings: dict[str, Any] = {}
-        self._packer = Packer()
         self._context = contextvars.copy_context()
 
     def serve(self) -> NoReturn:
@@ -91,10 +73,11 @@ class Runner:
         reader = threading.Thread(target=self._read, args=(messages,), name="skyward-reader", daemon=True)
         reader.start()
         if self._threads == 1:
-            self._work()
+            self._work(0)
         else:
             workers = [
-                threading.Thread(target=self._work, name=f"skyward-slot-{i}", daemon=True) for i in range(self._threads)
+                threading.Thread(target=self._work, args=(i,), name=f"skyward-slot-{i}", daemon=True)
+                for i in range(self._threads)
             ]
             for worker in workers:
                 worker.start()
@@ -105,8 +88,10 @@ class Runner:
     def _start(self, settings: dict[str, Any], buffers: list[Any]) -> None:
         self._settings = settings
         self._threads = settings["threads"]
+        self._status = StatusPage(self._status_file, self._threads)
+        os.close(self._status_file)
         sys.path[:0] = settings["paths"]
-        self._packer = Packer(settings["paths"])
+        self._bodies = Bodies(settings, self._send)
         routed.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
         try:
             self._enter_hooks(buffers)
@@ -131,7 +116,7 @@ class Runner:
                 detail = "".join(failures.capture(exc, __file__)[0]["traceback"])
                 raise PluginError(name, "around_app", detail, self._settings["node"]) from exc
             if decorate is not None:
-                self._decorators.append(decorate)
+                self._bodies.decorators.append(decorate)
 
     # reading
 
@@ -148,45 +133,84 @@ class Runner:
                     at += count
 
     def _read(self, messages: Iterator[tuple[str, list[Any], list[Any]]]) -> None:
+        """Hears the agent until one of us goes. A process that hears nothing any more must not stay."""
         try:
             for kind, body, buffers in messages:
-                if kind == "call":
-                    call_id, about = body
-                    call = _Call(call_id, about, buffers)
-                    for key in about.get("streams", ()):
-                        call.inputs[key] = self._consumer(call_id, key)
-                    self._waiting[call_id] = call
-                    self._queue.put(call)
-                elif kind == "exit":
-                    for _ in range(self._threads):
-                        self._queue.put(None)
-                else:
-                    self._control(kind, body, buffers)
+                self._obey(kind, body, buffers)
         except OSError:
             pass  # the agent is gone; so are we
-        os._exit(1) if not self._exiting else None
+        except BaseException:
+            import traceback
 
-    _exiting = False
+            traceback.print_exc()
+        finally:
+            if not self._exiting:
+                os._exit(1)
 
-    def _control(self, kind: str, body: Any, buffers: list[Any]) -> None:
-        if kind == "info":
+    def _obey(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        if kind == "call":
+            self._take(RunnerCall(body[0], body[1], buffers))
+        elif kind == "recall":
+            self._recall(body[0])
+        elif kind == "cancel":
+            self._cancel(body[0])
+        elif kind == "exit":
+            self._dismiss_threads()
+        elif kind == "info":
             os.environ[VARIABLE] = body[0]  # another machine stands in for one of the pool
-            return
-        if kind == "notice":
+        elif kind == "notice":
             announce(body[0])
-            if self._running:
+            if self._calls.running():
                 signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
-            return
-        if kind == "recall":
-            if self._waiting.pop(body[0], None) is not None:
-                self._send([["recalled", body[0], 0]])
-            return
-        call = self._running.get(body[0]) or self._waiting.get(body[0])
+        else:
+            self._pass_on(kind, body, buffers)
+
+    def _take(self, call: RunnerCall) -> None:
+        for key in call.about.get("streams", ()):
+            call.inputs[key] = self._consumer(call.id, key)
+        with self._lock:
+            taken = self._calls.add(call)
+        if taken:
+            self._queue.put(call)
+        else:
+            self._send([["recalled", call.id, 0]])
+
+    def _recall(self, call_id: str) -> None:
+        with self._lock:
+            given = self._calls.recall(call_id)
+        if given:
+            self._send([["recalled", call_id, 0]])
+
+    def _cancel(self, call_id: str) -> None:
+        """Gives a call back that waits; breaks off one that runs, and then begins no other in this process."""
+        with self._lock:
+            call, given = self._calls.cancel(call_id)
+            if call is not None:
+                self._send([["leaving", given, 0]])  # before its verdict, which takes the lock first
+                self._interrupt(call)
+            elif given:
+                self._send([["recalled", call_id, 0]])
+        if call is not None:
+            self._dismiss_threads()
+
+    def _interrupt(self, call: RunnerCall) -> None:
+        if call.output is not None:
+            call.output.close()
+        if self._threads == 1:
+            signal.pthread_kill(self._main, signal.SIGTERM)
+        elif call.thread is not None:  # else it is not in its body yet, where this is looked at first, or no longer
+            _raise_in_thread(call.thread, Stopped)
+
+    def _dismiss_threads(self) -> None:
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _pass_on(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        """Something about a stream of a call."""
+        call = self._calls.calls.get(body[0])
         if call is None:
             return
-        if kind == "stop":
-            self._stop(call)
-        elif kind == "grant" and call.output is not None:
+        if kind == "grant" and call.output is not None:
             call.output.grant(body[1])
         elif kind == "close" and call.output is not None:
             call.output.close()
@@ -196,192 +220,93 @@ class Runner:
             error = failures.rebuild(body[2], buffers[0]) if body[2] else None
             call.inputs[body[1]].end(error)
 
-    def _stop(self, call: _Call) -> None:
-        call.stop = True
-        if call.output is not None:
-            call.output.close()
-        if call.thread is None:
-            return
-        if self._threads == 1:
-            signal.pthread_kill(self._main, signal.SIGTERM)
-        else:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(Stopped))
-
     def _on_sigterm(self, *_: object) -> None:
-        for call in list(self._running.values()):
-            if call.stop:
+        call = self._current
+        if call is None:
+            if not self._calls.leaving and not self._calls.running() and not preempted():
+                self._leave(0)  # somebody else wants this process to end, and nothing runs
+        elif call.state == "stopping" and not call.interrupted:
+            if self._sending:
+                self._postponed = True  # a message must not end in the middle
+            else:
+                call.interrupted = True
                 raise Stopped
-        if not self._running and not preempted():
-            self._leave(0)
 
     # working
 
-    def _work(self) -> None:
-        threads = self._threads > 1
-        while True:
-            call = self._queue.get()
-            if call is None:
+    def _work(self, thread: int) -> None:
+        while (call := self._queue.get()) is not None:
+            with self._lock:
+                if not self._calls.claim(call):
+                    continue  # given back meanwhile
+                self._status.begin(thread, call.id, time.monotonic())
+            self._serve_call(call)
+            del call  # nothing of it stays in memory while we wait for the next
+            if self._calls.leaving:
                 return
-            waiting = self._waiting.pop(call.id, None)
-            if waiting is not call:  # recalled; if it was sent again, its turn comes where the agent believes it is
-                if waiting is not None:
-                    self._waiting[call.id] = waiting
-                continue
-            self._running[call.id] = call
-            call.thread = threading.get_ident()
-            if call.about.get("ahead"):
-                self._mark_output(call.id)
-            started = time.perf_counter()
+
+    def _serve_call(self, call: RunnerCall) -> None:
+        if call.about.get("ahead"):
+            self._mark_output(call.id)
+        started = time.perf_counter()
+        kind, about, buffers = self._run_body(call)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        about["s"] = time.perf_counter() - started
+        if holds_group():
+            about["group"] = True
+        with self._lock:
+            self._calls.end(call)
+            if self._threads == 1 or not self._calls.running():
+                leftovers.end_children()  # under the lock: the next body's are not meant
+        self._send([[kind, call.id, about, len(buffers)]], buffers)
+
+    def _run_body(self, call: RunnerCall) -> Verdict:
+        """The verdict on a body. Once this has returned, no Stopped can come any more."""
+        verdict: Verdict | None = None
+        try:
+            self._enter_body(call)
+            verdict = self._context.copy().run(self._run_in_context, call)
+        except Stopped:
+            pass
+        end_if_forked(self._pid)  # before any lock, which a forked child may find taken for ever
+        while True:
             try:
-                kind, about, buffers = self._context.copy().run(self._execute_in_context, call, threads)
+                self._leave_body(call)
+                return verdict or ("stopped", {}, [])
             except Stopped:
-                kind, about, buffers = "stopped", {}, []
-            self._end_if_forked()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            del self._running[call.id]
-            about["s"] = time.perf_counter() - started
-            if holds_group():
-                about["group"] = True
-            if not self._running:
-                leftovers.end_children()
-            self._send([[kind, call.id, about, len(buffers)]], buffers)
-            del call, buffers  # nothing of it stays in memory while we wait for the next
-            if kind == "stopped" and not threads:
-                self._leave(0)
+                continue  # it came just now; there is only one
+
+    def _enter_body(self, call: RunnerCall) -> None:
+        """From here on a call can be interrupted."""
+        if self._threads == 1:
+            self._current = call
+        else:
+            with self._lock:
+                call.thread = threading.get_ident()
+
+    def _leave_body(self, call: RunnerCall) -> None:
+        """From here on it cannot; what was not raised yet never is."""
+        if self._threads == 1:
+            self._current = None
+        else:
+            with self._lock:
+                call.thread = None
+            if call.state == "stopping":
+                _raise_in_thread(threading.get_ident(), None)
+
+    def _run_in_context(self, call: RunnerCall) -> Verdict:
+        with call_context(call.id, call.about["attempt"], threads=self._threads > 1):
+            try:
+                return self._bodies.run(call)
+            finally:
+                routed.drain()  # lines that have no end yet still belong to this call
 
     def _mark_output(self, call_id: str) -> None:
         """Tells the agent where in the pipes a call begins that it sent before the last one had ended."""
         mark = b"\0" + self._settings["mark"].encode() + call_id.encode() + b"\0"
         os.write(1, mark)
         os.write(2, mark)
-
-    def _end_if_forked(self) -> None:
-        if os.getpid() != self._pid:
-            os._exit(0)  # a child that the body forked has come back out of it
-
-    def _execute_in_context(self, call: _Call, threads: bool) -> _Verdict:
-        with call_context(call.id, call.about["attempt"], threads=threads):
-            try:
-                return self._execute(call)
-            finally:
-                routed.drain()  # lines that have no end yet still belong to this call
-
-    def _execute(self, call: _Call) -> _Verdict:
-        try:
-            result = self._call(call)
-            self._end_if_forked()
-            if call.stop:
-                raise Stopped
-            if isinstance(result, Generator | AsyncGenerator):
-                self._send([["streaming", call.id, 0]])
-                self._stream(call, cast("Generator[Any, None, None]", result))
-                if call.stop:
-                    raise Stopped
-                return "done", {}, []
-            return self._packed_result(call, result)
-        except Stopped:
-            raise
-        except SystemExit as exc:
-            code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-            if isinstance(exc.code, str):
-                print(exc.code, file=sys.stderr)  # as Python does
-            return "exited", {"code": code}, []
-        except BaseException as exc:  # the user's exception: sent home, raised there
-            about, data = failures.capture(exc, __file__)
-            return "error", {"error": about}, [data]
-
-    def _call(self, call: _Call) -> Any:
-        about = call.about
-        buffers = _mapped(call.buffers, about)
-        split = about["split"]
-        fn = self._function(about["fn"], buffers[:split])
-        args, kwargs = unpack(buffers[split], buffers[split + 1 :])
-        for key, stream in call.inputs.items():
-            if key.isdigit():
-                args = (*args[: int(key)], stream, *args[int(key) + 1 :])
-            else:
-                kwargs[key] = stream
-        result = fn(*args, **kwargs)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
-
-    def _function(self, digest: str, buffers: list[Any]) -> Callable[..., Any]:
-        """The function, unpickled once: like any module, it keeps its globals between calls."""
-        known = self._functions.get(digest) if digest else None
-        if known is not None:
-            self._functions.move_to_end(digest)
-            return known[0]
-        fn = unpack(buffers[0], buffers[1:])
-        for decorate in reversed(self._decorators):
-            fn = decorate(fn)
-        if not digest:
-            return fn
-        size = sum(map(wire.nbytes, buffers))
-        self._functions[digest] = (fn, size)
-        self._function_bytes += size
-        while len(self._functions) > _FUNCTIONS or (
-            self._function_bytes > _FUNCTION_BYTES and len(self._functions) > 1
-        ):
-            self._function_bytes -= self._functions.popitem(last=False)[1][1]
-        return fn
-
-    def _packed_result(self, call: _Call, result: Any) -> _Verdict:
-        name = call.about["name"]
-        try:
-            head, buffers = self._packer.pack(result, "result")
-        except NotSerializable as exc:
-            text = f"{name} ran, but its result cannot come home: {exc}"
-            raise ResultNotSerializable(text) from exc.__cause__
-        pieces: list[Any] = [head, *buffers]
-        size = sum(map(wire.nbytes, pieces))
-        if size > self._settings["max_result"]:
-            raise ResultTooLarge(name, size, self._settings["max_result"])
-        return "done", _spilled(pieces, self._settings["blobs"]), pieces
-
-    # streams
-
-    def _stream(self, call: _Call, items: Generator[Any, None, None] | AsyncGenerator[Any, None]) -> None:
-        def send(batch: list[tuple[list[Any], dict[str, Any]]]) -> None:
-            pieces = [p for item, _ in batch for p in item]
-            abouts = [[len(item), about] if about else len(item) for item, about in batch]
-            self._send([["items", call.id, abouts, len(pieces)]], pieces)
-
-        call.output = out = Producer(send)
-        try:
-            if isinstance(items, AsyncGenerator):
-                asyncio.run(self._drain_async(out, items))
-            else:
-                self._drain(out, items)
-        finally:
-            out.finish()
-
-    def _drain(self, out: Producer, items: Generator[Any, None, None]) -> None:
-        try:
-            for item in items:
-                if not out.put(*self._packed_item(item)):
-                    return
-        finally:
-            items.close()
-
-    async def _drain_async(self, out: Producer, items: AsyncGenerator[Any, None]) -> None:
-        try:
-            async for item in items:
-                packed = self._packed_item(item)
-                if not await asyncio.to_thread(out.put, *packed):
-                    return
-        finally:
-            await items.aclose()
-
-    def _packed_item(self, item: Any) -> tuple[tuple[list[Any], dict[str, Any]], int]:
-        """The item as it is now, with its size: the body may change it as soon as it goes on."""
-        try:
-            head, buffers = self._packer.pack(item, "yielded value")
-        except NotSerializable as exc:
-            raise ResultNotSerializable(str(exc)) from exc.__cause__
-        pieces: list[Any] = [head, *buffers]
-        size = sum(map(wire.nbytes, pieces))
-        about = _spilled(pieces, self._settings["blobs"])
-        return ([bytes(piece) for piece in pieces], about), size
 
     def _consumer(self, call_id: str, key: str) -> Consumer:
         return Consumer(
@@ -394,19 +319,29 @@ class Runner:
 
     def _send(self, batch: list[Any], buffers: list[Any] | None = None) -> None:
         pieces = wire.encode(batch, buffers or [])
-        with self._send_lock:
-            for piece in pieces:
-                self._sock.sendall(piece)
+        guarded = self._current is not None and threading.get_ident() == self._main
+        self._sending = self._sending or guarded
+        try:
+            with self._send_lock:
+                for piece in pieces:
+                    self._sock.sendall(piece)
+        finally:
+            if guarded:
+                self._sending = False
+                if self._postponed:
+                    self._postponed = False
+                    self._on_sigterm()
 
     def _emit(self, stream: str, text: str, call_id: str | None) -> None:
         data = text.encode("utf-8", "surrogateescape")
-        self._send([["out", stream, call_id, 1]], [data])
+        for at in range(0, len(data), _OUTPUT_PIECE):  # each in one write, which no Stopped can cut in two
+            self._send([["out", stream, call_id, 1]], [data[at : at + _OUTPUT_PIECE]])
 
     def _leave(self, status: int) -> NoReturn:
         """Leaves the hooks in reverse and ends the process."""
         self._exiting = True
         try:
-            if not self._running:
+            if not self._calls.running():
                 self._hooks.close()
         except BaseException:
             import traceback
@@ -421,6 +356,12 @@ class Runner:
                 os._exit(status)
 
 
+def _raise_in_thread(thread: int, kind: type[BaseException] | None) -> None:
+    """Has a thread raise an exception at its next bytecode; None takes back what it has not raised yet."""
+    what = ctypes.py_object(kind) if kind is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+
+
 def _keep_handler_out_of_children() -> None:
     """Gives processes that a body forks the usual SIGTERM; with ours they would not end when their parent asks."""
     os.register_at_fork(
@@ -433,23 +374,6 @@ def _keep_handler_out_of_children() -> None:
 def _take_usual_handler() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:
-    """The buffers, with those that travelled as blobs mapped into memory."""
-    for index, blob in about.get("blobs", {}).items():
-        buffers[int(index)] = blobs.read(blob)
-    return buffers
-
-
-def _spilled(pieces: list[Any], directory: str) -> dict[str, Any]:
-    """Moves large pieces into blobs (in place) and says which."""
-    moved: dict[str, blobs.Blob] = {}
-    for index, piece in enumerate(pieces):
-        if wire.nbytes(piece) >= blobs.LARGE:
-            moved[str(index)] = blobs.write(directory, piece)
-            pieces[index] = b""
-    return {"blobs": moved} if moved else {}
 
 
 def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:

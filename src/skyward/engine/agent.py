@@ -3,39 +3,53 @@
     client <==TLS link==> Agent thread <==sockets, pipes==> runners (forked by the nursery)
                           main thread: dask worker (membership; users' own dask work)
 
-The agent forwards payloads as bytes. It keeps results and output until the client has acknowledged them, so a client
-that loses its connection misses nothing.
+It hears the client, the runners and the clock, asks `AgentCalls` what that means, and does what it says. Payloads are
+forwarded as bytes. Results and output are kept until the client has acknowledged them, so a client that loses its
+connection misses nothing.
 """
 
 from __future__ import annotations
 
-import itertools
+import logging
 import os
 import queue
 import selectors
-import signal
 import socket
 import ssl
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from skyward.engine.crew import Crew
+from skyward import blobs
+from skyward.engine.agent_calls import Action, AgentCalls
+from skyward.engine.agent_tables import NodeCall, Slot
 from skyward.engine.door import Door
 from skyward.engine.freight import Freight
 from skyward.engine.homeward import Homeward
-from skyward.engine.slots import Pipe, RunnerSlot, Task, ahead
+from skyward.engine.runners import Pipe, RunnerProcess, Runners
 from skyward.engine.timers import Timers
 from skyward.engine.vitals import Vitals
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "Surroundings"]
 
-_ANNOUNCE = 0.05
+log = logging.getLogger("skyward.engine")
+
 _SAMPLE = 1.0
 _OUTPUT_LIMIT = 8 << 20
 _OUTPUT_LIMIT_ALONE = 64 << 20
-_SPAWN_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What an agent has around it: clock, randomness, processes, sockets. The tests' simulation has others."""
+
+    clock: Callable[[], float] = time.monotonic
+    token: Callable[[], str] = lambda: os.urandom(8).hex()
+    selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector
+    runners: type[Runners] = Runners
+    door: type[Door] = Door
+    vitals: type[Vitals] = Vitals
 
 
 class Agent:
@@ -50,32 +64,29 @@ class Agent:
         heard: Callable[[float], None],
         freight: Freight,
         about: dict[str, Any],
+        surroundings: Surroundings | None = None,
     ) -> None:
         self._join, self._heard, self._freight = join, heard, freight
-        self._selector = selectors.DefaultSelector()
-        self._home = Homeward(self._selector, about, self._obey, self._fence)
+        around = surroundings or Surroundings()
+        self._clock, self._token, self._vitals = around.clock, around.token(), around.vitals()
+        self._selector = around.selector()
+        self._home = Homeward(self._selector, about, self._obey, self._fence, around.token(), self._clock)
         self._tell = self._home.tell
-        self._door = Door(listener, context, self._wake, freight.serve)
+        self._door = around.door(listener, context, self._wake, freight.serve)
         freight.wake = self._wake
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._crew = Crew(self._selector, nursery, self._heed, self._output, self._ended, self._output_full)
+        self._calls = AgentCalls()
+        self._runners = around.runners(
+            self._selector, nursery, self._heed, self._output, self._ended, self._output_full
+        )
         self._settings: dict[str, Any] = {}
         self._hooks: list[Any] = []
-        self._names = itertools.count()
-        self._failed_spawns = 0
-        self._queue: OrderedDict[str, Task] = OrderedDict()
-        self._tasks: dict[str, Task] = {}
-        self._recent: deque[Task] = deque()
-        self._timers = Timers()
-        self._mean: float | None = None
+        self._timers = Timers(self._clock)
         self._dropped = 0
-        self._vitals = Vitals()
-        token = os.urandom(8).hex()
-        self._mark = b"\0" + token.encode()
-        self._token = token
-        self._closing = self._done = False
+        self._mark = b"\0" + self._token.encode()
+        self._done = False
         self._notices: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._leaving: float | None = None  # when this machine will be taken away
 
@@ -90,11 +101,15 @@ class Agent:
                 key.data(events)
             if more:
                 self._home.hear(0)
-            self._crew.resume()
-            self._timers.run()
-            self._announce()
-            self._freight.send(lambda: self._home.kept_bytes, self._home.tell_now)
-            self._home.flush()
+            self.turn()
+
+    def turn(self) -> None:
+        """Does what is due, and sends what was said since the last time."""
+        self._runners.resume()
+        self._timers.run()
+        self._pass_time(self._clock())
+        self._freight.send(lambda: self._home.kept_bytes, self._home.tell_now)
+        self._home.flush()
 
     def say(self, kind: str, body: Any) -> None:
         """Sends a message to the client, from any thread of this process."""
@@ -106,6 +121,57 @@ class Agent:
         self._notices.put(seconds)
         self._wake()
 
+    # doing what AgentCalls says
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            kind = action[0]
+            if kind == "tell":
+                self._tell_of(*action[1:])
+            elif kind == "send":
+                if action[2][0] == "call":
+                    self._vitals.refresh()
+                self._runners.send(action[1].name, action[2], action[3])
+            elif kind == "drop":
+                self._freight.drop(action[1])
+            elif kind == "remove":
+                self._remove(action[1])
+            elif kind == "kill":
+                self._runners.kill(action[1].name)
+            else:
+                self._spawn(action[1])
+
+    def _remove(self, paths: list[str]) -> None:
+        try:
+            blobs.remove(paths)
+        except OSError as exc:  # they go with the pool's directory
+            log.warning("a result that nobody gets cannot be removed: %s", exc)
+
+    def _tell_of(self, call: NodeCall | None, message: list[Any], buffers: list[Any] | None) -> None:
+        """Tells the client something; of a call, after the large buffers that belong to it."""
+        if call is None or message[0] in ("started", "recalled"):
+            self._tell(*message, buffers=buffers)
+        else:
+            self._freight.ship(call.id, message[2], lambda: self._tell(*message, buffers=buffers))
+
+    def _spawn(self, slot: Slot) -> None:
+        settings = self._settings
+        env = {**settings["env"], "COMPUTE_POOL": settings["info"]}
+        self._runners.spawn(slot.name, slot.threads, env, settings["cwd"])
+        self._runners.send(slot.name, ["init", {**settings["runner"], "mark": self._token}], self._hooks)
+        if self._leaving is not None:
+            self._runners.send(slot.name, ["notice", max(0.0, self._leaving - self._clock())])
+
+    def _pass_time(self, now: float) -> None:
+        if now < self._calls.due():
+            return
+        for name in self._calls.looks(now):
+            self._look(name, now)
+        self._do(self._calls.tick(now))
+
+    def _look(self, name: str, now: float) -> None:
+        self._do(self._calls.saw(name, self._runners.status(name), now))
+
     # the client's connection
 
     def _on_wake(self, _: int) -> None:
@@ -113,373 +179,165 @@ class Agent:
             self._wake_read.recv(4096)
         except BlockingIOError:
             pass
+        self.look_around()
+
+    def look_around(self) -> None:
+        """Takes what other threads have left: connections, large buffers that came or did not, notices."""
         while (admitted := self._door.next()) is not None:
             self._home.attach(*admitted)
         while not self._freight.arrivals.empty():
             name, good = self._freight.arrivals.get()
-            self._on_blob(name) if good else self._tell("need", name)
+            if good:
+                self._do(self._calls.arrived(name, self._clock()))
+            else:
+                self._tell("need", name)
         while not self._notices.empty():
             self._on_notice(self._notices.get())
 
     def _fence(self) -> None:
         """The client had given this node up, and what it ran may run elsewhere by now: none of it may go on."""
         self._freight.abandon()
-        for task in list(self._tasks.values()):
-            self._forget(task)
-        self._queue.clear()
-        for slot in self._crew:
-            self._crew.retire(slot)
+        self._do(self._calls.fence(self._clock()))
         if self._leaving is not None:
-            self._tell("notice", {"seconds": max(0.0, self._leaving - time.monotonic())})
+            self._tell("notice", {"seconds": max(0.0, self._leaving - self._clock())})
 
     # what the client says
 
     def _obey(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        now = self._clock()
         if kind == "call":
-            self._take(Task(body[0], body[1], buffers))
+            self._take(NodeCall(body[0], body[1], buffers), now)
         elif kind == "blob":
             name, offset, total = body
-            self._on_piece(name, offset, total, buffers[0])
+            self._on_piece(name, offset, total, buffers[0], now)
         elif kind == "expect":
             self._freight.expect(body[0])
+        elif kind == "unexpect":
+            self._freight.unexpect(body[0])
         elif kind == "fetch":
             self._freight.fetch(*body)
         elif kind == "setup":
-            self._setup(body[0], buffers)
+            self._setup(body[0], buffers, now)
         elif kind == "info":
             self._inform(body[0])
         elif kind == "recall":
-            self._recall(body[0])
+            self._do(self._calls.recall(body[0], now))
         elif kind == "cancel":
-            self._cancel(*body)
+            call = self._calls.calls.get(body[0])
+            if call is not None and call.slot is not None:
+                self._look(call.slot.name, now)
+            self._do(self._calls.cancel(body[0], body[1], body[2], now))
+        elif kind == "ask":
+            self._answer(body[0])
         elif kind == "ports":
             self._tell("ports", self._door.free_ports(body[0]))
         elif kind == "bye":
-            self._close(body[0])
+            self._close(body[0], now)
         else:  # about a stream: for the runner that has the call
-            task = self._tasks.get(body[0])
-            if task is not None and task.slot is not None:
-                self._crew.send(task.slot, [kind, *body], buffers)
-            elif task is not None:
-                task.backlog.append(([kind, *body], buffers))
+            self._do(self._calls.stream(body[0], [kind, *body], buffers))
 
-    def _setup(self, settings: dict[str, Any], buffers: list[Any]) -> None:
+    def _take(self, call: NodeCall, now: float) -> None:
+        """A call; one whose large buffers are still on their way waits for them."""
+        wanted = call.about.get("blobs")
+        if wanted and not self._freight.shared:
+            call.digests = [name for name, _ in wanted.values()]
+            call.about["blobs"], call.missing = self._freight.take(wanted)
+            for name in sorted(call.missing):
+                if not self._freight.coming(name):
+                    self._tell("need", name)
+        self._do(self._calls.take(call, now))
+
+    def _on_piece(self, name: str, offset: int, total: int, data: Any, now: float) -> None:
+        try:
+            if self._freight.accept(name, offset, total, data):
+                self._do(self._calls.arrived(name, now))
+        except OSError as exc:  # the disk is full: the calls that need the buffer cannot run here
+            self._do(self._calls.no_room(name, total, str(exc.strerror), now))
+
+    def _setup(self, settings: dict[str, Any], buffers: list[Any], now: float) -> None:
         """(Re)makes every runner, with the pool's current view of itself and the plugins' hooks."""
-        self._settings, self._hooks, self._failed_spawns = settings, buffers, 0
+        self._settings, self._hooks = settings, buffers
         self._freight.shared = settings["shared"]
         if settings["scheduler"] is not None:
             self._join(settings["scheduler"])
-        for task in list(self._tasks.values()):
-            if task.slot is not None:
-                self._finish(task, task.stop or "lost", {"reason": "the pool's processes were replaced"})
-        for slot in self._crew:
-            self._crew.retire(slot)
-        self._spawn_missing()
+        for name in list(self._calls.slots):
+            self._look(name, now)
+        self._do(self._calls.setup(settings, bool(buffers), now))
 
     def _inform(self, settings: dict[str, Any]) -> None:
-        """Another machine stands in for one of the pool: runners learn of it without being made anew."""
+        """Another machine stands in for one of the pool: runners learn of it without being made again."""
         if self._settings:
             self._settings |= settings
-            for slot in self._crew:
-                self._crew.send(slot, ["info", settings["info"]])
+            self._runners.send_all(["info", settings["info"]])
         if settings["scheduler"] is not None:
             self._join(settings["scheduler"])
 
     def _on_notice(self, seconds: float) -> None:
         """This machine will be taken away: bodies are told, and calls that have not begun go back."""
-        self._leaving = time.monotonic() + seconds
+        now = self._clock()
+        self._leaving = now + seconds
         self._tell("notice", {"seconds": seconds})
-        for slot in self._crew:
-            self._crew.send(slot, ["notice", seconds])
-        for task in [task for task in self._tasks.values() if task.started is None and not task.about.get("gang")]:
-            self._recall(task.id)
+        self._runners.send_all(["notice", seconds])
+        self._do(self._calls.notice(now))
 
-    def _recall(self, call_id: str) -> None:
-        task = self._queue.pop(call_id, None)
-        if task is not None:
-            del self._tasks[call_id]
-            self._tell("recalled", call_id)
-            return
-        task = self._tasks.get(call_id)
-        if task is not None and task.slot is not None:
-            self._crew.send(task.slot, ["recall", call_id])
+    def _answer(self, call_ids: list[str]) -> None:
+        """Says what is known here of calls; those whose results are still on their way are not unknown."""
+        for name in list(self._calls.slots):
+            self._look(name, self._clock())
+        known = self._calls.states(call_ids)
+        self._tell("states", {i: "ended" if self._freight.shipping(i) else state for i, state in known.items()})
 
-    def _cancel(self, call_id: str, why: str, grace: float) -> None:
-        task = self._tasks.get(call_id)
-        if task is None:
-            return  # it has ended meanwhile; its result is on the way
-        if task.slot is None:
-            del self._queue[call_id]
-            self._finish(task, why, {})
-        elif task.started is None:
-            task.stop = why  # it waits in the runner, which gives it back unless it has just begun
-            self._crew.send(task.slot, ["recall", call_id])
-        else:
-            self._stop(task, why, grace)
-
-    def _close(self, grace: float) -> None:
-        self._closing = True
-        self._queue.clear()
-        for slot in self._crew:
-            if slot.inflight or not slot.ready:
-                self._crew.kill(slot)
-            else:
-                self._crew.send(slot, ["exit"])
-        self._timers.after(grace, self._crew.kill_all)
+    def _close(self, grace: float, now: float) -> None:
+        self._do(self._calls.close(now))
+        self._timers.after(grace, self._runners.kill_all)
         self._timers.after(grace + 1.0, self._leave)
         self._leave_if_done()
 
     def _leave_if_done(self) -> None:
-        if self._closing and self._crew.gone:
+        if self._calls.closing and self._runners.gone:
             self._leave()
 
     def _leave(self) -> None:
         self._home.tell_now("bye")
         self._done = True
 
-    # calls and runners
+    # what runners say
 
-    def _take(self, task: Task) -> None:
-        """Queues a call; one whose large buffers are still on their way waits for them."""
-        if self._leaving is not None and not task.about.get("gang"):
-            self._tell("recalled", task.id)  # it was on its way when the notice came
-            return
-        self._tasks[task.id] = self._queue[task.id] = task
-        wanted = task.about.get("blobs")
-        if wanted and not self._freight.shared:
-            task.digests = [name for name, _ in wanted.values()]
-            task.about["blobs"], task.missing = self._freight.take(wanted)
-            for name in task.missing:
-                if not self._freight.coming(name):
-                    self._tell("need", name)
-        self._pump()
-
-    def _on_piece(self, name: str, offset: int, total: int, data: Any) -> None:
-        try:
-            if self._freight.accept(name, offset, total, data):
-                self._on_blob(name)
-        except OSError as exc:  # the disk is full: the calls that need the buffer cannot run here
-            for task in [task for task in self._queue.values() if name in task.missing]:
-                del self._queue[task.id]
-                self._finish(task, "noroom", {"size": total, "reason": str(exc.strerror)})
-
-    def _on_blob(self, name: str) -> None:
-        for task in self._queue.values():
-            task.missing.discard(name)
-        self._pump()
-
-    def _next_task(self) -> Task | None:
-        """The first call that has all it needs; calls of broadcasts do not overtake each other."""
-        if self._queue and not next(iter(self._queue.values())).missing:
-            return self._queue.popitem(last=False)[1]
-        held = False
-        for task in self._queue.values():
-            if not task.missing and not (held and task.about.get("gang")):
-                return self._queue.pop(task.id)
-            held = held or bool(task.about.get("gang"))
-        return None
-
-    def _pump(self) -> None:
-        """Gives waiting calls to runners that have room."""
-        while self._queue:
-            slot = self._roomy()
-            task = self._next_task() if slot is not None else None
-            if slot is None or task is None:
-                return
-            task.slot = slot
-            if len(slot.inflight) >= slot.threads == 1:
-                task.about["ahead"] = True  # the runner marks in its output where this call begins
-            slot.inflight[task.id] = task
-            self._crew.send(slot, ["call", task.id, task.about], task.buffers)
-            for message, buffers in task.backlog:
-                self._crew.send(slot, message, buffers)
-            task.backlog.clear()
-            self._mark_started(slot)
-
-    def _shift(self) -> None:
-        """Takes calls that wait behind others back from their runners, when runners have nothing to do."""
-        idle = sum(slot.ready and not slot.stopping and not slot.inflight for slot in self._crew)
-        if not idle or self._queue:
-            return
-        waiting = [t for s in self._crew for t in s.inflight.values() if t.started is None and t.stop is None]
-        for task in [t for t in waiting if not t.shifting][:idle]:
-            assert task.slot is not None
-            task.shifting = True
-            self._crew.send(task.slot, ["recall", task.id])
-
-    def _roomy(self) -> RunnerSlot | None:
-        ready = [slot for slot in self._crew if slot.ready and not slot.stopping]
-        best = min(ready, key=lambda slot: len(slot.inflight), default=None)
-        if best is None:
-            return None
-        # nothing is sent ahead while another runner is about to be there
-        spare = ahead(self._mean, best.threads) if len(ready) == self._settings["processes"] else 0
-        if len(best.inflight) >= best.threads + spare:
-            return None
-        return best
-
-    def _mark_started(self, slot: RunnerSlot) -> None:
-        """Runners take calls in order: the first `threads` of them are running."""
-        now = time.monotonic()
-        for task in itertools.islice(slot.inflight.values(), slot.threads):
-            if task.started is None:
-                task.started = now
-                self._vitals.refresh()
-                self._recent.append(task)
-                slot.stderr_mark()
-                limit = task.about.get("timeout")
-                if task.stop is not None:
-                    why, task.stop = task.stop, None
-                    self._stop(task, why, self._settings["grace"])
-                elif limit is not None:
-                    task.timer = self._timers.after(limit, lambda task=task: self._time_out(task))
-
-    def _time_out(self, task: Task) -> None:
-        if self._tasks.get(task.id) is task and task.stop is None:
-            self._stop(task, "timeout", self._settings["grace"])
-
-    def _stop(self, task: Task, why: str, grace: float) -> None:
-        """Ends a call that may be running: asks, waits `grace`, kills."""
-        slot = task.slot
-        if slot is None or task.stop is not None:
-            return
-        task.stop = why
-        if slot.threads == 1 and task.started is not None:
-            slot.stopping = True
-        self._crew.send(slot, ["stop", task.id])
-        self._timers.after(grace, lambda: self._kill_for(task, slot))
-
-    def _kill_for(self, task: Task, slot: RunnerSlot) -> None:
-        if self._tasks.get(task.id) is task and task.slot is slot:
-            task.killed = True
-            for other in slot.inflight.values():
-                if other.stop is None and other.started is not None:
-                    other.stop = "lost"  # it only shared the process
-            self._crew.kill(slot)
-
-    def _forget(self, task: Task) -> bool:
-        """Takes a call out of this node's books; False if it had left them already."""
-        if self._tasks.pop(task.id, None) is None:
-            return False
-        if task.slot is not None:
-            task.slot.inflight.pop(task.id, None)
-        if task.timer is not None:
-            self._timers.cancel(task.timer)
-        if task.digests:
-            self._freight.drop(task.digests)
-        return True
-
-    def _finish(self, task: Task, kind: str, about: dict[str, Any], buffers: list[Any] | None = None) -> None:
-        """The one place where a call ends on this node."""
-        if not self._forget(task):
-            return
-        if task.started is not None:
-            seconds = about.setdefault("s", time.monotonic() - task.started)
-            self._mean = seconds if self._mean is None else 0.8 * self._mean + 0.2 * seconds
-        if kind == "timeout":
-            about |= {"limit": task.about["timeout"], "killed": task.killed}
-        if kind == "crashed" or (task.slot is not None and task.slot.stopping):
-            about["replaced"] = True  # the client must know before it sends more: a group may be broken
-        self._freight.ship(task.id, about, lambda: self._tell(kind, task.id, about, buffers=buffers))
-        task.buffers = []
-
-    def _spawn_missing(self) -> None:
-        settings = self._settings
-        while len(self._crew) < settings["processes"] and self._failed_spawns < _SPAWN_ATTEMPTS and not self._closing:
-            name = f"{settings['generation']}-{next(self._names)}"
-            env = {**settings["env"], "COMPUTE_POOL": settings["info"]}
-            slot = self._crew.spawn(name, settings["threads"], env, settings["cwd"])
-            self._crew.send(slot, ["init", {**settings["runner"], "mark": self._token}], self._hooks)
-            if self._leaving is not None:
-                self._crew.send(slot, ["notice", max(0.0, self._leaving - time.monotonic())])
-
-    def _ended(self, slot: RunnerSlot, status: int) -> None:
-        """A runner is gone: its calls are settled, and another one is made."""
-        oom = status == -signal.SIGKILL and self._vitals.out_of_memory()
-        started = [t for t in slot.inflight.values() if t.started is not None]
-        culprits = sum(t.stop is None for t in started)
-        for task in started:
-            if task.stop is None:
-                about = {"code": status, "stderr": slot.stderr_tail(), "oom": oom, "shared": culprits - 1}
-                self._finish(task, "crashed", about)
-            else:
-                self._finish(task, task.stop, {"reason": "another call in its process had to be killed"})
-        for task in reversed(list(slot.inflight.values())):
-            if task.stop is not None:
-                self._finish(task, task.stop, {})
-                continue
-            task.slot, task.shifting = None, False  # it had not begun: the next runner takes it
-            self._queue[task.id] = task
-            self._queue.move_to_end(task.id, last=False)
-        if not slot.retired and not slot.failed and not self._closing:
-            self._replace(slot, status)
-        self._leave_if_done()
-
-    def _replace(self, slot: RunnerSlot, status: int) -> None:
-        if not slot.ready:
-            self._failed_spawns += 1
-            if self._failed_spawns >= _SPAWN_ATTEMPTS:
-                text = f"a runner ended with status {status} before it was ready.\n{slot.stderr_tail()}"
-                about = {"type": "", "message": text, "traceback": "", "generation": self._settings["generation"]}
-                self._tell("failed", about, buffers=[b""])
-        self._tell("replaced", {"generation": self._settings["generation"]})
-        self._spawn_missing()
-
-    def _heed(self, slot: RunnerSlot, kind: str, body: list[Any], buffers: list[Any]) -> None:
-        """What a runner says."""
+    def _heed(self, runner: RunnerProcess, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        now = self._clock()
         if kind == "ready":
-            self._on_ready(slot)
+            self._do(self._calls.ready(runner.name, now))
         elif kind == "failed":
-            slot.failed = True
-            self._crew.drain(slot)
-            if not slot.retired:
+            self._runners.drain(runner)
+            if self._calls.failed(runner.name, now):
                 self._tell("failed", {**body[0], "generation": self._settings["generation"]}, buffers=buffers)
         elif kind == "recalled":
-            task = self._tasks.get(body[0])
-            if task is not None and task.stop is not None:
-                self._finish(task, task.stop, {})
-            elif task is not None and task.shifting:
-                task.shifting, task.slot = False, None
-                del slot.inflight[task.id]
-                self._queue[task.id] = task
-                self._pump()
-            elif task is not None:
-                del self._tasks[task.id], slot.inflight[task.id]
-                self._tell("recalled", task.id)
+            self._do(self._calls.returned(runner.name, body[:1], now))
+        elif kind == "leaving":
+            self._look(runner.name, now)
+            self._do(self._calls.left(runner.name, body[0], now))
         elif kind in ("out", "items", "want", "streaming"):
-            self._crew.drain(slot)
+            self._runners.drain(runner)
             items: list[Any] = body[1] if kind == "items" else []
             self._freight.ship(str(body[0]), items, lambda: self._tell(kind, *body, buffers=buffers))
         else:
-            task = self._tasks.get(body[0])
-            if task is None:
-                return
-            self._crew.drain(slot)
+            self._runners.drain(runner)
             if kind == "exited":
-                body[1]["stderr"] = slot.stderr_tail()
-            if task.stop is None:
-                self._finish(task, kind, body[1], buffers)
-            else:
-                self._finish(task, task.stop, body[1])
-            if not slot.stopping:
-                self._mark_started(slot)
-            elif kind != "stopped":
-                self._crew.kill(slot)  # the stop came too late, but may still hit whatever runs there next
-            self._pump()
-            if not slot.inflight and len(self._crew) > 1:
-                self._shift()
+                body[1]["stderr"] = runner.stderr_tail(self._mark)
+            self._do(self._calls.ended(runner.name, body[0], kind, body[1], buffers, now))
+            runner.new_call(self._mark)
 
-    def _on_ready(self, slot: RunnerSlot) -> None:
-        slot.ready = True
-        self._failed_spawns = 0
-        if all(s.ready for s in self._crew) and len(self._crew) == self._settings["processes"]:
-            self._tell("ready", {"generation": self._settings["generation"], "pids": [s.pid for s in self._crew]})
-        self._pump()
-        self._shift()
+    def _ended(self, runner: RunnerProcess, status: int) -> None:
+        """A runner is gone; its status page tells which calls had begun."""
+        now = self._clock()
+        self._do(self._calls.saw(runner.name, runner.status.read(), now))
+        oom = status < 0 and self._vitals.out_of_memory()
+        self._do(self._calls.exited(runner.name, status, runner.stderr_tail(self._mark), oom, now))
+        self._leave_if_done()
 
     # output and vital signs
 
-    def _output(self, slot: RunnerSlot, pipe: Pipe, data: bytes) -> None:
+    def _output(self, runner: RunnerProcess, pipe: Pipe, data: bytes) -> None:
         if not self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT_ALONE:
             self._dropped += len(data)  # a body does not wait for a client that is away; the loss is told
             return
@@ -487,14 +345,15 @@ class Agent:
             note = f"\n... {self._dropped:,} bytes of output were dropped while the client was away ...\n".encode()
             self._tell("out", pipe.stream, None, buffers=[note])
             self._dropped = 0
-        if slot.threads > 1:
+        if runner.threads > 1:
             self._tell("out", pipe.stream, None, buffers=[data])
             return
+        slot = self._calls.slots.get(runner.name)
+        first = next(iter(slot.calls), None) if slot is not None else None
         for call, piece in pipe.take_apart(data, self._mark):
-            if call not in slot.inflight:
-                first = next(iter(slot.inflight.values()), None)
-                call = first.id if first is not None and first.started is not None else None
-            self._tell("out", pipe.stream, call, buffers=[piece])
+            # without a mark it is of the call that came when the runner had nothing else
+            known = call if slot is not None and call in slot.calls else first
+            self._tell("out", pipe.stream, known, buffers=[piece])
 
     def _output_full(self) -> bool:
         return self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT
@@ -503,24 +362,22 @@ class Agent:
         self._timers.after(_SAMPLE, self._sample)
         self._home.acknowledge()
         self._heard(self._home.heard)
+        self._audit()
         if self._home.connected:
-            running = sum(t.started is not None for s in self._crew for t in s.inflight.values())
-            cpu, memory = self._vitals.sample([s.pid for s in self._crew if s.pid])
+            running = sum(call.began is not None for call in self._calls.calls.values())
+            cpu, memory = self._vitals.sample(self._runners.pids())
             self._tell("sample", {"cpu": cpu, "memory": memory, "running": running})
 
-    def _announce(self) -> None:
-        """Says which calls have been running for a while; short ones are not worth a message."""
-        now = time.monotonic()
-        while self._recent and (self._recent[0].started or 0) + _ANNOUNCE <= now:
-            task = self._recent.popleft()
-            if self._tasks.get(task.id) is task:
-                self._tell("started", task.id)
+    def _audit(self) -> None:
+        """Has AgentCalls look for mistakes of its own; what it finds is mended, logged, and told."""
+        found, actions = self._calls.audit(self._clock())
+        self._do(actions)
+        for text in found:
+            log.warning("the agent mended its own state: %s", text)
+            self._tell("repaired", {"text": text})
 
     def _wait(self) -> float:
-        due = self._timers.due()
-        if self._recent:
-            due = min(due, (self._recent[0].started or 0) + _ANNOUNCE)
-        return max(0.0, due - time.monotonic())
+        return max(0.0, min(self._timers.due(), self._calls.due()) - self._clock())
 
     def _wake(self) -> None:
         try:

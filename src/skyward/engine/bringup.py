@@ -82,6 +82,7 @@ class Bringup:
     max_result: int
     grace: float
     emit: Callable[[events.Event], None]
+    listening: Callable[[], bool]
     release: Callable[[Sequence[str]], None]
     hurried: Callable[[], bool]
     interrupted: Callable[..., None]
@@ -161,6 +162,7 @@ class Bringup:
                 context=context,
                 setup=setup,
                 emit=self.emit,
+                listening=self.listening,
                 release=self.release,
                 gang=self._groups,
                 lease=self.access.lease,

@@ -100,12 +100,14 @@ class Call:
     __slots__ = (
         "about",
         "announced",
+        "asked",
         "attempt",
         "cargo",
+        "failure",
         "feeders",
         "future",
         "gang",
-        "held",
+        "heard",
         "id",
         "inputs",
         "made",
@@ -115,6 +117,7 @@ class Call:
         "pinned",
         "retries",
         "sent",
+        "state",
         "stopping",
         "stream",
     )
@@ -136,15 +139,21 @@ class Call:
         self.attempt = 0
         self.node: int | None = None
         self.pinned = False
-        self.sent = 0.0
+        self.state = "waiting"
+        self.sent = self.heard = 0.0
         self.made = time.monotonic()
-        self.announced = False
+        self.announced = self.asked = False
         self.stopping: str | None = None
         self.gang: Sequence[Call] = ()
-        self.held: tuple[BaseException, Any, float] | None = None
+        self.failure: tuple[BaseException, Any, float] | None = None
         self.stream: Consumer | None = None
         self.feeders: dict[str, Producer] = {}
         self.future: CallFuture[Any] = CallFuture(self.name, user)
+
+    @property
+    def movable(self) -> bool:
+        """Whether another node may get it: not a rank of a broadcast, nor one that an iterator is being read for."""
+        return not self.pinned and not self.inputs
 
 
 class Packing:

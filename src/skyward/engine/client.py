@@ -1,57 +1,74 @@
-"""The client's side of the engine: sends calls to nodes, settles them, and starts again what was lost with a node.
+"""The client's side of the engine: hears users, nodes and the clock, asks `Core` what that means, and does it.
 
-A broadcast is queued on all nodes under one lock, so two broadcasts run in the same order everywhere.
+    user's thread --submit, cancel--> Engine --(lock)--> Core --actions--> Engine --> links, futures, events
+    I/O thread ---messages, turns---> Engine
+
+Everything happens under one lock, so two broadcasts are queued in the same order on all nodes.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
-from skyward.engine import verdicts
 from skyward.engine.calls import Call, CallFuture, discard, unpacked
 from skyward.engine.cargo import Cargo, Parts
-from skyward.engine.dispatch import Dispatch
+from skyward.engine.client_calls import Action
+from skyward.engine.core import VERDICTS, Core
 from skyward.engine.feed import feed
 from skyward.engine.hub import Hub
 from skyward.engine.lines import Transcript
-from skyward.engine.muster import Muster
 from skyward.engine.plan import Plan
-from skyward.errors import NodeLost, PoolClosed, Preempted, SkywardError
-from skyward.streams import Consumer, Stream
+from skyward.engine.replacing import Replacing
+from skyward.errors import BootstrapError, NodeLost, PoolClosed
+from skyward.streams import Consumer, Producer, Stream
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Surroundings"]
 
-_STOP_GRACE = 3.0
-_SUSPICION = 0.5
-_STREAM_WARNING = 5.0
+_PATIENCE = 15.0
 _REPLACING = 30.0
+_JOIN = 30.0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What an engine has around it: clock, connections, threads. The tests' simulation has others."""
+
+    clock: Callable[[], float] = time.monotonic
+    hub: type[Hub] = Hub
+    cargo: type[Cargo] = Cargo
+    replacing: type[Replacing] = Replacing
+    feed: Callable[[Call, str, Any, Callable[[list[Any], list[Any]], None]], Producer] = feed
 
 
 class Engine:
     """Moves calls to nodes and results back."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._hub = Hub(plan.nodes, plan.reach, plan.context, plan.revive)
+    def __init__(self, plan: Plan, surroundings: Surroundings | None = None) -> None:
+        around = surroundings or Surroundings()
+        self._plan, self._clock, self._feed = plan, around.clock, around.feed
+        self._hub = around.hub(plan.nodes, plan.reach, plan.context, plan.revive)
         self._lock, self._changed = self._hub.lock, self._hub.changed
-        self._dispatch: Dispatch[Call] = Dispatch(plan.nodes, plan.slots)
-        self._calls: dict[str, Call] = {}
+        self._replacing = around.replacing(plan.substitutes, self)
+        self._core = Core(plan, self._hub, self._replacing)
         self._transcripts = [Transcript() for _ in range(plan.nodes)]
         self._byes: set[int] = set()
-        self._cargo = Cargo(self._hub.post, lambda n: self._hub.peers[n].link.kept_bytes, plan.address)
+        self._cargo = around.cargo(
+            self._hub.post, lambda n: self._hub.peers[n].link.kept_bytes, plan.address, self._unsendable
+        )
         self._parts = Parts(plan.directory)
-        self._muster = Muster(plan, self._hub, self._dispatch, self._cargo, self)
-        self._hub.follow(self, self._muster)
-        self._warned = False
+        self._hub.follow(self, self)
         self.abouts = self._hub.abouts
         self.after_fork = self._hub.after_fork
         self.thread = self._hub.thread
-        self.settled = 0
+
+    @property
+    def settled(self) -> int:
+        """How many calls have ended."""
+        return self._core.calls.settled
 
     # opening and closing
 
@@ -59,21 +76,26 @@ class Engine:
         """Connects to every node and waits until each has its runners ready."""
         self._hub.open(deadline)
         with self._changed:
-            self._muster.await_ready(deadline)
+            self._check_nodes()
+            self._do(self._core.renew(self._clock()))
+            while not self._core.nodes.all_ready():
+                if self._clock() > deadline:
+                    late = [n.number for n in self._core.nodes.all if n.state != "ready"]
+                    raise BootstrapError("starting runners", f"nodes {late} were not ready in time.")
+                self._changed.wait(0.5)
+                self._check_nodes()
 
     def close(self, grace: float) -> None:
         """Fails what is open, has runners leave their hooks, and disconnects."""
         with self._changed:
             self._hub.closing = True
-            for call in [*self._dispatch.drain_queue(), *self._calls.values()]:
-                reason = PoolClosed(f"the pool was closed while {call.name} was waiting or running.")
-                self._fail(call, reason, "cancelled")
+            self._do(self._core.close(self._clock()))
             for number in self._connected():
                 self._hub.post(number, [["bye", grace, 0]])
-            end = time.monotonic() + grace + 1.5
-            while not self._byes.issuperset(self._connected()) and time.monotonic() < end:
+            end = self._clock() + grace + 1.5
+            while not self._byes.issuperset(self._connected()) and self._clock() < end:
                 self._changed.wait(0.05)
-        self._muster.close(_REPLACING)
+        self._replacing.close(_REPLACING)
         self._cargo.close()
         self._hub.close()
 
@@ -85,262 +107,163 @@ class Engine:
     def _connected(self) -> list[int]:
         return [number for number in range(self._plan.nodes) if self._hub.connected(number)]
 
+    def _check_nodes(self) -> None:
+        for node in self._core.nodes.all:
+            if node.error is not None:
+                raise node.error
+
     # calls
 
     def send(self, calls: Sequence[Call]) -> None:
         """Queues calls for any node."""
         with self._lock:
-            self._muster.check_open()
-            self._muster.check_group()
+            self._check_open()
             for call in calls:
                 self._adopt(call)
-                self._dispatch.add(call)
-            self._pump()
+            self._do(self._core.submit(calls, self._clock()))
 
     def send_to(self, calls: Sequence[tuple[int, Call]]) -> None:
         """Queues calls for certain nodes, all of them or none; more than one of them succeed or fail as one."""
         with self._changed:
-            self._muster.await_up([number for number, _ in calls])
-            gang = [call for _, call in calls]
-            for number, call in calls:
+            self._await_up([number for number, _ in calls])
+            for _, call in calls:
                 self._adopt(call)
-                call.gang = gang if len(gang) > 1 else ()
-                call.about["gang"] = True
-                call.sent = time.monotonic()
-                self._dispatch.pin(call, number)
-                self._transmit(number, [call])
+            self._do(self._core.submit_to(calls, self._clock()))
 
     def up(self) -> list[int]:
         """The numbers of the nodes that take calls now."""
         with self._lock:
-            return [number for number in range(self._plan.nodes) if self._dispatch.is_up(number)]
+            return sorted(self._core.nodes.takes_calls())
 
     def stop(self, call: Call, why: str = "cancelled") -> None:
         """Ends a call wherever it is; its verdict comes as for any other call."""
         with self._lock:
-            if call.id not in self._calls or call.stopping is not None:
-                return
-            call.stopping = why
-            if self._dispatch.withdraw(call):
-                self._fail(call, CancelledError(), "cancelled")
-            elif call.node is not None:
-                self._hub.post(call.node, [["cancel", call.id, why, _STOP_GRACE, 0]])
+            self._do(self._core.cancel(call, why, self._clock()))
 
     def _adopt(self, call: Call) -> None:
-        self._calls[call.id] = call
         call.future.on_cancel = lambda: self.stop(call)
 
-    def _pump(self) -> None:
-        """Sends what nodes have room for, one frame a node."""
-        batches: dict[int, list[Call]] = {}
-        for number, call in self._dispatch.next(time.monotonic()):
-            batches.setdefault(number, []).append(call)
-        for number, batch in batches.items():
-            self._transmit(number, batch)
+    def _check_open(self) -> None:
+        """Refuses calls when there is no node, or no pool."""
+        if self._hub.closing:
+            raise PoolClosed("the pool is closed; open it again with `with sky.ComputePool(...) as pool:`.")
+        lost = self._core.nodes.hopeless()
+        if lost is not None and self._core.nodes.gang:
+            raise NodeLost(lost.number, reason=f"{lost.gone}; the others form no group without it", attempts=0)
+        if lost is not None:
+            raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
 
-    def _transmit(self, number: int, calls: list[Call]) -> None:
-        messages: list[Any] = []
-        buffers: list[Any] = []
-        for call in calls:
-            call.about["attempt"] = call.attempt
-            call.future.sent = True
-            messages.append(["call", call.id, call.about, len(call.pieces)])
-            buffers += call.pieces
-            if call.cargo:
-                self._cargo.load(number, call.cargo)
+    def _await_up(self, numbers: Sequence[int]) -> None:
+        """Waits for nodes that are being restarted, replaced or out of reach; a node that is gone is an error."""
+        deadline = self._clock() + max(_PATIENCE, self._plan.lease)
+        nodes = self._core.nodes
+        while True:
+            self._check_open()
+            missing = [n for n in numbers if n not in nodes.takes_calls()]
+            if not missing:
+                return
+            for node in (nodes.all[n] for n in missing):
+                if nodes.given_up(node.number) or self._clock() > deadline:
+                    why = node.gone or ("its machine is being taken away" if node.leaving else "it is not ready")
+                    raise NodeLost(node.number, reason=why, attempts=0)
+            self._changed.wait(0.2)
+
+    # doing what the core says; with the lock held
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            getattr(self, _METHODS[action[0]])(*action[1:])
+
+    def _do_post(self, number: int, messages: list[Any], buffers: Sequence[Any]) -> None:
         self._hub.post(number, messages, buffers)
-        for call in calls:
-            for key, source in call.inputs.items():
-                call.feeders[key] = feed(call, key, source, lambda m, b: self._hub.post(number, m, b))
 
-    # verdicts
+    def _do_load(self, number: int, cargo: Any) -> None:
+        self._cargo.load(number, cargo)
 
-    def _forget(self, call: Call, seconds: float | None) -> bool:
-        """Takes a call out of the books; False if it had left them already."""
-        if self._calls.pop(call.id, None) is None:
-            return False
-        self._dispatch.settle(call, seconds)
-        self._plan.release(list(call.cargo))
-        for producer in call.feeders.values():
-            producer.close()
-        call.future.on_cancel = None  # future and call must not keep each other
-        self.settled += 1
-        return True
+    def _do_feed(self, call: Call, number: int) -> None:
+        for key, source in call.inputs.items():
+            call.feeders[key] = self._feed(call, key, source, lambda m, b: self._hub.post(number, m, b))
 
-    def _fail(self, call: Call, error: BaseException, outcome: verdicts.Outcome, seconds: float = 0.0) -> None:
-        if not self._forget(call, None):
-            return
-        others = [c for c in call.gang if c.id in self._calls]
-        if call.gang and call.stopping is None:
-            error.add_note(verdicts.gang_note(call, others, len(call.gang)))
-        for other in others:
-            if other.held is None:
-                self.stop(other, "gang")
-            else:
-                other.stopping = "gang"
-                self._release(other)
-        self._tell_end(call, outcome, seconds)
+    def _do_settle(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
+        if call.stream is not None:
+            call.stream.end()
+        elif call.future.cancelled():
+            discard(about)
+        else:
+            self._hub.defer(call.future.settle, about, pieces)
+
+    def _do_fail(self, call: Call, error: BaseException) -> None:
         if call.stream is not None:
             call.stream.end(error)
         self._hub.defer(call.future.fail, error)
 
-    def _hold(self, call: Call, *verdict: Any) -> None:
-        """Keeps a rank's failure back for a moment: it may only have lost its peer, whose crash is about to be told."""
-        call.held = verdict  # type: ignore[assignment] - the arguments of _fail
-        self._release_later(call)
+    def _do_end(self, call: Call) -> None:
+        self._plan.release(list(call.cargo))
+        for producer in call.feeders.values():
+            producer.close()
+        call.future.on_cancel = None  # future and call must not keep each other
 
-    def _release_later(self, call: Call) -> None:
-        timer = threading.Timer(_SUSPICION, self._release, (call,))
-        timer.daemon = True
-        timer.start()
+    def _do_discard(self, about: dict[str, Any]) -> None:
+        discard(about)
 
-    def _release(self, call: Call) -> None:
-        with self._lock:
-            if call.held and any(self._in_doubt(other) for other in call.gang if other is not call):
-                self._release_later(call)  # is that node lost, or only our connection? Its verdict tells the cause
-                return
-            held, call.held = call.held, None
-            if held is not None:
-                self._fail(call, *held)
-
-    def _in_doubt(self, call: Call) -> bool:
-        """Whether a call's node may be lost without our knowing it yet."""
-        return call.node is not None and call.id in self._calls and self._muster.in_doubt(call.node)
-
-    def _succeed(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
-        wanted = self._forget(call, about["s"]) and not call.future.cancelled()
-        self._tell_end(call, "ok", about["s"])
-        if call.stream is not None:
-            call.stream.end()
-        elif wanted:
-            self._hub.defer(call.future.settle, about, pieces)
-        else:
-            discard(about)
-
-    def lost(self, call: Call, reason: str) -> None:
-        """A call whose node is gone: started again elsewhere, if it may be."""
-        node = -1 if call.node is None else call.node
-        if call.stopping is not None:
-            self._fail(call, CancelledError(), "cancelled")
-        elif call.attempt < call.retries and call.stream is None and not call.pinned and not self._hub.closing:
-            self._dispatch.settle(call)
-            call.attempt += 1
-            call.announced = False
-            self._dispatch.add(call, first=True)
-            text = (
-                f"{call.name} was lost with node {node} ({reason}); attempt {call.attempt} of {call.retries} follows."
-            )
-            self._emit(events.Notice(self._plan.pool, text, "warning"))
-        else:
-            self._fail(call, NodeLost(node, call.name, reason, call.attempt + 1, call.pinned), "lost")
-
-    def forsaken(self, number: int, reason: str) -> None:
-        """There is no node for calls that wait, and none is coming."""
-        for call in self._dispatch.drain_queue():
-            self._fail(call, NodeLost(number, call.name, reason, call.attempt), "lost")
-
-    def _tell_end(self, call: Call, outcome: verdicts.Outcome, seconds: float) -> None:
-        node = -1 if call.node is None else call.node
-        if call.node is not None:
-            self._on_started(node, call.id, call)
-        self._emit(events.CallEnded(self._plan.pool, call.id, call.name, node, outcome, seconds))
-
-    def _emit(self, event: events.Event) -> None:
+    def _do_emit(self, event: events.Event) -> None:
         self._hub.defer(self._plan.emit, event)
+
+    def _do_reconnect(self, number: int) -> None:
+        self._hub.reconnect(number)
+
+    def _do_renounce(self, number: int) -> None:
+        self._hub.renounce(number)
+
+    def _do_inquire(self) -> None:
+        self._replacing.inquire()
+
+    def _do_forget_blobs(self, number: int) -> None:
+        self._cargo.forget(number)
 
     # what nodes say; called by the hub with its lock held
 
     def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None:
         """A message of a node."""
-        act = getattr(self, f"_on_{kind}", None) or getattr(self._muster, f"on_{kind}", None)
-        if act is not None:
-            act(number, *body, *([buffers] if buffers else []))
+        handle = getattr(self, f"_on_{kind}", None)
+        if handle is not None:
+            handle(number, *body, *([buffers] if buffers else []))
             return
-        call = self._calls.get(body[0])
-        if self._plan.lease:
-            self._parts.place(body[1])
-        if call is None:
-            discard(body[1])
-            return
-        self._muster.gang = self._muster.gang or (body[1].get("group", False) and self._plan.nodes > 1)
-        if self._muster.gang and body[1].get("replaced") and not self._hub.closing:
-            self._muster.taint()
-        for stream, text, progress in self._transcripts[number].end(call.id):
-            self._emit(events.Output(self._plan.pool, number, stream, text, call.id, progress))
-        if kind == "done":
-            self._succeed(call, body[1], buffers)
-        elif kind == "lost":
-            self.lost(call, body[1]["reason"])
-        else:
-            error, outcome = verdicts.failure(self._plan.pool, call, number, kind, body[1], buffers)
-            if self._muster.is_leaving(number) and (outcome == "crashed" or isinstance(error, Preempted)):
-                self.lost(call, "its machine is being taken away")
-                return
-            suspect = outcome == "error" and (self._muster.gang or self._plan.lease)
-            if suspect and any(c is not call and c.id in self._calls for c in call.gang):
-                self._hold(call, error, outcome, body[1].get("s", 0.0))
-            else:
-                self._fail(call, error, outcome, body[1].get("s", 0.0))
+        if kind in VERDICTS:
+            if self._plan.lease:
+                self._parts.place(body[1])
+            if body[0] in self._core.calls.calls:
+                for stream, text, progress in self._transcripts[number].end(body[0]):
+                    self._do_emit(events.Output(self._plan.pool, number, stream, text, body[0], progress))
+        self._do(self._core.heed(number, kind, body, buffers, self._clock()))
+        if kind in ("ready", "failed", "ports", "notice", "replaced"):
+            self._changed.notify_all()
+
+    def mishandled(self, number: int, message: Sequence[Any], error: BaseException) -> None:
+        """A message could not be handled."""
+        self._do(self._core.mishandled(number, message, error, self._clock()))
 
     def turn(self) -> bool:
-        """Sends what there is room for, takes back what waits in vain; True if this should be done again soon."""
-        self._muster.tell_alone()
-        if self._muster.tainted and not any(call.stopping for call in self._calls.values()):
-            self._muster.renew()  # after every process of the old group has had its verdict
-        self._pump()
-        self._warn_of_streams()
-        for number, call in self._dispatch.stale(time.monotonic()):
-            self._hub.post(number, [["recall", call.id, 0]])
-        return self._dispatch.crowded()
+        """Does what is due; True if this should be done again soon."""
+        self._do(self._core.turn(self._clock()))
+        return self._core.calls.soon()
 
     def collapse(self, error: BaseException) -> None:
         """Nobody listens to nodes any more: whoever waits for a call must not wait for ever."""
-        for call in [*self._dispatch.drain_queue(), *self._calls.values()]:
-            text = (
-                f"{call.name} cannot end: the pool's own thread has failed ({error!r}). Close the pool; this is a bug."
-            )
-            self._fail(call, SkywardError(text), "lost")
+        self._do(self._core.collapse(error, self._clock()))
 
-    def _warn_of_streams(self) -> None:
-        """Says so when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""
-        if self._warned or not any(call.stream for call in self._calls.values()):
-            return
-        now = time.monotonic()
-        busy = [call for call in self._calls.values() if call.announced]
-        waiting = [call for call in self._calls.values() if not call.announced and call.stream is None]
-        if waiting and all(call.stream for call in busy) and now - min(call.made for call in waiting) > _STREAM_WARNING:
-            self._warned = True
-            text = (
-                f"{waiting[0].name} waits for a slot, and all are held by streams that are not read to their end "
-                f"({busy[0].name if busy else 'a generator'}). Close the stream, or give the pool more slots."
-            )
-            self._emit(events.Notice(self._plan.pool, text, "warning"))
-
-    def _on_started(self, number: int, call_id: str, call: Call | None = None) -> None:
-        call = call or self._calls.get(call_id)
-        if call is not None and not call.announced:
-            call.announced = True
-            self._emit(events.CallStarted(self._plan.pool, call.id, call.name, number, call.attempt))
-
-    def _on_recalled(self, number: int, call_id: str) -> None:
-        call = self._calls.get(call_id)
-        if call is not None and call.stopping is not None:
-            self._fail(call, CancelledError(), "cancelled")
-        elif call is not None:
-            self._dispatch.settle(call)
-            call.node = None
-            self._dispatch.add(call, first=True)
+    def _unsendable(self, number: int, blob: str, error: Exception) -> None:
+        with self._lock:
+            self._do(self._core.calls.unsendable(number, blob, error, self._clock()))
 
     def _on_streaming(self, number: int, call_id: str) -> None:
-        call = self._calls.get(call_id)
-        if call is None:
+        call = self._core.calls.calls.get(call_id)
+        if call is None or call.node != number:
             return
 
         def close() -> None:
-            self._hub.post(number, [["close", call.id, 0]])
-            timer = threading.Timer(_STOP_GRACE, self.stop, (call,))
-            timer.daemon = True
-            timer.start()
+            with self._lock:
+                self._do(self._core.calls.stream_closed(call, self._clock()))
 
         consumer = call.stream = Consumer(
             grant=lambda count: self._hub.post(number, [["grant", call.id, count, 0]]),
@@ -356,7 +279,7 @@ class Engine:
             self._hub.defer(future.fulfil, Stream[Any](consumer))
 
     def _on_items(self, number: int, call_id: str, abouts: list[Any], buffers: list[Any]) -> None:
-        call = self._calls.get(call_id)
+        call = self._core.calls.calls.get(call_id)
         items: list[tuple[Any, int]] = []
         at = 0
         for entry in abouts:
@@ -374,20 +297,17 @@ class Engine:
             call.stream.feed(items)
 
     def _on_want(self, number: int, call_id: str, key: str, count: int) -> None:
-        call = self._calls.get(call_id)
+        call = self._core.calls.calls.get(call_id)
         if call is not None and key in call.feeders:
             call.feeders[key].grant(count)
 
     def _on_out(self, number: int, stream: Any, call_id: str | None, buffers: list[Any]) -> None:
-        if call_id in self._calls:
-            self._on_started(number, call_id)
+        if call_id in self._core.calls.calls:
+            self._do(self._core.calls.started(number, call_id, self._clock()))
         else:
             call_id = None
         for text, progress in self._transcripts[number].feed(stream, call_id, buffers[0]):
-            self._emit(events.Output(self._plan.pool, number, stream, text, call_id, progress))
-
-    def _on_sample(self, number: int, sample: dict[str, Any]) -> None:
-        self._emit(events.NodeSample(self._plan.pool, number, **sample))
+            self._do_emit(events.Output(self._plan.pool, number, stream, text, call_id, progress))
 
     def _on_part(self, number: int, name: str, offset: int, buffers: list[Any]) -> None:
         self._parts.accept(name, offset, buffers[0])
@@ -397,6 +317,79 @@ class Engine:
 
     def _on_bye(self, number: int) -> None:
         for stream, text, progress in self._transcripts[number].end(None):
-            self._emit(events.Output(self._plan.pool, number, stream, text, None, progress))
+            self._do_emit(events.Output(self._plan.pool, number, stream, text, None, progress))
         self._byes.add(number)
         self._changed.notify_all()
+
+    # connections; called by the hub with its lock held
+
+    def attached(self, number: int, *, restarted: bool) -> None:
+        """There is a connection to a node (again)."""
+        self._do(self._core.attached(number, restarted=restarted, now=self._clock()))
+
+    def broken(self, number: int) -> None:
+        """The connection to a node is gone."""
+        self._do(self._core.broken(number, self._clock()))
+
+    def pause(self, number: int, error: Exception) -> float | None:
+        """A node was tried again without effect: says when to try once more."""
+        pause, actions = self._core.retry(number, error, self._clock())
+        self._do(actions)
+        return pause
+
+    def unreachable(self, number: int, error: Exception) -> None:
+        """A node could not be reached at all."""
+        self._do(self._core.unreachable(number, error, self._clock()))
+
+    # other machines for lost nodes; called by the threads of `replacing`, without the lock
+
+    def await_vacant(self, node: int) -> bool:
+        """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
+        with self._changed:
+            while not self._hub.closing:
+                vacant, actions = self._core.vacate(node, self._clock())
+                self._do(actions)
+                if vacant:
+                    return True
+                self._changed.wait(0.2)
+            return False
+
+    def connect(self, node: int) -> None:
+        """Connects to the machine that stands in for a node's old one."""
+        self._hub.connect(node, self._clock() + _JOIN)
+        if not self._hub.connected(node):
+            raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
+
+    def not_replaced(self, node: int, reason: str) -> None:
+        """No machine could be had: what waits for one fails."""
+        with self._changed:
+            self._do(self._core.not_replaced(node, reason, self._clock()))
+            self._changed.notify_all()
+
+    def missing(self) -> list[int]:
+        """The nodes of which it is not known whether they are lost."""
+        with self._lock:
+            return self._core.nodes.silent()
+
+    def ended(self, node: int, reason: str) -> None:
+        """A node's machine is known to be gone."""
+        with self._changed:
+            self._do(self._core.machine_ended(node, reason, self._clock()))
+            self._changed.notify_all()
+
+    def pause_for(self, seconds: float) -> bool:
+        """Waits; False if the pool is closed meanwhile."""
+        return self._hub.pause(seconds)
+
+    def tell(self, node: int, text: str) -> None:
+        """Says how far it is with a node."""
+        self._hub.defer(self._plan.emit, events.NodePhase(self._plan.pool, node, text))
+
+
+_METHODS = {
+    kind: "_do_" + kind.replace(" ", "_")
+    for kind in (
+        *("post", "load", "feed", "settle", "fail", "end", "discard", "emit"),
+        *("reconnect", "renounce", "inquire", "forget blobs"),
+    )
+}

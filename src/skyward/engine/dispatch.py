@@ -26,6 +26,11 @@ class Queued(Protocol):
     pinned: bool
     sent: float
 
+    @property
+    def movable(self) -> bool:
+        """Whether another node may get it."""
+        ...
+
 
 C = TypeVar("C", bound=Queued)
 
@@ -35,6 +40,7 @@ class _Node(Generic[C]):
     up: bool = False
     inflight: OrderedDict[str, C] = field(default_factory=OrderedDict[str, C])
     recalled: set[str] = field(default_factory=set[str])
+    stopping: set[str] = field(default_factory=set[str])
 
 
 class Dispatch(Generic[C]):
@@ -51,6 +57,11 @@ class Dispatch(Generic[C]):
         """Says whether a node takes calls."""
         self._nodes[node].up = is_up
 
+    def set_up(self, nodes: set[int]) -> None:
+        """Says which nodes take calls."""
+        for number, node in enumerate(self._nodes):
+            node.up = number in nodes
+
     def is_up(self, node: int) -> bool:
         """Whether a node takes calls."""
         return self._nodes[node].up
@@ -66,9 +77,9 @@ class Dispatch(Generic[C]):
         else:
             self._queue.append(call)
 
-    def pin(self, call: C, node: int) -> None:
+    def pin(self, call: C, node: int, now: float = 0.0) -> None:
         """Gives a call to one node, whatever that has already."""
-        call.node, call.pinned = node, True
+        call.node, call.pinned, call.sent = node, True, now
         self._nodes[node].inflight[call.id] = call
 
     def next(self, now: float) -> list[tuple[int, C]]:
@@ -90,43 +101,38 @@ class Dispatch(Generic[C]):
             node = self._nodes[call.node]
             node.inflight.pop(call.id, None)
             node.recalled.discard(call.id)
+            node.stopping.discard(call.id)
+        else:
+            self._withdraw(call)
         if seconds is not None:
             self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
 
-    def withdraw(self, call: C) -> bool:
-        """Takes a call out of the queue; False if it has been sent."""
-        try:
-            self._queue.remove(call)
-        except ValueError:
-            return False
-        return True
+    def stop(self, call: C) -> None:
+        """A call is to end: its slot counts as free, since its node makes another process for the next."""
+        if call.node is not None:
+            self._nodes[call.node].stopping.add(call.id)
 
-    def drain(self, node: int) -> list[C]:
-        """All calls of a node that is gone; it has none afterwards."""
-        lost = list(self._nodes[node].inflight.values())
-        self._nodes[node].inflight.clear()
-        self._nodes[node].recalled.clear()
-        return lost
+    def at(self, node: int) -> list[C]:
+        """The calls of a node."""
+        return list(self._nodes[node].inflight.values())
 
-    def drain_queue(self) -> list[C]:
-        """All calls that no node has got; the queue is empty afterwards."""
-        waiting = list(self._queue)
-        self._queue.clear()
-        return waiting
+    def waiting(self) -> list[C]:
+        """The calls that no node has got."""
+        return list(self._queue)
 
-    def stale(self, now: float) -> list[tuple[int, C]]:
+    def stale(self, now: float) -> list[C]:
         """Calls to take back: they wait on a busy node while another has a free slot."""
         if self._queue:
             return []
         idle = sum(max(0, self._slots - len(n.inflight)) for n in self._nodes if n.up)
-        chosen: list[tuple[int, C]] = []
-        for index, node in enumerate(self._nodes):
+        chosen: list[C] = []
+        for node in self._nodes:
             for call in itertools.islice(node.inflight.values(), self._slots, None):
                 if len(chosen) >= idle:
                     break
-                if not call.pinned and call.id not in node.recalled and now - call.sent > _STALE:
+                if call.movable and call.id not in node.recalled and now - call.sent > _STALE:
                     node.recalled.add(call.id)
-                    chosen.append((index, call))
+                    chosen.append(call)
         return chosen
 
     def crowded(self) -> bool:
@@ -143,12 +149,20 @@ class Dispatch(Generic[C]):
             window += min(_AHEAD_MOST * self._slots, int(self._slots * _HORIZON / max(self._mean, 1e-6)))
         count = len(self._nodes)
         best: int | None = None
-        least = window
+        least = 0
         for step in range(count):
             index = (self._turn + step) % count
             node = self._nodes[index]
-            if node.up and len(node.inflight) < least:
-                best, least = index, len(node.inflight)
+            load = len(node.inflight)
+            if node.up and load - len(node.stopping) < window and (best is None or load < least):
+                best, least = index, load
         if best is not None:
             self._turn = (best + 1) % count
         return best
+
+    def _withdraw(self, call: C) -> None:
+        """Takes a call out of the queue, if it is there."""
+        try:
+            self._queue.remove(call)
+        except ValueError:
+            pass

@@ -50,6 +50,24 @@ class Peer:
     malformed: int = 0
     """How often it has sent something that is no message of ours."""
 
+    def hello(self) -> dict[str, Any]:
+        """What a node's agent is greeted with."""
+        return {"session": self.session, "received": self.link.received}
+
+    def welcome(self, sock: ssl.SSLSocket, answer: dict[str, Any]) -> bool:
+        """Goes on over a new socket; True if the agent is another one than before, and knows nothing of us."""
+        restarted = self.incarnation not in ("", answer["incarnation"])
+        self.incarnation, self.about = answer["incarnation"], answer
+        if restarted:
+            self.link, self.malformed = self.link.fresh(), 0
+        self.link.attach(sock, 0 if restarted else answer["received"])
+        return restarted
+
+    def renounce(self, session: str) -> None:
+        """Forgets what was said: should the node come back, its agent learns that it had been given up."""
+        self.link.detach()
+        self.link, self.session, self.incarnation, self.malformed = self.link.fresh(), session, "", 0
+
 
 class Listener(Protocol):
     """Who is told what nodes say, always with the hub's lock held.
@@ -86,6 +104,7 @@ class Hub:
         self.peers = [Peer(i) for i in range(nodes)]
         self.closing = False
         self._reach, self._context, self._revive = reach, context, revive
+        self._clock: Callable[[], float] = time.monotonic
         self._listener: Listener
         self._roster: Roster
         self._selector = selectors.DefaultSelector()
@@ -150,6 +169,10 @@ class Hub:
         """Whether there is a connection to a node at this moment."""
         return self.peers[number].link.sock is not None
 
+    def heard(self, number: int) -> float:
+        """When a node was last heard of."""
+        return self.peers[number].link.heard
+
     def connect(self, number: int, deadline: float) -> None:
         """Connects to a node's agent for the first time; tries until `deadline`."""
         pause, refused = 0.02, 0.0
@@ -169,7 +192,10 @@ class Hub:
                 pause = min(_LONGEST_PAUSE, pause * 1.5)
 
     def reconnect(self, number: int) -> None:
-        """Connects to a node's agent again, for as long as the roster has patience; in a thread of its own."""
+        """Has a thread connect to a node's agent again, for as long as the roster has patience."""
+        threading.Thread(target=self._reconnect, args=(number,), name="skyward-reconnect", daemon=True).start()
+
+    def _reconnect(self, number: int) -> None:
         refusals = 0
         while not self.closing and not self.connected(number):
             try:
@@ -201,10 +227,7 @@ class Hub:
 
     def renounce(self, number: int) -> None:
         """Forgets what was said to a node: should it come back, its agent learns that it had been given up."""
-        peer = self.peers[number]
-        peer.link.detach()
-        peer.link, peer.session, peer.incarnation = Link(), os.urandom(8).hex(), ""
-        peer.malformed = 0
+        self.peers[number].renounce(os.urandom(8).hex())
         self._unsettled = True
 
     def _attach(self, peer: Peer, deadline: float) -> None:
@@ -221,8 +244,7 @@ class Hub:
             raise
         try:
             session = peer.session
-            hello = {"session": session, "received": peer.link.received}
-            welcome = checked_greeting(greet(sock, hello, min(deadline, time.monotonic() + _GREETING)))
+            welcome = checked_greeting(greet(sock, peer.hello(), min(deadline, time.monotonic() + _GREETING)))
         except BaseException:
             sock.close()
             raise
@@ -230,11 +252,7 @@ class Hub:
             if self._stopped or session != peer.session:
                 sock.close()
                 return
-            restarted = peer.incarnation not in ("", welcome["incarnation"])
-            peer.incarnation, peer.about = welcome["incarnation"], welcome
-            if restarted:
-                peer.link, peer.malformed = Link(), 0
-            peer.link.attach(sock, 0 if restarted else welcome["received"])
+            restarted = peer.welcome(sock, welcome)
             self._joining.append(peer)
             self._unsettled = True
             self._roster.attached(peer.number, restarted=restarted)
@@ -324,7 +342,7 @@ class Hub:
 
     def _notice_silence(self) -> None:
         """Gives up connections on which nothing has come for a while: agents speak every second."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._looked < 1.0:
             return
         self._looked = now

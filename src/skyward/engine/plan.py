@@ -25,6 +25,8 @@ class Plan:
     context: ssl.SSLContext
     setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
     emit: Callable[[events.Event], None]
+    listening: Callable[[], bool]
+    """Whether anybody wants to hear of calls that start and end."""
     release: Callable[[Sequence[str]], None]
     gang: bool
     """Whether runners form groups when the pool opens: then losing one means making all of them anew."""

@@ -1,0 +1,61 @@
+"""A runner's status page: memory that it shares with its agent, and in which each of its threads says what it runs.
+
+    entry = version (u64) | began (f64, monotonic clock) | call id (12 bytes)
+
+It is written before a body starts and outlives the process, so after a crash the agent knows which calls had begun.
+Saying it costs no message. A version that is odd, or that changes while an entry is read, marks a write in progress.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+__all__ = ["ID_BYTES", "StatusPage", "page_size"]
+
+ID_BYTES = 12
+
+_VERSION = struct.Struct("=Q")
+_ENTRY = struct.Struct(f"=d{ID_BYTES}s")
+_STRIDE = 32
+_READS = 5
+
+
+def page_size(threads: int) -> int:
+    """How many bytes a runner with so many threads needs."""
+    return -(-threads * _STRIDE // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class StatusPage:
+    """The page in the file descriptor `fd`, of which this takes no possession."""
+
+    def __init__(self, fd: int, threads: int) -> None:
+        self._map = mmap.mmap(fd, page_size(threads))
+        self._threads = threads
+        self._versions = [0] * threads
+
+    def begin(self, thread: int, call_id: str, now: float) -> None:
+        """Says that a thread begins a call."""
+        at, version = thread * _STRIDE, self._versions[thread] + 2
+        self._versions[thread] = version
+        _VERSION.pack_into(self._map, at, version - 1)
+        _ENTRY.pack_into(self._map, at + _VERSION.size, now, call_id.encode())
+        _VERSION.pack_into(self._map, at, version)
+
+    def read(self) -> list[tuple[str, float]]:
+        """The calls that the threads have begun last, and when; they may have ended since."""
+        found: list[tuple[str, float]] = []
+        for at in range(0, self._threads * _STRIDE, _STRIDE):
+            for _ in range(_READS):
+                (before,) = _VERSION.unpack_from(self._map, at)
+                began, call_id = _ENTRY.unpack_from(self._map, at + _VERSION.size)
+                (after,) = _VERSION.unpack_from(self._map, at)
+                if before == after and before % 2 == 0:
+                    if before:
+                        found.append((call_id.decode("ascii", "replace"), began))
+                    break
+        return found
+
+    def close(self) -> None:
+        """Unmaps the page."""
+        self._map.close()
