@@ -1,0 +1,119 @@
+"""The client of a simulated pool: the real engine, over connections and threads that the world moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from skyward.engine.cargo import Cargo
+from skyward.engine.client import Engine, Surroundings
+from skyward.engine.hub import Hub
+from skyward.engine.link import Link
+from skyward.engine.plan import Plan
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["make_engine"]
+
+
+def make_engine(world: World) -> Engine:
+    """An engine whose pool has the world's machines."""
+
+    class SimHub(Hub):
+        def __init__(self, nodes: int, reach: Any, context: Any, revive: Any) -> None:
+            super().__init__(nodes, reach, context, revive)
+            self._selector.close()
+            self._wake_read.close()
+            self._wake_write.close()
+            self._clock = world.clock
+            for peer in self.peers:
+                peer.link = Link(world.clock)
+
+        def _wake(self) -> None:
+            pass
+
+        def reconnect(self, number: int) -> None:
+            world.reconnecting[number] = world.now + 0.01
+
+    class SimCargo(Cargo):
+        def _upload(self, node: int, name: str) -> None:
+            self._post(node, [["expect", name, 0]], [])
+            world.uploads.append((node, name))
+
+    class SimReplacing:
+        def __init__(self, source: Any, place: Any) -> None:
+            pass
+
+        def begin(self, node: int) -> bool:
+            if world.replaces and node not in world.replacing:
+                world.replacing[node] = world.now + world.rng.uniform(0.5, 20)
+            return world.replaces
+
+        def going(self, node: int) -> bool:
+            return node in world.replacing
+
+        def inquire(self) -> None:
+            pass
+
+        def close(self, seconds: float) -> None:
+            pass
+
+    class SimFeeder:
+        """Sends the items of an iterator argument while there is credit."""
+
+        def __init__(self, call: Any, key: str, source: Any, post: Callable[[list[Any], list[Any]], None]) -> None:
+            self.call, self.key, self.left, self.post = call, key, len(source), post
+            self.credit, self.ended, self.closed = 3, False, False
+            world.feeders.append(self)
+
+        def grant(self, count: int) -> None:
+            self.credit += count
+
+        def close(self) -> None:
+            self.closed = True
+
+        def step(self) -> bool:
+            if self.closed or self.ended or (self.left and not self.credit):
+                return False
+            if self.left:
+                self.left, self.credit = self.left - 1, self.credit - 1
+                self.post([["items", self.call.id, self.key, [1], 1]], [b"x"])
+            else:
+                self.ended = True
+                self.post([["end", self.call.id, self.key, {}, 1]], [b""])
+            return True
+
+    def setup(node: int, abouts: Any, ports: Any) -> tuple[dict[str, Any], list[Any]]:
+        settings = {
+            "shared": world.lease == 0,
+            "scheduler": None,
+            "processes": world.processes,
+            "threads": world.threads,
+            "grace": 2.0,
+            "env": {},
+            "info": "",
+            "cwd": "/",
+            "runner": {},
+        }
+        return settings, [b"hooks"] if world.groups else []
+
+    plan = Plan(
+        pool="sim",
+        nodes=world.nodes,
+        slots=world.processes * world.threads,
+        reach=lambda node: None,  # type: ignore[arg-type, return-value]
+        context=None,  # type: ignore[arg-type]
+        setup=setup,
+        emit=world.event,
+        listening=lambda: True,
+        release=world.release,
+        gang=world.groups,
+        lease=world.lease,
+        directory="/nowhere",
+        address=lambda node: ("node", node),
+        revive=None,
+        substitutes=True if world.replaces else None,  # type: ignore[arg-type]
+    )
+    around = Surroundings(clock=world.clock, hub=SimHub, cargo=SimCargo, replacing=SimReplacing, feed=SimFeeder)  # type: ignore[arg-type]
+    return Engine(plan, around)

@@ -1,0 +1,169 @@
+"""Mistakes that one could make in the logic, each as a patch: the simulation must find every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from skyward import runner_calls
+from skyward.engine import agent_assign, agent_tables, client_tables
+from skyward.engine.agent_calls import AgentCalls
+from skyward.engine.cargo import Cargo
+from skyward.engine.client_calls import ClientCalls
+from skyward.engine.homeward import Homeward
+from skyward.engine.hub import Peer
+from skyward.engine.link import Link
+from skyward.engine.nodes import Nodes
+from skyward.runner_calls import RunnerCalls
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+Mutation = Callable[[Any], None]
+"""Applies a mistake with pytest's monkeypatch."""
+
+
+def _without(table: dict[Any, Any], row: tuple[str, str]) -> Mutation:
+    return lambda patch: patch.delitem(table, row)
+
+
+def _changed(table: dict[Any, Any], row: tuple[str, str], value: Any) -> Mutation:
+    return lambda patch: patch.setitem(table, row, value)
+
+
+def _method(owner: Any, name: str, made: Callable[[Any], Any]) -> Mutation:
+    return lambda patch: patch.setattr(owner, name, made(getattr(owner, name)))
+
+
+def _no_pump_after_a_return(real: Any) -> Any:
+    def returned(self: AgentCalls, name: str, call_ids: Any, now: float) -> Any:
+        self._now = now
+        self._return(name, call_ids)
+        return self._taken()
+
+    return returned
+
+
+def _claim_that_does_not_look(real: Any) -> Any:
+    def claim(self: RunnerCalls[Any], call: Any) -> bool:
+        real(self, call)
+        return True
+
+    return claim
+
+
+def _attach_without_resending(real: Any) -> Any:
+    def attach(self: Link, sock: Any, received: int) -> None:
+        kept, self._kept = self._kept, type(self._kept)()
+        real(self, sock, received)
+        self._kept = kept
+
+    return attach
+
+
+def _accept_twice(real: Any) -> Any:
+    def accept(self: Link, header: Any, buffers: Any, arrived: Any) -> None:
+        if header.get("s") is not None:
+            self._received = min(self._received, header["s"] - 1)
+        real(self, header, buffers, arrived)
+
+    return accept
+
+
+def _saw_nothing(real: Any) -> Any:
+    return lambda self, name, page, now: real(self, name, [], now)
+
+
+def _first_in_any_order(real: Any) -> Any:
+    return lambda queue: next((call for call in reversed(list(queue)) if not call.missing), None)
+
+
+def _never_restarted(real: Any) -> Any:
+    def welcome(self: Peer, sock: Any, answer: Any) -> bool:
+        self.incarnation = answer["incarnation"]
+        return real(self, sock, answer)
+
+    return welcome
+
+
+def _fence_nothing(real: Any) -> Any:
+    def attach(self: Homeward, sock: Any, hello: Any) -> None:
+        fence, self._fence = self._fence, lambda: None
+        real(self, sock, hello)
+        self._fence = fence
+
+    return attach
+
+
+def _nothing(real: Any) -> Any:
+    return lambda self, *_, **__: None
+
+
+def _empty(real: Any) -> Any:
+    return lambda self, *_, **__: []
+
+
+def _takes_calls_always(real: Any) -> Any:
+    return lambda self: {n.number for n in self.all if self._links.connected(n.number)}
+
+
+_CLIENT, _AGENT, _SLOTS, _RUNNER = client_tables.CALLS, agent_tables.CALLS, agent_tables.SLOTS, runner_calls.CALLS
+
+MUTATIONS: dict[str, Mutation] = {
+    # on the agent
+    "nothing is sent after a runner has given a call back": _method(AgentCalls, "returned", _no_pump_after_a_return),
+    "a call of a process that ended is forgotten": _changed(_AGENT, ("sent", "exited"), ("gone", ())),
+    "a call that had begun is started again after a crash": _changed(
+        _AGENT, ("running", "exited"), ("queued", ("queue",))
+    ),
+    "the status page is not read": _method(AgentCalls, "saw", _saw_nothing),
+    "a cancelled call that waits in a runner is left there": _without(_AGENT, ("sent", "cancel")),
+    "a call that a runner gave back after its cancel is kept": _without(_AGENT, ("withdrawn", "returned")),
+    "a cancel while the client's recall is under way is ignored": _without(_AGENT, ("returning", "cancel")),
+    "a body that ignores its stop is not killed": _changed(_AGENT, ("stopping", "grace"), ("stopping", ())),
+    "a time limit is not watched": _without(_AGENT, ("running", "limit")),
+    "a recalled call is not told": _changed(_AGENT, ("queued", "recall"), ("gone", ())),
+    "a call that its runner returns to the client is kept": _changed(_AGENT, ("returning", "returned"), ("gone", ())),
+    "a shifted call is not queued": _changed(_AGENT, ("shifting", "returned"), ("gone", ())),
+    "a neighbour of a killed call is forgotten": _changed(_AGENT, ("doomed", "exited"), ("gone", ())),
+    "a process that ended is not replaced": _changed(_SLOTS, ("ready", "exited"), ("gone", ("tell replaced",))),
+    "a process that leaves is given calls": _changed(_SLOTS, ("ready", "leaving"), ("ready", ())),
+    "broadcasts overtake each other": _method(agent_assign, "_first", _first_in_any_order),
+    "large buffers of ended calls are kept": _method(AgentCalls, "_leave", lambda real: _leave_keeping(real)),
+    "a session that was given up goes on": _method(Homeward, "attach", _fence_nothing),
+    # in the runner
+    "a claim is not atomic": _method(RunnerCalls, "claim", _claim_that_does_not_look),
+    "a process begins bodies after it has broken one off": _without(_RUNNER, ("waiting", "leave")),
+    "a call that waits is not given back when cancelled": _without(_RUNNER, ("waiting", "cancel")),
+    # on the link
+    "nothing is acknowledged": _method(Link, "_forget", _nothing),
+    "what was not acknowledged is not sent again": _method(Link, "attach", _attach_without_resending),
+    "what comes twice is taken twice": lambda patch: (
+        patch.setattr(Link, "_accept", _accept_twice(Link._accept)),
+        patch.setattr(Link, "received", property(lambda self: 0)),
+    )[0],
+    "a restarted agent is taken for the old one": _method(Peer, "welcome", _never_restarted),
+    # on the client
+    "a recalled call is not queued again": _changed(_CLIENT, ("sent", "recalled"), ("waiting", ())),
+    "a call that came back while being recalled is not queued": _changed(
+        _CLIENT, ("recalling", "recalled"), ("waiting", ())
+    ),
+    "attempts are not counted": _method(ClientCalls, "_count_attempt", _nothing),
+    "the calls of a lost node are forgotten": _method(ClientCalls, "lose_node", _empty),
+    "a cancel is not sent to the node": _changed(_CLIENT, ("sent", "cancel"), ("stopping", ())),
+    "a cancelled call that came back is kept": _without(_CLIENT, ("stopping", "recalled")),
+    "a failure that was held back is never told": _without(_CLIENT, ("held", "release")),
+    "calls that wait for no node are not told": _method(ClientCalls, "forsake", _empty),
+    "a broken group gets calls": _method(Nodes, "takes_calls", _takes_calls_always),
+    "a node that came back is not set up": _method(Nodes, "_set_up", _nothing),
+    "runners of a broken group are not made again": _method(Nodes, "taint", _nothing),
+    "a buffer that a node lacks is not sent": _method(Cargo, "need", _nothing),
+}
+
+
+def _leave_keeping(real: Any) -> Any:
+    def leave(self: AgentCalls, call: Any, state: str) -> None:
+        digests, call.digests = call.digests, []
+        real(self, call, state)
+        call.digests = digests
+
+    return leave

@@ -1,0 +1,284 @@
+"""Runner processes: the real states of calls, with threads and bodies that the world moves step by step."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from skyward.body import RunnerCall
+from skyward.runner_calls import RunnerCalls
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["SimProcess", "SimRunners"]
+
+
+class _Worker:
+    """One thread of a runner."""
+
+    def __init__(self) -> None:
+        self.call: RunnerCall | None = None
+        self.phase = "idle"  # idle, claimed, body, ended
+        self.until = 0.0
+        self.interrupted = False
+        self.left = 0
+        self.wanted: dict[str, int] = {}
+        self.verdict: tuple[str, dict[str, Any], list[Any]] = ("done", {}, [])
+
+
+class SimProcess:
+    """A runner process."""
+
+    def __init__(self, world: World, node: int, name: str, threads: int) -> None:
+        self.world, self.node, self.name, self.threads = world, node, name, threads
+        self.pid = 1
+        self.generation = name.partition("-")[0]
+        self.calls: RunnerCalls[RunnerCall] = RunnerCalls()
+        self.queue: deque[RunnerCall | None] = deque()
+        self.inbox: deque[tuple[list[Any], list[Any]]] = deque()
+        self.outbox: deque[tuple[list[Any], list[Any]]] = deque()
+        self.workers = [_Worker() for _ in range(threads)]
+        self.page: list[tuple[str, float]] = [("", 0.0)] * threads
+        self.status = self
+        self.exit: int | None = None
+        self.started = False
+        self.frozen_until = self.deaf_until = 0.0
+        self.credit: dict[str, int] = {}
+        self.closed: set[str] = set()
+        self.arrived: dict[tuple[str, str], list[Any]] = {}
+        self.killed_at: float | None = None
+
+    # what the agent asks of a process
+
+    def read(self) -> list[tuple[str, float]]:
+        return [entry for entry in self.page if entry[0]]
+
+    def stderr_tail(self, mark: bytes) -> str:
+        return ""
+
+    def new_call(self, mark: bytes) -> None:
+        pass
+
+    # steps
+
+    def die(self, status: int) -> None:
+        if self.exit is None:
+            self.exit = status
+            for broken in self.world.broken_groups:
+                broken.add(self.generation)  # on all nodes: none of them is complete any more
+            self.inbox.clear()
+            for worker in self.workers:
+                if worker.phase == "body" and worker.call is not None:
+                    self.world.body_ended(worker.call)
+
+    def step_reader(self) -> bool:
+        """The reader thread handles one message."""
+        now = self.world.now
+        if self.exit is not None or now < max(self.frozen_until, self.deaf_until) or not self.inbox:
+            return False
+        message, buffers = self.inbox.popleft()
+        kind, body = message[0], message[1:]
+        if kind == "init":
+            self.started = True
+            if self.world.hooks_fail > 0:
+                self.world.hooks_fail -= 1
+                self.die(70)
+            else:
+                self.say(["ready", {}])
+        elif kind == "call":
+            call = RunnerCall(body[0], body[1], buffers)
+            self.arrived.pop((call.id, "0"), None)  # of an earlier time that it was sent here
+            if self.calls.add(call):
+                self.queue.append(call)
+            else:
+                self.say(["recalled", call.id])
+        elif kind == "recall":
+            if self.calls.recall(body[0]):
+                self.say(["recalled", body[0]])
+        elif kind == "cancel":
+            self._cancel(body[0])
+        elif kind == "exit":
+            self.queue.extend([None] * self.threads)
+        elif kind == "grant":
+            self.credit[body[0]] = self.credit.get(body[0], 0) + body[1]
+        elif kind == "close":
+            self.closed.add(body[0])
+        elif kind == "items":
+            self.arrived.setdefault((body[0], body[1]), []).extend(body[2])
+        elif kind == "end":
+            self.arrived.setdefault((body[0], body[1]), []).append(None)
+        return True
+
+    def _cancel(self, call_id: str) -> None:
+        call, given = self.calls.cancel(call_id)
+        if call is None:
+            if given:
+                self.say(["recalled", call_id])
+            return
+        self.say(["leaving", given])
+        for worker in self.workers:
+            if worker.call is call:
+                worker.interrupted = True
+        self.queue.extend([None] * self.threads)
+
+    def step_worker(self, index: int) -> bool:
+        """One thread goes on."""
+        world, worker = self.world, self.workers[index]
+        if self.exit is not None or world.now < self.frozen_until:
+            return False
+        if worker.phase == "idle":
+            return self._claim(index, worker)
+        call = worker.call
+        assert call is not None
+        if worker.phase == "claimed":
+            world.body_started(call, self)
+            plan = world.plans[call.id]
+            worker.phase, worker.until, worker.left = "body", world.now + plan.seconds, plan.items
+            self.credit.setdefault(call.id, 256)
+            if plan.outcome == "stream":
+                self.say(["streaming", call.id])
+            return True
+        if worker.phase == "body":
+            return self._body(call, worker)
+        self.calls.end(call)  # ended: the verdict goes home
+        worker.verdict[1]["s"] = max(0.0, world.now - self.page[index][1])
+        if world.groups:
+            worker.verdict[1]["group"] = True
+        self.say([worker.verdict[0], call.id, worker.verdict[1]], worker.verdict[2])
+        worker.phase, worker.call, worker.interrupted = "idle", None, False
+        if self.calls.leaving and all(w.phase == "idle" for w in self.workers):
+            self.die(0)
+        return True
+
+    def _claim(self, index: int, worker: _Worker) -> bool:
+        if not self.queue or not self.started:
+            return False
+        call = self.queue.popleft()
+        if call is None:
+            if all(w.phase == "idle" for w in self.workers):
+                self.die(0)
+            return True
+        if self.calls.claim(call):
+            self.world.claimed(call, self)
+            self.page[index] = (call.id, self.world.now)
+            worker.call, worker.phase, worker.wanted = call, "claimed", {}
+            worker.interrupted = call.state == "stopping"
+        return True
+
+    def _body(self, call: RunnerCall, worker: _Worker) -> bool:
+        world = self.world
+        plan = world.plans[call.id]
+        if (worker.interrupted or call.state == "stopping") and plan.heeds:
+            return self._end(call, worker, ("stopped", {}, []))
+        if world.groups and call.about.get("gang") and self.generation in world.broken_groups[self.node]:
+            return False  # it waits for a rank that is gone
+        if plan.outcome == "stream" and worker.left and call.id not in self.closed:
+            if self.credit[call.id] <= 0:
+                return False
+            self.credit[call.id] -= 1
+            worker.left -= 1
+            data = pickle.dumps((call.id, plan.items - worker.left))
+            self.say(["items", call.id, [1]], [data])
+            return True
+        if plan.reads and (call.id, "0") in self.arrived and None not in self.arrived[call.id, "0"]:
+            count = len(self.arrived[call.id, "0"])
+            if count > worker.wanted.get("0", 0):
+                self.say(["want", call.id, "0", count - worker.wanted.get("0", 0)])
+                worker.wanted["0"] = count
+                return True
+        if plan.reads and None not in self.arrived.get((call.id, "0"), []):
+            return False  # waits for its input
+        if world.now < worker.until:
+            return False
+        match plan.outcome:
+            case "crash":
+                self.die(-11)
+                return True
+            case "error":
+                return self._end(call, worker, ("error", {"error": _ERROR}, [b""]))
+            case "exit":
+                return self._end(call, worker, ("exited", {"code": 3}, []))
+            case _:
+                if plan.reads:
+                    world.check(
+                        self.arrived[call.id, "0"] == [*([1] * plan.reads), None], f"input of {call.id} differs"
+                    )
+                return self._end(call, worker, ("done", {}, [pickle.dumps(call.id)]))
+
+    def _end(self, call: RunnerCall, worker: _Worker, verdict: tuple[str, dict[str, Any], list[Any]]) -> bool:
+        worker.verdict, worker.phase = verdict, "ended"
+        self.world.body_ended(call)
+        return True
+
+    def say(self, message: list[Any], buffers: list[Any] | None = None) -> None:
+        self.outbox.append((message, [memoryview(b) for b in buffers or []]))
+
+
+_ERROR = {"type": "builtins.ValueError", "message": "no", "traceback": "ValueError: no\n"}
+
+
+class SimRunners:
+    """What an agent has of its runner processes."""
+
+    def __init__(self, selector: Any, world_and_node: Any, heed: Any, output: Any, ended: Any, full: Any) -> None:
+        self.world, self.node = world_and_node
+        self._heed, self._ended = heed, ended
+        self.processes: dict[str, SimProcess] = {}
+
+    @property
+    def gone(self) -> bool:
+        return not self.processes
+
+    def pids(self) -> list[int]:
+        return []
+
+    def spawn(self, name: str, threads: int, env: Any, cwd: str) -> None:
+        self.processes[name] = SimProcess(self.world, self.node, name, threads)
+        self.world.changed_actors()
+
+    def send(self, name: str, message: list[Any], buffers: list[Any] | None = None) -> None:
+        process = self.processes.get(name)
+        if process is not None and process.exit is None:
+            self.world.t("agent %d -> %s %s", self.node, name, message[:2])
+            process.inbox.append((message, list(buffers or [])))
+
+    def send_all(self, message: list[Any]) -> None:
+        for name in self.processes:
+            self.send(name, message)
+
+    def status(self, name: str) -> list[tuple[str, float]]:
+        process = self.processes.get(name)
+        return process.read() if process is not None else []
+
+    def kill(self, name: str) -> None:
+        process = self.processes.get(name)
+        if process is not None and process.killed_at is None:
+            process.killed_at = self.world.now
+
+    def kill_all(self) -> None:
+        for name in self.processes:
+            self.kill(name)
+
+    def drain(self, process: SimProcess) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def pending(self) -> list[SimProcess]:
+        return [p for p in self.processes.values() if p.outbox or p.exit is not None]
+
+    def hear(self, process: SimProcess) -> None:
+        """The agent reads what a runner has said, and learns of its end."""
+        count = len(process.outbox) if process.exit is not None else self.world.rng.randint(1, len(process.outbox))
+        for _ in range(count):
+            message, buffers = process.outbox.popleft()
+            self.world.t("agent %d <- %s %s", self.node, process.name, message[:2])
+            self._heed(process, message[0], message[1:], buffers)
+        if process.exit is not None and not process.outbox and process.name in self.processes:
+            del self.processes[process.name]
+            self.world.t("agent %d: %s exited %s", self.node, process.name, process.exit)
+            self._ended(process, process.exit)
+            self.world.changed_actors()

@@ -1,0 +1,39 @@
+"""Runs seeds of the simulation, one or many, in this process or in several."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from tests.simulation.world import Broken, World
+
+__all__ = ["first_broken", "outcome", "run_all"]
+
+_BATCH = 250
+
+
+def outcome(seed: int) -> str:
+    """What is wrong with a seed; empty if all holds."""
+    try:
+        World(seed).run()
+    except Broken as exc:
+        return str(exc)
+    except Exception as exc:  # the logic itself has failed
+        return f"seed {seed}: {exc!r}"
+    return ""
+
+
+def first_broken(first: int, count: int) -> str:
+    """What the first seed of a batch that breaks a promise has to say; empty if all hold."""
+    logging.disable(logging.CRITICAL)
+    return next(filter(None, map(outcome, range(first, first + count))), "")
+
+
+def run_all(first: int, count: int) -> str:
+    """What the first seed of many that breaks a promise has to say; a process for every core."""
+    firsts = range(first, first + count, _BATCH)
+    counts = [min(_BATCH, first + count - start) for start in firsts]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        return next(filter(None, pool.map(first_broken, firsts, counts)), "")

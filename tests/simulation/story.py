@@ -1,0 +1,146 @@
+"""What happens to a simulated pool: what its user does, and what goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from skyward.engine.calls import Call
+from skyward.errors import NodeLost
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["Body", "broadcast", "cancel", "misfortune", "submit"]
+
+
+@dataclass
+class Body:
+    """What a call's body does."""
+
+    seconds: float
+    outcome: str = "ok"
+    heeds: bool = True
+    items: int = 0
+    reads: int = 0
+    timeout: float | None = None
+    retries: int = 0
+
+
+def submit(world: World, count: int) -> None:
+    calls = [_call(world, _any_body(world)) for _ in range(count)]
+    try:
+        world.engine.send(calls)
+    except NodeLost:
+        for call in calls:
+            world.release(call.cargo)
+        return
+    _adopt(world, calls)
+
+
+def broadcast(world: World) -> None:
+    if len(world.engine.up()) < world.nodes:
+        return
+    body = Body(world.rng.choice((0.001, 0.05, 1.0)), world.rng.choice(("ok", "ok", "ok", "error", "crash")))
+    body.heeds = world.rng.random() < 0.9
+    calls = [_call(world, body if i == 0 else Body(body.seconds, heeds=body.heeds)) for i in range(world.nodes)]
+    world.rng.shuffle(calls)
+    world.engine.send_to(list(enumerate(calls)))
+    world.gangs.append(calls)
+    _adopt(world, calls)
+
+
+def cancel(world: World) -> None:
+    world.open = [future for future in world.open if not future.done()]
+    if world.open:
+        world.rng.choice(world.open).cancel()
+
+
+def _adopt(world: World, calls: list[Call]) -> None:
+    world.calls += calls
+    for call in calls:
+        world.futures[call.id] = call.future
+        world.open.append(call.future)
+        if world.bodies[call.id].items:
+            world.awaited.append(call.id)
+
+
+def _any_body(world: World) -> Body:
+    rng = world.rng
+    body = Body(rng.choice((0.0002, 0.001, 0.005, 0.03, 0.3)) if rng.random() < 0.9 else rng.choice((4.0, 40.0)))
+    body.outcome = rng.choices(("ok", "error", "crash", "exit", "stream"), (20, 2, 1, 1, 2))[0]
+    body.heeds = rng.random() < 0.9
+    body.items = rng.randint(1, 6) if body.outcome == "stream" else 0
+    body.retries = rng.choice((0, 1, 3))
+    if rng.random() < 0.08:
+        body.reads, body.retries = rng.randint(1, 6), 0
+    if rng.random() < 0.15:
+        body.timeout = rng.choice((0.002, 0.05, 0.5))
+    return body
+
+
+def _call(world: World, body: Body) -> Call:
+    about: dict[str, Any] = {"name": "f", "fn": "", "split": 0, "attempt": 0}
+    cargo: dict[str, Any] = {}
+    if body.timeout is not None:
+        about["timeout"] = body.timeout
+    if body.reads:
+        about["streams"] = ["0"]
+    if world.lease and world.rng.random() < 0.3:
+        name = f"{world.rng.randint(1, 3):032x}"
+        cargo, about["blobs"] = {name: ("/nowhere", 1)}, {"0": (name, 1)}
+        world.kept[name] += 1
+    pending: Any = SimpleNamespace(name="f")
+    inputs = {"0": range(body.reads)} if body.reads else {}
+    call = Call(pending, about, [], cargo, inputs, body.retries)
+    call.made = world.now
+    world.bodies[call.id] = body
+    return call
+
+
+def misfortune(world: World) -> None:
+    rng = world.rng
+    machine = rng.choice(world.machines)
+    processes = list(machine.runners.processes.values())
+    what = rng.choice(
+        ("kill", "freeze", "deaf", "agent freeze", "cut", "cut", "mute", "agent", "hooks", "notice", "vanish")
+    )
+    if what in ("kill", "freeze", "deaf") and processes:
+        process = rng.choice(processes)
+        world.t("misfortune: %s %s of node %d", what, process.name, machine.node)
+        if what == "kill":
+            process.die(-9)
+        else:
+            setattr(
+                process,
+                "frozen_until" if what == "freeze" else "deaf_until",
+                world.now + rng.choice((0.05, 1.0, 6.0)),
+            )
+            world.disturbed = max(world.disturbed, world.now + 6.0)
+        return
+    if not world.tough or not machine.alive:
+        return
+    world.t("misfortune: %s of node %d", what, machine.node)
+    connection = machine.connection
+    if what == "agent freeze":
+        machine.frozen_until = world.now + rng.choice((0.07, 0.5, 12.0))
+        world.disturbed = max(world.disturbed, machine.frozen_until)
+    elif what in ("cut", "mute") and connection is not None:
+        world.cut_off[machine.node] = world.now + rng.choice((0.0, 0.5, 5.0, 20.0))
+        if what == "cut":
+            connection.cut()
+        else:
+            connection.mute = True
+    elif what == "agent":
+        machine.kill_agent()
+    elif what == "hooks" and not world.groups:
+        world.hooks_fail = 1
+    elif what == "notice" and world.lease and machine.node not in world.going:
+        seconds = rng.choice((3.0, 30.0))
+        world.going[machine.node] = world.now + seconds
+        machine.agent.notice(seconds)
+        machine.agent.look_around()
+        machine.agent.turn()
+    elif what == "vanish" and world.lease and rng.random() < 0.3:
+        machine.vanish()

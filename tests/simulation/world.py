@@ -1,0 +1,437 @@
+"""A pool's whole life in virtual time, driven by a seed: client, links, agents, runners; and what must hold.
+
+Each step lets one actor do one thing. While faults happen, speeds differ wildly; then all is calm, and everything that
+can happen does. A run that breaks a promise raises `Broken` with what it saw.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from typing import Any
+
+from skyward import events
+from skyward.engine.calls import Call
+from skyward.streams import Stream
+from tests.simulation.client import make_engine
+from tests.simulation.machine import Machine
+from tests.simulation.network import Connection
+from tests.simulation.story import Body, broadcast, cancel, misfortune, submit
+
+__all__ = ["Broken", "World"]
+
+_CALM = 600.0
+_SLACK = 8.0
+_ROUNDS = 2000
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+class World:
+    """One run. Everything that happens is a function of the seed."""
+
+    def __init__(self, seed: int, trace: bool = False) -> None:
+        self.seed, self.rng = seed, random.Random(seed)
+        rng = self.rng
+        self.trace: deque[str] | None = deque(maxlen=4000) if trace else None
+        self.now, self.faults, self.steps = 1000.0, False, 0
+        self._tokens = 0
+        self.nodes = rng.choice((1, 2, 2, 3))
+        self.processes, self.threads = rng.choice(((1, 1), (1, 1), (2, 1), (3, 1), (1, 3)))
+        self.lease = rng.choice((0.0, 0.0, 60.0))
+        self.groups = self.nodes > 1 and rng.random() < 0.25
+        self.replaces = self.lease > 0 and rng.random() < 0.5
+        self.tough = rng.random() < 0.7  # whether machines, agents and links suffer too
+        self.hooks_fail = 0
+        self.broken_groups: list[set[str]] = [set() for _ in range(self.nodes)]
+        self.uploads: deque[tuple[int, str]] = deque()
+        self.feeders: list[Any] = []
+        self.reconnecting: dict[int, float] = {}
+        self.replacing: dict[int, float] = {}
+        self.cut_off: dict[int, float] = {}
+        self.going: dict[int, float] = {}
+        self.bodies: dict[str, Body] = {}
+        self.plans = self.bodies
+        self.calls: list[Call] = []
+        self.futures: dict[str, Any] = {}
+        self.open: list[Any] = []
+        self.awaited: list[str] = []  # futures that will be streams
+        self.gangs: list[list[Call]] = []
+        self.streams: dict[str, tuple[Stream[Any], int]] = {}
+        self.starts: Counter[tuple[str, int]] = Counter()
+        self.began: dict[str, float] = {}
+        self.order: dict[int, list[str]] = {n: [] for n in range(self.nodes)}
+        self.ends: Counter[str] = Counter()
+        self.cancels: dict[str, float] = {}  # when a cancel reached the node
+        self.kept: Counter[str] = Counter()
+        self.notices: list[str] = []
+        self.disturbed = 0.0
+        self.broken: Broken | None = None
+        self._actors: list[tuple[str, Callable[[], bool]]] = []
+        self._stale = True
+        self._speeds: list[float] = []
+        self.machines = [Machine(self, n) for n in range(self.nodes)]
+        self.engine = make_engine(self)
+        self.hub: Any = self.engine._hub
+        self._count_ends()
+
+    # what the parts ask of the world
+
+    def clock(self) -> float:
+        return self.now
+
+    def token(self) -> str:
+        self._tokens += 1
+        return f"{self._tokens:016x}"
+
+    def t(self, text: str, *values: Any) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.now:10.4f} {text % values}")
+
+    def check(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.broken = self.broken or Broken(f"seed {self.seed}: {text}")
+            raise self.broken
+
+    def changed_actors(self) -> None:
+        self._stale = True
+
+    def event(self, event: events.Event) -> None:
+        if isinstance(event, events.Notice):
+            self.t("notice: %s", event.text)
+            self.check("bug" not in event.text, event.text)
+
+    def release(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self.kept[digest] -= 1
+            self.check(self.kept[digest] >= 0, f"{digest} was released once too often")
+
+    def claimed(self, call: Any, process: Any) -> None:
+        self.check(not process.calls.leaving, f"{call.id} was begun in a process that had broken off a body")
+
+    def body_started(self, call: Any, process: Any) -> None:
+        key = (call.id, call.about["attempt"])
+        self.starts[key] += 1
+        self.t("node %d %s: body of %s begins, attempt %d", process.node, process.name, *key)
+        self.check(self.starts[key] == 1, f"the body of {call.id} was started twice in attempt {key[1]}")
+        self.check(key[1] <= self.bodies[call.id].retries, f"{call.id} was attempted too often")
+        self.began[call.id] = self.now
+        late = self.now - max(self.cancels.get(call.id, self.now), self.disturbed)
+        self.check(self.faults or late < 1.0, f"{call.id} was begun {late:.1f} s after it was cancelled")
+        if call.about.get("gang"):
+            self.order[process.node].append(call.id)
+
+    def body_ended(self, call: Any) -> None:
+        self.t("body of %s ends", call.id)
+        began, limit = max(self.began.get(call.id, self.now), self.disturbed), self.bodies[call.id].timeout
+        took, stopped = self.now - began, self.now - max(began, self.cancels.get(call.id, self.now))
+        if self.faults:
+            return  # nothing is promised in time while everybody is slow
+        if limit is not None:
+            self.check(took < limit + 2.0 + _SLACK, f"{call.id} ran for {took:.1f} s in spite of its limit of {limit}")
+        self.check(stopped < 3.0 + _SLACK, f"{call.id} ran for {stopped:.1f} s after it was cancelled")
+
+    def _count_ends(self) -> None:
+        engine: Any = self.engine
+        for name in ("_do_settle", "_do_fail"):
+            real = getattr(engine, name)
+
+            def counted(call: Call, *rest: Any, real: Any = real, name: str = name) -> None:
+                self.ends[call.id] += 1
+                self.t("%s %s %s", name, call.id, rest)
+                self.check(self.ends[call.id] == 1, f"{call.id} ended twice")
+                if name == "_do_settle" and rest[1] and call.stream is None:
+                    self.check(_unpickled(rest[1][0]) == call.id, f"{call.id} got the result of another call")
+                real(call, *rest)
+
+            setattr(engine, name, counted)
+
+    # actors
+
+    def actors(self) -> list[tuple[str, Callable[[], bool]]]:
+        if self._stale:
+            self._stale = False
+            made: list[tuple[str, Callable[[], bool]]] = [("uploads", self._upload), ("feeders", self._feed)]
+            for machine in self.machines:
+                n = machine.node
+                made += [
+                    (f"link {n}", lambda m=machine: m.connection is not None and m.connection.deliver()),
+                    (f"client {n}", lambda n=n: self._client_reads(n)),
+                    (f"agent {n}", machine.step),
+                    (f"buffers {n}", lambda m=machine: m.alive and m.freight.step()),
+                    (f"reconnect {n}", lambda n=n: self._reconnect(n)),
+                ]
+                for process in machine.runners.processes.values():
+                    made += [(f"reader {process.name}", process.step_reader), ("nursery", lambda p=process: _killed(p))]
+                    made += [
+                        (f"{process.name}.{i}", lambda p=process, i=i: p.step_worker(i)) for i in range(self.threads)
+                    ]
+            made += [("turn", self._turn), ("streams", self._read_streams), ("replace", self._replace)]
+            self._actors = made
+            self._speeds = [10 ** self.rng.uniform(-2, 0) for _ in made]
+        return self._actors
+
+    def _client_reads(self, n: int) -> bool:
+        peer, connection = self.hub.peers[n], self.machines[n].connection
+        if connection is None or peer.link.sock is not connection.client:
+            return False
+        if not (connection.client.arrived or connection.client.eof or peer.link.writing):
+            return False
+        with self.hub.lock:
+            peer.link.flush()
+            self.hub._hear(peer)
+        self._turn()
+        return True
+
+    def _turn(self) -> bool:
+        with self.hub.lock:
+            self.hub._notice_silence()
+            self.engine.turn()
+        self.hub._do_deferred()
+        if self.broken is not None:
+            raise self.broken  # raised before, where somebody caught it
+        return False
+
+    def _upload(self) -> bool:
+        if not self.uploads:
+            return False
+        node, name = self.uploads.popleft()
+        self.hub.post(node, [["blob", name, 0, 1, 1]], [b"x"])
+        return True
+
+    def _feed(self) -> bool:
+        moves = [feeder.step() for feeder in self.feeders]
+        return any(moves)
+
+    def _reconnect(self, n: int) -> bool:
+        due = self.reconnecting.get(n)
+        if due is None or due > self.now:
+            return False
+        if self.hub.connected(n):
+            del self.reconnecting[n]
+            return True
+        machine = self.machines[n]
+        try:
+            if not machine.alive or self.cut_off.get(n, 0.0) > self.now:
+                raise TimeoutError("no answer")
+            self.attach(n)
+            self.reconnecting.pop(n, None)
+        except OSError as exc:
+            with self.hub.changed:
+                pause = self.engine.pause(n, exc)
+            if pause is None:
+                self.reconnecting.pop(n, None)
+            else:
+                self.reconnecting[n] = self.now + pause
+            self.hub._do_deferred()
+        return True
+
+    def attach(self, n: int) -> None:
+        """Connects to a node's agent, as the client's hub does."""
+        machine, peer = self.machines[n], self.hub.peers[n]
+        connection = Connection(self.rng)
+        machine.agent._home.attach(connection.agent, peer.hello())
+        machine.connection = connection
+        if self.faults and self.rng.random() < 0.1:
+            connection.cut()  # the agent has admitted us, and we never learn of it
+            raise ConnectionResetError("cut during the greeting")
+        answer = connection.welcome()
+        with self.hub.changed:
+            restarted = peer.welcome(connection.client, answer)
+            self.t("attached %d, restarted %s", n, restarted)
+            self.engine.attached(n, restarted=restarted)
+        self.hub._do_deferred()
+
+    def _replace(self) -> bool:
+        moved = False
+        for n, due in list(self.replacing.items()):
+            if due > self.now:
+                continue
+            vacant, actions = self.engine._core.vacate(n, self.now)
+            self.engine._do(actions)
+            if not vacant:
+                continue
+            self.t("another machine takes the place of %d", n)
+            self.machines[n].vanish()
+            self.machines[n] = Machine(self, n)
+            self.going.pop(n, None)
+            self.reconnecting.pop(n, None)
+            self.changed_actors()
+            faults, self.faults = self.faults, False
+            self.attach(n)
+            self.faults = faults
+            del self.replacing[n]
+            moved = True
+        return moved
+
+    def _read_streams(self) -> bool:
+        moved = False
+        for call_id in [i for i in self.awaited if self.futures[i].done()]:
+            self.awaited.remove(call_id)
+            try:
+                value = self.futures[call_id].result(0)
+            except (Exception, CancelledError):
+                continue
+            if isinstance(value, Stream):
+                self.streams[call_id] = (value, 0)
+        for call_id, (stream, count) in list(self.streams.items()):
+            consumer: Any = stream._consumer
+            if self.rng.random() < 0.02 and self.faults:
+                stream.close()
+            if consumer._items or consumer._taken or consumer._ended:
+                moved = True
+                try:
+                    item = next(stream)
+                    self.check(item == (call_id, count + 1), f"stream {call_id} gave {item} after {count}")
+                    self.streams[call_id] = (stream, count + 1)
+                except Exception:
+                    del self.streams[call_id]
+        return moved
+
+    # the run
+
+    def run(self) -> None:
+        """Everything from opening to the end; raises Broken when a promise is broken."""
+        rng = self.rng
+        for n in range(self.nodes):
+            self.attach(n)
+        self.engine._do(self.engine._core.renew(self.now))
+        self._calm(lambda: self.engine._core.nodes.all_ready(), "opening")
+        self.faults = True
+        self.engine._core.calls.dispatch._mean = rng.choice((None, 0.0005, 0.01))
+        for machine in self.machines:
+            machine.agent._calls.mean = rng.choice((None, None, 0.0005, 0.01))
+        submit(self, rng.randint(4, 16))
+        length = rng.randint(150, 700)
+        for step in range(length):
+            if step % 50 == 0:
+                self._speeds = [10 ** rng.uniform(-2, 0) for _ in self.actors()]
+            chance = rng.random()
+            if chance < 0.012:
+                submit(self, rng.randint(1, 6))
+            elif chance < 0.02:
+                broadcast(self)
+            elif chance < 0.045:
+                cancel(self)
+            elif chance < 0.057:
+                misfortune(self)
+            elif chance < 0.2:
+                self.advance(rng.choice((0.0002, 0.001, 0.01, 0.06, 0.06, 0.5)))
+            else:
+                actors = self.actors()
+                rng.choices(actors, self._speeds)[0][1]()
+        self.faults, self.disturbed = False, max(self.now, self.disturbed)
+        self._calm(self._all_done, "calls to end")
+        self._calm(self._nothing_kept, "what was kept to be let go")
+        self._check_order()
+
+    def advance(self, seconds: float) -> None:
+        """Time passes; machines that were to be taken away are."""
+        self.now += seconds
+        for n, when in list(self.going.items()):
+            if when <= self.now:
+                del self.going[n]
+                if self.machines[n].alive:
+                    self.machines[n].vanish()
+
+    def _calm(self, over: Callable[[], bool], what: str) -> None:
+        """Everything that can happen does, until `over`."""
+        limit = self.now + _CALM
+        while not over():
+            for _ in range(_ROUNDS):
+                actors = list(self.actors())
+                start = self.rng.randrange(len(actors))
+                moves = [act() for _, act in actors[start:] + actors[:start]]
+                if not any(moves):
+                    break
+            else:
+                raise Broken(f"seed {self.seed}: something goes round in circles\n{self.where()}")
+            self.advance(self._next_due() - self.now)
+            if self.now > limit:
+                raise Broken(f"seed {self.seed}: waited without effect for {what}\n{self.where()}")
+
+    def _next_due(self) -> float:
+        """When something happens next that time alone brings about."""
+        due = [self.now + 1.0, *self.reconnecting.values(), *self.replacing.values(), *self.cut_off.values()]
+        due += [timer[0] for timer in self.engine._core.calls._timers[:1]]
+        for machine in self.machines:
+            due += [machine.frozen_until, machine.agent._calls.due()]
+            for process in machine.runners.processes.values():
+                due += [process.frozen_until, process.deaf_until]
+                due += [worker.until for worker in process.workers if worker.phase == "body"]
+        return min(moment for moment in due if moment > self.now) + 0.0001
+
+    def _all_done(self) -> bool:
+        self.open = [future for future in self.open if not future.done()]
+        return not self.open and not self.engine._core.calls.calls
+
+    def _nothing_kept(self) -> bool:
+        """Whether nothing is left of calls anywhere, and every slot is free."""
+        core = self.engine._core
+        if core.calls.dispatch.load() != (0, 0) or +self.kept or self.replacing or self.reconnecting_soon():
+            return False
+        unformed = self.groups and any(node.state != "ready" for node in core.nodes.all)
+        if unformed and not any(node.state in ("lost", "leaving") for node in core.nodes.all):
+            return False
+        for machine, node in zip(self.machines, core.nodes.all, strict=True):
+            if not machine.alive or unformed or node.state in ("lost", "leaving", "replaced"):
+                continue  # nobody waits for it, and no group forms without it
+            calls = machine.agent._calls
+            processes = machine.runners.processes
+            if node.state != "ready" or calls.calls or calls.queue or machine.freight.uses:
+                return False
+            if len(processes) != self.processes or any(slot.state != "ready" for slot in calls.slots.values()):
+                return False
+            if any(slot.calls or slot.stops for slot in calls.slots.values()):
+                return False
+            if any(p.calls.calls or any(w.phase != "idle" for w in p.workers) for p in processes.values()):
+                return False
+            links = (self.hub.peers[machine.node].link, machine.agent._home._link)
+            if any(len(link._kept) > 3 for link in links):
+                return False
+        return True
+
+    def reconnecting_soon(self) -> bool:
+        """Whether a connection to a machine that is there is still missing."""
+        return any(self.machines[n].alive for n in self.reconnecting)
+
+    def _check_order(self) -> None:
+        """Broadcasts begin in the same order on every node that runs one call at a time."""
+        if self.processes * self.threads > 1:
+            return
+        rank = {call.id: index for index, gang in enumerate(self.gangs) for call in gang}
+        for n, ids in self.order.items():
+            found = [rank[i] for i in ids]
+            self.check(found == sorted(found), f"broadcasts began in another order on node {n}: {found}")
+
+    def where(self) -> str:
+        """Where everything stands, for whoever has to find out why."""
+        lines = [f"client: {[(c.id, c.state, c.node, c.attempt) for c in self.engine._core.calls.calls.values()]}"]
+        lines += [f"open futures: {[i for i, f in self.futures.items() if not f.done()]} kept {dict(+self.kept)}"]
+        lines += [f"replacing {self.replacing} reconnecting {self.reconnecting}"]
+        for machine, node in zip(self.machines, self.engine._core.nodes.all, strict=True):
+            calls = machine.agent._calls
+            lines.append(f"node {machine.node}: {node} alive {machine.alive} linked {self.hub.connected(machine.node)}")
+            lines.append(f"  calls {[(c.id, c.state) for c in calls.calls.values()]} uses {machine.freight.uses}")
+            lines += [f"  slot {s.name} {s.state} {list(s.calls)} stops {s.stops}" for s in calls.slots.values()]
+            for p in machine.runners.processes.values():
+                workers = [(w.phase, w.call and w.call.id) for w in p.workers]
+                lines.append(f"  process {p.name} exit {p.exit} {list(p.calls.calls)} {workers} in {len(p.inbox)}")
+        return "\n".join(lines)
+
+
+def _killed(process: Any) -> bool:
+    if process.killed_at is None or process.exit is not None:
+        return False
+    process.die(-9)
+    return True
+
+
+def _unpickled(data: Any) -> Any:
+    import pickle
+
+    return pickle.loads(data)
