@@ -21,6 +21,10 @@ class Item:
     pinned: bool = False
     sent: float = 0.0
 
+    @property
+    def movable(self) -> bool:
+        return not self.pinned
+
 
 def opened(nodes: int, slots: int, waiting: int = 0) -> tuple[Dispatch[Item], list[Item]]:
     dispatch: Dispatch[Item] = Dispatch(nodes, slots)
@@ -106,24 +110,41 @@ def test_a_pinned_call_goes_to_its_node_however_busy() -> None:
     assert dispatch.load() == (0, 2)
 
 
-def test_a_call_that_waits_here_can_be_withdrawn_and_one_that_was_sent_cannot() -> None:
+def test_a_call_that_ends_while_it_waits_here_is_sent_to_nobody() -> None:
     dispatch, items = opened(1, 1, 2)
     dispatch.next(0.0)
-    assert not dispatch.withdraw(items[0])
-    assert dispatch.withdraw(items[1])
-    assert not dispatch.withdraw(items[1])
+    dispatch.settle(items[1])
     assert dispatch.load() == (0, 1)
+    dispatch.settle(items[0])
+    assert dispatch.next(1.0) == []
 
 
-def test_the_calls_of_a_lost_node_are_given_back_once() -> None:
+def test_it_is_known_which_calls_a_node_has_and_which_wait() -> None:
     dispatch, items = opened(2, 2, 5)
     dispatch.next(0.0)
-    lost = dispatch.drain(0)
-    assert {item.node for item in lost} == {0}
-    assert len(lost) == 2
-    assert dispatch.drain(0) == []
-    assert dispatch.drain_queue() == items[4:]
-    assert dispatch.drain_queue() == []
+    assert {item.node for item in dispatch.at(0)} == {0}
+    assert len(dispatch.at(0)) == 2
+    assert dispatch.waiting() == items[4:]
+
+
+def test_a_call_that_is_to_end_makes_room_for_another() -> None:
+    """Its node begins the next one in a fresh process."""
+    dispatch, items = opened(1, 1, 2)
+    dispatch.next(0.0)
+    assert dispatch.next(0.0) == []
+    dispatch.stop(items[0])
+    assert dispatch.next(0.0) == [(0, items[1])]
+    dispatch.settle(items[0])
+    dispatch.add(Item())
+    assert dispatch.next(0.0) == []
+
+
+def test_a_node_without_a_call_that_is_to_end_is_preferred() -> None:
+    dispatch, items = opened(2, 1, 1)
+    dispatch.next(0.0)
+    dispatch.stop(items[0])
+    dispatch.add(Item())
+    assert nodes_of(dispatch.next(0.0)) == [1]
 
 
 def crowd(seconds: float = 0.0001, calls: int = 20) -> tuple[Dispatch[Item], list[Item]]:
@@ -141,12 +162,12 @@ def test_a_call_that_waits_behind_others_is_taken_back_for_an_idle_node() -> Non
     dispatch, items = crowd()
     assert dispatch.crowded()
     taken = dispatch.stale(10.0)
-    assert [(node, item) for node, item in taken] == [(0, items[2])]
+    assert [(item.node, item) for item in taken] == [(0, items[2])]
     assert dispatch.stale(10.0) != taken
-    for node, item in taken:
+    for item in taken:
         dispatch.settle(item)
+        item.node = None
         dispatch.add(item, first=True)
-        assert node == 0
     assert nodes_of(dispatch.next(10.0)) == [1]
 
 
@@ -163,7 +184,7 @@ def test_what_was_sent_just_now_or_is_pinned_is_left_where_it_is() -> None:
 def test_a_running_call_is_never_taken_back() -> None:
     dispatch, items = crowd(calls=4)
     running = items[1]
-    taken = [item for now in (10.0, 11.0, 12.0, 13.0) for _, item in dispatch.stale(now)]
+    taken = [item for now in (10.0, 11.0, 12.0, 13.0) for item in dispatch.stale(now)]
     assert running not in taken
     assert len(taken) == len({item.id for item in taken})
 

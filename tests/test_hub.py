@@ -223,7 +223,7 @@ def test_whatever_an_attempt_to_connect_raises_the_node_is_tried_again() -> None
     hub = Hub(1, reach, ssl.create_default_context())
     ears = Patience()
     hub.follow(ears, ears)
-    hub.reconnect(0)
+    hub._reconnect(0)  # pyright: ignore[reportPrivateUsage] - what its thread does
     assert tries == [0, 0, 0]
     hub.connect(0, 0.0)
     assert ears.gone.get(timeout=10) == (0, "no tunnel")

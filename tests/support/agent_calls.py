@@ -1,0 +1,117 @@
+"""Drives a real AgentCalls through real events, for the tests of its tables and of its behaviour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyward.engine.agent_calls import Action, AgentCalls
+from skyward.engine.agent_tables import NodeCall
+
+__all__ = ["GRACE", "LIMIT", "Bench", "effects_on"]
+
+GRACE, LIMIT = 3.0, 5.0
+
+_SENT = {"call": "send call", "recall": "send recall", "cancel": "send cancel"}
+_TOLD = {
+    "started": "tell started",
+    "recalled": "tell recalled",
+    "crashed": "tell crashed",
+    "lost": "tell lost",
+    **dict.fromkeys(("cancelled", "timeout", "gang"), "tell stopped"),
+    **dict.fromkeys(("done", "error", "exited", "noroom"), "tell verdict"),
+}
+
+
+def effects_on(call: NodeCall, actions: list[Action]) -> set[str]:
+    """What the agent is to do about a call, in the words of the table."""
+    found: set[str] = set()
+    for action in actions:
+        if action[0] == "send" and action[2][1:2] == [call.id]:
+            found.add(_SENT[action[2][0]])
+        elif action[0] == "tell" and action[1] is call:
+            found.add(_TOLD[action[2][0]])
+        elif action[0] == "kill":
+            found.add("kill process")
+    return found
+
+
+class Bench:
+    """A node with its runners, at a time of its own; `did` is what the last event had the agent do."""
+
+    def __init__(self, processes: int = 1, threads: int = 1, hooks: bool = False, ready: bool = True) -> None:
+        self.calls = AgentCalls()
+        self.now = 100.0
+        self._shape = (processes, threads, hooks)
+        self._generation = 0
+        self.did: list[Action] = []
+        self.setup()
+        if ready:
+            for name in list(self.calls.slots):
+                self.did += self.calls.ready(name, self.now)
+
+    def setup(self) -> list[Action]:
+        """The client has all runners made (again)."""
+        processes, threads, hooks = self._shape
+        self._generation += 1
+        settings = {"processes": processes, "threads": threads, "generation": self._generation}
+        self.did = self.calls.setup({**settings, "grace": GRACE, "shared": True}, hooks, self.now)
+        return self.did
+
+    @property
+    def names(self) -> list[str]:
+        """The runners that there are."""
+        return list(self.calls.slots)
+
+    def take(self, call_id: str, missing: set[str] | None = None, **about: Any) -> NodeCall:
+        """A call comes from the client."""
+        call = NodeCall(call_id, {"name": "f", "attempt": 0, **about}, [b"payload"])
+        call.missing = missing or set()
+        self.did = self.calls.take(call, self.now)
+        return call
+
+    def begin(self, call: NodeCall) -> list[Action]:
+        """Its runner's status page says that a call has begun."""
+        assert call.slot is not None
+        self.did = self.calls.saw(call.slot.name, [(call.id, self.now)], self.now)
+        return self.did
+
+    def end(self, call: NodeCall, kind: str = "done", seconds: float = 0.1) -> list[Action]:
+        """Its runner says that a call has ended."""
+        assert call.slot is not None
+        self.did = self.calls.ended(call.slot.name, call.id, kind, {"s": seconds}, [b"result"], self.now)
+        return self.did
+
+    def give_back(self, call: NodeCall) -> list[Action]:
+        """Its runner gives a call back."""
+        assert call.slot is not None
+        self.did = self.calls.returned(call.slot.name, [call.id], self.now)
+        return self.did
+
+    def exit(self, name: str, status: int = -11) -> list[Action]:
+        """A runner's process is gone."""
+        self.did = self.calls.exited(name, status, "last words", False, self.now)
+        return self.did
+
+    def cancel(self, call: NodeCall, why: str = "cancelled") -> list[Action]:
+        """The client wants a call to end."""
+        self.did = self.calls.cancel(call.id, why, GRACE, self.now)
+        return self.did
+
+    def tick(self, seconds: float) -> list[Action]:
+        """Time passes."""
+        self.now += seconds
+        self.did = self.calls.tick(self.now)
+        return self.did
+
+    def make_short(self) -> None:
+        """A call ends that was so short that others are sent ahead from now on."""
+        self.end(self.take("short"), seconds=0.0005)
+        assert self.calls.mean == 0.0005
+
+    def messages(self, kind: str = "tell") -> list[list[Any]]:
+        """The messages to the client ("tell") or to runners ("send") that the last event led to."""
+        return [action[2] for action in self.did if action[0] == kind]
+
+    def sent(self) -> list[list[Any]]:
+        """The kinds and calls of the messages to runners that the last event led to."""
+        return [message[:2] for message in self.messages("send")]

@@ -1,0 +1,21 @@
+"""A plan of a pool for tests that decide and do nothing: no sockets, no certificates, no files."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from skyward.engine.plan import Plan
+
+__all__ = ["plan_of_two"]
+
+
+def plan_of_two(**given: Any) -> Plan:
+    """Two nodes of one slot each on other machines; what is not given is None."""
+    known: dict[str, Any] = dict.fromkeys((field.name for field in fields(Plan)), None)
+    known |= {"pool": "pool", "nodes": 2, "slots": 1, "gang": False, "lease": 60.0, "directory": ""}
+    known |= {
+        "setup": lambda node, abouts, ports: ({"info": f"info {node}", "scheduler": None}, [b"hook"]),
+        "listening": lambda: True,
+    }
+    return Plan(**{field.name: (known | given)[field.name] for field in fields(Plan)})
