@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, cast
 
 from skyward import blobs, failures, wire
-from skyward.errors import NotSerializable, ResultNotSerializable, ResultTooLarge
+from skyward.errors import NotSerializable, Preempted, ResultNotSerializable, ResultTooLarge
 from skyward.payload import Packer, unpack
 from skyward.streams import Consumer, Producer
 
@@ -81,7 +81,8 @@ class Bodies:
             return "exited", {"code": code}, []
         except BaseException as exc:  # the user's exception: sent home, raised there
             about, data = failures.capture(exc, __file__)
-            return "error", {"error": about}, [data]
+            told = {"error": about, "preempted": True} if isinstance(exc, Preempted) else {"error": about}
+            return "error", told, [data]
 
     def _call(self, call: RunnerCall) -> Any:
         about = call.about

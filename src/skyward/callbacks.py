@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from skyward.events import Event
+from skyward.packed import PackedError
 
 __all__ = ["Listener", "Listeners", "UserCode", "UserFuture", "Worker", "run_in_thread", "when_done"]
 
@@ -308,6 +309,8 @@ class UserFuture(Future[T]):
             if worker.finished < self._events:
                 worker.wait(self._events, _DELIVERY if timeout is None else min(timeout, _DELIVERY))
         self._load()
+        if isinstance(self._exception, PackedError):
+            self._exception = self._exception.rebuilt()
 
     def _note_events(self) -> None:
         if self.user is not None:

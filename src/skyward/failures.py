@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -15,9 +16,12 @@ from typing import Any, cast
 import cloudpickle
 
 from skyward.errors import RemoteError
+from skyward.packed import PackedError
 from skyward.payload import unpack
 
-__all__ = ["annotate", "capture", "rebuild"]
+__all__ = ["annotate", "capture", "packed", "rebuild"]
+
+Advice = Callable[[BaseException], str]
 
 _MAX_PICKLE = 1 << 20
 _MAX_TEXT = 256 << 10
@@ -48,14 +52,37 @@ def rebuild(about: dict[str, Any], data: bytes | memoryview) -> BaseException:
 def annotate(exc: BaseException, about: dict[str, Any], where: str) -> BaseException:
     """Adds the note that says where it happened, with the remote traceback."""
     note = f"{where}\n\nremote traceback:\n{about['traceback'].rstrip()}"
+    return exc if noted(exc, note) else RemoteError(about["type"], about["message"], note)
+
+
+def noted(exc: BaseException, note: str) -> bool:
+    """Adds a note; False if the exception does not let itself be changed."""
     try:
         exc.add_note(note)
     except Exception:  # its __notes__ is no list, or it does not let itself be changed
         try:
             object.__setattr__(exc, "__notes__", [note])
         except (AttributeError, TypeError):
-            return RemoteError(about["type"], about["message"], note)
-    return exc
+            return False
+    return True
+
+
+def packed(
+    about: dict[str, Any], data: bytes | memoryview, where: str = "", advice: Advice | None = None
+) -> PackedError:
+    """The exception, to be rebuilt by whoever asks for it; `where` and what `advice` says of it become notes."""
+    kept = bytes(data)  # a copy: the frame that it came in need not be kept for it
+
+    def build(notes: Sequence[str]) -> BaseException:
+        error = rebuild(about, kept)
+        if where:
+            error = annotate(error, about, where)
+        for note in ((advice(error) if advice is not None else ""), *notes):
+            if note:
+                noted(error, note)
+        return error
+
+    return PackedError(build)
 
 
 def _pickled(exc: BaseException) -> bytes:

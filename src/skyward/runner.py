@@ -217,7 +217,7 @@ class Runner:
         elif kind == "items":
             call.inputs[body[1]].feed([(item, sum(map(wire.nbytes, item))) for item in _split(buffers, body[2])])
         elif kind == "end":
-            error = failures.rebuild(body[2], buffers[0]) if body[2] else None
+            error = failures.packed(body[2], buffers[0]) if body[2] else None  # rebuilt in the body's thread
             call.inputs[body[1]].end(error)
 
     def _on_sigterm(self, *_: object) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from skyward.callbacks import run_in_thread
+from skyward.packed import PackedError
 
 __all__ = ["WINDOW", "Consumer", "Producer", "Stream"]
 
@@ -131,15 +132,13 @@ class Consumer(Iterator[Any]):
     def _take(self) -> tuple[Any, int]:
         """Waits for items, and takes all that are there."""
         with self._changed:
-            while not self._items:
-                if self._ended:
-                    error, self._error = self._error, None
-                    if error is not None:
-                        raise error
-                    raise StopIteration
+            while not self._items and not self._ended:
                 self._changed.wait()
-            self._taken, self._items = self._items, deque()
-            return self._taken.popleft()
+            if self._items:
+                self._taken, self._items = self._items, deque()
+                return self._taken.popleft()
+            error, self._error = self._error, None
+        raise (error.rebuilt() if isinstance(error, PackedError) else error) or StopIteration
 
     @property
     def ended(self) -> bool:

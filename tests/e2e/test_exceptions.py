@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -641,3 +642,52 @@ def test_a_broadcast_in_which_every_rank_raises_leaves_every_slot_usable() -> No
             with pytest.raises(ValueError, match="all of us"):
                 raiser(lambda: ValueError("all of us")) @ pool
             assert [f.result(45) for f in [echo(i) > pool for i in range(4)]] == [0, 1, 2, 3]
+
+
+class RebuiltWhenTold(Exception):
+    """Unpickling it blocks, on the client, until a file is there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.path,)
+
+
+def _rebuilt(path: str) -> RebuiltWhenTold:
+    import os
+    import time
+
+    while "COMPUTE_POOL" not in os.environ and not os.path.exists(path):
+        time.sleep(0.01)
+    return RebuiltWhenTold(path)
+
+
+def test_an_exception_is_rebuilt_by_whoever_asks_for_it_and_holds_up_nobody_else(
+    pool: sky.ComputePool, tmp_path: Path
+) -> None:
+    """Rebuilding runs the user's code: not on the thread that reads the links, and under no lock of ours (SEC-8)."""
+
+    @sky.compute
+    def fail(path: str) -> None:
+        raise RebuiltWhenTold(path)
+
+    @sky.compute
+    def double(x: int) -> int:
+        return 2 * x
+
+    path = tmp_path / "go"
+    failed = fail(str(path)) > pool
+    wait([failed], timeout=60)
+    group = sky.gather(double(1), fail(str(path))) > pool
+    wait([group], timeout=60)
+    assert failed.done()
+    assert group.done()
+    assert [double(i) >> pool for i in range(4)] == [0, 2, 4, 6]
+    path.touch()
+    for future in (failed, group):
+        error = future.exception(30)
+        assert isinstance(error, RebuiltWhenTold)
+        assert error is future.exception()
+        assert any("remote traceback" in note for note in error.__notes__)

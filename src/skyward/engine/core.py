@@ -17,7 +17,7 @@ from skyward.engine.calls import Call
 from skyward.engine.client_calls import Action, ClientCalls
 from skyward.engine.nodes import Links, Nodes, Replacements
 from skyward.engine.plan import Plan
-from skyward.errors import PoolClosed, Preempted, SkywardError
+from skyward.errors import PoolClosed, SkywardError
 
 __all__ = ["VERDICTS", "Core"]
 
@@ -118,7 +118,7 @@ class Core:
         if call is None:
             return actions
         error, outcome = verdicts.failure(self._plan.pool, call, number, kind, about, buffers)
-        if self.nodes.is_leaving(number) and (outcome == "crashed" or isinstance(error, Preempted)):
+        if self.nodes.is_leaving(number) and (outcome == "crashed" or about.get("preempted")):
             return actions + self.calls.lost(number, call_id, "its machine is being taken away", now)
         doubtful = outcome == "error" and bool(self.nodes.gang or self._plan.lease)
         failure = (error, outcome, about.get("s", 0.0))

@@ -21,12 +21,8 @@ def failure(
 ) -> tuple[BaseException, Outcome]:
     """The exception for a call that gave no result, and how it counts."""
     if kind == "error":
-        # rebuild and annotate never raise, whatever the user's exception class does
         where = f"raised on node {node} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
-        error = failures.annotate(failures.rebuild(about["error"], buffers[0]), about["error"], where)
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            error.add_note(_where_to_get(error.name.partition(".")[0]))
-        return error, "error"
+        return failures.packed(about["error"], buffers[0], where, _advice), "error"
     if kind == "exited":
         return TaskCrashed(call.name, node, call.attempt, about["code"], stderr=about["stderr"]), "crashed"
     if kind == "crashed":
@@ -46,6 +42,12 @@ def gang_note(call: Call, others: list[Call], total: int) -> str:
     if others:
         text += f"; nodes {', '.join(str(other.node) for other in others)} had not finished and were stopped"
     return text + "."
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return _where_to_get(error.name.partition(".")[0])
+    return ""
 
 
 def _where_to_get(module: str) -> str:
