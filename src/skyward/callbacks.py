@@ -239,6 +239,10 @@ class UserCode:
         return self.callbacks.is_current() or self.listeners.worker.is_current()
 
 
+_CANCELLED = frozenset(("CANCELLED", "CANCELLED_AND_NOTIFIED"))
+_ENDED = _CANCELLED | {"FINISHED"}
+
+
 class UserFuture(Future[T]):
     """A future in a user's hands: its callbacks run on the threads of `user`, not in the thread that settles it.
 
@@ -251,6 +255,29 @@ class UserFuture(Future[T]):
         self.on_cancel: Callable[[], None] | None = None
         self._cancelling = threading.Lock()
         self._events = 0  # how many had been emitted when this future was settled
+        self._sleepers: list[_thread.LockType] = []  # of threads that wait, one each
+
+    def done(self) -> bool:
+        """Whether it has ended; takes no lock, so that Ctrl-C at any moment leaves none taken."""
+        return self._state in _ENDED
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled; as `done`."""
+        return self._state in _CANCELLED
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it has ended; False if that took longer.
+
+        It waits on a lock of its own. On the future's condition, an interrupt at the wrong moment would leave that
+        taken, and with it whoever settles the future: the thread that reads the links.
+        """
+        if not self.done():
+            sleeper = _thread.allocate_lock()
+            sleeper.acquire()
+            self._sleepers.append(sleeper)
+            if not self.done():
+                sleeper.acquire(True, -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+        return self.done()
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Has `fn` called on a thread for callbacks; at once and in this thread if the future is done."""
@@ -273,19 +300,23 @@ class UserFuture(Future[T]):
         """Sets the result; does not wait for callbacks."""
         self._note_events()
         super().set_result(result)
+        self._wake()
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Sets the exception; does not wait for callbacks."""
         self._note_events()
         super().set_exception(exception)
+        self._wake()
 
     def result(self, timeout: float | None = None) -> T:
-        super().exception(timeout)
+        self.wait(timeout)
+        super().exception(0)
         self._prepare(timeout)
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        super().exception(timeout)
+        self.wait(timeout)
+        super().exception(0)
         self._prepare(timeout)
         return super().exception()
 
@@ -293,12 +324,25 @@ class UserFuture(Future[T]):
         """Cancels what the future stands for; False if it has ended already."""
         if not super().cancel():
             return False
-        if self._cancelling.acquire(blocking=False):  # never released: of several threads one goes on
-            self.set_running_or_notify_cancel()  # tells wait() and as_completed()
-            on_cancel = self.on_cancel
-            if on_cancel is not None:
-                on_cancel()
+        self._wake()
+        if self._cancelling.acquire(blocking=False):  # of several threads one goes on
+            try:
+                if self._state == "CANCELLED":
+                    self.set_running_or_notify_cancel()  # tells wait() and as_completed()
+                on_cancel = self.on_cancel
+                if on_cancel is not None:
+                    on_cancel()
+            except BaseException:
+                self._cancelling.release()  # interrupted: the next cancel() does the rest
+                raise
         return True
+
+    def _wake(self) -> None:
+        for sleeper in self._sleepers:
+            try:
+                sleeper.release()
+            except RuntimeError:
+                pass  # it is awake
 
     def _load(self) -> None:
         """Makes the result ready for whoever asks for it, in their thread."""

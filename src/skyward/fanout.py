@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -54,6 +54,7 @@ def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int) 
     """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows."""
     results: list[Any] = [None] * len(items)
     pending: dict[Future[Any], tuple[int, int]] = {}
+    done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()  # unlike a condition, Ctrl-C leaves it whole
     per_item: float | None = None
     at = 0
     try:
@@ -64,11 +65,16 @@ def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int) 
                 chunks.append((at, at + size))
                 at += size
             calls = [replace(each, fn=_apply, args=(each.fn, items[a:b]), label=each.name) for a, b in chunks]
-            pending |= dict(zip(send(calls), chunks, strict=True))
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            sent = dict(zip(send(calls), chunks, strict=True))
+            pending |= sent
+            for future in sent:
+                when_done(future, done.put)
+            future = done.get()
+            while future is not None:
                 start, end = pending.pop(future)
                 seconds, results[start:end] = future.result()
                 per_item = seconds / (end - start)
+                future = None if done.empty() else done.get()
     except BaseException:
         _cancel(list(pending))
         raise
@@ -105,7 +111,7 @@ class _Combined(UserFuture[tuple[Any, ...]]):
         try:
             if error is not None:
                 self.set_exception(error)
-                _cancel(self._parts)
+                run_in_thread(partial(_cancel, self._parts))  # many of them would hold up the thread that settles
             elif last:
                 self.set_result(())  # `_load` puts the results there
         except InvalidStateError:
@@ -145,6 +151,9 @@ class _Results(Iterator[T]):
         self._left -= 1
         try:
             return self._next().result()
+        except StopIteration as exc:  # as it is, it would end the loop as if all were well (PEP 479)
+            self.close()
+            raise RuntimeError("a call of the stream raised StopIteration") from exc
         except BaseException:
             self.close()
             raise

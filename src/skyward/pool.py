@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -418,7 +418,8 @@ class ComputePool:
         futures = [c.future for c in calls]
         self._engine.send_to(list(enumerate(calls)))
         try:
-            wait(futures)
+            for future in futures:
+                future.wait()
         except BaseException:
             for future in futures:
                 future.cancel()

@@ -138,7 +138,10 @@ class Consumer(Iterator[Any]):
                 self._taken, self._items = self._items, deque()
                 return self._taken.popleft()
             error, self._error = self._error, None
-        raise (error.rebuilt() if isinstance(error, PackedError) else error) or StopIteration
+        error = error.rebuilt() if isinstance(error, PackedError) else error
+        if isinstance(error, StopIteration):  # as it is, it would end the loop as if all were well (PEP 479)
+            raise RuntimeError("the body of the stream raised StopIteration") from error
+        raise error or StopIteration
 
     @property
     def ended(self) -> bool:

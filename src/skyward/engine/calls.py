@@ -37,7 +37,7 @@ class CallFuture(UserFuture[T]):
     def __init__(self, name: str, user: UserCode | None = None) -> None:
         super().__init__(user)
         self._name = name
-        self._loading = threading.Lock()
+        self._loading = threading.RLock()  # of one thread twice: a signal handler may ask for the same result
         self.sent = False
         self.owner: object = None
         """Kept alive as long as the future is: a pool is not closed under those who wait for its calls."""

@@ -75,7 +75,7 @@ class Engine:
     def open(self, deadline: float) -> None:
         """Connects to every node and waits until each has its runners ready."""
         self._hub.open(deadline)
-        with self._changed:
+        with self._lock:
             self._check_nodes()
             self._do(self._core.renew(self._clock()))
             while not self._core.nodes.all_ready():
@@ -87,7 +87,7 @@ class Engine:
 
     def close(self, grace: float) -> None:
         """Fails what is open, has runners leave their hooks, and disconnects."""
-        with self._changed:
+        with self._lock:
             self._hub.closing = True
             self._do(self._core.close(self._clock()))
             for number in self._connected():
@@ -124,7 +124,7 @@ class Engine:
 
     def send_to(self, calls: Sequence[tuple[int, Call]]) -> None:
         """Queues calls for certain nodes, all of them or none; more than one of them succeed or fail as one."""
-        with self._changed:
+        with self._lock:
             self._await_up([number for number, _ in calls])
             for _, call in calls:
                 self._adopt(call)
@@ -345,7 +345,7 @@ class Engine:
 
     def await_vacant(self, node: int) -> bool:
         """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
-        with self._changed:
+        with self._lock:
             while not self._hub.closing:
                 vacant, actions = self._core.vacate(node, self._clock())
                 self._do(actions)
@@ -362,7 +362,7 @@ class Engine:
 
     def not_replaced(self, node: int, reason: str) -> None:
         """No machine could be had: what waits for one fails."""
-        with self._changed:
+        with self._lock:
             self._do(self._core.not_replaced(node, reason, self._clock()))
             self._changed.notify_all()
 
@@ -373,7 +373,7 @@ class Engine:
 
     def ended(self, node: int, reason: str) -> None:
         """A node's machine is known to be gone."""
-        with self._changed:
+        with self._lock:
             self._do(self._core.machine_ended(node, reason, self._clock()))
             self._changed.notify_all()
 

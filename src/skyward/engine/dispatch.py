@@ -7,7 +7,7 @@ it saves. A call that waits behind a long one is taken back when another node ha
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -49,7 +49,7 @@ class Dispatch(Generic[C]):
     def __init__(self, nodes: int, slots: int) -> None:
         self._nodes: list[_Node[C]] = [_Node() for _ in range(nodes)]
         self._slots = slots
-        self._queue: deque[C] = deque()
+        self._queue: OrderedDict[str, C] = OrderedDict()
         self._mean: float | None = None
         self._turn = 0
 
@@ -72,10 +72,9 @@ class Dispatch(Generic[C]):
 
     def add(self, call: C, *, first: bool = False) -> None:
         """Queues a call for any node."""
+        self._queue[call.id] = call
         if first:
-            self._queue.appendleft(call)
-        else:
-            self._queue.append(call)
+            self._queue.move_to_end(call.id, last=False)
 
     def pin(self, call: C, node: int, now: float = 0.0) -> None:
         """Gives a call to one node, whatever that has already."""
@@ -89,7 +88,7 @@ class Dispatch(Generic[C]):
             node = self._roomiest()
             if node is None:
                 break
-            call = self._queue.popleft()
+            _, call = self._queue.popitem(last=False)
             call.node, call.sent = node, now
             self._nodes[node].inflight[call.id] = call
             chosen.append((node, call))
@@ -103,7 +102,7 @@ class Dispatch(Generic[C]):
             node.recalled.discard(call.id)
             node.stopping.discard(call.id)
         else:
-            self._withdraw(call)
+            self._queue.pop(call.id, None)
         if seconds is not None:
             self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
 
@@ -118,7 +117,7 @@ class Dispatch(Generic[C]):
 
     def waiting(self) -> list[C]:
         """The calls that no node has got."""
-        return list(self._queue)
+        return list(self._queue.values())
 
     def stale(self, now: float) -> list[C]:
         """Calls to take back: they wait on a busy node while another has a free slot."""
@@ -159,10 +158,3 @@ class Dispatch(Generic[C]):
         if best is not None:
             self._turn = (best + 1) % count
         return best
-
-    def _withdraw(self, call: C) -> None:
-        """Takes a call out of the queue, if it is there."""
-        try:
-            self._queue.remove(call)
-        except ValueError:
-            pass

@@ -184,7 +184,7 @@ class Hub:
                 # the agent listens before we are told of it: who is refused for long is refused for good
                 refused = refused + pause if isinstance(exc, ConnectionRefusedError) else 0.0
                 if time.monotonic() + pause > deadline or refused > _REFUSED:
-                    with self.changed:
+                    with self.lock:
                         self._roster.unreachable(number, exc)
                         self.changed.notify_all()
                     return
@@ -202,7 +202,7 @@ class Hub:
                 self._attach(self.peers[number], time.monotonic() + _GREETING)
                 return
             except Exception as exc:  # as above; a thread that ended here would leave the node's calls waiting for ever
-                with self.changed:
+                with self.lock:
                     pause = None if self.closing else self._roster.pause(number, exc)
                     self.changed.notify_all()
                 if pause is None:
@@ -248,7 +248,7 @@ class Hub:
         except BaseException:
             sock.close()
             raise
-        with self.changed:
+        with self.lock:
             if self._stopped or session != peer.session:
                 sock.close()
                 return
@@ -345,10 +345,10 @@ class Hub:
         now = self._clock()
         if now - self._looked < 1.0:
             return
-        self._looked = now
+        late, self._looked = now - self._looked > SILENCE / 2, now
         for peer in self.peers:
             peer.link.acknowledge()  # also a sign of life: the nodes' leases live on it
-            if peer.link.sock is not None and now - peer.link.heard > SILENCE:
+            if peer.link.sock is not None and now - peer.link.heard > SILENCE and not late:  # late: it was us
                 peer.link.detach()
                 self._lost(peer)
 
