@@ -46,7 +46,7 @@ def test_a_call_whose_argument_cannot_be_sent_is_cancelled_with_a_reason_that_th
     """The reason becomes the kind of the node's last word: without one that would be no message of ours."""
     core, call = _core(_Links()), _call()
     core.nodes.renew(100.0)
-    core.heed(0, "ports", [[1, 2, 3]], [], 100.0)
+    core.heed(0, "ports", [[1, 2, 3], 1], [], 100.0)
     core.heed(0, "ready", [{"generation": 1}], [], 100.0)
     call.cargo["blob"] = ("/nowhere", 10)
     core.submit([call], 100.0)
@@ -65,7 +65,7 @@ def test_the_calls_of_a_node_that_sends_nonsense_for_the_third_time_end() -> Non
         links = _Links()
         core, call = _core(links), _call()
         core.nodes.renew(100.0)
-        core.heed(0, "ports", [[1, 2, 3]], [], 100.0)
+        core.heed(0, "ports", [[1, 2, 3], 1], [], 100.0)
         core.heed(0, "ready", [{"generation": 1}], [], 100.0)
         core.submit([call], 100.0)
         assert call.state == "sent"

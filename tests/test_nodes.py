@@ -62,7 +62,7 @@ class Bench:
 
     def renew(self) -> list[Action]:
         self.generation += 1
-        return self.nodes.renew(self.now) + self.nodes.on_ports(PORTS, self.now)
+        return self.nodes.renew(self.now) + self.nodes.on_ports(PORTS, self.generation, self.now)
 
     @property
     def node(self) -> Node:
@@ -296,3 +296,14 @@ def test_the_user_hears_once_in_a_while_that_no_node_can_be_reached() -> None:
     assert len(bench.nodes.tell_alone(bench.now + 31)) == 1
     assert bench.nodes.tell_alone(bench.now + 32) == []
     assert len(bench.nodes.tell_alone(bench.now + 91)) == 1
+
+
+def test_ports_that_were_asked_for_before_the_last_time_make_no_runners() -> None:
+    """Found by the simulation, seed 53600: all runners were made twice in one generation."""
+    bench = Bench()
+    bench.nodes.renew(bench.now)
+    bench.nodes.renew(bench.now)
+    last = bench.generation + 2
+    assert bench.nodes.on_ports(PORTS, last - 1, bench.now) == []
+    posted = [action for action in bench.nodes.on_ports(PORTS, last, bench.now) if action[0] == "post"]
+    assert [action[2][0][0] for action in posted] == ["setup", "setup"]

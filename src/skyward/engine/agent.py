@@ -230,7 +230,7 @@ class Agent:
         elif kind == "ask":
             self._answer(body[0])
         elif kind == "ports":
-            self._tell("ports", self._door.free_ports(body[0]))
+            self._tell("ports", self._door.free_ports(body[0]), body[1])
         elif kind == "bye":
             self._close(body[0], now)
         else:  # about a stream: for the runner that has the call

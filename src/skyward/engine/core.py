@@ -82,7 +82,7 @@ class Core:
             case "replaced":
                 return self._routed(self.nodes.on_replaced(number, body[0], now), now)
             case "ports":
-                return self._routed(self.nodes.on_ports(body[0], now), now)
+                return self._routed(self.nodes.on_ports(body[0], body[1], now), now)
             case "notice":
                 return self._routed(self.nodes.on_notice(number, body[0]["seconds"], now), now)
             case "repaired":

@@ -150,9 +150,12 @@ class Nodes:
         self.taint()
         return self._taken()
 
-    def on_ports(self, ports: list[int], now: float) -> list[Action]:
-        """The head has free ports for groups."""
-        self._now, self._ports = now, ports
+    def on_ports(self, ports: list[int], generation: int, now: float) -> list[Action]:
+        """The head has free ports for groups; those that were asked for before the last time do not count."""
+        self._now = now
+        if generation != self._generation:
+            return []
+        self._ports = ports
         for node in self.all:
             if not node.gone:
                 self._equip(node.number)
@@ -186,7 +189,7 @@ class Nodes:
         for node in self.all:
             self._step(node, "renew")
         if not any(n.gone for n in self.all):  # no group without them; when the last is back we come here again
-            self._out.append(("post", 0, [["ports", _PORTS, 0]], ()))
+            self._out.append(("post", 0, [["ports", _PORTS, self._generation, 0]], ()))
 
     def _equip(self, number: int) -> None:
         settings, hooks = self._plan.setup(number, self._links.abouts(), self._ports)
