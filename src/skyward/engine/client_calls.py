@@ -303,14 +303,12 @@ class ClientCalls:
     def _tell_started(self, call: Call) -> None:
         if not call.announced and call.node is not None:
             call.announced = True
-            if not self._listening():
-                return
             self._emit(events.CallStarted(self._pool, call.id, call.name, call.node, call.attempt))
 
     def _tell_end(self, call: Call, outcome: verdicts.Outcome, seconds: float) -> None:
-        self._tell_started(call)
         if not self._listening():
             return
+        self._tell_started(call)
         node = -1 if call.node is None else call.node
         self._emit(events.CallEnded(self._pool, call.id, call.name, node, outcome, seconds))
 
