@@ -91,3 +91,19 @@ def test_a_call_is_one_small_frame_each_way(counts: Counts) -> None:
     assert CALLS <= seen["sends"] <= CALLS + beside, seen  # acknowledgements are among these
     assert CALLS <= seen["bytes_out"] <= BYTES_OUT * (CALLS + beside), seen
     assert CALLS <= seen["bytes_in"] <= BYTES_IN * (CALLS + beside), seen
+
+
+def test_a_large_argument_crosses_no_socket_on_this_computer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of this computer read it where it lies; it was sent to each of them all the same."""
+    sent: list[int] = []
+    real = Link.post
+
+    def counted(self: Link, messages: Any, buffers: Any = ()) -> bool:
+        sent.append(sum(map(len, buffers)))
+        return real(self, messages, buffers)
+
+    monkeypatch.setattr(Link, "post", counted)
+    with sky.ComputePool(nodes=2, console=False) as pool:
+        assert sky.compute(len)(bytes(16 << 20)) @ pool == [16 << 20] * 2
+        assert sky.compute(len)(bytes(16 << 20)) @ pool == [16 << 20] * 2
+    assert sum(sent) < 1 << 20

@@ -178,7 +178,8 @@ class Engine:
         self._hub.post(number, messages, buffers)
 
     def _do_load(self, number: int, cargo: Any) -> None:
-        self._cargo.load(number, cargo)
+        if self._plan.lease:  # nodes of this computer read the files themselves
+            self._cargo.load(number, cargo)
 
     def _do_feed(self, call: Call, number: int) -> None:
         for key, source in call.inputs.items():
