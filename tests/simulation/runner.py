@@ -172,8 +172,9 @@ class SimProcess:
         plan = world.plans[call.id]
         if (worker.interrupted or call.state == "stopping") and plan.heeds:
             return self._end(call, worker, ("stopped", {}, []))
-        if world.groups and call.about.get("gang") and self.generation in world.broken_groups[self.node]:
-            return False  # it waits for a rank that is gone
+        awaited = world.partners.get(call.id, set()) - world.completed
+        if world.groups and awaited and self.generation in world.broken_groups[self.node]:
+            return False  # it waits for a rank that is gone, and had not finished
         if plan.outcome == "stream" and worker.left and call.id not in self.closed:
             if self.credit[call.id] <= 0:
                 return False
@@ -209,6 +210,8 @@ class SimProcess:
 
     def _end(self, call: RunnerCall, worker: _Worker, verdict: tuple[str, dict[str, Any], list[Any]]) -> bool:
         worker.verdict, worker.phase = verdict, "ended"
+        if verdict[0] == "done":
+            self.world.completed.add(call.id)
         self.world.body_ended(call)
         return True
 

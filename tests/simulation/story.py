@@ -48,6 +48,7 @@ def broadcast(world: World) -> None:
     world.rng.shuffle(calls)
     world.engine.send_to(list(enumerate(calls)))
     world.gangs.append(calls)
+    world.partners |= {call.id: {other.id for other in calls if other is not call} for call in calls}
     _adopt(world, calls)
 
 

@@ -61,6 +61,8 @@ class World:
         self.open: list[Any] = []
         self.awaited: list[str] = []  # futures that will be streams
         self.gangs: list[list[Call]] = []
+        self.partners: dict[str, set[str]] = {}  # the other ranks of a broadcast
+        self.completed: set[str] = set()  # calls whose bodies have returned
         self.streams: dict[str, tuple[Stream[Any], int]] = {}
         self.starts: Counter[tuple[str, int]] = Counter()
         self.began: dict[str, float] = {}
