@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -31,11 +33,12 @@ def test_each_thread_says_what_it_has_begun_last(memory: int) -> None:
 
 
 def test_what_was_said_outlives_the_process_that_said_it(memory: int) -> None:
-    pid = os.fork()
-    if pid == 0:
-        StatusPage(memory, 3).begin(1, "aaaaaaaaaaaa", 7.0)
-        os.kill(os.getpid(), 9)
-    os.waitpid(pid, 0)
+    program = (
+        "import os, sys; from skyward.status import StatusPage; "
+        "StatusPage(int(sys.argv[1]), 3).begin(1, 'aaaaaaaaaaaa', 7.0); os.kill(os.getpid(), 9)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(memory)], pass_fds=[memory], check=False)
+    assert ended.returncode == -9
     assert StatusPage(memory, 3).read() == [("aaaaaaaaaaaa", 7.0)]
 
 
