@@ -27,13 +27,13 @@ import contest
 from contest import Row
 
 import skyward as sky
-from skyward.ledger import pool_dir
-from skyward.providers.aws import AWS
-from skyward.spec import Spec
+from skyward.api.spec import Spec
+from skyward.machines.ledger import pool_dir
+from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud, Instance
 from skyward.testing.faults import Call
 from tests.cloud.machines import CACHE, Hosts, specs
-from tests.hosts import Network
+from tests.support.hosts import Network
 
 __all__ = ["main"]
 

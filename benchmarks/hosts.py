@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/hosts.py               everything, on three hosts that it makes and removes
     sudo .venv/bin/python benchmarks/hosts.py open calls    some of it: open calls data slow ddp many
 
-The hosts are network namespaces of this machine with an sshd each (tests/hosts), so they share its cores.
+The hosts are network namespaces of this machine with an sshd each (tests/support/hosts), so they share its cores.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import contest
 from contest import Row
 
 import skyward as sky
-from skyward.shell import SshTarget
-from skyward.ssh import SshShell
-from tests.hosts import Host, HostSpec, Network
+from skyward.api.shell import SshTarget
+from skyward.setup.ssh.shell import SshShell
+from tests.support.hosts import Host, HostSpec, Network
 
 __all__ = ["main"]
 

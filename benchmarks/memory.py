@@ -1,8 +1,8 @@
 """What an idle node costs in memory, and whether cost and memory stay the same over many calls.
 
 Memory is the proportional set size (PSS) of /proc/PID/smaps_rollup: a page that several processes share counts once,
-in equal parts. Skyward's figure for a node is everything but the client (keeper, scheduler, agents, nursery, runners)
-divided by the number of nodes.
+in equal parts. Skyward's figure for a node is everything but the client (keeper, agents, fork server, runners) divided
+by the number of nodes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HOSTS = ["tests/ssh", "tests/cloud", "tests/test_hosts.py", "tests/test_hosts_leftovers.py"]
+HOSTS = ["tests/ssh", "tests/cloud", "tests/support/test_hosts.py", "tests/support/test_hosts_leftovers.py"]
 
 
 def main() -> int:

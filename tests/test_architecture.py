@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from skyward import runner_calls
-from skyward.engine import agent_tables, client_tables, node_tables
-from skyward.engine.agent import Agent
-from skyward.engine.client import Engine
-from skyward.engine.core import VERDICTS, Core
-from skyward.runner import Runner
+from skyward.client import call_table, node_table
+from skyward.client.core import VERDICTS, Core
+from skyward.client.engine import Engine
+from skyward.node import agent_tables, runner_calls
+from skyward.node.agent import Agent
+from skyward.node.runner import Runner
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -25,11 +25,11 @@ SOURCE = ROOT / "src" / "skyward"
 
 Table = Mapping[tuple[str, str], tuple[str, tuple[str, ...]]]
 TABLES: dict[str, Table] = {
-    "A call on the client": client_tables.CALLS,
+    "A call on the client": call_table.CALLS,
     "A call on the agent": agent_tables.CALLS,
     "A runner process, as the agent sees it": agent_tables.SLOTS,
     "A call in the runner": runner_calls.CALLS,
-    "A node": node_tables.NODES,
+    "A node": node_table.NODES,
 }
 
 
@@ -112,8 +112,8 @@ def test_the_messages_that_are_handled_are_those_of_the_page(title: str, handled
     assert kinds_on_page(title) == handled
 
 
-def test_the_orders_to_a_keeper_and_to_the_nursery_are_on_the_page() -> None:
-    for file, title in (("engine/keeper.py", "Client and keeper"), ("nursery.py", "Agent and nursery")):
+def test_the_orders_to_a_keeper_and_to_the_fork_server_are_on_the_page() -> None:
+    for file, title in (("node/keeper.py", "Client and keeper"), ("node/fork_server.py", "Agent and fork server")):
         source = (SOURCE / file).read_text()
         for name in re.findall(r'case "(\w+)"|(?:_say|_tell)\((?:agent, |known\[0\], )?\{"(\w+)"', source):
             assert f"`{''.join(name)}`" in section(title), f"{file} knows {''.join(name)!r}"
@@ -134,9 +134,9 @@ def defined_in(file: Path) -> set[str]:
 
 
 def test_the_files_and_functions_that_are_named_exist() -> None:
-    for name in re.findall(r"`((?:engine/)?\w+\.py)(?:`|:)", PAGE):
+    for name in re.findall(r"`(?!tests/)((?:\w+/)*\w+\.py)(?:`|:)", PAGE):
         assert (SOURCE / name).is_file(), f"there is no {name}"
-    named = set(re.findall(r"`((?:engine/)?\w+\.py): ([\w.]+)`", PAGE))
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py): ([\w.]+)`", PAGE))
     assert len(named) > 80
     for file, function in sorted(named):
         assert function in defined_in(SOURCE / file), f"{file} has no {function}"

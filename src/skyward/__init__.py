@@ -2,18 +2,18 @@
 
 from skyward import accelerators, errors, events, integrations, plugins
 from skyward.accelerators import Accelerator
+from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather, sky
+from skyward.api.image import Image, PipIndex
+from skyward.api.info import InstanceInfo, instance_info, is_head
+from skyward.api.plugin import Cluster, Plugin
+from skyward.api.preemption import Preemption, preempted
+from skyward.api.provider import Machine, Offer, Provider
+from skyward.api.sharding import shard
+from skyward.api.spec import Spec, Volume, Worker
 from skyward.errors import Preempted, SkywardError
-from skyward.image import Image, PipIndex
-from skyward.output import CallbackWriter, redirect_output, silent, stderr, stdout
-from skyward.plugin import Cluster, Plugin
-from skyward.pool import ComputePool, plan
-from skyward.preemption import Preemption, preempted
-from skyward.provider import Machine, Offer, Provider
+from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
+from skyward.pool.pool import ComputePool, plan
 from skyward.providers import AWS, SSH, Local
-from skyward.runtime import InstanceInfo, instance_info, is_head
-from skyward.sharding import shard
-from skyward.spec import Spec, Volume, Worker
-from skyward.task import Compute, PendingCompute, PendingComputeGroup, compute, gather, sky
 
 __version__ = "0.1.0"
 

@@ -6,16 +6,16 @@ from typing import Any
 
 from skyward import plugins
 from skyward.accelerators import Accelerator
-from skyward.image import Image
-from skyward.plugin import Plugin
+from skyward.api.image import Image
+from skyward.api.plugin import Plugin
+from skyward.api.provider import Provider
+from skyward.api.spec import Allocation, Worker
 from skyward.plugins._huggingface import transformers
 from skyward.plugins._jax import decorated as jax
 from skyward.plugins._joblib import joblib_backend
 from skyward.plugins._keras import decorated as keras
 from skyward.plugins._torch import decorated as torch
-from skyward.pool import ComputePool
-from skyward.provider import Provider
-from skyward.spec import Allocation, Worker
+from skyward.pool.pool import ComputePool
 
 __all__ = [
     "JoblibPool",

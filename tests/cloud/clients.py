@@ -35,8 +35,8 @@ _PROGRAM = """
 import os, socket, sys, time
 import skyward as sky
 import boto3, distributed
-import skyward.engine.bringup, skyward.reaper, skyward.remote, skyward.ssh
-from skyward.providers._aws.api import Pace
+import skyward.setup.bringup, skyward.machines.reaper, skyward.setup.env.remote, skyward.setup.ssh.shell
+from skyward.providers.aws.api import Pace
 
 @sky.compute
 def where():

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from skyward.ledger import histories
-from skyward.providers.aws import AWS
+from skyward.machines.ledger import histories
+from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
 from tests.cloud.waiting import until, watchdogs
-from tests.hosts import Network, unavailable
+from tests.support.hosts import Network, unavailable
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def aws(cloud: Cloud) -> Callable[..., AWS]:
 CLIENT = """
 import sys, time
 import skyward as sky
-from skyward.providers._aws.api import Pace
+from skyward.providers.aws.api import Pace
 
 @sky.compute
 def slow(seconds):

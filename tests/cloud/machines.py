@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from skyward.testing import Instance, metadata
-from tests.hosts import Host, HostsError, HostSpec, Network
-from tests.hosts.place import SCRIPT
+from tests.support.hosts import Host, HostsError, HostSpec, Network
+from tests.support.hosts.place import SCRIPT
 
 __all__ = ["CACHE", "Hosts", "specs"]
 

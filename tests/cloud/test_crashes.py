@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.ledger import histories
+from skyward.machines.ledger import histories
 from skyward.testing import Cloud
 from skyward.testing.faults import Call
 from tests.cloud.clients import BLOWS, Clients, Strike

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from skyward.ledger import histories
+from skyward.machines.ledger import histories
 from skyward.testing import Cloud
-from tests import late
+from tests.support import late
 
 
 @pytest.mark.parametrize("what", late.PROGRAMS)
 def test_a_pool_that_a_program_does_not_close_gives_its_machines_back(cloud: Cloud, tmp_path: Path, what: str) -> None:
     pace = "Pace(base=0.01, cap=0.1, budget=20.0, poll=0.1, settle=0.1, unanswered=1.0, boot=1.0)"
     provider = f"sky.AWS(endpoint_url={cloud.endpoint!r}, ssh_from='192.0.2.1', username='sky', pace={pace})"
-    ended = late.finished(tmp_path / "program.py", what, provider, "from skyward.providers._aws.api import Pace")
+    ended = late.finished(tmp_path / "program.py", what, provider, "from skyward.providers.aws.api import Pace")
     # at once: by the program itself, not by a watchdog after it
     assert (cloud.running(), cloud.leftovers(), list(histories())) == ([], [], [])
     late.check(what, *ended)

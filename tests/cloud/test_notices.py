@@ -7,13 +7,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from skyward.providers._aws import notices
-from skyward.providers.aws import AWS
-from skyward.spec import Spec
+from skyward.api.spec import Spec
+from skyward.providers.aws import notices
+from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
 from tests.cloud.waiting import until
-from tests.hosts import Host
+from tests.support.hosts import Host
 
 FACTS = """
 import json, sys, urllib.request

@@ -14,13 +14,13 @@ import pytest
 
 import skyward as sky
 from skyward import errors, events
-from skyward.ledger import Ledger, histories, state_dir
-from skyward.providers._aws.giveback import Receipt
-from skyward.providers._aws.keys import replace_host_key
-from skyward.providers.aws import AWS
-from skyward.shell import Finished, SshTarget
-from skyward.spec import Spec
-from skyward.ssh import SshShell
+from skyward.api.shell import Finished, SshTarget
+from skyward.api.spec import Spec
+from skyward.machines.ledger import Ledger, histories, state_dir
+from skyward.providers.aws.giveback import Receipt
+from skyward.providers.aws.keys import replace_host_key
+from skyward.providers.aws.provider import AWS
+from skyward.setup.ssh.shell import SshShell
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
 from tests.cloud.waiting import read_until, until, watchdogs
@@ -144,7 +144,7 @@ def test_where_no_spec_can_be_had_the_reasons_of_all_are_told(cloud: Cloud, aws:
 TWO_SPECS = """
 import sys, time
 import skyward as sky
-from skyward.providers._aws.api import Pace
+from skyward.providers.aws.api import Pace
 
 pace = Pace(base=0.01, cap=0.1, budget=20.0, poll=0.1, settle=0.1, unanswered=1.0, boot=1.0)
 aws = sky.AWS(endpoint_url=sys.argv[1], ssh_from="192.0.2.1", username="sky", pace=pace)

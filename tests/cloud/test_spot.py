@@ -13,8 +13,9 @@ import pytest
 
 import skyward as sky
 from skyward import errors, events
-from skyward.engine import replacing, tending
-from skyward.providers.aws import AWS
+from skyward.machines import replacement
+from skyward.providers.aws.provider import AWS
+from skyward.setup import host_watch
 from skyward.testing import Cloud
 from tests.cloud.machines import CACHE, Hosts
 from tests.cloud.waiting import until
@@ -229,8 +230,8 @@ def test_a_replacement_that_dies_while_it_is_set_up_is_replaced_as_well(
     cloud: Cloud, opened: Callable[..., tuple[sky.ComputePool, Seen]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool keeps its key and group although for a while it has no machine at all."""
-    monkeypatch.setattr(replacing, "_PAUSES", (0.1, 0.1))
-    monkeypatch.setattr(tending, "_VIGIL", 0.5)
+    monkeypatch.setattr(replacement, "_PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(host_watch, "_VIGIL", 0.5)
     pool, seen = opened(nodes=1)
     ended: list[str] = []
 
@@ -282,7 +283,7 @@ def test_a_quota_that_counts_the_old_machine_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And all nodes together stay within what may be spent."""
-    monkeypatch.setattr(replacing, "_PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(replacement, "_PAUSES", (0.1, 0.1))
     pool, seen = opened(max_hourly_cost=0.03)
     with pool:
         old = dict(who() @ pool)
@@ -301,7 +302,7 @@ def test_without_capacity_the_rest_goes_on_and_the_reason_is_told(
     opened: Callable[..., tuple[sky.ComputePool, Seen]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replacing, "_PAUSES", (0.1,))
+    monkeypatch.setattr(replacement, "_PAUSES", (0.1,))
     pool, seen = opened()
     with pool:
         old = dict(who() @ pool)

@@ -75,12 +75,12 @@ def keeper(pool: sky.ComputePool) -> psutil.Process:
     return psutil.Process(pool._cluster.stations[0].site.pid)
 
 
-def nursery(pool: sky.ComputePool) -> psutil.Process:
-    return next(p for p in keeper(pool).children() if "skyward.nursery" in p.cmdline())
+def fork_server(pool: sky.ComputePool) -> psutil.Process:
+    return next(p for p in keeper(pool).children() if "skyward.node.fork_server" in p.cmdline())
 
 
 def scheduler(pool: sky.ComputePool) -> psutil.Process:
-    ours = {*agents(pool), nursery(pool).pid}
+    ours = {*agents(pool), fork_server(pool).pid}
     return next(p for p in keeper(pool).children() if p.pid not in ours)
 
 
@@ -428,7 +428,7 @@ def test_the_pool_goes_on_when_the_nursery_is_killed(duo: sky.ComputePool, tmp_p
     future = survivor(mark) > duo
     until(lambda: starts(mark))
     first = starts(mark)[0]
-    nursery(duo).kill()
+    fork_server(duo).kill()
     assert future.result(45) == 1
     until(lambda: gone(first))
     assert len(set(my_pid() @ duo)) == 2

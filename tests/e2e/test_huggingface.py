@@ -27,7 +27,7 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[sky.Com
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HF_TOKEN", raising=False)
-        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("connections")))
         opened = sky.ComputePool(nodes=2, plugins=PLUGINS, console=False)
         opened.on_event(lambda event: said.append(repr(event)))
         with opened:
@@ -41,13 +41,13 @@ def nothing_is_left() -> None:
 
 @sky.compute
 def login() -> dict[str, Any]:
-    """What the hub's client of this process knows, and what anybody could see of the process."""
+    """What the connections's client of this process knows, and what anybody could see of the process."""
     import subprocess
 
     from huggingface_hub import constants, get_token
 
     path = Path(constants.HF_TOKEN_PATH)
-    child = "import huggingface_hub as hub; print(hub.get_token())"
+    child = "import huggingface_hub as connections; print(connections.get_token())"
     info = sky.instance_info()
     assert info is not None
     return {
@@ -110,7 +110,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def test_a_login_of_the_user_is_neither_used_nor_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes on this computer must not write into the user's own hub directory; all of ours goes on close."""
+    """Nodes on this computer must not write into the user's own connections directory; all of ours goes on close."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "token").write_text("hf_theirs")
     with sky.ComputePool(plugins=[sky.plugins.huggingface(token=TOKEN)], console=False) as one:

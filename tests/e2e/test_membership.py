@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from skyward.engine import certs
+from skyward.transport import certificates
 
 Until = Callable[..., Any]
 
 SCHEDULER = """
 import json, sys
-from skyward.engine import membership
+from skyward.node import dask_worker
 
 order = json.loads(sys.stdin.readline())
-membership.configure(order["directory"])
-membership.run_scheduler(order, 1)
+dask_worker.configure(order["directory"])
+dask_worker.run_scheduler(order, 1)
 """
 NODE = """
 import asyncio, json, logging, os, sys
-from skyward.engine import membership
+from skyward.node import dask_worker
 
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
 logging.getLogger("skyward.engine").setLevel(logging.INFO)
@@ -41,8 +41,8 @@ def joined(address):
     print(address, flush=True)
 
 order = json.loads(sys.stdin.readline())
-membership.configure(order["directory"])
-asyncio.run(membership.stay_member(order, named, joined))
+dask_worker.configure(order["directory"])
+asyncio.run(dask_worker.stay_member(order, named, joined))
 """
 
 
@@ -50,7 +50,7 @@ class Cast:
     """Schedulers and nodes, each in a process of its own."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.authority = directory, certs.Authority("test")
+        self.directory, self.authority = directory, certificates.Authority("test")
         self.processes: list[subprocess.Popen[str]] = []
 
     def scheduler(self) -> tuple[subprocess.Popen[str], str]:
@@ -64,7 +64,7 @@ class Cast:
         return process
 
     def client(self, scheduler: str) -> Any:
-        security = certs.dask_security(self.authority.issue("client"))
+        security = certificates.dask_security(self.authority.issue("client"))
         return Client(scheduler, security=security, set_as_default=False)
 
     def _start(self, source: str, who: str, **order: Any) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.engine.link import Link
+from skyward.transport.link import Link
 
 NODES, CALLS = 2, 100
 BYTES_OUT, BYTES_IN = 250, 130  # of a frame on average; 200 and 97 when this was written

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.engine import certs
+from skyward.transport import certificates
 
 CANARIES = {
     "AWS_SECRET_ACCESS_KEY": "canary-aws",
@@ -113,8 +113,8 @@ def test_no_listener_talks_to_a_client_without_certificate(pool: sky.ComputePool
 
 def test_no_listener_talks_to_a_member_of_another_pool(pool: sky.ComputePool) -> None:
     """SEC-3, SEC-4, row 39: every pool has its own authority."""
-    other = certs.Authority("other").issue("client")
-    context = certs.context(other, server=False)
+    other = certificates.Authority("other").issue("client")
+    context = certificates.context(other, server=False)
     context.verify_mode = ssl.CERT_NONE
     for address in listening(pool):
         assert answer(address, b"hello" * 20, context) == b""
@@ -123,7 +123,7 @@ def test_no_listener_talks_to_a_member_of_another_pool(pool: sky.ComputePool) ->
 
 def test_the_client_refuses_a_node_of_another_pool(pool: sky.ComputePool) -> None:
     """SEC-4: both sides ask for the pool's own authority."""
-    context = certs.context(certs.Authority("other").issue("client"), server=False)
+    context = certificates.context(certificates.Authority("other").issue("client"), server=False)
     address = next(iter(pool._cluster.stations[0].site.ports.values()))
     with socket.create_connection(address, timeout=5) as raw, pytest.raises(ssl.SSLError):
         context.wrap_socket(raw)

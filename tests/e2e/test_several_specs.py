@@ -6,7 +6,7 @@ import pytest
 
 import skyward as sky
 from skyward import errors, events
-from tests.test_selection import NO_ROOM, QUOTA, Shop
+from tests.machines.test_selection import NO_ROOM, QUOTA, Shop
 
 DEAR = sky.Spec(provider=Shop(9.0, region="dear"))
 FULL = sky.Spec(provider=Shop(0.1, QUOTA, region="full"), nodes=3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from skyward.engine.cargo import Cargo
-from skyward.engine.client import Engine, Surroundings
-from skyward.engine.hub import Hub
-from skyward.engine.link import Link
-from skyward.engine.plan import Plan
+from skyward.client.connections import Connections
+from skyward.client.engine import Engine, Surroundings
+from skyward.client.settings import PoolSettings
+from skyward.client.uploads import Uploads
+from skyward.transport.link import Link
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -20,7 +20,7 @@ __all__ = ["make_engine"]
 def make_engine(world: World) -> Engine:
     """An engine whose pool has the world's machines."""
 
-    class SimHub(Hub):
+    class SimHub(Connections):
         def __init__(self, nodes: int, reach: Any, context: Any, revive: Any) -> None:
             super().__init__(nodes, reach, context, revive)
             self._selector.close()
@@ -36,7 +36,7 @@ def make_engine(world: World) -> Engine:
         def reconnect(self, number: int) -> None:
             world.reconnecting[number] = world.now + 0.01
 
-    class SimCargo(Cargo):
+    class SimCargo(Uploads):
         def _upload(self, node: int, name: str) -> None:
             self._post(node, [["expect", name, 0]], [])
             world.uploads.append((node, name))
@@ -98,7 +98,7 @@ def make_engine(world: World) -> Engine:
         }
         return settings, [b"hooks"] if world.groups else []
 
-    plan = Plan(
+    plan = PoolSettings(
         pool="sim",
         nodes=world.nodes,
         slots=world.processes * world.threads,
@@ -115,5 +115,7 @@ def make_engine(world: World) -> Engine:
         revive=None,
         substitutes=True if world.replaces else None,  # type: ignore[arg-type]
     )
-    around = Surroundings(clock=world.clock, hub=SimHub, cargo=SimCargo, replacing=SimReplacing, feed=SimFeeder)  # type: ignore[arg-type]
+    around = Surroundings(
+        clock=world.clock, connections=SimHub, uploads=SimCargo, replacing=SimReplacing, feed=SimFeeder
+    )  # type: ignore[arg-type]
     return Engine(plan, around)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from skyward.engine.agent import Agent, Surroundings
+from skyward.node.agent import Agent, Surroundings
 from tests.simulation.network import Connection, Selector
 from tests.simulation.runner import SimRunners
 
@@ -86,7 +86,7 @@ class _Freight:
             return False
         name, sources = self.fetches.popleft()
         there = [self.world.machines[n] for n in sources]
-        good = any(m.alive and name in m.freight.present for m in there) and self.world.rng.random() < 0.8
+        good = any(m.alive and name in m.blob_cache.present for m in there) and self.world.rng.random() < 0.8
         self.on_the_way.pop(name, None)
         if good:
             self.present[name] = 1
@@ -151,19 +151,19 @@ class Machine:
     def start_agent(self) -> None:
         """Starts the agent (again): it knows nothing of what was before, and its runners are gone with the old one."""
         world = self.world
-        self.freight = _Freight(world, self.node)
+        self.blob_cache = _Freight(world, self.node)
         around = Surroundings(
             clock=world.clock,
             token=world.token,
             selector=Selector,  # type: ignore[arg-type]
             runners=SimRunners,  # type: ignore[arg-type]
             door=_Door,  # type: ignore[arg-type]
-            vitals=_Vitals,  # type: ignore[arg-type]
+            usage=_Vitals,  # type: ignore[arg-type]
         )
         nothing: Any = lambda *_: None  # noqa: E731
-        nursery: Any = (world, self.node)
-        freight: Any = self.freight
-        self.agent = Agent(None, None, nursery, nothing, nothing, freight, {}, around)  # type: ignore[arg-type]
+        fork_server: Any = (world, self.node)
+        blob_cache: Any = self.blob_cache
+        self.agent = Agent(None, None, fork_server, nothing, nothing, blob_cache, {}, around)  # type: ignore[arg-type]
         for sock in (self.agent._wake_read, self.agent._wake_write):
             sock.close()
         self.runners: Any = self.agent._runners
@@ -186,7 +186,7 @@ class Machine:
         calls.cancel = cancel
 
     def kill_agent(self) -> None:
-        """The agent dies: its connection ends, the nursery kills its runners, the keeper starts another."""
+        """The agent dies: its connection ends, the fork server kills its runners, the keeper starts another."""
         for process in list(self.runners.processes.values()):
             process.die(-9)
         if self.connection is not None:
@@ -214,9 +214,9 @@ class Machine:
         linked = end is not None and home._link.sock is end
         if linked and (end.arrived or end.eof or home._link.writing):
             inputs.append("client")
-        if not self.freight.arrivals.empty():
+        if not self.blob_cache.arrivals.empty():
             inputs.append("arrivals")
-        due = min(self.agent._calls.due(), self.agent._timers.due()) <= world.now or self.freight.loads
+        due = min(self.agent._calls.due(), self.agent._timers.due()) <= world.now or self.blob_cache.loads
         if world.now - self.sampled >= 3.0:
             self.sampled, due = world.now, True
             self.agent._sample()

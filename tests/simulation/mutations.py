@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skyward import runner_calls
-from skyward.engine import agent_assign, agent_tables, client_tables
-from skyward.engine.agent_calls import AgentCalls
-from skyward.engine.cargo import Cargo
-from skyward.engine.client_calls import ClientCalls
-from skyward.engine.homeward import Homeward
-from skyward.engine.hub import Peer
-from skyward.engine.link import Link
-from skyward.engine.nodes import Nodes
-from skyward.runner_calls import RunnerCalls
+from skyward.client import call_table
+from skyward.client.calls import ClientCalls
+from skyward.client.connections import Peer
+from skyward.client.nodes import Nodes
+from skyward.client.uploads import Uploads
+from skyward.node import agent_assign, agent_tables, runner_calls
+from skyward.node.agent_calls import AgentCalls
+from skyward.node.client_link import ClientLink
+from skyward.node.runner_calls import RunnerCalls
+from skyward.transport.link import Link
 
 __all__ = ["MUTATIONS", "Mutation"]
 
@@ -86,7 +86,7 @@ def _never_restarted(real: Any) -> Any:
 
 
 def _fence_nothing(real: Any) -> Any:
-    def attach(self: Homeward, sock: Any, hello: Any) -> None:
+    def attach(self: ClientLink, sock: Any, hello: Any) -> None:
         fence, self._fence = self._fence, lambda: None
         real(self, sock, hello)
         self._fence = fence
@@ -106,7 +106,7 @@ def _takes_calls_always(real: Any) -> Any:
     return lambda self: {n.number for n in self.all if self._links.connected(n.number)}
 
 
-_CLIENT, _AGENT, _SLOTS, _RUNNER = client_tables.CALLS, agent_tables.CALLS, agent_tables.SLOTS, runner_calls.CALLS
+_CLIENT, _AGENT, _SLOTS, _RUNNER = call_table.CALLS, agent_tables.CALLS, agent_tables.SLOTS, runner_calls.CALLS
 
 MUTATIONS: dict[str, Mutation] = {
     # on the agent
@@ -129,7 +129,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a process that leaves is given calls": _changed(_SLOTS, ("ready", "leaving"), ("ready", ())),
     "broadcasts overtake each other": _method(agent_assign, "_first", _first_in_any_order),
     "large buffers of ended calls are kept": _method(AgentCalls, "_leave", lambda real: _leave_keeping(real)),
-    "a session that was given up goes on": _method(Homeward, "attach", _fence_nothing),
+    "a session that was given up goes on": _method(ClientLink, "attach", _fence_nothing),
     # in the runner
     "a claim is not atomic": _method(RunnerCalls, "claim", _claim_that_does_not_look),
     "a process begins bodies after it has broken one off": _without(_RUNNER, ("waiting", "leave")),
@@ -156,7 +156,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a broken group gets calls": _method(Nodes, "takes_calls", _takes_calls_always),
     "a node that came back is not set up": _method(Nodes, "_set_up", _nothing),
     "runners of a broken group are not made again": _method(Nodes, "taint", _nothing),
-    "a buffer that a node lacks is not sent": _method(Cargo, "need", _nothing),
+    "a buffer that a node lacks is not sent": _method(Uploads, "need", _nothing),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from skyward.wire import FrameReader
+from skyward.transport.frames import FrameReader
 
 __all__ = ["Connection", "End", "Selector"]
 

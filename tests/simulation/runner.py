@@ -6,8 +6,8 @@ import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from skyward.body import RunnerCall
-from skyward.runner_calls import RunnerCalls
+from skyward.node.body import RunnerCall
+from skyward.node.runner_calls import RunnerCalls
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

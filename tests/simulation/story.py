@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from skyward.engine.calls import Call
+from skyward.client.call import Call
 from skyward.errors import NodeLost
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def submit(world: World, count: int) -> None:
         world.engine.send(calls)
     except NodeLost:
         for call in calls:
-            world.release(call.cargo)
+            world.release(call.uploads)
         return
     _adopt(world, calls)
 
@@ -83,18 +83,18 @@ def _any_body(world: World) -> Body:
 
 def _call(world: World, body: Body) -> Call:
     about: dict[str, Any] = {"name": "f", "fn": "", "split": 0, "attempt": 0}
-    cargo: dict[str, Any] = {}
+    uploads: dict[str, Any] = {}
     if body.timeout is not None:
         about["timeout"] = body.timeout
     if body.reads:
         about["streams"] = ["0"]
     if world.lease and world.rng.random() < 0.3:
         name = f"{world.rng.randint(1, 3):032x}"
-        cargo, about["blobs"] = {name: ("/nowhere", 1)}, {"0": (name, 1)}
+        uploads, about["blobs"] = {name: ("/nowhere", 1)}, {"0": (name, 1)}
         world.kept[name] += 1
     pending: Any = SimpleNamespace(name="f")
     inputs = {"0": range(body.reads)} if body.reads else {}
-    call = Call(pending, about, [], cargo, inputs, body.retries)
+    call = Call(pending, about, [], uploads, inputs, body.retries)
     call.made = world.now
     world.bodies[call.id] = body
     return call

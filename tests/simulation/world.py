@@ -13,8 +13,8 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from skyward import events
-from skyward.engine.calls import Call
-from skyward.streams import Stream
+from skyward.client.call import Call
+from skyward.transport.streams import Stream
 from tests.simulation.client import make_engine
 from tests.simulation.machine import Machine
 from tests.simulation.network import Connection
@@ -78,7 +78,7 @@ class World:
         self._speeds: list[float] = []
         self.machines = [Machine(self, n) for n in range(self.nodes)]
         self.engine = make_engine(self)
-        self.hub: Any = self.engine._hub
+        self.connections: Any = self.engine._connections
         self._count_ends()
 
     # what the parts ask of the world
@@ -164,11 +164,14 @@ class World:
                     (f"link {n}", lambda m=machine: m.connection is not None and m.connection.deliver()),
                     (f"client {n}", lambda n=n: self._client_reads(n)),
                     (f"agent {n}", machine.step),
-                    (f"buffers {n}", lambda m=machine: m.alive and m.freight.step()),
+                    (f"buffers {n}", lambda m=machine: m.alive and m.blob_cache.step()),
                     (f"reconnect {n}", lambda n=n: self._reconnect(n)),
                 ]
                 for process in machine.runners.processes.values():
-                    made += [(f"reader {process.name}", process.step_reader), ("nursery", lambda p=process: _killed(p))]
+                    made += [
+                        (f"reader {process.name}", process.step_reader),
+                        ("fork_server", lambda p=process: _killed(p)),
+                    ]
                     made += [
                         (f"{process.name}.{i}", lambda p=process, i=i: p.step_worker(i)) for i in range(self.threads)
                     ]
@@ -178,22 +181,22 @@ class World:
         return self._actors
 
     def _client_reads(self, n: int) -> bool:
-        peer, connection = self.hub.peers[n], self.machines[n].connection
+        peer, connection = self.connections.peers[n], self.machines[n].connection
         if connection is None or peer.link.sock is not connection.client:
             return False
         if not (connection.client.arrived or connection.client.eof or peer.link.writing):
             return False
-        with self.hub.lock:
+        with self.connections.lock:
             peer.link.flush()
-            self.hub._hear(peer)
+            self.connections._hear(peer)
         self._turn()
         return True
 
     def _turn(self) -> bool:
-        with self.hub.lock:
-            self.hub._notice_silence()
+        with self.connections.lock:
+            self.connections._notice_silence()
             self.engine.turn()
-        self.hub._do_deferred()
+        self.connections._do_deferred()
         if self.broken is not None:
             raise self.broken  # raised before, where somebody caught it
         return False
@@ -202,7 +205,7 @@ class World:
         if not self.uploads:
             return False
         node, name = self.uploads.popleft()
-        self.hub.post(node, [["blob", name, 0, 1, 1]], [b"x"])
+        self.connections.post(node, [["blob", name, 0, 1, 1]], [b"x"])
         return True
 
     def _feed(self) -> bool:
@@ -213,7 +216,7 @@ class World:
         due = self.reconnecting.get(n)
         if due is None or due > self.now:
             return False
-        if self.hub.connected(n):
+        if self.connections.connected(n):
             del self.reconnecting[n]
             return True
         machine = self.machines[n]
@@ -223,18 +226,18 @@ class World:
             self.attach(n)
             self.reconnecting.pop(n, None)
         except OSError as exc:
-            with self.hub.changed:
+            with self.connections.changed:
                 pause = self.engine.pause(n, exc)
             if pause is None:
                 self.reconnecting.pop(n, None)
             else:
                 self.reconnecting[n] = self.now + pause
-            self.hub._do_deferred()
+            self.connections._do_deferred()
         return True
 
     def attach(self, n: int) -> None:
-        """Connects to a node's agent, as the client's hub does."""
-        machine, peer = self.machines[n], self.hub.peers[n]
+        """Connects to a node's agent, as the client's connections does."""
+        machine, peer = self.machines[n], self.connections.peers[n]
         connection = Connection(self.rng)
         machine.agent._home.attach(connection.agent, peer.hello())
         machine.connection = connection
@@ -242,11 +245,11 @@ class World:
             connection.cut()  # the agent has admitted us, and we never learn of it
             raise ConnectionResetError("cut during the greeting")
         answer = connection.welcome()
-        with self.hub.changed:
+        with self.connections.changed:
             restarted = peer.welcome(connection.client, answer)
             self.t("attached %d, restarted %s", n, restarted)
             self.engine.attached(n, restarted=restarted)
-        self.hub._do_deferred()
+        self.connections._do_deferred()
 
     def _replace(self) -> bool:
         moved = False
@@ -384,7 +387,7 @@ class World:
                 continue  # nobody waits for it, and no group forms without it
             calls = machine.agent._calls
             processes = machine.runners.processes
-            if node.state != "ready" or calls.calls or calls.queue or machine.freight.uses:
+            if node.state != "ready" or calls.calls or calls.queue or machine.blob_cache.uses:
                 return False
             if len(processes) != self.processes or any(slot.state != "ready" for slot in calls.slots.values()):
                 return False
@@ -392,7 +395,7 @@ class World:
                 return False
             if any(p.calls.calls or any(w.phase != "idle" for w in p.workers) for p in processes.values()):
                 return False
-            links = (self.hub.peers[machine.node].link, machine.agent._home._link)
+            links = (self.connections.peers[machine.node].link, machine.agent._home._link)
             if any(len(link._kept) > 3 for link in links):
                 return False
         return True
@@ -417,8 +420,10 @@ class World:
         lines += [f"replacing {self.replacing} reconnecting {self.reconnecting}"]
         for machine, node in zip(self.machines, self.engine._core.nodes.all, strict=True):
             calls = machine.agent._calls
-            lines.append(f"node {machine.node}: {node} alive {machine.alive} linked {self.hub.connected(machine.node)}")
-            lines.append(f"  calls {[(c.id, c.state) for c in calls.calls.values()]} uses {machine.freight.uses}")
+            lines.append(
+                f"node {machine.node}: {node} alive {machine.alive} linked {self.connections.connected(machine.node)}"
+            )
+            lines.append(f"  calls {[(c.id, c.state) for c in calls.calls.values()]} uses {machine.blob_cache.uses}")
             lines += [f"  slot {s.name} {s.state} {list(s.calls)} stops {s.stops}" for s in calls.slots.values()]
             for p in machine.runners.processes.values():
                 workers = [(w.phase, w.call and w.call.id) for w in p.workers]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from tests.hosts import Network, unavailable
 from tests.ssh.places import ours, reached, specs, until
+from tests.support.hosts import Network, unavailable
 
 
 @pytest.fixture(scope="session", autouse=True)

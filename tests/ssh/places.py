@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import skyward as sky
-from tests.hosts import Host, HostSpec, Network
-from tests.hosts.probes import until
+from tests.support.hosts import Host, HostSpec, Network
+from tests.support.hosts.probes import until
 
 __all__ = ["CACHE", "OURS", "left", "ours", "reached", "specs", "until"]
 
 CACHE = "/run/skyward"
-OURS = ("skyward.engine.keeper", "skyward.nursery", "skyward.runner")
+OURS = ("skyward.node.keeper", "skyward.node.fork_server", "skyward.node.runner")
 
 
 def ours(host: Host) -> list[str]:

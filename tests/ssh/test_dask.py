@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import skyward as sky
-from tests.hosts import Network
 from tests.ssh.places import reached, until
+from tests.support.hosts import Network
 
 
 @pytest.fixture

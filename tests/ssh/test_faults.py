@@ -18,8 +18,8 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.errors import NodeLost
-from tests.hosts import Network
 from tests.ssh.places import left, ours, reached, until
+from tests.support.hosts import Network
 
 
 @sky.compute
@@ -210,7 +210,7 @@ def test_the_lease_ends_everything_when_client_and_watchdog_are_gone(
     os.killpg(program.pid, signal.SIGKILL)
     mark = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
     for entry in Path("/proc").iterdir():  # it is in a session of its own; those of other test runs are left alone
-        if b"skyward/watchdog.py" in _content(entry / "cmdline") and mark in _content(entry / "environ"):
+        if b"skyward/machines/watchdog.py" in _content(entry / "cmdline") and mark in _content(entry / "environ"):
             os.kill(int(entry.name), signal.SIGKILL)
     until(lambda: not [line for host in net for line in ours(host)], 60)
 
@@ -291,7 +291,7 @@ def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken:
     assert ours(net[node])
     net[node].heal()
     until(lambda: pool.current_nodes() == 3, 120)
-    keepers = [line for line in ours(net[node]) if "skyward.engine.keeper" in line]
+    keepers = [line for line in ours(net[node]) if "skyward.node.keeper" in line]
     assert len({line.split()[6] for line in keepers}) == 1  # one pool directory: what it ran before is gone
     assert future.result(60)[1] == 1
     assert len(starts(cache, "silent")) == 2

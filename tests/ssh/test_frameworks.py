@@ -21,8 +21,8 @@ import torch
 
 import skyward as sky
 from skyward.errors import PluginError
-from tests.hosts import Network
 from tests.ssh.places import CACHE, left, reached, specs
+from tests.support.hosts import Network
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "guides" / "11_your_own_machines.py"

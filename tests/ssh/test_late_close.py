@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import late
-from tests.hosts import Network
 from tests.ssh.places import left, ours, until
+from tests.support import late
+from tests.support.hosts import Network
 
 
 @pytest.mark.parametrize("what", late.PROGRAMS)

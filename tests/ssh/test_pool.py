@@ -13,8 +13,8 @@ import pytest
 
 import skyward as sky
 from skyward import events
-from tests.hosts import Network
 from tests.ssh.places import CACHE, left, ours, reached, specs, until
+from tests.support.hosts import Network
 
 NUMPY = sky.Image(pip=["numpy"])
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import pytest
 
 import skyward as sky
-from skyward.engine.certs import Identity
 from skyward.plugins._meeting import meet
-from tests.hosts import Host, Network
-from tests.hosts.machine import as_root
+from skyward.transport.certificates import Identity
 from tests.ssh import stranger
 from tests.ssh.places import CACHE, left, reached, specs, until
+from tests.support.hosts import Host, Network
+from tests.support.hosts.machine import as_root
 
 PROGRAM = ["/usr/bin/python3", "-I", "-c", Path(stranger.__file__).read_text()]
 ALERT = 16  # bytes: all that TLS says to somebody who does not speak it

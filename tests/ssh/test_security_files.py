@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from tests.hosts import HostSpec, Network
 from tests.ssh.places import CACHE, ours, reached
+from tests.support.hosts import HostSpec, Network
 
 HARM = 'it\'s "x" $(touch {m}) `touch {m}`; touch {m} #\\ -rf \n ü \U0001f600 *'
 
@@ -133,7 +133,7 @@ UNPACK = """
 import io, sys
 from pathlib import Path
 from skyward.errors import BootstrapError
-from skyward.includes import unpack
+from skyward.transport.includes import unpack
 try:
     unpack(io.BytesIO(sys.stdin.buffer.read()), Path("/home/sky/unpacked/includes"))
     print("taken")
@@ -146,7 +146,7 @@ def test_a_hostile_archive_writes_nothing_on_a_host(net: Network) -> None:
     """SEC-19: at the receiving side, as the login user, with the host's own Python."""
     look = ["sh", "-c", "cd /home/sky && find . -name .ssh -prune -o -print | sort; rm -rf unpacked"]
     with sky.ComputePool(provider=reached(net, 1), console=False):
-        python = next(p.argv[0] for p in net[0].processes("sky") if "skyward.engine.keeper" in p.argv)
+        python = next(p.argv[0] for p in net[0].processes("sky") if "skyward.node.keeper" in p.argv)
 
     def unpack(data: bytes) -> str:
         return net[0].run([python, "-P", "-c", UNPACK], data=data.decode("utf-8", "surrogateescape")).stdout

@@ -12,8 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import skyward as sky
-from tests.hosts import Host, Network
 from tests.ssh.places import CACHE, reached, specs
+from tests.support.hosts import Host, Network
 
 BEGIN = "-----BEGIN " + "PRIVATE KEY-----"
 
@@ -80,8 +80,8 @@ def test_the_authoritys_key_never_leaves_this_computer(net: Network, pair: sky.C
         )
         assert any("pem" in what for _, what in found)
         assert not any(what & {"big", "little", "text"} for _, what in found)
-        # the nursery and its runners, where the user's code is, have no key at all
-        assert [what for name, what in found if name == "nursery"] == [set(), set()]
+        # the fork server and its runners, where the user's code is, have no key at all
+        assert [what for name, what in found if name == "fork_server"] == [set(), set()]
 
 
 def test_no_key_is_in_a_file_or_in_what_a_process_was_started_with(net: Network, pair: sky.ComputePool) -> None:
@@ -185,4 +185,4 @@ def test_a_crash_leaves_no_core(cache: Path) -> None:
             ours = [p for p in host.processes("sky") if "-m skyward." in " ".join(p.argv)]
             limits = [host.read(f"/proc/{p.pid}/limits").split("Max core file size")[1].split()[0] for p in ours]
             assert limits == ["0"] * len(ours)
-            assert len(ours) >= 4  # keeper, agent, nursery, runner
+            assert len(ours) >= 4  # keeper, agent, fork_server, runner

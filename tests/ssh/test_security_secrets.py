@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward import recipe
-from tests.hosts import Host, Network
+from skyward.setup.env import script
 from tests.ssh.places import CACHE, reached
+from tests.support.hosts import Host, Network
 
 TAG = f"canary{secrets.token_hex(6)}"
 PASSWORD = f"{TAG}-index"
@@ -228,7 +228,7 @@ def test_no_variable_of_an_image_is_a_command(cache: Path, seen: Seen) -> None:
 
 def test_the_script_for_hosts_holds_no_secret(seen: Seen) -> None:
     """SEC-11."""
-    assert TAG not in recipe.script(seen.pool.image)
+    assert TAG not in script.script(seen.pool.image)
 
 
 def test_the_topology_is_all_that_a_function_is_told(seen: Seen) -> None:
@@ -255,7 +255,7 @@ def test_errors_do_not_show_what_variables_held(seen: Seen) -> None:
 
 def test_no_command_line_shows_a_secret(seen: Seen) -> None:
     """SEC-10, SEC-28: neither here nor on the hosts, from the first connection to the calls."""
-    for expected in ("setup.sh", " pip install", "pip compile", "canary.git", "skyward.engine.keeper"):
+    for expected in ("setup.sh", " pip install", "pip compile", "canary.git", "skyward.node.keeper"):
         assert [line for line in seen.commands if expected in line], expected
     assert shown(seen.commands) == []
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyward.engine.agent_calls import Action, AgentCalls
-from skyward.engine.agent_tables import NodeCall
+from skyward.node.agent_calls import Action, AgentCalls
+from skyward.node.agent_tables import NodeCall
 
 __all__ = ["GRACE", "LIMIT", "Bench", "effects_on"]
 

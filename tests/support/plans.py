@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from skyward.engine.plan import Plan
+from skyward.client.settings import PoolSettings
 
 __all__ = ["plan_of_two"]
 
 
-def plan_of_two(**given: Any) -> Plan:
+def plan_of_two(**given: Any) -> PoolSettings:
     """Two nodes of one slot each on other machines; what is not given is None."""
-    known: dict[str, Any] = dict.fromkeys((field.name for field in fields(Plan)), None)
+    known: dict[str, Any] = dict.fromkeys((field.name for field in fields(PoolSettings)), None)
     known |= {"pool": "pool", "nodes": 2, "slots": 1, "gang": False, "lease": 60.0, "directory": ""}
     known |= {
         "setup": lambda node, abouts, ports: ({"info": f"info {node}", "scheduler": None}, [b"hook"]),
         "listening": lambda: True,
     }
-    return Plan(**{field.name: (known | given)[field.name] for field in fields(Plan)})
+    return PoolSettings(**{field.name: (known | given)[field.name] for field in fields(PoolSettings)})

@@ -1,4 +1,4 @@
-"""What a type checker makes of the programming model. Checked by tests/test_typing.py, never run."""
+"""What a type checker makes of the programming model. Checked by tests/typing/test_typing.py, never run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import assert_type
 
 import skyward as sky
-from skyward.task import PendingStream
+from skyward.api.compute import PendingStream
 
 
 @sky.compute

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar, overload
 
-from skyward.blobs import SCRATCH
+from skyward.api.image import Image
+from skyward.api.info import InstanceInfo, instance_info
+from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
-from skyward.image import Image
-from skyward.plugin import Cluster, Plugin
 from skyward.plugins._torch import Backend, decorated
 from skyward.plugins._within import within
-from skyward.runtime import InstanceInfo, instance_info
+from skyward.transport.blobs import SCRATCH
 
 __all__ = ["huggingface", "transformers"]
 
@@ -77,8 +77,8 @@ def _with_packages(image: Image, cluster: Cluster) -> Image:
 
 @contextmanager
 def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
-    """The hub's two places for a token, its variable and its file, until the runner ends."""
-    # A file in memory goes away with its process, however that ends; the link gives it a name beside which the hub
+    """The Hub's two places for a token, its variable and its file, until the runner ends."""
+    # A file in memory goes away with its process, however that ends; the link gives it a name beside which the Hub
     # can put files of its own.
     fd = os.memfd_create("token")
     os.fchmod(fd, 0o600)
@@ -102,7 +102,7 @@ def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
             os.close(fd)
 
 
-_ADVICE = 'an access token of the hub is wanted, e.g. sky.plugins.huggingface(token=os.environ["HF_TOKEN"]).'
+_ADVICE = 'an access token of the connections is wanted, e.g. sky.plugins.huggingface(token=os.environ["HF_TOKEN"]).'
 
 
 class _Token:

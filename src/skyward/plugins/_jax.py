@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, overload
 
 from skyward.accelerators import Accelerator
+from skyward.api.image import Image
+from skyward.api.info import InstanceInfo, instance_info, mark_group
+from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
-from skyward.image import Image
-from skyward.plugin import Cluster, Plugin
 from skyward.plugins._meeting import meet
 from skyward.plugins._within import framework, within
-from skyward.runtime import InstanceInfo, instance_info, mark_group
 
 __all__ = ["close", "decorated", "ensure_group", "has_package", "jax", "requirement", "share_cores"]
 

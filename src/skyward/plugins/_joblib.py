@@ -23,11 +23,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 import cloudpickle
 
-from skyward import blobs
+from skyward.api.compute import PendingCompute, resolve
+from skyward.api.image import Image, check_number
+from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument, PoolClosed
-from skyward.image import Image, check_number
-from skyward.plugin import Cluster, Plugin
-from skyward.task import PendingCompute, resolve
+from skyward.transport import blobs
 
 __all__ = ["Slots", "Tasks", "install", "joblib", "joblib_backend", "open_pool", "pinned", "register", "runs"]
 

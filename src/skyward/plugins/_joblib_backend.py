@@ -29,11 +29,11 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from skyward.callbacks import when_done
+from skyward.api.compute import PendingCompute, name_of
+from skyward.api.image import check_number
+from skyward.client.callbacks import when_done
 from skyward.errors import InvalidArgument
-from skyward.image import check_number
 from skyward.plugins._joblib import Slots, Tasks, open_pool, runs
-from skyward.task import PendingCompute, name_of
 
 __all__ = ["SkywardBackend", "parallel_config"]
 

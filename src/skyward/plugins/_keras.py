@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 
+from skyward.api.image import Image, check_one_of
+from skyward.api.info import InstanceInfo, instance_info
+from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument, SkywardError
-from skyward.image import Image, check_one_of
-from skyward.plugin import Cluster, Plugin
 from skyward.plugins import _jax, _torch
 from skyward.plugins._within import framework, within
-from skyward.runtime import InstanceInfo, instance_info
 
 __all__ = ["Backend", "decorated", "keras"]
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
+from skyward.api.info import InstanceInfo, require_peers
 from skyward.errors import SkywardError
-from skyward.runtime import InstanceInfo, require_peers
 
 __all__ = ["meet"]
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from skyward.api.info import InstanceInfo, require_peers
 from skyward.errors import SkywardError
-from skyward.runtime import InstanceInfo, require_peers
 
 __all__ = ["await_listener", "gather", "taken"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from skyward.plugin import Plugin
+from skyward.api.plugin import Plugin
 from skyward.plugins._joblib import install, joblib
 
 __all__ = ["sklearn"]

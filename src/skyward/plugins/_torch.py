@@ -17,12 +17,12 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 
+from skyward.api.image import Image, PipIndex, check_number, check_one_of
+from skyward.api.info import InstanceInfo, instance_info
+from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
-from skyward.image import Image, PipIndex, check_number, check_one_of
-from skyward.plugin import Cluster, Plugin
 from skyward.plugins._rendezvous import await_listener, gather, taken
 from skyward.plugins._within import framework, within
-from skyward.runtime import InstanceInfo, instance_info
 
 __all__ = ["Backend", "decorated", "process_group", "torch"]
 

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, aclosing
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
+from skyward.api.info import instance_info
 from skyward.errors import InvalidArgument
-from skyward.runtime import instance_info
 
 __all__ = ["framework", "within"]
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from skyward.api.provider import Machine, Offer, Provider
+from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.provider import Machine, Offer, Provider
-from skyward.spec import Spec
 
 __all__ = ["Local"]
 

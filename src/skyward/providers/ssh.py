@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 from urllib.parse import unquote
 
+from skyward.api.image import check_number, check_one_of
+from skyward.api.provider import Machine, Offer, Provider
+from skyward.api.shell import Access, SshTarget
+from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.image import check_number, check_one_of
-from skyward.provider import Machine, Offer, Provider
-from skyward.shell import Access, SshTarget
-from skyward.spec import Spec
 
 __all__ = ["SSH", "parse_host"]
 

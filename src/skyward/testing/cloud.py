@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from skyward.errors import SkywardError
-from skyward.providers._aws.pricetable import TABLE
-from skyward.providers.aws import AWS, Pace
+from skyward.providers.aws.pricetable import TABLE
+from skyward.providers.aws.provider import AWS, Pace
 from skyward.testing.ec2 import Ec2
 from skyward.testing.faults import Call, Fault, Faults
 from skyward.testing.machines import Hooks, Instance, Machines, Times

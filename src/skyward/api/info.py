@@ -1,0 +1,322 @@
+"""Where a body runs: the node's place in the pool, and the call that is being served.
+
+The topology arrives as JSON in the variable COMPUTE_POOL; the call is set by the runner around each body.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, cast
+
+from skyward.errors import InvalidArgument, SkywardError
+
+__all__ = [
+    "AcceleratorInfo",
+    "InstanceInfo",
+    "NetworkInfo",
+    "Peer",
+    "call_context",
+    "current_call",
+    "holds_group",
+    "instance_info",
+    "is_head",
+    "mark_group",
+    "require_peers",
+]
+
+VARIABLE = "COMPUTE_POOL"
+
+Call = tuple[str, int]
+
+
+def instance_info() -> InstanceInfo | None:
+    """This node's place in the pool, with the current call's id and attempt; None outside a pool."""
+    raw = os.environ.get(VARIABLE)
+    if not raw:
+        return None
+    info = _parsed(raw)
+    call = current_call()
+    return info if call is None else replace(info, task_id=call[0], attempt=call[1])
+
+
+def is_head(info: InstanceInfo | None = None) -> bool:
+    """Whether this is the pool's first worker; True outside a pool, where there is no other."""
+    info = info or instance_info()
+    return info is None or info.is_head
+
+
+def call_context(task_id: str, attempt: int, *, threads: bool) -> AbstractContextManager[None]:
+    """Name the call that runs inside the block, for the process or (`threads`) for this context alone."""
+    return (_ContextCall if threads else _ProcessCall)((task_id, attempt))
+
+
+def current_call() -> Call | None:
+    """Id and attempt of the call that this code runs for, if any."""
+    return _context_call.get() or _process_call
+
+
+def require_peers(info: InstanceInfo) -> None:
+    """Refuse at once to form a group of nodes that cannot reach each other."""
+    if info.network.blocked and info.total_nodes > 1:
+        raise SkywardError(
+            f"the nodes of this pool cannot form a group: {info.network.blocked}. Open their firewalls to each other, "
+            "or run the function on one node, with >>."
+        )
+
+
+def mark_group() -> None:
+    """Says that this process is now part of a group with other nodes: none of them can be replaced alone."""
+    global _grouped
+    _grouped = True
+
+
+def holds_group() -> bool:
+    """Whether this process is part of a group with other nodes."""
+    return _grouped
+
+
+_grouped = False
+
+
+@lru_cache(maxsize=8)
+def _parsed(raw: str) -> InstanceInfo:
+    return InstanceInfo.from_json(raw)
+
+
+_context_call: ContextVar[Call | None] = ContextVar("skyward_call", default=None)
+_process_call: Call | None = None
+
+
+class _ProcessCall(AbstractContextManager[None]):
+    __slots__ = ("before", "call")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def __enter__(self) -> None:
+        global _process_call
+        self.before, _process_call = _process_call, self.call
+
+    def __exit__(self, *error: object) -> None:
+        global _process_call
+        _process_call = self.before
+
+
+class _ContextCall(AbstractContextManager[None]):
+    __slots__ = ("before", "call")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def __enter__(self) -> None:
+        self.before = _context_call.get()
+        _context_call.set(self.call)
+
+    def __exit__(self, *error: object) -> None:
+        # Not reset(token): a body that streams may be left in another context than it was entered in.
+        _context_call.set(self.before)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A node of the pool and the addresses by which others reach it."""
+
+    node: int
+    private_ip: str
+    public_ip: str | None = None
+
+
+@dataclass(frozen=True)
+class AcceleratorInfo:
+    """What kind of accelerator a node has, and how many of it."""
+
+    type: str
+    count: int = 1
+    memory_gb: float = 0.0
+    is_trainium: bool = False
+
+
+@dataclass(frozen=True)
+class NetworkInfo:
+    """The interface that owns the node's address, its speed where known, and what keeps nodes from each other."""
+
+    interface: str | None = None
+    bandwidth_gbps: float | None = None
+    blocked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceInfo:
+    """One worker's place in the pool: which node it is, who the others are, where the head listens."""
+
+    node: int
+    worker: int = 0
+    total_nodes: int
+    workers_per_node: int = 1
+    accelerators: int = 0
+    total_accelerators: int = 0
+    head_addr: str
+    head_port: int
+    job_id: str
+    peers: tuple[Peer, ...]
+    accelerator: AcceleratorInfo | None = None
+    network: NetworkInfo = NetworkInfo()
+    ports: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
+    task_id: str | None = None
+    attempt: int = 0
+
+    @property
+    def global_worker_index(self) -> int:
+        """This worker's number among all workers of the pool."""
+        return self.node * self.workers_per_node + self.worker
+
+    @property
+    def total_workers(self) -> int:
+        """The number of workers in the pool."""
+        return self.total_nodes * self.workers_per_node
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is the first worker of the pool."""
+        return self.global_worker_index == 0
+
+    @property
+    def hostname(self) -> str:
+        """The name of the machine that asks."""
+        return os.uname().nodename
+
+    def to_json(self) -> str:
+        """The text that COMPUTE_POOL holds on this node."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, raw: str) -> InstanceInfo:
+        """Read what `to_json` wrote; any other value is refused with the field that is wrong."""
+        try:
+            data: object = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise _refusal("it", f"is not JSON ({error})", raw) from None
+        return _instance_info(_record(data, cls, "it"))
+
+
+def _instance_info(data: dict[str, Any]) -> InstanceInfo:
+    nodes = _integer(data, "total_nodes", 1, 1_000_000)
+    workers = _integer(data, "workers_per_node", 1, 1_000_000, 1)
+    info = InstanceInfo(
+        node=_integer(data, "node", 0, nodes - 1),
+        worker=_integer(data, "worker", 0, workers - 1, 0),
+        total_nodes=nodes,
+        workers_per_node=workers,
+        accelerators=_integer(data, "accelerators", 0, 100_000, 0),
+        total_accelerators=_integer(data, "total_accelerators", 0, 10**9, 0),
+        head_addr=_text(data, "head_addr", ADDRESS),
+        head_port=_integer(data, "head_port", 1, 65535),
+        job_id=_text(data, "job_id", WORD),
+        peers=tuple(_peer(_record(item, Peer, "peers"), nodes) for item in _items(data, "peers")),
+        accelerator=None if data.get("accelerator") is None else _accelerator(data["accelerator"]),
+        network=NetworkInfo() if data.get("network") is None else _network(data["network"]),
+        ports=_ports(data.get("ports")),
+        task_id=_optional_text(data, "task_id", WORD),
+        attempt=_integer(data, "attempt", 0, 1_000_000, 0),
+    )
+    if [peer.node for peer in info.peers] != list(range(nodes)):
+        raise _refusal("peers", f"must list nodes 0 to {nodes - 1}, once each and in order", data["peers"])
+    return info
+
+
+def _peer(data: dict[str, Any], nodes: int) -> Peer:
+    node, private = _integer(data, "node", 0, nodes - 1), _text(data, "private_ip", ADDRESS)
+    return Peer(node, private, _optional_text(data, "public_ip", ADDRESS))
+
+
+def _accelerator(value: object) -> AcceleratorInfo:
+    data = _record(value, AcceleratorInfo, "accelerator")
+    trainium = data.get("is_trainium", False)
+    if not isinstance(trainium, bool):
+        raise _refusal("is_trainium", "must be true or false", trainium)
+    count, memory = _integer(data, "count", 0, 100_000, 1), _number(data, "memory_gb")
+    return AcceleratorInfo(_text(data, "type", WORD), count, memory or 0.0, trainium)
+
+
+def _network(value: object) -> NetworkInfo:
+    data = _record(value, NetworkInfo, "network")
+    interface, blocked = _optional_text(data, "interface", INTERFACE), _optional_text(data, "blocked", SENTENCE)
+    return NetworkInfo(interface, _number(data, "bandwidth_gbps"), blocked)
+
+
+def _ports(value: object) -> dict[str, int]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _refusal("ports", "must be an object", value)
+    ports = cast("dict[str, Any]", value)
+    for name in ports:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,31}", name):
+            raise _refusal("ports", "must have short lower-case names", name)
+    return {name: _integer(ports, name, 1, 65535) for name in ports}
+
+
+# What these texts may hold ends up in the environment and on command lines of frameworks: nothing a shell would read.
+ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,15})?")
+INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
+SENTENCE = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/+@#-]{0,199}")
+
+
+def _record(value: object, kind: type[Any], name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _refusal(name, "must be an object", value)
+    data = cast("dict[str, Any]", value)
+    if unknown := data.keys() - {field.name for field in fields(kind)}:
+        raise _refusal(name, f"has fields that {kind.__name__} does not know", sorted(unknown))
+    return data
+
+
+def _items(data: dict[str, Any], name: str) -> list[object]:
+    value = data.get(name)
+    if not isinstance(value, list):
+        raise _refusal(name, "must be a list", value)
+    return cast("list[object]", value)
+
+
+def _integer(data: dict[str, Any], name: str, low: int, high: int, default: int | None = None) -> int:
+    value = data.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _refusal(name, f"must be a whole number from {low} to {high}", value)
+    return value
+
+
+def _number(data: dict[str, Any], name: str) -> float | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e9:
+        raise _refusal(name, "must be a number from 0 to 1e9", value)
+    return float(value)
+
+
+def _text(data: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    value = data.get(name)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise _refusal(name, f"must be a text of the form {pattern.pattern}", value)
+    return value
+
+
+def _optional_text(data: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str | None:
+    return None if data.get(name) is None else _text(data, name, pattern)
+
+
+def _refusal(name: str, rule: str, value: object) -> InvalidArgument:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return InvalidArgument(
+        f"{VARIABLE} cannot be used: {name} {rule}, found {shown}. The variable is written by the pool for its nodes; "
+        "something else has set or changed it. Unset it to run outside a pool."
+    )

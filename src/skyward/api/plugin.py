@@ -1,0 +1,82 @@
+"""What a plugin is: a frozen record of optional hooks, each called at its own moment.
+
+transform(image, cluster) -> image     on the client, before machines are set up; pure
+bootstrap(cluster) -> commands         shell lines run on each node after the standard steps
+around_client(pool, cluster)           a context manager around the open pool, on the client
+around_app(info)                       a context manager around each runner's life, on the nodes
+decorate(fn) -> fn                     around every function, on the nodes; the first plugin is outermost
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skyward.api.image import Image
+from skyward.api.info import InstanceInfo
+from skyward.api.spec import Spec, Worker
+from skyward.errors import InvalidArgument
+
+__all__ = ["Cluster", "Plugin"]
+
+Transform = Callable[[Image, "Cluster"], Image]
+Bootstrap = Callable[["Cluster"], Sequence[str]]
+Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
+AroundApp = Callable[[InstanceInfo], AbstractContextManager[Any]]
+AroundClient = Callable[[Any, "Cluster"], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a plugin may know about the pool it is in."""
+
+    pool: str
+    nodes: int
+    worker: Worker
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A named set of hooks."""
+
+    name: str
+    transform: Transform | None = None
+    bootstrap: Bootstrap | None = None
+    decorate: Decorate | None = None
+    around_app: AroundApp | None = None
+    around_client: AroundClient | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidArgument(f"a plugin needs a name, not {self.name!r}.")
+        for hook in ("transform", "bootstrap", "decorate", "around_app", "around_client"):
+            if getattr(self, hook) is not None and not callable(getattr(self, hook)):
+                raise InvalidArgument(f"plugin '{self.name}': {hook} must be a function, not {getattr(self, hook)!r}.")
+
+    @staticmethod
+    def create(name: str) -> Plugin:
+        """A plugin without hooks, to be built up with the methods below."""
+        return Plugin(name)
+
+    def with_image_transform(self, transform: Transform) -> Plugin:
+        """This plugin with a hook that changes the image."""
+        return replace(self, transform=transform)
+
+    def with_bootstrap(self, bootstrap: Bootstrap) -> Plugin:
+        """This plugin with shell lines to run on each node."""
+        return replace(self, bootstrap=bootstrap)
+
+    def with_decorator(self, decorate: Decorate) -> Plugin:
+        """This plugin with a decorator around every function."""
+        return replace(self, decorate=decorate)
+
+    def with_around_app(self, around_app: AroundApp) -> Plugin:
+        """This plugin with a context around each runner's life."""
+        return replace(self, around_app=around_app)
+
+    def with_around_client(self, around_client: AroundClient) -> Plugin:
+        """This plugin with a context around the open pool."""
+        return replace(self, around_client=around_client)

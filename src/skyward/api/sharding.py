@@ -1,0 +1,199 @@
+"""This node's part of the data; needs no framework, and keeps the types of those that are loaded."""
+
+from __future__ import annotations
+
+import operator
+import random
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, overload
+
+from skyward.api.info import instance_info
+from skyward.errors import InvalidArgument
+
+__all__ = ["shard"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+Rest = TypeVarTuple("Rest")
+Indices: TypeAlias = "range | array[int]"  # a text: array takes no parameter at run time before 3.12
+BUILT_IN: tuple[type, ...] = (list, tuple, str, bytes, bytearray, array)
+
+
+@overload
+def shard(
+    data: A,
+    /,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    node: int | None = None,
+    total_nodes: int | None = None,
+) -> A: ...
+
+
+@overload
+def shard(
+    first: A,
+    second: B,
+    /,
+    *rest: *Rest,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    node: int | None = None,
+    total_nodes: int | None = None,
+) -> tuple[A, B, *Rest]: ...
+
+
+def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes any `*rest`; pyright cannot see it
+    *data: Any,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    node: int | None = None,
+    total_nodes: int | None = None,
+) -> Any:
+    """This node's part of each of `data`: every N-th element, or with `drop_last` one of N equal blocks.
+
+    All nodes together hold every element once (`drop_last` leaves out the rest of the division). `shuffle` permutes
+    first, the same way on every node for the same `seed` and length. Several arrays must be equally long; their parts
+    come as a tuple and still correspond. `node` and `total_nodes` stand in for the pool's; one alone is completed from
+    the pool. Outside a pool the part is everything.
+
+    The type is kept, and only this part is copied: lists, tuples, texts, arrays and tensors along their first axis,
+    pandas objects, Hugging Face datasets. Without `shuffle` a part of a numpy array or a torch tensor is a view of the
+    whole: copy it before you change it in place. Another sequence is sliced if its slices keep its type, else the part
+    is a list; so is a shuffled range.
+    """
+    if not data:
+        raise InvalidArgument("shard() got nothing to divide: pass the data, as in sky.shard(x, y).")
+    lengths = [_length(item) for item in data]
+    if len(set(lengths)) > 1:
+        raise InvalidArgument(
+            f"shard() got data of different lengths ({', '.join(map(str, lengths))}): their parts would not "
+            "correspond. Cut them to one length, or call shard() for each."
+        )
+    node, total_nodes = _place(node, total_nodes)
+    indices = _indices(lengths[0], node, total_nodes, _seed(seed) if shuffle else None, drop_last)
+    parts = tuple(_take(item, indices) for item in data)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
+    """The node's number and how many there are: what was given, completed from the pool."""
+    given = f"node={node}, total_nodes={total_nodes}"
+    if node is None or total_nodes is None:
+        info = instance_info()
+        if info is None and (node is not None or total_nodes is not None):
+            raise InvalidArgument(
+                f"shard() got {given}: outside a pool one says nothing without the other. Give both, or neither."
+            )
+        node = node if node is not None else info.node if info else 0
+        total_nodes = total_nodes if total_nodes is not None else info.total_nodes if info else 1
+    try:
+        node, total_nodes = operator.index(node), operator.index(total_nodes)
+    except TypeError:
+        raise InvalidArgument(f"shard() got {given}: both must be whole numbers.") from None
+    if not 0 <= node < total_nodes:
+        raise InvalidArgument(
+            f"shard() cannot take the part of node {node} out of {total_nodes} (called with {given}): nodes count "
+            "from 0 to total_nodes - 1, and what is not given comes from the pool. Give both."
+        )
+    return node, total_nodes
+
+
+def _seed(seed: int) -> int:
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise InvalidArgument(
+            f"shard() got seed={seed!r}: the nodes would permute differently. Give a whole number, the same on each."
+        ) from None
+
+
+def _indices(length: int, node: int, total: int, seed: int | None, drop_last: bool) -> Indices:
+    order: Indices = range(length)
+    if seed is not None:
+        order = array("q", order)
+        random.Random(seed).shuffle(cast("Any", order))
+    if not drop_last:
+        return order[node::total]
+    size = length // total
+    return order[node * size : (node + 1) * size]
+
+
+def _length(data: Any) -> int:
+    """How many elements `data` has, or a refusal in words if it is nothing that can be divided."""
+    if _is(data, "datasets", "Dataset") or hasattr(data, "iloc"):
+        return len(data)
+    if _has_rows(data):
+        return int(data.shape[0])
+    if isinstance(data, Sequence):
+        return len(cast("Sequence[object]", data))
+    name = type(data).__name__
+    if isinstance(data, Mapping):
+        advice = "Shard its items (sky.shard(list(d.items()))) or each value (sky.shard(*d.values()))"
+    elif isinstance(data, Set):
+        advice = "A set has no order that all nodes agree on: shard sorted(data)"
+    elif isinstance(data, Iterator) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
+        advice = "It has no length: make a list of it, or take every N-th item with itertools.islice"
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "shape"):
+        advice = "It is no Sequence: shard its indices, sky.shard(range(len(data))), and pick those"
+    else:
+        advice = "It is a single value: pass a list, an array, a table or another sequence"
+    raise InvalidArgument(f"shard() cannot divide a value of type {name}. {advice}.")
+
+
+def _take(data: Any, indices: Indices) -> Any:
+    if _is(data, "datasets", "Dataset"):
+        return data.select(indices if isinstance(indices, range) else indices.tolist())
+    if hasattr(data, "iloc"):
+        return data.iloc[_key(indices)]
+    if _has_rows(data):
+        return data[_key(indices, tensor=_is(data, "torch", "Tensor"))]
+    # The built-in type, also for a subclass: that is what its slices are.
+    kind: Any = next((kind for kind in BUILT_IN if issubclass(type(data), kind)), None)
+    if isinstance(indices, range):
+        part = _slice(data, indices)
+        return part if isinstance(part, kind or type(data)) else [data[i] for i in indices]
+    items = (data[i] for i in indices)
+    if kind is str:
+        return "".join(items)
+    if kind is array:
+        part = data[:0]
+        part.extend(items)
+        return part
+    return (kind or list)(items)
+
+
+def _slice(data: Any, indices: range) -> Any:
+    try:
+        part = data[_key(indices)]
+        return part if len(part) == len(indices) else None
+    except Exception:  # a sequence need not know slices; one that is broken says so when its items are taken
+        return None
+
+
+def _key(indices: Indices, *, tensor: bool = False) -> Any:
+    """The indices in the form that an array of that kind takes: a slice, or an array of its own."""
+    if isinstance(indices, range):
+        return slice(indices.start, indices.stop, indices.step)
+    if tensor:
+        torch = sys.modules["torch"]
+        # frombuffer refuses an empty buffer
+        return torch.frombuffer(indices, dtype=torch.int64) if indices else torch.empty(0, dtype=torch.int64)
+    numpy = sys.modules.get("numpy")
+    return numpy.asarray(indices) if numpy else indices.tolist()
+
+
+def _has_rows(data: Any) -> bool:
+    return bool(getattr(data, "shape", None)) and hasattr(data, "__getitem__")
+
+
+def _is(data: object, module: str, name: str) -> bool:
+    """Whether `data` is of a class that only a process which has loaded `module` can hold."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(data, kind)

@@ -1,0 +1,99 @@
+"""How a machine is reached: the contract of a shell, and what a provider says about its machines."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, Protocol
+
+__all__ = ["Access", "Finished", "Shell", "SshTarget"]
+
+
+@dataclass(frozen=True)
+class SshTarget:
+    """A machine as the ssh program is told of it; what is left out comes from the user's own ssh settings."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+    host_keys: Literal["strict", "accept-new"] = "strict"
+    known_hosts: str | None = None
+    config: bool = True
+    """Whether the user's ~/.ssh/config counts; machines of a cloud are reached without it."""
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}" if self.user else self.host
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a provider's machines are got at, beyond their addresses."""
+
+    lease: float = 0.0
+    """How long machines go on when they hear nothing of us; 0 for this computer, whose fate they share."""
+    ssh_timeout: float = 60.0
+    network: Literal["auto", "mesh", "star"] = "auto"
+    lease_file: str | None = None
+    """A file on each machine that must be touched within every lease, or the machine shuts itself down."""
+    notices: str | None = None
+    """What, on a machine, waits until that is to be taken away, as "module:function"; it returns the seconds left."""
+    settle: Callable[[Shell, SshTarget], str | None] | None = None
+    """Done once a machine lets us in, beside the rest of setting it up; what it returns the user is told."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a program on a machine has come to."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+class Shell(Protocol):
+    """One machine. Paths and arguments are data: whoever implements this quotes them."""
+
+    @property
+    def name(self) -> str:
+        """What the machine is called in messages."""
+        ...
+
+    def connect(self, deadline: float) -> None:
+        """Makes the machine reachable, or says in words why it is not; tries until `deadline` (monotonic)."""
+        ...
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Starts a program with pipes to its standard input and output, out of reach of Ctrl-C in our terminal."""
+        ...
+
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+        """Runs a program to its end, with `data` as its standard input."""
+        ...
+
+    def upload(self, source: bytes | Path, dest: str) -> None:
+        """Puts a file there, mode 0600; half a file is never seen under its name."""
+        ...
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        """A connection to an address that the machine itself can connect to."""
+        ...
+
+    def forward(self, host: str, port: int) -> tuple[str, int]:
+        """An address on this computer that leads to one there."""
+        ...
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """What another process of this computer has to run to have `argv` run there, once we are gone."""
+        ...
+
+    def said(self) -> str:
+        """What the way to the machine has complained of last."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the machine."""
+        ...

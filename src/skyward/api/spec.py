@@ -1,0 +1,154 @@
+"""What a user asks for: machines, how calls run on them, and what is mounted; frozen, and checked when made."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from skyward.accelerators import Accelerator, Model, resolve
+from skyward.api.image import Image, PipIndex, check_number, check_one_of
+from skyward.errors import InvalidArgument
+
+__all__ = ["Allocation", "Architecture", "Image", "PipIndex", "Spec", "Volume", "Worker", "check_nodes"]
+
+Allocation = Literal["spot", "on-demand", "spot-if-available", "cheapest"]
+Architecture = Literal["x86_64", "arm64"]
+Executor = Literal["auto", "thread", "process"]
+
+# The system lives in these and below them ...
+_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+# ... and only below these there is room for others.
+_PARENTS = ("/", "/home", "/opt", "/root", "/srv", "/tmp", "/var")
+
+
+def check_nodes(nodes: object) -> None:
+    """Refuse what is neither a number of nodes nor (min, max)."""
+    if not isinstance(nodes, tuple):
+        return check_number("nodes", nodes)
+    bounds = cast("tuple[object, ...]", nodes)
+    if len(bounds) != 2:
+        raise InvalidArgument(f"nodes={nodes!r} has {len(bounds)} parts. Give a number, or (min, max).")
+    for bound in bounds:
+        check_number("nodes", bound)
+    low, high = cast("tuple[int, int]", nodes)
+    if low > high:
+        raise InvalidArgument(
+            f"nodes={nodes!r} asks for at least {low} and at most {high}. Write nodes=({high}, {low})."
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """How a node runs calls: how many at once, and in threads or processes ("auto" means threads)."""
+
+    concurrency: int = 1
+    executor: Executor = "auto"
+
+    def __post_init__(self) -> None:
+        check_number("concurrency", self.concurrency)
+        check_one_of("executor", self.executor, get_args(Executor))
+
+    @property
+    def process(self) -> bool:
+        """Whether every slot has a process of its own."""
+        return self.executor == "process"
+
+
+WEEK = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, init=False)
+class Spec:
+    """Which machines, how many, from whom; `nodes` may be (min, max), a string names an accelerator.
+
+    `ttl`: after so many seconds machines end themselves, whatever happens; in use or not.
+    """
+
+    provider: object
+    accelerator: Accelerator | None
+    nodes: int | tuple[int, int]
+    vcpus: float | None
+    memory_gb: float | None
+    architecture: Architecture | None
+    allocation: Allocation
+    region: str | None
+    max_hourly_cost: float | None
+    ttl: float
+
+    # Written out because `accelerator` is given as a string and read as an Accelerator.
+    def __init__(
+        self,
+        provider: object = None,
+        accelerator: str | Accelerator | Model | None = None,
+        nodes: int | tuple[int, int] = 1,
+        vcpus: float | None = None,
+        memory_gb: float | None = None,
+        architecture: Architecture | None = None,
+        allocation: Allocation = "spot-if-available",
+        region: str | None = None,
+        max_hourly_cost: float | None = None,
+        ttl: float = WEEK,
+    ) -> None:
+        check_nodes(nodes)
+        for name, value in (("vcpus", vcpus), ("memory_gb", memory_gb), ("max_hourly_cost", max_hourly_cost)):
+            if value is not None:
+                check_number(name, value, whole=False)
+        check_number("ttl", ttl, whole=False)
+        check_one_of("allocation", allocation, get_args(Allocation))
+        if architecture is not None:
+            check_one_of("architecture", architecture, get_args(Architecture))
+        if region is not None and (not isinstance(region, str) or not re.fullmatch(r"[\w.-]+", region)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise InvalidArgument(f'region={region!r} is no name of a region. Write it like "us-east-1".')
+        values = {
+            "provider": provider,
+            "accelerator": resolve(accelerator),
+            "nodes": nodes,
+            "vcpus": vcpus,
+            "memory_gb": memory_gb,
+            "architecture": architecture,
+            "allocation": allocation,
+            "region": region,
+            "max_hourly_cost": max_hourly_cost,
+            "ttl": ttl,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A bucket, or what lies under `prefix` in it, as a directory of every node."""
+
+    bucket: str
+    mount: str
+    prefix: str = ""
+    read_only: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("bucket", "mount", "prefix"):
+            value: object = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable():
+                raise InvalidArgument(f"{name}={value!r} of a volume is not a line of text. Give a string.")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.bucket):
+            raise InvalidArgument(
+                f"bucket={self.bucket!r} is no name of a bucket. Give the bare name, and the rest as prefix."
+            )
+        if ".." in self.prefix.split("/") or self.prefix.startswith("/"):
+            raise InvalidArgument(f'prefix={self.prefix!r} is not a path in a bucket. Write it like "data/train".')
+        if not isinstance(self.read_only, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise InvalidArgument(f"read_only={self.read_only!r} is neither True nor False. Give one of them.")
+        self._check_mount()
+
+    def _check_mount(self) -> None:
+        if not self.mount.startswith("/") or ".." in self.mount.split("/"):
+            raise InvalidArgument(f'mount={self.mount!r} is not an absolute path. Write it like "/mnt/data".')
+        mount = posixpath.normpath("/" + self.mount.lstrip("/"))
+        if mount in _PARENTS or any(mount == system or mount.startswith(f"{system}/") for system in _SYSTEM):
+            raise InvalidArgument(
+                f"mount={self.mount!r} belongs to the system, whose files it would hide. "
+                'Mount it somewhere else, e.g. "/mnt/data".'
+            )
+        object.__setattr__(self, "mount", mount)

@@ -1,0 +1,366 @@
+"""Runs users' functions (done-callbacks, event listeners) on threads of their own: none of them holds up a pool.
+
+I/O thread --settles a future--> Worker "skyward-callbacks" --> the future's done-callbacks
+any thread --emits an event----> Worker "skyward-events" -----> every listener, in order
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from skyward.events import Event
+from skyward.transport.packed import PackedError
+
+__all__ = ["Listener", "Listeners", "UserCode", "UserFuture", "Worker", "when_done"]
+
+log = logging.getLogger("skyward.callbacks")
+
+T = TypeVar("T")
+Listener = Callable[[Event], None]
+
+_PATIENCE = 0.5  # a done-callback that runs for longer no longer holds up the others
+_MOST_THREADS = 64
+_STUCK = 1.0  # a listener that is at one event for longer is waited for no more
+_DELIVERY = 10.0  # a result waits at most so long for slow listeners to hear what came before it
+_LAG = 0.1
+_MOST_EVENTS = 100_000
+_CLOSING = 2.0
+
+
+class Worker:
+    """Runs functions one at a time, in order, on a daemon thread that starts with the first one.
+
+    One thread rather than several: callbacks of a pool do not run at the same time, so they need no locks of their
+    own. With `patience`, a function that runs for longer is left to its thread, and another thread does the rest.
+    """
+
+    def __init__(self, name: str, patience: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._patience, self._clock = name, patience, clock
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0  # threads that run no function
+        self._turn = 0  # the number of the function that began last
+        self._began: float | None = None  # when it began; None once it has ended
+        self._closed = False
+        self.submitted = 0
+        self.finished = 0
+
+    def submit(self, act: Callable[..., object], *args: Any) -> None:
+        """Has a function run; returns at once."""
+        with self._changed:
+            self._queue.append((act, args))
+            self.submitted += 1
+            self._grow()
+            if self._began is None or len(self._queue) == 1:  # else a thread looks at the queue in time by itself
+                self._changed.notify()
+
+    def wait(self, count: int, seconds: float) -> bool:
+        """Waits until `count` functions have ended; not at all for one that seems to be stuck."""
+        if self.finished >= count:
+            return True
+        if self.is_current():
+            return False
+        deadline = self._clock() + seconds
+        with self._changed:
+            while self.finished < count:
+                now = self._clock()
+                end = deadline if self._began is None else min(deadline, self._began + _STUCK)
+                if end <= now:
+                    return False
+                self._changed.wait(min(end - now, _STUCK))  # nobody notifies of a function that begins
+        return True
+
+    def is_current(self) -> bool:
+        """Whether the caller is one of the functions that run here."""
+        return threading.current_thread() in self._threads
+
+    def open(self) -> None:
+        """Keeps threads that have nothing to do."""
+        self._closed = False
+
+    def close(self, seconds: float) -> None:
+        """Runs what is left and ends the threads; leaves behind what takes longer than `seconds`."""
+        deadline = self._clock() + seconds
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            while self._threads - {threading.current_thread()}:
+                left = deadline - self._clock()
+                if left <= 0:
+                    log.warning("%s: a callback or listener does not return; it is left behind", self._name)
+                    return
+                self._changed.wait(left)
+
+    def _grow(self) -> None:
+        """Starts a thread if there is work and none is free for it, or none would be when the running one is stuck."""
+        most = 1 if self._patience is None else _MOST_THREADS
+        if self._queue and not self._idle and len(self._threads) < most:
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._threads.add(thread)
+            self._idle += 1
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads can be had; the next function that is submitted tries again
+                log.warning("%s: no thread can be started", self._name)
+                self._threads.discard(thread)
+                self._idle -= 1
+
+    def _work(self) -> None:
+        # the I/O thread, which may have started this one, blocks signals; programs that a callback starts must not
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+        with self._changed:
+            while self._queue or not self._closed:
+                pause = self._pause()
+                if pause != 0:
+                    self._changed.wait(pause)
+                elif not self._run_next():
+                    break
+            self._idle -= 1
+            self._threads.discard(threading.current_thread())
+            self._changed.notify_all()
+
+    def _pause(self) -> float | None:
+        """How long to wait before the next function may begin; None means until something changes."""
+        if not self._queue:
+            return None
+        if self._began is None:
+            return 0
+        return None if self._patience is None else max(0.0, self._began + self._patience - self._clock())
+
+    def _run_next(self) -> bool:
+        """Runs a function, with the lock released; False if another thread has gone on meanwhile."""
+        act, args = self._queue.popleft()
+        self._turn += 1
+        turn, self._began = self._turn, self._clock()
+        self._idle -= 1
+        if self._patience is not None:
+            self._grow()
+        self._changed.release()
+        try:
+            act(*args)
+        except BaseException:  # whatever it is, it is the user's: it ends neither this thread nor the pool
+            log.exception("a callback or listener raised")
+        finally:
+            self._changed.acquire()
+        self._idle += 1
+        self.finished += 1
+        current = turn == self._turn
+        if current:
+            self._began = None
+        self._changed.notify_all()
+        return current
+
+
+class Listeners:
+    """Who hears of events: each listener hears every event in order, on one thread."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._lock = threading.Lock()
+        self._dropped = 0
+        self.worker = Worker("skyward-events")
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Has `listener` called with every event from now on; returns a function that ends this."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def remove() -> None:
+            with self._lock:
+                others = list(self._listeners)
+                if listener in others:
+                    others.remove(listener)
+                self._listeners = tuple(others)
+
+        return remove
+
+    def any(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    def emit(self, event: Event) -> None:
+        """Passes an event on to the listeners' thread; waits for a moment if they are very far behind."""
+        listeners = self._listeners
+        if not listeners:
+            return
+        worker = self.worker
+        if worker.submitted - worker.finished >= _MOST_EVENTS and not worker.wait(
+            worker.submitted - _MOST_EVENTS + 1, _LAG
+        ):
+            if not self._dropped:
+                log.warning("a listener is %d events behind; further events are dropped", _MOST_EVENTS)
+            self._dropped += 1
+            return
+        self._dropped = 0
+        worker.submit(self._deliver, event, listeners)
+
+    def flush(self, seconds: float = _DELIVERY) -> None:
+        """Waits until listeners have heard everything that was emitted so far, unless one of them is stuck."""
+        self.worker.wait(self.worker.submitted, seconds)
+
+    def _deliver(self, event: Event, listeners: tuple[Listener, ...]) -> None:
+        for listener in listeners:
+            if listener not in self._listeners:
+                continue  # it was removed meanwhile
+            try:
+                listener(event)
+            except BaseException:  # the user's; the other listeners hear of the event all the same
+                log.exception("a listener raised on %r", event)
+
+
+class UserCode:
+    """The threads on which a pool runs its user's functions; they end when the block is left."""
+
+    def __init__(self) -> None:
+        self.callbacks = Worker("skyward-callbacks", _PATIENCE)
+        self.listeners = Listeners()
+
+    def __enter__(self) -> UserCode:
+        self.callbacks.open()
+        self.listeners.worker.open()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        end = time.monotonic() + _CLOSING
+        self.callbacks.close(_CLOSING)  # first: a callback may still make events
+        self.listeners.worker.close(max(0.1, end - time.monotonic()))
+
+    def is_current(self) -> bool:
+        """Whether the caller is a callback or a listener."""
+        return self.callbacks.is_current() or self.listeners.worker.is_current()
+
+
+_CANCELLED = frozenset(("CANCELLED", "CANCELLED_AND_NOTIFIED"))
+_ENDED = _CANCELLED | {"FINISHED"}
+
+
+class UserFuture(Future[T]):
+    """A future in a user's hands: its callbacks run on the threads of `user`, not in the thread that settles it.
+
+    Whoever asks for its result does so after listeners have heard the events that came before it.
+    """
+
+    def __init__(self, user: UserCode | None = None) -> None:
+        super().__init__()
+        self.user = user
+        self.on_cancel: Callable[[], None] | None = None
+        self._cancelling = threading.Lock()
+        self._events = 0  # how many had been emitted when this future was settled
+        self._sleepers: list[_thread.LockType] = []  # of threads that wait, one each
+
+    def done(self) -> bool:
+        """Whether it has ended; takes no lock, so that Ctrl-C at any moment leaves none taken."""
+        return self._state in _ENDED
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled; as `done`."""
+        return self._state in _CANCELLED
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it has ended; False if that took longer.
+
+        It waits on a lock of its own. On the future's condition, an interrupt at the wrong moment would leave that
+        taken, and with it whoever settles the future: the thread that reads the links.
+        """
+        if not self.done():
+            sleeper = _thread.allocate_lock()
+            sleeper.acquire()
+            self._sleepers.append(sleeper)
+            if not self.done():
+                sleeper.acquire(True, -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
+        return self.done()
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Has `fn` called on a thread for callbacks; at once and in this thread if the future is done."""
+        user = self.user
+        if user is None:
+            super().add_done_callback(fn)
+            return
+        adding: int | None = threading.get_ident()
+
+        def hand_over(future: Future[T]) -> None:
+            if adding == threading.get_ident():
+                fn(future)
+            else:
+                user.callbacks.submit(fn, future)
+
+        super().add_done_callback(hand_over)
+        adding = None
+
+    def set_result(self, result: T) -> None:
+        """Sets the result; does not wait for callbacks."""
+        self._note_events()
+        super().set_result(result)
+        self._wake()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Sets the exception; does not wait for callbacks."""
+        self._note_events()
+        super().set_exception(exception)
+        self._wake()
+
+    def result(self, timeout: float | None = None) -> T:
+        self.wait(timeout)
+        super().exception(0)
+        self._prepare(timeout)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.wait(timeout)
+        super().exception(0)
+        self._prepare(timeout)
+        return super().exception()
+
+    def cancel(self) -> bool:
+        """Cancels what the future stands for; False if it has ended already."""
+        if not super().cancel():
+            return False
+        self._wake()
+        if self._cancelling.acquire(blocking=False):  # of several threads one goes on
+            try:
+                if self._state == "CANCELLED":
+                    self.set_running_or_notify_cancel()  # tells wait() and as_completed()
+                on_cancel = self.on_cancel
+                if on_cancel is not None:
+                    on_cancel()
+            except BaseException:
+                self._cancelling.release()  # interrupted: the next cancel() does the rest
+                raise
+        return True
+
+    def _wake(self) -> None:
+        for sleeper in self._sleepers:
+            try:
+                sleeper.release()
+            except RuntimeError:
+                pass  # it is awake
+
+    def _load(self) -> None:
+        """Makes the result ready for whoever asks for it, in their thread."""
+
+    def _prepare(self, timeout: float | None) -> None:
+        if self.user is not None:
+            worker = self.user.listeners.worker
+            if worker.finished < self._events:
+                worker.wait(self._events, _DELIVERY if timeout is None else min(timeout, _DELIVERY))
+        self._load()
+        if isinstance(self._exception, PackedError):
+            self._exception = self._exception.rebuilt()
+
+    def _note_events(self) -> None:
+        if self.user is not None:
+            self._events = self.user.listeners.worker.submitted
+
+
+def when_done(future: Future[Any], act: Callable[[Future[Any]], object]) -> None:
+    """Calls a function of ours, which neither blocks nor raises, in the very thread that settles the future."""
+    Future.add_done_callback(future, act)

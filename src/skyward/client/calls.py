@@ -1,0 +1,375 @@
+"""The calls of a pool on the client: which wait, which node has them, which are to end, and how they ended.
+
+No clock, socket or thread here: `ClientCalls` is told what happens, and returns what is to be done.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from skyward import events
+from skyward.client import outcomes
+from skyward.client.call import Call
+from skyward.client.call_table import CALLS
+from skyward.client.dispatch import Dispatch
+from skyward.errors import NodeLost, SkywardError
+
+__all__ = ["CALLS", "Action", "ClientCalls"]
+
+Action = tuple[Any, ...]
+"""What the engine is to do: ("post", node, messages, buffers), ("load", node, uploads), ("feed", call, node),
+("settle", call, about, pieces), ("fail", call, error), ("end", call), ("discard", about), ("emit", event)."""
+
+_METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
+_STOP_GRACE = 3.0
+_SUSPICION = 0.5
+_STREAM_WARNING = 5.0
+_ASK = 30.0
+_LOOK = 1.0  # how often all calls are looked at
+
+Failure = tuple[BaseException, outcomes.Outcome, float]
+
+
+class ClientCalls:
+    """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
+
+    def __init__(self, pool: str, nodes: int, slots: int, listening: Callable[[], bool] = lambda: True) -> None:
+        self._pool, self._listening = pool, listening
+        self.calls: dict[str, Call] = {}
+        self.dispatch: Dispatch[Call] = Dispatch(nodes, slots)
+        self.closing = False
+        self.settled = 0
+        self._timers: list[tuple[float, int, str, Call]] = []
+        self._count = itertools.count()
+        self._out: list[Action] = []
+        self._warned = False
+        self._now = self._looked = 0.0
+
+    # from the user
+
+    def submit(self, calls: Sequence[Call], now: float) -> list[Action]:
+        """Calls for any node."""
+        self._now = now
+        for call in calls:
+            self.calls[call.id] = call
+            self.dispatch.add(call)
+        return self._settled()
+
+    def submit_to(self, calls: Sequence[tuple[int, Call]], now: float) -> list[Action]:
+        """Calls for certain nodes; more than one of them succeed or fail as one."""
+        self._now = now
+        gang = [call for _, call in calls]
+        for number, call in calls:
+            self.calls[call.id] = call
+            call.gang = gang if len(gang) > 1 else ()
+            call.about["gang"] = True
+            self.dispatch.pin(call, number, now)
+            self._step(call, "send")
+        return self._taken()
+
+    def cancel(self, call: Call, why: str, now: float) -> list[Action]:
+        """A call is to end wherever it is; its verdict comes as for any other call."""
+        self._now = now
+        self._cancel(call, why)
+        return self._settled()
+
+    def abandon(self, error: Callable[[Call], BaseException], now: float) -> list[Action]:
+        """Every call fails: the pool is closing, or cannot go on."""
+        self._now = now
+        for call in list(self.calls.values()):
+            self._step(call, "abandon", (error(call), "cancelled", 0.0))
+        return self._taken()
+
+    def stream_closed(self, call: Call, now: float) -> list[Action]:
+        """The user wants no more items; a body that does not end by itself is stopped."""
+        self._now = now
+        if call.id not in self.calls or call.node is None:
+            return []
+        self._out.append(("post", call.node, [["close", call.id, 0]], ()))
+        self._after(_STOP_GRACE, "stop", call)
+        return self._taken()
+
+    # from nodes; what there is room for then is sent with the next `turn`, many calls in one frame
+
+    def started(self, number: int, call_id: str, now: float) -> list[Action]:
+        """A body has been running for a while."""
+        call = self._at(number, call_id)
+        if call is not None:
+            call.heard = now
+            self._tell_started(call)
+        return self._taken()
+
+    def recalled(self, number: int, call_id: str, now: float) -> list[Action]:
+        """A node has given a call back that it had not begun."""
+        self._now = now
+        call = self._at(number, call_id)
+        if call is not None:
+            self._step(call, "recalled")
+        return self._taken()
+
+    def result(self, number: int, call_id: str, about: dict[str, Any], pieces: list[Any], now: float) -> list[Action]:
+        """A body has returned."""
+        self._now = now
+        call = self._at(number, call_id)
+        if call is None or not self._step(call, "result", None, (about, pieces)):
+            self._out.append(("discard", about))
+        return self._taken()
+
+    def failure(self, number: int, call_id: str, failure: Failure, doubtful: bool, now: float) -> list[Action]:
+        """A call gave no result; `doubtful` if another rank may be the cause."""
+        self._now = now
+        call = self._at(number, call_id)
+        if call is not None:
+            others = any(c is not call and c.id in self.calls for c in call.gang)
+            self._step(call, "doubtful failure" if doubtful and others else "failure", failure)
+        return self._taken()
+
+    def unsendable(self, number: int, blob: str, error: Exception, now: float) -> list[Action]:
+        """A large buffer cannot be sent to a node: the calls that wait there for it cannot run."""
+        self._now = now
+        for call in self.dispatch.at(number):
+            if blob in call.uploads and not call.announced:
+                text = f"an argument of {call.name} cannot be sent to node {number}: {error}."
+                self._post_cancel(call)
+                self._step(call, "failure", (SkywardError(text), "error", 0.0))
+        return self._taken()
+
+    def lost(self, number: int, call_id: str, reason: str, now: float) -> list[Action]:
+        """What became of a call on its node is not known: it is started again elsewhere, if it may be."""
+        self._now = now
+        call = self._at(number, call_id)
+        if call is not None:
+            self._lose(call, reason)
+        return self._taken()
+
+    def states(self, number: int, states: dict[str, str], now: float) -> list[Action]:
+        """What a node knows of calls that it was asked about."""
+        self._now = now
+        for call_id, state in states.items():
+            call = self._at(number, call_id)
+            if call is None or not call.asked:
+                continue  # it ended, or was sent again, after the question
+            call.heard, call.asked = now, False
+            if state == "unknown":
+                self._warn(f"node {number} knows nothing of {call.name}, which it had been sent. This is a bug.")
+                self._lose(call, "its node knew nothing of it")
+            elif call.state == "stopping" and state in ("queued", "sent", "running"):
+                self._warn(f"node {number} did not know that {call.name} was to end; it was told again. This is a bug.")
+                self._post_cancel(call)
+        return self._taken()
+
+    # from what is known of nodes
+
+    def take_calls(self, numbers: Iterable[int], now: float) -> list[Action]:
+        """These nodes take calls, the others do not."""
+        self._now = now
+        self.dispatch.set_up(set(numbers))
+        return self._settled()
+
+    def lose_node(self, number: int, reason: str, now: float) -> list[Action]:
+        """A node is gone, and with it what it had."""
+        self._now = now
+        for call in self.dispatch.at(number):
+            self._lose(call, reason)
+        return self._settled()
+
+    def forsake(self, number: int, reason: str, now: float) -> list[Action]:
+        """There is no node for calls that wait, and none is coming."""
+        self._now = now
+        for call in self.dispatch.waiting():
+            self._step(call, "abandon", (NodeLost(number, call.name, reason, call.attempt), "lost", 0.0))
+        return self._taken()
+
+    # time
+
+    def turn(self, in_doubt: Callable[[int], bool], connected: Callable[[int], bool], now: float) -> list[Action]:
+        """Takes back what waits behind others, asks after calls that nothing is heard of, and does what is due."""
+        self._now = now
+        for call in self.dispatch.stale(now):
+            self._step(call, "recall")
+        while self._timers and self._timers[0][0] <= now:
+            _, _, event, call = heapq.heappop(self._timers)
+            if call.id not in self.calls:
+                continue
+            if event == "stop":
+                self._cancel(call, "cancelled")
+            elif any(other is not call and self._doubted(other, in_doubt) for other in call.gang):
+                self._after(_SUSPICION, event, call)  # is that node lost, or only our connection? It tells the cause
+            else:
+                self._step(call, event)
+        if now - self._looked > _LOOK:
+            self._looked = now
+            self._ask(connected)
+            self._warn_of_streams()
+        return self._settled()
+
+    def soon(self) -> bool:
+        """Whether `turn` should come again soon."""
+        return bool(self._timers) or self.dispatch.crowded()
+
+    # the machinery: one place for each thing that happens to a call
+
+    def _step(self, call: Call, event: str, failure: Failure | None = None, result: Any = None) -> bool:
+        """Moves a call along its table; False if the event changes nothing in its state."""
+        row = CALLS.get((call.state, event))
+        if row is None or call.id not in self.calls:
+            return False
+        call.state, actions = row
+        if failure is not None:
+            call.failure = failure
+        if call.state == "done":
+            self._leave(call, result)
+        for action in actions:
+            getattr(self, _METHODS[action])(call, result)
+        return True
+
+    def _leave(self, call: Call, result: Any) -> None:
+        """The one place where a call leaves the books."""
+        del self.calls[call.id]
+        self.dispatch.settle(call, result[0]["s"] if result is not None else None)
+        self.settled += 1
+        self._out.append(("end", call))
+
+    def _cancel(self, call: Call, why: str) -> None:
+        if (call.state, "cancel") in CALLS and call.id in self.calls:
+            call.stopping = why
+            self._step(call, "cancel")
+
+    def _lose(self, call: Call, reason: str) -> None:
+        again = call.attempt < call.retries and call.stream is None and not call.pinned and not self.closing
+        node = -1 if call.node is None else call.node
+        lost = NodeLost(node, call.name, reason, call.attempt + 1, call.pinned)
+        if again and call.state != "stopping":
+            text = f"{call.name} was lost with node {node} ({reason}); "
+            self._warn(text + f"attempt {call.attempt + 1} of {call.retries} follows.")
+        self._step(call, "lost" if again else "lost for good", (lost, "lost", 0.0))
+
+    def _at(self, number: int, call_id: str) -> Call | None:
+        """A call, if it is with that node: one that was given up may still speak of what others have by now."""
+        call = self.calls.get(call_id)
+        return call if call is not None and call.node == number else None
+
+    def _doubted(self, call: Call, in_doubt: Callable[[int], bool]) -> bool:
+        return call.node is not None and call.id in self.calls and in_doubt(call.node)
+
+    def _after(self, seconds: float, event: str, call: Call) -> None:
+        heapq.heappush(self._timers, (self._now + seconds, next(self._count), event, call))
+
+    def _ask(self, connected: Callable[[int], bool]) -> None:
+        """A call that nothing was heard of for long: its node says whether it has it."""
+        silent: dict[int, list[Call]] = {}
+        for call in self.calls.values():
+            waited = call.node is not None and call.state != "held" and self._now - call.heard > _ASK
+            if waited and call.node is not None and connected(call.node):
+                silent.setdefault(call.node, []).append(call)
+        for number, calls in silent.items():
+            for call in calls:
+                call.asked, call.heard = True, self._now
+            self._out.append(("post", number, [["ask", [call.id for call in calls], 0]], ()))
+
+    def _warn_of_streams(self) -> None:
+        """Says so when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""
+        if self._warned or not any(call.stream for call in self.calls.values()):
+            return
+        busy = [call for call in self.calls.values() if call.announced]
+        waiting = [call for call in self.calls.values() if not call.announced and call.stream is None]
+        if not waiting or not all(call.stream for call in busy):
+            return
+        if self._now - min(call.made for call in waiting) > _STREAM_WARNING:
+            self._warned = True
+            self._warn(
+                f"{waiting[0].name} waits for a slot, and all are held by streams that are not read to their end "
+                f"({busy[0].name if busy else 'a generator'}). Close the stream, or give the pool more slots."
+            )
+
+    def _settled(self) -> list[Action]:
+        """What is to be done, after nodes have got what they have room for: one frame a node."""
+        batches: dict[int, list[Call]] = {}
+        for number, call in self.dispatch.next(self._now):
+            batches.setdefault(number, []).append(call)
+        for batch in batches.values():
+            for call in batch:
+                self._step(call, "send")
+        return self._taken()
+
+    def _taken(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out
+
+    def _tell_started(self, call: Call) -> None:
+        if not call.announced and call.node is not None:
+            call.announced = True
+            self._emit(events.CallStarted(self._pool, call.id, call.name, call.node, call.attempt))
+
+    def _tell_end(self, call: Call, outcome: outcomes.Outcome, seconds: float) -> None:
+        if not self._listening():
+            return
+        self._tell_started(call)
+        node = -1 if call.node is None else call.node
+        self._emit(events.CallEnded(self._pool, call.id, call.name, node, outcome, seconds))
+
+    def _warn(self, text: str) -> None:
+        self._emit(events.Notice(self._pool, text, "warning"))
+
+    def _emit(self, event: events.Event) -> None:
+        self._out.append(("emit", event))
+
+    # what the table's actions are; each gets the call and, if there is one, its result
+
+    def _post_call(self, call: Call, _: Any) -> None:
+        call.about["attempt"] = call.attempt
+        call.future.sent = True
+        call.heard, call.asked = self._now, False
+        if call.uploads:
+            self._out.append(("load", call.node, call.uploads))
+        message = ["call", call.id, call.about, len(call.pieces)]
+        last = self._out[-1] if self._out else None
+        if last is not None and last[0] == "post" and last[1] == call.node and last[2][-1][0] == "call":
+            last[2].append(message)  # calls for one node share a frame
+            last[3].extend(call.pieces)
+        else:
+            self._out.append(("post", call.node, [message], list(call.pieces)))
+        if call.inputs:
+            self._out.append(("feed", call, call.node))
+
+    def _post_recall(self, call: Call, _: Any) -> None:
+        self._out.append(("post", call.node, [["recall", call.id, 0]], ()))
+
+    def _post_cancel(self, call: Call, _: Any = None) -> None:
+        self.dispatch.stop(call)
+        self._out.append(("post", call.node, [["cancel", call.id, call.stopping or "cancelled", _STOP_GRACE, 0]], ()))
+
+    def _count_attempt(self, call: Call, _: Any) -> None:
+        call.attempt += 1
+        call.announced = False
+
+    def _queue_again(self, call: Call, _: Any) -> None:
+        self.dispatch.settle(call)
+        call.node = None
+        self.dispatch.add(call, first=True)
+
+    def _hold(self, call: Call, _: Any) -> None:
+        self._after(_SUSPICION, "release", call)
+
+    def _settle(self, call: Call, result: tuple[dict[str, Any], list[Any]]) -> None:
+        self._tell_end(call, "ok", result[0]["s"])
+        self._out.append(("settle", call, *result))
+
+    def _fail_cancelled(self, call: Call, _: Any) -> None:
+        call.failure = (CancelledError(), "cancelled", 0.0)
+        self._fail(call, None)
+
+    def _fail(self, call: Call, _: Any) -> None:
+        error, outcome, seconds = call.failure or (SkywardError(f"{call.name} has failed."), "error", 0.0)
+        call.failure = None
+        others = [c for c in call.gang if c.id in self.calls]
+        if call.gang and call.stopping is None:
+            error.add_note(outcomes.gang_note(call, others, len(call.gang)))
+        for other in others:
+            self._cancel(other, "gang")
+        self._tell_end(call, outcome, seconds)
+        self._out.append(("fail", call, error))

@@ -1,0 +1,190 @@
+"""What the client decides about a pool: `Nodes` and `ClientCalls` together. No clock, socket or thread here.
+
+    Nodes        says which nodes take calls, and which are lost with what they had
+    ClientCalls  says where calls go, and how they end
+
+The engine tells it what happens and does what it returns; so does the simulation of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from skyward import events
+from skyward.client import outcomes
+from skyward.client.call import Call
+from skyward.client.calls import Action, ClientCalls
+from skyward.client.nodes import Links, Nodes, Replacements
+from skyward.client.settings import PoolSettings
+from skyward.errors import PoolClosed, SkywardError
+
+__all__ = ["VERDICTS", "Core"]
+
+VERDICTS = frozenset(
+    ("done", "error", "exited", "crashed", "timeout", "cancelled", "stopped", "gang", "lost", "noroom")
+)
+"""The last word of a node on a call."""
+
+
+class Core:
+    """Every method says what happened, at the time `now`, and returns what is to be done."""
+
+    def __init__(self, plan: PoolSettings, links: Links, replacements: Replacements) -> None:
+        self._plan, self._links = plan, links
+        self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
+        self.nodes = Nodes(plan, links, replacements)
+
+    # from the user
+
+    def submit(self, calls: Sequence[Call], now: float) -> list[Action]:
+        """Calls for any node."""
+        return self.calls.submit(calls, now)
+
+    def submit_to(self, calls: Sequence[tuple[int, Call]], now: float) -> list[Action]:
+        """Calls for certain nodes; more than one of them succeed or fail as one."""
+        return self.calls.submit_to(calls, now)
+
+    def cancel(self, call: Call, why: str, now: float) -> list[Action]:
+        """A call is to end."""
+        return self.calls.cancel(call, why, now)
+
+    def close(self, now: float) -> list[Action]:
+        """The pool is closing: what is open fails."""
+        self.nodes.closing = self.calls.closing = True
+        return self.calls.abandon(
+            lambda call: PoolClosed(f"the pool was closed while {call.name} was waiting or running."), now
+        )
+
+    def collapse(self, error: BaseException, now: float) -> list[Action]:
+        """Nobody listens to nodes any more: whoever waits for a call must not wait for ever."""
+        self.nodes.closing = self.calls.closing = True
+        text = f"cannot end: the pool's own thread has failed ({error!r}). Close the pool; this is a bug."
+        return self.calls.abandon(lambda call: SkywardError(f"{call.name} {text}"), now)
+
+    # from nodes
+
+    def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any], now: float) -> list[Action]:
+        """A message of a node."""
+        if kind in VERDICTS:
+            return self._verdict(number, kind, body[0], body[1], buffers, now)
+        match kind:
+            case "started":
+                return self.calls.started(number, body[0], now)
+            case "recalled":
+                return self.calls.recalled(number, body[0], now)
+            case "states":
+                return self.calls.states(number, body[0], now)
+            case "ready":
+                return self._routed(self.nodes.on_ready(number, body[0], now), now)
+            case "failed":
+                return self._routed(self.nodes.on_failed(number, body[0], buffers, now), now)
+            case "replaced":
+                return self._routed(self.nodes.on_replaced(number, body[0], now), now)
+            case "ports":
+                return self._routed(self.nodes.on_ports(body[0], body[1], now), now)
+            case "notice":
+                return self._routed(self.nodes.on_notice(number, body[0]["seconds"], now), now)
+            case "repaired":
+                text = f"node {number} mended a mistake of its own: {body[0]['text']}. Nothing is lost; this is a bug."
+                return [("emit", events.Notice(self._plan.pool, text, "warning"))]
+            case "member":
+                return [("emit", events.NodePhase(self._plan.pool, number, "joined"))]
+            case "sample":
+                return [("emit", events.NodeSample(self._plan.pool, number, **body[0]))]
+            case _:
+                raise ValueError(f"node {number} sent {kind!r}, which is no message of ours")
+
+    def mishandled(self, number: int, message: Sequence[Any], error: BaseException, now: float) -> list[Action]:
+        """A message could not be handled: the call that it was about must not wait for another."""
+        call = self.calls.calls.get(message[1]) if len(message) > 1 and isinstance(message[1], str) else None
+        if call is None or message[0] not in VERDICTS:
+            return []
+        text = f"the end of {call.name} was told by node {number}, but could not be understood here: {error!r}."
+        return self.calls.failure(number, call.id, (SkywardError(text), "error", 0.0), False, now)
+
+    def _verdict(
+        self, number: int, kind: str, call_id: str, about: dict[str, Any], buffers: list[Any], now: float
+    ) -> list[Action]:
+        actions: list[Action] = []
+        self.nodes.gang = self.nodes.gang or (about.get("group", False) and self._plan.nodes > 1)
+        if self.nodes.gang and about.get("replaced") and not self.nodes.closing:
+            actions = self._routed(self.nodes.on_broken_group(now), now)
+        if kind == "done":
+            return actions + self.calls.result(number, call_id, about, buffers, now)
+        if kind == "lost":
+            return actions + self.calls.lost(number, call_id, about["reason"], now)
+        call = self.calls.calls.get(call_id)
+        if call is None:
+            return actions
+        error, outcome = outcomes.failure(self._plan.pool, call, number, kind, about, buffers)
+        if self.nodes.is_leaving(number) and (outcome == "crashed" or about.get("preempted")):
+            return actions + self.calls.lost(number, call_id, "its machine is being taken away", now)
+        doubtful = outcome == "error" and bool(self.nodes.gang or self._plan.lease)
+        failure = (error, outcome, about.get("s", 0.0))
+        return actions + self.calls.failure(number, call_id, failure, doubtful, now)
+
+    # connections and machines
+
+    def renew(self, now: float) -> list[Action]:
+        """Has the runners of all nodes made (again)."""
+        return self._routed(self.nodes.renew(now), now)
+
+    def attached(self, number: int, *, restarted: bool, now: float) -> list[Action]:
+        """There is a connection to a node."""
+        return self._routed(self.nodes.attached(number, restarted=restarted, now=now), now)
+
+    def broken(self, number: int, now: float) -> list[Action]:
+        """The connection to a node is gone."""
+        return self._routed(self.nodes.broken(number, now), now)
+
+    def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[Action]]:
+        """A node could not be reached again: when to try once more."""
+        pause, actions = self.nodes.retry(number, error, now)
+        return pause, self._routed(actions, now)
+
+    def unreachable(self, number: int, error: Exception, now: float) -> list[Action]:
+        """A node could not be reached at all."""
+        return self._routed(self.nodes.unreachable(number, error, now), now)
+
+    def vacate(self, number: int, now: float) -> tuple[bool, list[Action]]:
+        """Takes a node out whose place another machine takes; False while that would end a call."""
+        vacant, actions = self.nodes.vacate(number, self._occupied, now)
+        return vacant, self._routed(actions, now)
+
+    def _occupied(self, numbers: Iterable[int]) -> bool:
+        return any(self.calls.dispatch.busy(number) for number in numbers)
+
+    def not_replaced(self, number: int, reason: str, now: float) -> list[Action]:
+        """No machine could be had for a node's place."""
+        return self._routed(self.nodes.not_replaced(number, reason, now), now)
+
+    def machine_ended(self, number: int, reason: str, now: float) -> list[Action]:
+        """A silent node's machine is known to be gone."""
+        return self._routed(self.nodes.ended(number, reason, now), now)
+
+    # time
+
+    def turn(self, now: float) -> list[Action]:
+        """Does what is due."""
+        actions = self.nodes.tell_alone(now)
+        if self.nodes.tainted and not any(call.state == "stopping" for call in self.calls.calls.values()):
+            actions += self.renew(now)  # after every process of the old group has had its verdict
+        actions += self.calls.turn(lambda n: self.nodes.in_doubt(n, now), self._links.connected, now)
+        return actions + self._forsaken(now)
+
+    def _routed(self, actions: list[Action], now: float) -> list[Action]:
+        """What is left to do once the calls know of what happened to nodes."""
+        self.calls.dispatch.set_up(self.nodes.takes_calls())
+        left: list[Action] = []
+        for action in actions:
+            if action[0] == "lose":
+                left += self.calls.lose_node(action[1], action[2], now)
+            else:
+                left.append(action)
+        return left + self.calls.take_calls(self.nodes.takes_calls(), now) + self._forsaken(now)
+
+    def _forsaken(self, now: float) -> list[Action]:
+        """Fails what waits, if no node will ever take it."""
+        lost = self.nodes.hopeless()
+        return self.calls.forsake(lost.number, lost.gone, now) if lost is not None else []

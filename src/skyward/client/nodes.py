@@ -1,0 +1,387 @@
+"""The nodes of a pool: which are ready, silent, lost or about to be taken away, and what is done about it.
+
+No clock, socket or thread here: `Nodes` is told what happens, and returns what is to be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from skyward import events
+from skyward.client.node_table import NODES, Node
+from skyward.client.reconnect import given_up, next_try
+from skyward.client.settings import PoolSettings
+from skyward.errors import BootstrapError, NodeLost, PluginError
+from skyward.transport import exceptions
+
+__all__ = ["NODES", "SILENCE", "Action", "Links", "Node", "Nodes", "Replacements"]
+
+Action = tuple[Any, ...]
+"""What the engine is to do: ("post", node, messages, buffers), ("emit", event), ("reconnect", node),
+("renounce", node), ("inquire",), ("forget blobs", node), ("lose", node, reason)."""
+
+SILENCE = 10.0
+_REFUSALS = 3
+_PORTS = 3
+_LAST_MOMENT = 5.0
+_ANSWER = 6.0  # a provider knows better than we why a machine is gone, and is asked first
+
+
+class Links(Protocol):
+    """What is known of the connections."""
+
+    def connected(self, number: int) -> bool:
+        """Whether there is a connection to a node now."""
+        ...
+
+    def heard(self, number: int) -> float:
+        """When a node was last heard of."""
+        ...
+
+    def abouts(self) -> list[dict[str, Any]]:
+        """What each node said of itself in its greeting."""
+        ...
+
+
+class Replacements(Protocol):
+    """Other machines for nodes that are lost."""
+
+    def begin(self, node: int) -> bool:
+        """Has a node's machine replaced, if that is wanted."""
+        ...
+
+    def going(self, node: int) -> bool:
+        """Whether another machine for a node is on its way."""
+        ...
+
+
+class Nodes:
+    """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
+
+    def __init__(self, plan: PoolSettings, links: Links, replacements: Replacements) -> None:
+        self._plan, self._links, self._replacements = plan, links, replacements
+        self.all = [Node(i) for i in range(plan.nodes)]
+        self.gang = plan.gang
+        """Whether runners are part of groups."""
+        self.tainted = False
+        """Whether all runners are to be made again, since one of a group is gone."""
+        self.closing = False
+        self._unformed = False
+        self._alone, self._alone_told = 0.0, 0  # since when no node has been connected, and how often that was said
+        self._generation = 0
+        self._ports: list[int] = []
+        self._out: list[Action] = []
+        self._now = 0.0
+
+    # what others ask
+
+    def takes_calls(self) -> set[int]:
+        """The nodes that may get calls: those of a group only together."""
+        if self.tainted:
+            return set()
+        able = {n.number for n in self.all if n.state == "ready" and self._links.connected(n.number)}
+        return able if not self.gang or len(able) == len(self.all) else set()
+
+    def all_ready(self) -> bool:
+        """Whether every node has its runners."""
+        return all(n.state == "ready" for n in self.all)
+
+    def in_doubt(self, number: int, now: float) -> bool:
+        """Whether a node may be lost without our knowing it yet."""
+        node = self.all[number]
+        late = 0 < node.leaving < now + _LAST_MOMENT
+        return not self.closing and not node.gone and (node.state == "silent" or late)
+
+    def is_leaving(self, number: int) -> bool:
+        """Whether a node's machine is about to be taken away."""
+        return self.all[number].leaving > 0
+
+    def given_up(self, number: int) -> bool:
+        """Whether a node is gone, or about to be, and nothing comes in its place."""
+        node = self.all[number]
+        return bool(node.gone or node.leaving) and not self._replacements.going(number)
+
+    def hopeless(self) -> Node | None:
+        """A lost node, if no node takes calls any more: none is left, or a group lacks that one; none is coming."""
+        lost = [n for n in self.all if n.gone and self.given_up(n.number)]
+        return lost[0] if lost and (self.gang or len(lost) == len(self.all)) else None
+
+    def silent(self) -> list[int]:
+        """The nodes of which it is not known whether they are lost."""
+        return [n.number for n in self.all if n.state == "silent"]
+
+    # what nodes say
+
+    def on_ready(self, number: int, about: dict[str, Any], now: float) -> list[Action]:
+        """A node's runners are there."""
+        self._now = now
+        if about["generation"] == self._generation:
+            node = self.all[number]
+            if node.state == "silent" and node.before == "opening":
+                node.before = "ready"
+            self._step(node, "ready")
+        return self._taken()
+
+    def on_failed(self, number: int, about: dict[str, Any], buffers: Sequence[Any], now: float) -> list[Action]:
+        """A node cannot make runners."""
+        self._now = now
+        if about.get("generation", self._generation) != self._generation:
+            return []
+        others = (n for n in self.all if n.number != number)
+        if self.gang and any(n.gone or n.state == "silent" or n.leaving for n in others):
+            self._unformed = True  # it could form no group without them; all is made again when they are back
+            return []
+        error = exceptions.rebuild(about, buffers[0])
+        if not isinstance(error, PluginError):
+            error = BootstrapError("runner", about["message"], number)
+        self.all[number].error = error
+        return self._lost(number, "failed", str(error))
+
+    def on_replaced(self, number: int, about: dict[str, Any], now: float) -> list[Action]:
+        """A runner has died, and another one is being made."""
+        self._now = now
+        if about["generation"] == self._generation and self.gang and not self.closing:
+            self.taint()
+        return self._taken()
+
+    def on_broken_group(self, now: float) -> list[Action]:
+        """A process that may belong to a group is gone, as a call's verdict says."""
+        self._now = now
+        self.taint()
+        return self._taken()
+
+    def on_ports(self, ports: list[int], generation: int, now: float) -> list[Action]:
+        """The head has free ports for groups; those that were asked for before the last time do not count."""
+        self._now = now
+        if generation != self._generation:
+            return []
+        self._ports = ports
+        for node in self.all:
+            if not node.gone:
+                self._equip(node.number)
+        return self._taken()
+
+    def on_notice(self, number: int, seconds: float, now: float) -> list[Action]:
+        """A node's machine will be taken away."""
+        self._now = now
+        self.all[number].leaving = now + seconds
+        self._step(self.all[number], "notice")
+        return self._taken()
+
+    # runners, made and made again
+
+    def taint(self) -> None:
+        """A runner that may belong to a group is gone: no calls until all of them have been made again."""
+        if not self.tainted:
+            self.tainted = True
+            text = "a node lost its runner; all are made again, since a group cannot be mended."
+            self._emit(events.Notice(self._plan.pool, text))
+
+    def renew(self, now: float) -> list[Action]:
+        """Makes the runners of all nodes (again), over fresh ports of the head."""
+        self._now = now
+        self._renew()
+        return self._taken()
+
+    def _renew(self) -> None:
+        self._generation += 1
+        self.tainted = self._unformed = False
+        for node in self.all:
+            self._step(node, "renew")
+        if not any(n.gone for n in self.all):  # no group without them; when the last is back we come here again
+            self._out.append(("post", 0, [["ports", _PORTS, self._generation, 0]], ()))
+
+    def _equip(self, number: int) -> None:
+        settings, hooks = self._plan.setup(number, self._links.abouts(), self._ports)
+        message = ["setup", {**settings, "generation": self._generation}, len(hooks)]
+        self._out.append(("post", number, [message], hooks))
+
+    def _inform(self, number: int) -> None:
+        """Tells the other nodes where a node is now, and the scheduler with it."""
+        for other in self.all:
+            if other.number != number and not other.gone:
+                settings, _ = self._plan.setup(other.number, self._links.abouts(), self._ports)
+                news = {name: settings[name] for name in ("info", "scheduler")}
+                self._out.append(("post", other.number, [["info", news, 0]], ()))
+
+    # connections that come and go
+
+    def attached(self, number: int, *, restarted: bool, now: float) -> list[Action]:
+        """There is a connection to a node (again); after a restart its agent knows nothing of us."""
+        self._now = now
+        node = self.all[number]
+        self._alone, self._alone_told, node.refusals = 0.0, 0, 0
+        self._step(node, "restarted" if restarted else "attached")
+        if self._unformed:
+            self._renew()
+        return self._taken()
+
+    def broken(self, number: int, now: float) -> list[Action]:
+        """The connection to a node is gone; it is tried again for a while."""
+        self._now = now
+        if self.closing:
+            return []
+        self._step(self.all[number], "broken")
+        if self._plan.lease and not any(self._links.connected(n.number) for n in self.all):
+            self._alone = now
+        return self._taken()
+
+    def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[Action]]:
+        """A node could not be reached again: when to try once more; it is given up when it must be gone."""
+        self._now = now
+        node, lease = self.all[number], self._plan.lease
+        actions: list[Action] = []
+        if node.state == "silent":
+            silent = now - self._links.heard(number)
+            # once may be a tunnel that broke at that moment; the next attempt makes a new one
+            node.refusals = node.refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
+            refused = node.refusals >= _REFUSALS and (not self._plan.substitutes or now - node.away > _ANSWER)
+            if 0 < node.leaving < now:
+                actions = self._lost(number, "give up", "its machine was taken away")
+            elif given_up(lease, now - node.away, silent, refused=refused, others_speak=self._others_speak(number)):
+                first = str(error).partition("\n")[0]
+                reason = first if refused or not lease else f"nothing was heard of it for {silent:.0f} s"
+                actions = self._lost(number, "give up", reason)
+        if node.gone and (not lease or self._replacements.going(number)):
+            return None, actions
+        return next_try(now - node.away, gone=bool(node.gone)), actions
+
+    def unreachable(self, number: int, error: Exception, now: float) -> list[Action]:
+        """A node could not be reached for so long that it is given up."""
+        self._now = now
+        reason = f"cannot connect to it: {error}"
+        if self.all[number].error is None:
+            self.all[number].error = NodeLost(number, reason=reason)
+        return self._lost(number, "unreachable", reason)
+
+    def tell_alone(self, now: float) -> list[Action]:
+        """Says that no node can be reached: after half a minute, then every minute."""
+        away = now - self._alone
+        doubtful = any(node.state == "silent" for node in self.all)
+        if self._alone and doubtful and away > 30 + 60 * self._alone_told:
+            self._alone_told += 1
+            self._warn(
+                f"no connection to any node for {away:.0f} s. What runs there goes on; we try again until the lease "
+                f"ends, {self._plan.lease - away:.0f} s from now."
+            )
+        return self._taken()
+
+    def _others_speak(self, number: int) -> bool:
+        return any(
+            n.number != number
+            and self._links.connected(n.number)
+            and self._now - self._links.heard(n.number) < SILENCE / 2
+            for n in self.all
+        )
+
+    def _lost(self, number: int, event: str, reason: str) -> list[Action]:
+        node = self.all[number]
+        if (node.state, event) in NODES:
+            node.gone = reason
+            self._step(node, event)
+        return self._taken()
+
+    # other machines for lost nodes
+
+    def vacate(self, number: int, occupied: Callable[[Iterable[int]], bool], now: float) -> tuple[bool, list[Action]]:
+        """Takes a node out whose place another machine takes; False while that would end a call."""
+        self._now = now
+        node = self.all[number]
+        # of a group, all are made again then
+        held = range(len(self.all)) if self.gang else [number]
+        if not node.gone and occupied(held):
+            return False, []
+        node.gone, node.leaving = node.gone or "another machine takes its place", 0.0
+        self._step(node, "replace")
+        return True, self._taken()
+
+    def not_replaced(self, number: int, reason: str, now: float) -> list[Action]:
+        """No machine could be had: what waits for one fails."""
+        self._now = now
+        if self.closing:
+            return []
+        self._warn(f"node {number} could not be replaced: {reason}. The pool goes on without it.")
+        node = self.all[number]
+        node.gone = node.gone and f"{node.gone}, and it could not be replaced: {reason}"
+        return self._taken()
+
+    def ended(self, number: int, reason: str, now: float) -> list[Action]:
+        """Gives a node up whose machine is known to be gone."""
+        self._now = now
+        if self.all[number].state == "silent" and not self.closing:
+            return self._lost(number, "give up", reason)
+        return []
+
+    # the machinery
+
+    def _step(self, node: Node, event: str) -> bool:
+        """Moves a node along its table; False if the event changes nothing in its state."""
+        row = NODES.get((node.state, event))
+        if row is None:
+            return False
+        state, actions = row
+        if state == "silent" and node.state != "silent":
+            node.before, node.away = node.state, self._now
+        node.state = node.before if state == "as before" else state
+        for action in actions:
+            getattr(self, "_" + action.replace(" ", "_"))(node)
+        return True
+
+    def _tell_ready(self, node: Node) -> None:
+        self._emit(events.NodePhase(self._plan.pool, node.number, "ready"))
+
+    def _tell_up(self, node: Node) -> None:
+        if node.away or node.gone:
+            self._emit(events.NodeUp(self._plan.pool, node.number))
+        node.away = 0.0
+
+    def _tell_down(self, node: Node) -> None:
+        self._emit(events.NodeDown(self._plan.pool, node.number, "its connection broke; trying again"))
+
+    def _tell_leaving(self, node: Node) -> None:
+        seconds = node.leaving - self._now
+        self._emit(events.NodeLeaving(self._plan.pool, node.number, seconds))
+        if not self.closing:
+            follows = "; another one takes its place" if self._replacements.begin(node.number) else ""
+            self._warn(f"node {node.number} gets no new calls: its machine is taken away in {seconds:.0f} s{follows}.")
+
+    def _tell_lost(self, node: Node) -> None:
+        if not node.away:  # else it was said when the connection broke
+            self._emit(events.NodeDown(self._plan.pool, node.number, node.gone))
+        self._out.append(("forget blobs", node.number))
+        if self._plan.lease:
+            self._out.append(("renounce", node.number))
+            text = f"node {node.number} is lost: {node.gone}. Its calls go to other nodes, within their retries."
+            replaced = self._replacements.begin(node.number)
+            self._warn(text + (" Another machine takes its place." if replaced else ""))
+
+    def _lose_calls(self, node: Node) -> None:
+        self._out.append(("lose", node.number, node.gone if node.state == "lost" else "its agent was restarted"))
+
+    def _set_up(self, node: Node) -> None:
+        node.gone, node.error, node.leaving = "", None, 0.0
+        if self.gang or (not self._ports and node.number == 0):
+            self._renew()
+        elif self._ports:
+            self._equip(node.number)
+            self._inform(node.number)
+
+    def _forget_runners(self, node: Node) -> None:
+        node.before = "opening" if node.before == "ready" else node.before
+
+    def _reconnect(self, node: Node) -> None:
+        self._out += [("inquire",), ("reconnect", node.number)]
+
+    def _renounce(self, node: Node) -> None:
+        self._out += [("forget blobs", node.number), ("renounce", node.number)]
+
+    def _warn(self, text: str) -> None:
+        self._emit(events.Notice(self._plan.pool, text, "warning"))
+
+    def _emit(self, event: events.Event) -> None:
+        self._out.append(("emit", event))
+
+    def _taken(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out

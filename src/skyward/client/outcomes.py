@@ -1,0 +1,95 @@
+"""What a node's last word on a call means to the caller: an exception with everything that is known."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from concurrent.futures import CancelledError
+from typing import Any, Literal
+
+from skyward.client.call import Call
+from skyward.errors import NodeDiskFull, TaskCrashed, TaskOutOfMemory, TaskTimeout
+from skyward.transport import exceptions
+
+__all__ = ["Outcome", "failure", "gang_note"]
+
+Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
+
+
+def failure(
+    pool: str, call: Call, node: int, kind: str, about: dict[str, Any], buffers: list[Any]
+) -> tuple[BaseException, Outcome]:
+    """The exception for a call that gave no result, and how it counts."""
+    if kind == "error":
+        where = f"raised on node {node} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
+        return exceptions.packed(about["error"], buffers[0], where, _advice), "error"
+    if kind == "exited":
+        return TaskCrashed(call.name, node, call.attempt, about["code"], stderr=about["stderr"]), "crashed"
+    if kind == "crashed":
+        return _crash(call, node, about), "crashed"
+    if kind == "timeout":
+        return TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"]), "timeout"
+    if kind == "noroom":
+        return NodeDiskFull(call.name, node, about["size"], about["reason"]), "error"
+    if kind == "gang":
+        return CancelledError("stopped, since another node of the broadcast failed"), "cancelled"
+    return CancelledError(), "cancelled"
+
+
+def gang_note(call: Call, others: list[Call], total: int) -> str:
+    """What the rest of a broadcast was doing when `call` failed."""
+    text = f"rank {call.node} of {total} (node {call.node}) failed first in the broadcast of {call.name}"
+    if others:
+        text += f"; nodes {', '.join(str(other.node) for other in others)} had not finished and were stopped"
+    return text + "."
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return _where_to_get(error.name.partition(".")[0])
+    return ""
+
+
+def _where_to_get(module: str) -> str:
+    """What to do about a module that a node lacks."""
+    if module in _PLUGINS:
+        return f"node: add plugins=[sky.plugins.{_PLUGINS[module]}] to the pool, or sky.Image(pip=[{module!r}])."
+    try:
+        here = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        here = False
+    if here and (package := _distribution(module)):
+        return f"node: {module} is not installed there; add sky.Image(pip=[{package!r}]) to the pool."
+    if here:
+        return (
+            f"node: {module} exists on this computer only. Import it at the top of your file, so that it travels with "
+            f"the function; or send it along with sky.Image(includes=[...]), if it is a package with Image(pip=[...])."
+        )
+    return (
+        f"node: {module} is not installed there; add sky.Image(pip=[{module!r}]) (the package may have another name)."
+    )
+
+
+def _distribution(module: str) -> str | None:
+    """The installed package that a module comes from, if it comes from one."""
+    from importlib import metadata
+
+    return next(iter(metadata.packages_distributions().get(module, [])), None)
+
+
+_PLUGINS = {
+    "torch": "torch()",
+    "jax": "jax()",
+    "keras": "keras()",
+    "transformers": "huggingface(token=...)",
+    "datasets": "huggingface(token=...)",
+    "joblib": "joblib()",
+    "sklearn": "sklearn()",
+}
+
+
+def _crash(call: Call, node: int, about: dict[str, Any]) -> TaskCrashed:
+    code = about["code"]
+    name = signal.Signals(-code).name if code < 0 else None
+    kind = TaskOutOfMemory if about["oom"] else TaskCrashed
+    return kind(call.name, node, call.attempt, code, name, about["stderr"], about["shared"])

@@ -1,0 +1,42 @@
+"""What the engine needs to know about its pool."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyward import events
+from skyward.machines.replacement import Substitutes
+
+__all__ = ["PoolSettings"]
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """A pool's size, its connections, and what is done at its request."""
+
+    pool: str
+    nodes: int
+    slots: int
+    reach: Callable[[int], socket.socket]
+    context: ssl.SSLContext
+    setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
+    emit: Callable[[events.Event], None]
+    listening: Callable[[], bool]
+    """Whether anybody wants to hear of calls that start and end."""
+    release: Callable[[Sequence[str]], None]
+    gang: bool
+    """Whether runners form groups when the pool opens: then losing one means making all of them anew."""
+    lease: float
+    """How long nodes on other machines go on without us; 0 for nodes of this computer, which share its fate."""
+    directory: str
+    """Where the client keeps large buffers."""
+    address: Callable[[int], tuple[str, int] | None]
+    """Where other nodes reach a node's agent, if they can."""
+    revive: Callable[[int], None] | None
+    """Sets a lost node's machine up again, if it answers."""
+    substitutes: Substitutes | None
+    """Where other machines for lost nodes come from, if there are any."""

@@ -1,0 +1,50 @@
+"""Streams an iterator argument to the runner that wants it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from skyward.client.call import Call
+from skyward.transport import exceptions
+from skyward.transport.payload import Packer
+from skyward.transport.streams import Producer
+
+__all__ = ["feed"]
+
+Post = Callable[[list[Any], list[Any]], None]
+
+
+def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
+    """Reads `source` in a thread of its own (it may block) and posts its items as there is credit."""
+
+    def send(batch: list[list[Any]]) -> None:
+        pieces = [piece for item in batch for piece in item]
+        post([["items", call.id, key, [len(item) for item in batch], len(pieces)]], pieces)
+
+    def run() -> None:
+        packer = Packer()
+        error: BaseException | None = None
+        wanted = True
+        try:
+            for item in source:
+                head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
+                pieces = [head, *map(bytes, buffers)]
+                if not producer.put(pieces, sum(map(len, pieces))):
+                    wanted = False
+                    break
+        except BaseException as exc:  # raised in the body, where the iterator is used
+            error = exc
+        try:
+            producer.finish()  # what came before the error goes first
+        except BaseException as exc:  # an item could not be sent: the body must not take what arrived for the whole
+            error = error or exc
+        if error is None and not wanted:
+            return
+        about, data = ({}, b"") if error is None else exceptions.capture(error, __file__)
+        post([["end", call.id, key, about, 1]], [data])
+
+    producer = Producer(send)
+    threading.Thread(target=run, name="skyward-feed", daemon=True).start()
+    return producer

@@ -1,0 +1,251 @@
+"""Which machines to take: pure choosing among what clouds offer, with a reason for everything that is ruled out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from skyward.accelerators import Accelerator
+from skyward.api.provider import Offer
+from skyward.api.spec import Allocation, Architecture, Spec
+
+__all__ = [
+    "CloudOffer",
+    "Market",
+    "Plan",
+    "PriceSource",
+    "RuledOut",
+    "Shape",
+    "affordable",
+    "money",
+    "ordered",
+    "unfit",
+    "variant",
+    "wish",
+]
+
+Market = Literal["spot", "on-demand"]
+PriceSource = Literal["live", "table", "at most", "unknown"]
+
+# What devices report lies a little beside the number they are sold with: 22888 MiB is a "24 GB" card.
+_TOLERANCE = 0.08
+# A node runs Python, an agent and a runner beside the user's code; less than this is no node.
+_LEAST_VCPUS, _LEAST_GB = 2.0, 3.5
+# Names that clouds use for what the catalogue calls otherwise.
+_ALIASES = {"rtxproserver6000": "rtxpro6000", "trainium": "trainium1", "inferentia": "inferentia1"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of machine as a cloud describes it, before zone and price."""
+
+    kind: str
+    vcpus: float
+    memory_gb: float
+    architectures: tuple[str, ...] = ("x86_64",)
+    accelerator: str = ""
+    accelerators: int = 0
+    accelerator_gb: float = 0.0
+    """Memory of one accelerator in GB; 0 where what the cloud says cannot be relied upon."""
+    fraction: bool = False
+    bare_metal: bool = False
+    outdated: bool = False
+    burstable: bool = False
+    cluster: bool = False
+    """Whether several of them can be placed close together."""
+    markets: tuple[Market, ...] = ("on-demand", "spot")
+
+
+@dataclass(frozen=True)
+class CloudOffer(Offer):
+    """A kind of machine in one place at one price; `hourly_cost` is infinite where no price is known."""
+
+    kind: str = ""
+    region: str = ""
+    zone: str = ""
+    market: Market = "on-demand"
+    architecture: Architecture = "x86_64"
+    accelerator: str = ""
+    accelerators: int = 0
+    accelerator_gb: int = 0
+    """Which variant of the accelerator it is, by its memory as it is sold; 0 where that is not known."""
+    price: PriceSource = "unknown"
+    cluster: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.market}, {self.zone or self.region})"
+
+
+@dataclass(frozen=True)
+class RuledOut:
+    """Something that will not be tried, and why."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be launched: `offers` in the order in which they are tried; nothing is created by planning."""
+
+    provider: str
+    wish: str
+    nodes: int
+    offers: tuple[CloudOffer, ...]
+    ruled_out: tuple[RuledOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hourly_cost(self) -> float:
+        """What the first choice costs an hour, all nodes together; infinite where that is not known."""
+        return self.nodes * self.offers[0].hourly_cost if self.offers else math.inf
+
+    def __str__(self) -> str:
+        lines = [f"{self.wish}, from {self.provider}:"]
+        for number, offer in enumerate(self.offers[:8], 1):
+            memory = f" ({offer.accelerator_gb}GB)" if offer.accelerator_gb else ""
+            what = f" with {offer.accelerators} x {offer.accelerator}{memory}" if offer.accelerators else ""
+            lines.append(f"  {number}. {self.nodes} x {offer}{what}, {_priced(offer, self.nodes)}")
+        if len(self.offers) > 8:
+            lines.append(f"  ... and {len(self.offers) - 8} more, tried in this order when there is no capacity")
+        if not self.offers:
+            lines.append("  nothing fits")
+        if self.ruled_out:
+            lines.append("ruled out:")
+            lines += [f"  {item}" for item in self.ruled_out[:12]]
+            if len(self.ruled_out) > 12:
+                lines.append(f"  ... and {len(self.ruled_out) - 12} more")
+        return "\n".join([*lines, *self.notes])
+
+
+def wish(spec: Spec) -> str:
+    """What is asked for, in words."""
+    parts: list[str] = []
+    if spec.accelerator is not None:
+        parts.append(spec.accelerator.described())
+    if spec.vcpus is not None:
+        parts.append(f"{spec.vcpus:g} vCPUs")
+    if spec.memory_gb is not None:
+        parts.append(f"{spec.memory_gb:g} GB of memory")
+    if spec.architecture is not None:
+        parts.append(spec.architecture)
+    each = f" with {', '.join(parts)}" if parts else ""
+    nodes = spec.nodes if isinstance(spec.nodes, int) else spec.nodes[1]
+    return f"{nodes} {'node' if nodes == 1 else 'nodes'}{each}, {spec.allocation}"
+
+
+def unfit(shape: Shape, spec: Spec, burstable: bool = True) -> str | None:
+    """Why machines of this shape will not do, or None if they will; a short reason names both values."""
+    wanted = spec.accelerator
+    if wanted is not None:
+        reason = _other_accelerator(shape, wanted)
+        if reason is not None:
+            return reason
+    elif shape.accelerator:
+        return f"has {shape.accelerators} x {shape.accelerator}, none asked (accelerator=... asks for it)"
+    vcpus = spec.vcpus or (_LEAST_VCPUS if wanted is None else 1)
+    memory = spec.memory_gb or (_LEAST_GB if wanted is None else 1)
+    architecture = spec.architecture or ("x86_64" if wanted is None else None)
+    if shape.vcpus < vcpus:
+        return f"{shape.vcpus:g} vCPUs, {vcpus:g} asked"
+    if shape.memory_gb < memory * (1 - _TOLERANCE):
+        return f"{shape.memory_gb:g} GB of memory, {memory:g} asked"
+    if architecture is not None and architecture not in shape.architectures:
+        return f"{'/'.join(shape.architectures)}, {architecture} asked"
+    if shape.bare_metal:
+        return "bare metal, which takes many minutes to start"
+    if shape.outdated and wanted is None:
+        return "of an old generation"
+    if shape.burstable and not burstable:
+        return "its CPUs are burstable (exclude_burstable=True)"
+    return None
+
+
+def variant(shape: Shape, wanted: Accelerator | None) -> int:
+    """Which variant of what is wanted a machine has, as GB of memory; 0 where that cannot be told."""
+    if wanted is None:
+        return 0
+    reported, sizes = shape.accelerator_gb, wanted.variants
+    if not reported:
+        return sizes[0] if len(sizes) == 1 else 0
+    return next((size for size in sizes if _about(reported, size)), round(reported))
+
+
+def ordered(offers: Iterable[CloudOffer], allocation: Allocation) -> list[CloudOffer]:
+    """Offers of the price classes that are allowed, in the order in which they are tried."""
+    by_price = sorted(offers, key=lambda o: (o.hourly_cost, o.vcpus or 0, o.memory_gb or 0, o.kind, o.zone))
+    spot = [offer for offer in by_price if offer.market == "spot"]
+    demand = [offer for offer in by_price if offer.market == "on-demand"]
+    match allocation:
+        case "spot":
+            return spot
+        case "on-demand":
+            return demand
+        case "spot-if-available":
+            return spot + demand
+        case "cheapest":
+            return by_price
+
+
+def affordable(
+    offers: Iterable[CloudOffer], nodes: int, limit: float | None
+) -> tuple[list[CloudOffer], list[RuledOut]]:
+    """Offers, cheapest first, of which `nodes` stay within `limit` an hour, and why the others do not."""
+    if limit is None:
+        return list(offers), []
+    kept: list[CloudOffer] = []
+    dear: dict[tuple[str, str], CloudOffer] = {}
+    for offer in offers:
+        if nodes * offer.hourly_cost <= limit:
+            kept.append(offer)
+        else:
+            dear.setdefault((offer.kind, offer.market), offer)  # its other zones are dearer still
+    return kept, [RuledOut(str(offer), _too_dear(offer, nodes, limit)) for offer in dear.values()]
+
+
+def money(dollars: float) -> str:
+    """Dollars, with as many digits as matter."""
+    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
+
+
+def _too_dear(offer: CloudOffer, nodes: int, limit: float) -> str:
+    total = nodes * offer.hourly_cost
+    if math.isinf(total):
+        return f"its price is not known, and max_hourly_cost={limit:g} is set"
+    most = "up to " if offer.price == "at most" else ""
+    return f"{most}{money(total)} an hour for {nodes}, max_hourly_cost={limit:g}"
+
+
+def _priced(offer: CloudOffer, nodes: int) -> str:
+    if math.isinf(offer.hourly_cost):
+        return "price unknown"
+    source = {"live": "", "table": " (list price)", "at most": " at most", "unknown": ""}[offer.price]
+    return f"{money(nodes * offer.hourly_cost)} an hour{source}"
+
+
+def _other_accelerator(shape: Shape, wanted: Accelerator) -> str | None:
+    if not shape.accelerator or _key(shape.accelerator) != _key(wanted.name):
+        return f"has {shape.accelerator or 'no accelerator'}, {wanted.name} asked"
+    if shape.fraction:
+        return f"has a fraction of one {shape.accelerator}"
+    if shape.accelerators < wanted.count:
+        return f"has {shape.accelerators} x {shape.accelerator}, {wanted.count} asked"
+    if wanted.exact and shape.accelerator_gb and not _about(shape.accelerator_gb, wanted.memory_gb):
+        return f"its {shape.accelerator} has {shape.accelerator_gb:.0f} GB, {wanted.memory_gb} GB asked"
+    return None
+
+
+def _about(reported: float, asked: float) -> bool:
+    # reported in GB; makers sell some as GB and some as GiB
+    return min(abs(reported - asked), abs(reported / 1.073741824 - asked)) <= _TOLERANCE * asked
+
+
+def _key(name: str) -> str:
+    key = re.sub(r"[-_ ]", "", name).lower()
+    return _ALIASES.get(key, key)

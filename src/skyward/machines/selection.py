@@ -1,0 +1,175 @@
+"""Which of several specs a pool takes: the cheapest, or the first, that can be had, and why not the others.
+
+specs -> [Candidate] -> plans (asked only for "cheapest") -> in order -> the first whose machines can be had
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from textwrap import indent
+from typing import Any, Literal, TypeVar, cast
+
+from skyward.api.provider import Offer, Provider
+from skyward.api.spec import Spec
+from skyward.errors import CloudError, CloudRefused, InvalidArgument, NoneAvailable, NoOffer, NotGivenBack
+from skyward.machines.offers import money, wish
+
+__all__ = ["Candidate", "Plans", "Prospect", "Selection", "candidate", "look", "moves_on", "ordered", "taken"]
+
+T = TypeVar("T")
+
+Selection = Literal["cheapest", "first"]
+
+# What another spec may be spared: full, not allowed, not logged in there, or no answer. Other refusals are mistakes.
+_ELSEWHERE = ("capacity", "quota", "permission", "credentials", "expired", "throttled", "server")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the specs of a pool, with the provider that it means."""
+
+    provider: Provider
+    spec: Spec
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the pool has if this one is taken."""
+        return cast(int, self.spec.nodes)
+
+    def __str__(self) -> str:
+        region = self.spec.region or getattr(self.provider, "region", None)
+        return f"{wish(self.spec)}, from {self.provider.name}{f' in {region}' if region else ''}"
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A candidate and what planning it has brought: a plan, or the reason why there is none."""
+
+    candidate: Candidate
+    plan: object = None
+    why_not: CloudError | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to try."""
+        return self.why_not is None and self._offers != ()
+
+    @property
+    def hourly_cost(self) -> float:
+        """What all nodes cost an hour; infinite where that is not known, or nothing is to be had."""
+        if not self.possible:
+            return math.inf
+        return self.candidate.nodes * self._offers[0].hourly_cost if self._offers else math.inf
+
+    @property
+    def cost(self) -> str:
+        """The price in words."""
+        if not self.possible:
+            return "nothing fits" if self.why_not is None else "not to be had"
+        return "price unknown" if math.isinf(self.hourly_cost) else f"{money(self.hourly_cost)} an hour"
+
+    @property
+    def _offers(self) -> tuple[Offer, ...] | None:
+        # a provider of somebody else may plan in words of its own: then nothing is known of its offers
+        offers = getattr(self.plan, "offers", self.plan)
+        return tuple(cast("Sequence[Offer]", offers)) if isinstance(offers, list | tuple) else None
+
+    def __str__(self) -> str:
+        if self.why_not is not None:
+            return f"{self.candidate}: {self.why_not}"
+        if isinstance(self.plan, list):
+            return f"{self.candidate}: {', '.join(offer.name for offer in self._offers or ())}"
+        return str(self.plan)
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What would be launched for several specs: `prospects` in the order in which they are tried."""
+
+    prospects: tuple[Prospect, ...]
+    selection: Selection
+
+    @property
+    def first(self) -> Prospect:
+        """The one that is tried first."""
+        return self.prospects[0]
+
+    @property
+    def hourly_cost(self) -> float:
+        """What the one that is tried first costs an hour."""
+        return self.first.hourly_cost
+
+    def __str__(self) -> str:
+        count = len(self.prospects)
+        why = (
+            "by price, for all nodes together"
+            if self.selection == "cheapest"
+            else "in the order in which they are given"
+        )
+        lines = [f'{count} specs, tried {why} (selection="{self.selection}"), until one can be had:']
+        for number, prospect in enumerate(self.prospects, 1):
+            lines.append(f"{number}. [{prospect.cost}] {indent(str(prospect), ' ' * 3).lstrip()}")
+        return "\n\n".join(lines)
+
+
+def candidate(spec: Spec, fallback: Provider) -> Candidate:
+    """The spec with its provider, if it can be opened; `fallback` is who it means if it does not say."""
+    if isinstance(spec.nodes, tuple):
+        raise InvalidArgument(
+            f"nodes={spec.nodes!r}: pools that grow and shrink are not there yet; give one number of nodes."
+        )
+    found: Any = spec.provider if spec.provider is not None else fallback
+    if isinstance(found, type) and issubclass(found, Provider):
+        wanted = 'hosts=["gpu1", "gpu2"]' if found.__name__ == "SSH" else ""
+        raise InvalidArgument(f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}({wanted}).")
+    if not isinstance(found, Provider):
+        raise InvalidArgument(f"provider={found!r}: a sky.Provider is wanted here, e.g. sky.AWS() or sky.Local().")
+    return Candidate(found, spec)
+
+
+def look(candidates: Sequence[Candidate], selection: Selection) -> Plans:
+    """The plans of all candidates, in the order in which they would be tried; creates nothing."""
+    return Plans(ordered([_asked(one) for one in candidates], selection), selection)
+
+
+def ordered(prospects: Sequence[Prospect], selection: Selection) -> tuple[Prospect, ...]:
+    """As given, or by price: what has none comes after what has one, and what cannot be had at the end."""
+    if selection == "first":
+        return tuple(prospects)
+    return tuple(sorted(prospects, key=lambda prospect: (not prospect.possible, prospect.hourly_cost)))
+
+
+def moves_on(error: BaseException) -> bool:
+    """Whether another spec may do although this one failed so; not after a mistake, nor while something is left."""
+    if isinstance(error, CloudRefused):
+        return error.kind in _ELSEWHERE
+    return isinstance(error, NoOffer) or (
+        isinstance(error, CloudError) and not isinstance(error, NotGivenBack | InvalidArgument)
+    )
+
+
+def taken(candidates: Sequence[Candidate], acquire: Callable[[Candidate], T], tell: Callable[[str], None]) -> T:
+    """What `acquire` brings for the first candidate that can be had; `tell` hears why others were passed over."""
+    failed: list[str] = []
+    for number, one in enumerate(candidates, 1):
+        try:
+            return acquire(one)
+        except CloudError as exc:
+            if len(candidates) == 1 or not moves_on(exc):
+                raise
+            failed.append(f"{one}: {exc}")
+            if number == len(candidates):
+                raise NoneAvailable(f"{number} specs", failed) from exc
+            tell(f"spec {one} cannot be had; trying {candidates[number]}. {exc}")
+    raise InvalidArgument("no spec was given, so there is nothing to open. Give one, or provider=...")
+
+
+def _asked(one: Candidate) -> Prospect:
+    try:
+        return Prospect(one, one.provider.plan(one.spec, one.nodes))
+    except CloudError as exc:
+        if not moves_on(exc):
+            raise
+        return Prospect(one, why_not=exc)

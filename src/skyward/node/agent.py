@@ -1,0 +1,386 @@
+"""One node: takes calls from the client, hands them to runners, sends home what they make. Never runs user code.
+
+    client <==TLS link==> Agent thread <==sockets, pipes==> runners (forked by the fork server)
+                          main thread: dask worker (membership; users' own dask work)
+
+It hears the client, the runners and the clock, asks `AgentCalls` what that means, and does what it says. Payloads are
+forwarded as bytes. Results and output are kept until the client has acknowledged them, so a client that loses its
+connection misses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from skyward.node.agent_calls import Action, AgentCalls
+from skyward.node.agent_tables import NodeCall, Slot
+from skyward.node.blob_cache import BlobCache
+from skyward.node.client_link import ClientLink
+from skyward.node.client_listener import ClientListener
+from skyward.node.runners import Pipe, RunnerProcess, Runners
+from skyward.node.timers import Timers
+from skyward.node.usage import UsageMeter
+from skyward.transport import blobs
+
+__all__ = ["Agent", "Surroundings"]
+
+log = logging.getLogger("skyward.engine")
+
+_SAMPLE = 1.0
+_OUTPUT_LIMIT = 8 << 20
+_OUTPUT_LIMIT_ALONE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What an agent has around it: clock, randomness, processes, sockets. The tests' simulation has others."""
+
+    clock: Callable[[], float] = time.monotonic
+    token: Callable[[], str] = lambda: os.urandom(8).hex()
+    selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector
+    runners: type[Runners] = Runners
+    door: type[ClientListener] = ClientListener
+    usage: type[UsageMeter] = UsageMeter
+
+
+class Agent:
+    """Serves the pool's client on `listener` until it says bye."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        fork_server: socket.socket,
+        join: Callable[[str], None],
+        heard: Callable[[float], None],
+        blob_cache: BlobCache,
+        about: dict[str, Any],
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        self._join, self._heard, self._blob_cache = join, heard, blob_cache
+        around = surroundings or Surroundings()
+        self._clock, self._token, self._usage = around.clock, around.token(), around.usage()
+        self._selector = around.selector()
+        self._home = ClientLink(self._selector, about, self._obey, self._fence, around.token(), self._clock)
+        self._tell = self._home.tell
+        self._door = around.door(listener, context, self._wake, blob_cache.serve)
+        blob_cache.wake = self._wake
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._calls = AgentCalls()
+        self._runners = around.runners(
+            self._selector, fork_server, self._heed, self._output, self._ended, self._output_full
+        )
+        self._settings: dict[str, Any] = {}
+        self._hooks: list[Any] = []
+        self._timers = Timers(self._clock)
+        self._dropped = 0
+        self._mark = b"\0" + self._token.encode()
+        self._done = False
+        self._notices: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._leaving: float | None = None  # when this machine will be taken away
+
+    def run(self) -> None:
+        """Runs until the client says bye, then returns."""
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
+        self._door.open()
+        self._timers.after(_SAMPLE, self._sample)
+        while not self._done:
+            more = self._home.pending()
+            for key, events in self._selector.select(0 if more else self._wait()):
+                key.data(events)
+            if more:
+                self._home.hear(0)
+            self.turn()
+
+    def turn(self) -> None:
+        """Does what is due, and sends what was said since the last time."""
+        self._runners.resume()
+        self._timers.run()
+        self._pass_time(self._clock())
+        self._blob_cache.send(lambda: self._home.kept_bytes, self._home.tell_now)
+        self._home.flush()
+
+    def say(self, kind: str, body: Any) -> None:
+        """Sends a message to the client, from any thread of this process."""
+        self._home.say(kind, body)
+        self._wake()
+
+    def notice(self, seconds: float) -> None:
+        """Says, from any thread, that this machine will be taken away in so many seconds."""
+        self._notices.put(seconds)
+        self._wake()
+
+    # doing what AgentCalls says
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            kind = action[0]
+            if kind == "tell":
+                self._tell_of(*action[1:])
+            elif kind == "send":
+                if action[2][0] == "call":
+                    self._usage.refresh()
+                self._runners.send(action[1].name, action[2], action[3])
+            elif kind == "drop":
+                self._blob_cache.drop(action[1])
+            elif kind == "remove":
+                self._remove(action[1])
+            elif kind == "kill":
+                self._runners.kill(action[1].name)
+            else:
+                self._spawn(action[1])
+
+    def _remove(self, paths: list[str]) -> None:
+        try:
+            blobs.remove(paths)
+        except OSError as exc:  # they go with the pool's directory
+            log.warning("a result that nobody gets cannot be removed: %s", exc)
+
+    def _tell_of(self, call: NodeCall | None, message: list[Any], buffers: list[Any] | None) -> None:
+        """Tells the client something; of a call, after the large buffers that belong to it."""
+        if call is None or message[0] in ("started", "recalled"):
+            self._tell(*message, buffers=buffers)
+        else:
+            self._blob_cache.ship(call.id, message[2], lambda: self._tell(*message, buffers=buffers))
+
+    def _spawn(self, slot: Slot) -> None:
+        settings = self._settings
+        env = {**settings["env"], "COMPUTE_POOL": settings["info"]}
+        self._runners.spawn(slot.name, slot.threads, env, settings["cwd"])
+        self._runners.send(slot.name, ["init", {**settings["runner"], "mark": self._token}], self._hooks)
+        if self._leaving is not None:
+            self._runners.send(slot.name, ["notice", max(0.0, self._leaving - self._clock())])
+
+    def _pass_time(self, now: float) -> None:
+        if now < self._calls.due():
+            return
+        for name in self._calls.looks(now):
+            self._look(name, now)
+        self._do(self._calls.tick(now))
+
+    def _look(self, name: str, now: float) -> None:
+        self._do(self._calls.saw(name, self._runners.status(name), now))
+
+    # the client's connection
+
+    def _on_wake(self, _: int) -> None:
+        try:
+            self._wake_read.recv(4096)
+        except BlockingIOError:
+            pass
+        self.look_around()
+
+    def look_around(self) -> None:
+        """Takes what other threads have left: connections, large buffers that came or did not, notices."""
+        while (admitted := self._door.next()) is not None:
+            self._home.attach(*admitted)
+        while not self._blob_cache.arrivals.empty():
+            name, good = self._blob_cache.arrivals.get()
+            if good:
+                self._do(self._calls.arrived(name, self._clock()))
+            else:
+                self._tell("need", name)
+        while not self._notices.empty():
+            self._on_notice(self._notices.get())
+
+    def _fence(self) -> None:
+        """The client had given this node up, and what it ran may run elsewhere by now: none of it may go on."""
+        self._blob_cache.abandon()
+        self._do(self._calls.fence(self._clock()))
+        if self._leaving is not None:
+            self._tell("notice", {"seconds": max(0.0, self._leaving - self._clock())})
+
+    # what the client says
+
+    def _obey(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        now = self._clock()
+        if kind == "call":
+            self._take(NodeCall(body[0], body[1], buffers), now)
+        elif kind == "blob":
+            name, offset, total = body
+            self._on_piece(name, offset, total, buffers[0], now)
+        elif kind == "expect":
+            self._blob_cache.expect(body[0])
+        elif kind == "unexpect":
+            self._blob_cache.unexpect(body[0])
+        elif kind == "fetch":
+            self._blob_cache.fetch(*body)
+        elif kind == "setup":
+            self._setup(body[0], buffers, now)
+        elif kind == "info":
+            self._inform(body[0])
+        elif kind == "recall":
+            self._do(self._calls.recall(body[0], now))
+        elif kind == "cancel":
+            call = self._calls.calls.get(body[0])
+            if call is not None and call.slot is not None:
+                self._look(call.slot.name, now)
+            self._do(self._calls.cancel(body[0], body[1], body[2], now))
+        elif kind == "ask":
+            self._answer(body[0])
+        elif kind == "ports":
+            self._tell("ports", self._door.free_ports(body[0]), body[1])
+        elif kind == "bye":
+            self._close(body[0], now)
+        else:  # about a stream: for the runner that has the call
+            self._do(self._calls.stream(body[0], [kind, *body], buffers))
+
+    def _take(self, call: NodeCall, now: float) -> None:
+        """A call; one whose large buffers are still on their way waits for them."""
+        wanted = call.about.get("blobs")
+        if wanted and not self._blob_cache.shared:
+            call.digests = [name for name, _ in wanted.values()]
+            call.about["blobs"], call.missing = self._blob_cache.take(wanted)
+            for name in sorted(call.missing):
+                if not self._blob_cache.coming(name):
+                    self._tell("need", name)
+        self._do(self._calls.take(call, now))
+
+    def _on_piece(self, name: str, offset: int, total: int, data: Any, now: float) -> None:
+        try:
+            if self._blob_cache.accept(name, offset, total, data):
+                self._do(self._calls.arrived(name, now))
+        except OSError as exc:  # the disk is full: the calls that need the buffer cannot run here
+            self._do(self._calls.no_room(name, total, str(exc.strerror), now))
+
+    def _setup(self, settings: dict[str, Any], buffers: list[Any], now: float) -> None:
+        """(Re)makes every runner, with the pool's current view of itself and the plugins' hooks."""
+        self._settings, self._hooks = settings, buffers
+        self._blob_cache.shared = settings["shared"]
+        if settings["scheduler"] is not None:
+            self._join(settings["scheduler"])
+        for name in list(self._calls.slots):
+            self._look(name, now)
+        self._do(self._calls.setup(settings, bool(buffers), now))
+
+    def _inform(self, settings: dict[str, Any]) -> None:
+        """Another machine stands in for one of the pool: runners learn of it without being made again."""
+        if self._settings:
+            self._settings |= settings
+            self._runners.send_all(["info", settings["info"]])
+        if settings["scheduler"] is not None:
+            self._join(settings["scheduler"])
+
+    def _on_notice(self, seconds: float) -> None:
+        """This machine will be taken away: bodies are told, and calls that have not begun go back."""
+        now = self._clock()
+        self._leaving = now + seconds
+        self._tell("notice", {"seconds": seconds})
+        self._runners.send_all(["notice", seconds])
+        self._do(self._calls.notice(now))
+
+    def _answer(self, call_ids: list[str]) -> None:
+        """Says what is known here of calls; those whose results are still on their way are not unknown."""
+        for name in list(self._calls.slots):
+            self._look(name, self._clock())
+        known = self._calls.states(call_ids)
+        self._tell("states", {i: "ended" if self._blob_cache.shipping(i) else state for i, state in known.items()})
+
+    def _close(self, grace: float, now: float) -> None:
+        self._do(self._calls.close(now))
+        self._timers.after(grace, self._runners.kill_all)
+        self._timers.after(grace + 1.0, self._leave)
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        if self._calls.closing and self._runners.gone:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._home.tell_now("bye")
+        self._done = True
+
+    # what runners say
+
+    def _heed(self, runner: RunnerProcess, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        now = self._clock()
+        if kind == "ready":
+            self._do(self._calls.ready(runner.name, now))
+        elif kind == "failed":
+            self._runners.drain(runner)
+            if self._calls.failed(runner.name, now):
+                self._tell("failed", {**body[0], "generation": self._settings["generation"]}, buffers=buffers)
+        elif kind == "recalled":
+            self._do(self._calls.returned(runner.name, body[:1], now))
+        elif kind == "leaving":
+            self._look(runner.name, now)
+            self._do(self._calls.left(runner.name, body[0], now))
+        elif kind in ("out", "items", "want", "streaming"):
+            self._runners.drain(runner)
+            items: list[Any] = body[1] if kind == "items" else []
+            self._blob_cache.ship(str(body[0]), items, lambda: self._tell(kind, *body, buffers=buffers))
+        else:
+            self._runners.drain(runner)
+            if kind == "exited":
+                body[1]["stderr"] = runner.stderr_tail(self._mark)
+            self._do(self._calls.ended(runner.name, body[0], kind, body[1], buffers, now))
+            runner.new_call(self._mark)
+
+    def _ended(self, runner: RunnerProcess, status: int) -> None:
+        """A runner is gone; its status page tells which calls had begun."""
+        now = self._clock()
+        self._do(self._calls.saw(runner.name, runner.status.read(), now))
+        oom = status < 0 and self._usage.out_of_memory()
+        self._do(self._calls.exited(runner.name, status, runner.stderr_tail(self._mark), oom, now))
+        self._leave_if_done()
+
+    # output and vital signs
+
+    def _output(self, runner: RunnerProcess, pipe: Pipe, data: bytes) -> None:
+        if not self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT_ALONE:
+            self._dropped += len(data)  # a body does not wait for a client that is away; the loss is told
+            return
+        if self._dropped:
+            note = f"\n... {self._dropped:,} bytes of output were dropped while the client was away ...\n".encode()
+            self._tell("out", pipe.stream, None, buffers=[note])
+            self._dropped = 0
+        if runner.threads > 1:
+            self._tell("out", pipe.stream, None, buffers=[data])
+            return
+        slot = self._calls.slots.get(runner.name)
+        first = next(iter(slot.calls), None) if slot is not None else None
+        for call, piece in pipe.take_apart(data, self._mark):
+            # without a mark it is of the call that came when the runner had nothing else
+            known = call if slot is not None and call in slot.calls else first
+            self._tell("out", pipe.stream, known, buffers=[piece])
+
+    def _output_full(self) -> bool:
+        return self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT
+
+    def _sample(self) -> None:
+        self._timers.after(_SAMPLE, self._sample)
+        self._home.acknowledge()
+        self._heard(self._home.heard)
+        self._audit()
+        if self._home.connected:
+            running = sum(call.began is not None for call in self._calls.calls.values())
+            cpu, memory = self._usage.sample(self._runners.pids())
+            self._tell("sample", {"cpu": cpu, "memory": memory, "running": running})
+
+    def _audit(self) -> None:
+        """Has AgentCalls look for mistakes of its own; what it finds is mended, logged, and told."""
+        found, actions = self._calls.audit(self._clock())
+        self._do(actions)
+        for text in found:
+            log.warning("the agent mended its own state: %s", text)
+            self._tell("repaired", {"text": text})
+
+    def _wait(self) -> float:
+        return max(0.0, min(self._timers.due(), self._calls.due()) - self._clock())
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"x")
+        except OSError:
+            pass  # full: it will wake anyway

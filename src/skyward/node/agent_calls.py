@@ -1,0 +1,442 @@
+"""The calls of one node: which wait, which runner has them, which run, which are being stopped.
+
+No clock, socket, thread or process here: `AgentCalls` is told what happens, and returns what is to be done. The agent
+does it. What runs is never inferred: runners tell it, on their status page and in their messages.
+
+    client --call, recall, cancel--> AgentCalls --call, recall, cancel--> runner
+    client <--verdict, recalled----- AgentCalls <--verdict, recalled, leaving, status page-- runner
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import signal
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from skyward.node.agent_assign import misplaced, next_pair
+from skyward.node.agent_slots import Action, RunnerSlots
+from skyward.node.agent_tables import CALLS, UNBEGUN, NodeCall, Slot
+
+__all__ = ["Action", "AgentCalls"]
+
+_METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
+_LOOK, _LOOK_AGAIN = 0.05, 0.25  # after a call was sent, and while it waits
+
+
+class AgentCalls:
+    """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, NodeCall] = {}
+        self._runners = RunnerSlots()
+        self.slots = self._runners.all
+        self.queue: OrderedDict[str, NodeCall] = OrderedDict()
+        self.mean: float | None = None
+        self.leaving = False
+        self._grace = 0.0
+        self._orders = itertools.count()
+        self._timers: list[tuple[float, int, str, NodeCall]] = []
+        self._out: list[Action] = []
+        self._odd: set[str] = set()
+        self._now = 0.0
+
+    @property
+    def closing(self) -> bool:
+        """Whether the pool is closing."""
+        return self._runners.closing
+
+    # from the client
+
+    def setup(self, settings: dict[str, Any], hooks: bool, now: float) -> list[Action]:
+        """Runners are to be made (again)."""
+        self._now = now
+        self._grace = settings["grace"]
+        self._runners.configure(settings["processes"], settings["threads"], settings["generation"], hooks)
+        self._retire("the pool's processes were replaced")
+        self._out += self._runners.spawn_missing(now)
+        return self._settled()
+
+    def take(self, call: NodeCall, now: float) -> list[Action]:
+        """A call has come; `missing` names the buffers that are not here yet."""
+        self._now = now
+        if self.leaving and call.movable:
+            call.state = "gone"
+            return [("tell", call, ["recalled", call.id], None), ("drop", call.digests)]
+        call.order = next(self._orders)
+        self.calls[call.id] = self.queue[call.id] = call
+        return self._settled()
+
+    def recall(self, call_id: str, now: float) -> list[Action]:
+        """The client wants a call back that has not begun."""
+        self._now = now
+        call = self.calls.get(call_id)
+        if call is not None:
+            self._step(call, "recall")
+        return self._settled()
+
+    def cancel(self, call_id: str, why: str, grace: float, now: float) -> list[Action]:
+        """A call is to end; if it has ended meanwhile, its result is on the way."""
+        self._now = now
+        call = self.calls.get(call_id)
+        if call is not None:
+            self._stop(call, "cancel", why, grace)
+        return self._settled()
+
+    def stream(self, call_id: str, message: list[Any], buffers: list[Any]) -> list[Action]:
+        """Something about a stream, for the runner that has the call."""
+        call = self.calls.get(call_id)
+        if call is None:
+            return []
+        if call.state == "queued" or call.state in UNBEGUN:
+            call.backlog.append((message, buffers))  # should another runner get the call, it gets this too
+        return [("send", call.slot, message, buffers)] if call.slot is not None else []
+
+    def notice(self, now: float) -> list[Action]:
+        """This machine will be taken away: calls that have not begun go back to the client."""
+        self._now, self.leaving = now, True
+        for call in list(self.calls.values()):
+            if call.movable:
+                self._step(call, "recall")
+        return self._settled()
+
+    def fence(self, now: float) -> list[Action]:
+        """The client had given this node up: nothing of it may go on, nobody wants to hear of it."""
+        self._now = now
+        for call in list(self.calls.values()):
+            self._leave(call, "gone")
+        self._retire("the pool's processes were replaced")
+        self._runners.processes = 0  # none is wanted before the next `setup`
+        return self._taken()
+
+    def close(self, now: float) -> list[Action]:
+        """The pool is closing: no more calls, no more runners."""
+        self._now, self._runners.closing = now, True
+        for call in list(self.queue.values()):
+            self._leave(call, "gone")
+        for slot in self.slots.values():
+            idle = slot.state == "ready" and not slot.calls
+            self._out.append(("send", slot, ["exit"], None) if idle else ("kill", slot))
+        return self._taken()
+
+    def states(self, call_ids: Iterable[str]) -> dict[str, str]:
+        """What is known here of calls that the client asks about."""
+        return {i: self.calls[i].state if i in self.calls else "unknown" for i in call_ids}
+
+    # large buffers
+
+    def arrived(self, blob: str, now: float) -> list[Action]:
+        """A large buffer is here."""
+        self._now = now
+        for call in self.queue.values():
+            call.missing.discard(blob)
+        return self._settled()
+
+    def no_room(self, blob: str, size: int, reason: str, now: float) -> list[Action]:
+        """A large buffer cannot be kept here: the calls that need it cannot run here."""
+        self._now = now
+        for call in [call for call in self.queue.values() if blob in call.missing]:
+            self._step(call, "no room", ("noroom", {"size": size, "reason": reason}, None))
+        return self._settled()
+
+    # from runners
+
+    def ready(self, name: str, now: float) -> list[Action]:
+        """A runner has entered the plugins' hooks and takes calls."""
+        self._now = now
+        slot = self.slots.get(name)
+        if slot is not None:
+            self._move(slot, "ready")
+        return self._settled()
+
+    def failed(self, name: str, now: float) -> bool:
+        """A runner's hooks failed; False if it was to go anyway."""
+        self._now = now
+        slot = self.slots.get(name)
+        if slot is None or not self._move(slot, "failed"):
+            return False
+        self._runners.give_up()
+        return True
+
+    def saw(self, name: str, page: Iterable[tuple[str, float]], now: float) -> list[Action]:
+        """What a runner's status page says: calls that its threads have begun, and when."""
+        self._now = now
+        slot = self.slots.get(name)
+        if slot is None:
+            return []
+        for call_id, began in page:
+            call = slot.calls.get(call_id)
+            if call is not None and call.began is None:
+                call.began = began
+                self._step(call, "began")
+        self._watch(slot)
+        return self._taken()
+
+    def returned(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
+        """A runner has given calls back that it had not begun."""
+        self._now = now
+        self._return(name, call_ids)
+        return self._settled()
+
+    def left(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
+        """A runner breaks off a body: it begins no other, and gives back what waited in it."""
+        self._now = now
+        slot = self.slots.get(name)
+        if slot is not None:
+            self._move(slot, "leaving")
+            self._return(name, call_ids)
+        return self._settled()
+
+    def ended(
+        self, name: str, call_id: str, kind: str, about: dict[str, Any], buffers: list[Any] | None, now: float
+    ) -> list[Action]:
+        """A body has ended."""
+        self._now = now
+        call = self._of(name, call_id)
+        if call is not None:
+            if call.began is None:
+                call.began = now - about.get("s", 0.0)
+            self._step(call, "ended", (kind, about, buffers))
+        else:
+            self._discard(about)
+        return self._settled()
+
+    def exited(self, name: str, status: int, stderr: str, oom: bool, now: float) -> list[Action]:
+        """A runner's process is gone; its last words and its status page have been heard."""
+        self._now = now
+        slot = self.slots.get(name)
+        if slot is None:
+            return []
+        culprits = sum(call.state == "running" for call in slot.calls.values())
+        crash = {"code": status, "stderr": stderr, "oom": oom and status == -signal.SIGKILL, "shared": culprits - 1}
+        for call in list(slot.calls.values()):
+            self._step(call, "exited", ("crashed", dict(crash), None))
+        self._move(slot, "exited", status, stderr)
+        return self._settled()
+
+    # time
+
+    def due(self) -> float:
+        """When `tick` has something to do next."""
+        due = self._timers[0][0] if self._timers else float("inf")
+        for slot in self.slots.values():
+            if slot.look_at is not None and slot.look_at < due:
+                due = slot.look_at
+        return due
+
+    def looks(self, now: float) -> list[str]:
+        """Runners whose status page is to be read now."""
+        return [slot.name for slot in self.slots.values() if slot.look_at is not None and slot.look_at <= now]
+
+    def tick(self, now: float) -> list[Action]:
+        """Time limits and graces that are over."""
+        self._now = now
+        while self._timers and self._timers[0][0] <= now:
+            _, _, event, call = heapq.heappop(self._timers)
+            if self.calls.get(call.id) is not call:
+                continue
+            if event == "limit":
+                self._stop(call, "limit", "timeout", self._grace)
+            elif now >= call.asked + call.grace:
+                self._step(call, event)
+        return self._settled()
+
+    def audit(self, now: float) -> tuple[list[str], list[Action]]:
+        """Looks for what must not be, and mends it: says what it found. The net under this module's own mistakes."""
+        self._now = now
+        found: dict[str, str] = {}
+        if self.next_pair() is not None:
+            found["queue"] = "a call waited beside a free slot; it was sent"
+        found |= {slot.name: text for slot in self.slots.values() if (text := self._runners.overdue(slot, now))}
+        if self._runners.lacking() and not self.closing:
+            found["spawn"] = "a process was missing; it was started"
+        twice = found.keys() & self._odd
+        self._odd = set(found)
+        for name in twice:
+            if name in self.slots:
+                self._out.append(("kill", self.slots[name]))
+            elif name == "spawn":
+                self._out += self._runners.spawn_missing(now)
+        return [found[name] for name in sorted(twice)], self._settled() if "queue" in twice else self._taken()
+
+    # the machinery: one place for each thing that happens to a call
+
+    def _step(self, call: NodeCall, event: str, verdict: tuple[str, dict[str, Any], Any] | None = None) -> bool:
+        """Moves a call along its table; False if the event changes nothing in its state."""
+        row = CALLS.get((call.state, event))
+        if row is None:
+            return False
+        state, actions = row
+        slot = call.slot
+        if state in ("gone", "queued"):
+            self._leave(call, state)
+        else:
+            call.state = state
+            if slot is not None and state in ("stopping", "doomed"):
+                slot.stops.add(call.id)
+        for action in actions:
+            getattr(self, _METHODS[action])(call, slot, verdict)
+        return True
+
+    def _leave(self, call: NodeCall, state: str) -> None:
+        """The one place where a call leaves its slot, the queue, or the node."""
+        call.state = state
+        if call.slot is not None:
+            call.slot.calls.pop(call.id, None)
+            call.slot.stops.discard(call.id)
+            call.slot = None
+        if state == "gone":
+            self.queue.pop(call.id, None)
+            if self.calls.get(call.id) is call:
+                del self.calls[call.id]
+            if call.digests:
+                self._out.append(("drop", call.digests))
+
+    def _stop(self, call: NodeCall, event: str, why: str, grace: float) -> None:
+        if (call.state, event) in CALLS:
+            call.why, call.grace, call.asked = why, grace, self._now
+            self._step(call, event)
+
+    def _move(self, slot: Slot, event: str, status: int = 0, stderr: str = "") -> bool:
+        """Moves a runner along its table; False if the event changes nothing in its state."""
+        actions = self._runners.move(slot, event, self._now, status, stderr)
+        self._out += actions or ()
+        return actions is not None
+
+    def _retire(self, reason: str) -> None:
+        for slot in list(self.slots.values()):
+            self._doom(slot, reason)
+            self._move(slot, "retire")
+
+    def _doom(self, slot: Slot, reason: str) -> None:
+        for call in slot.calls.values():
+            if self._step(call, "process killed"):
+                call.reason = reason
+
+    def _return(self, name: str, call_ids: Sequence[str]) -> None:
+        for call_id in call_ids:
+            call = self._of(name, call_id)
+            if call is not None:
+                self._step(call, "returned")
+
+    def _of(self, name: str, call_id: str) -> NodeCall | None:
+        """A call, if that runner has it: one that was replaced may still speak of what others have by now."""
+        slot = self.slots.get(name)
+        return slot.calls.get(call_id) if slot is not None else None
+
+    def next_pair(self) -> tuple[NodeCall, Slot] | None:
+        """The call that is to be sent next, and the runner that has room for it."""
+        return next_pair(self.queue, self.slots.values(), self._runners.processes, self.mean) if self.queue else None
+
+    def _watch(self, slot: Slot) -> None:
+        """Has the status page read soon, while a call may begin there."""
+        waits = [call.about.get("timeout") or _LOOK_AGAIN for call in slot.calls.values() if call.began is None]
+        slot.look_at = self._now + min(_LOOK_AGAIN, *waits) if waits else None
+
+    def _settled(self) -> list[Action]:
+        """What is to be done, after every free slot has got what there is."""
+        while (pair := self.next_pair()) is not None:
+            call, call.slot = pair
+            self._step(call, "assign")
+        if not self.queue:
+            for call in misplaced(self.slots.values()):
+                self._step(call, "shift")
+        return self._taken()
+
+    def _taken(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out
+
+    def _discard(self, about: dict[str, Any]) -> None:
+        """Has the large buffers of a result removed that nobody gets."""
+        if about.get("blobs"):
+            self._out.append(("remove", [str(path) for path, _ in about["blobs"].values()]))
+
+    def _tell(self, call: NodeCall | None, message: list[Any], buffers: Any = None) -> None:
+        self._out.append(("tell", call, message, buffers))
+
+    # what the tables' actions are; each gets the call, the slot that it had, and the verdict, if one has come
+
+    def _send_call(self, call: NodeCall, _: Slot | None, verdict: Any) -> None:
+        slot = call.slot
+        assert slot is not None
+        self.queue.pop(call.id, None)
+        call.about["ahead"] = slot.threads == 1 and bool(slot.calls)  # the runner then marks its output
+        slot.calls[call.id] = call
+        self._out.append(("send", slot, ["call", call.id, call.about], call.buffers))
+        self._out += [("send", slot, message, buffers) for message, buffers in call.backlog]
+        look_at = self._now + min(_LOOK, call.about.get("timeout") or _LOOK)
+        slot.look_at = look_at if slot.look_at is None else min(slot.look_at, look_at)
+
+    def _send_recall(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        self._out.append(("send", slot, ["recall", call.id], None))
+
+    def _send_cancel(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        self._out.append(("send", slot, ["cancel", call.id], None))
+
+    def _queue(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        """Puts a call back where it was in the order of arrival."""
+        call.began = None
+        self.queue[call.id] = call
+        if len(self.queue) > 1:
+            self.queue = OrderedDict(sorted(self.queue.items(), key=lambda item: item[1].order))
+
+    def _start_limit(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        call.backlog.clear()
+        limit = call.about.get("timeout")
+        if limit is not None and call.began is not None:
+            self._after(call.began + limit, "limit", call)
+
+    def _start_grace(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        call.asked = self._now
+        self._after(self._now + call.grace, "grace", call)
+
+    def _kill_process(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        assert slot is not None
+        call.killed = True
+        self._doom(slot, "another call in its process had to be killed")
+        self._out.append(("kill", slot))
+
+    def _after(self, when: float, event: str, call: NodeCall) -> None:
+        heapq.heappush(self._timers, (when, next(self._orders), event, call))
+        if len(self._timers) > 64 + 4 * len(self.calls):
+            self._timers = [entry for entry in self._timers if self.calls.get(entry[3].id) is entry[3]]
+            heapq.heapify(self._timers)
+
+    def _tell_started(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        self._tell(call, ["started", call.id])
+
+    def _tell_recalled(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        self._tell(call, ["recalled", call.id])
+
+    def _tell_verdict(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        kind, about, buffers = verdict
+        self._tell_end(call, slot, kind, about, buffers)
+
+    _tell_crashed = _tell_verdict
+
+    def _tell_stopped(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        about: dict[str, Any] = {}
+        if verdict is not None and "s" in verdict[1]:
+            about["s"] = verdict[1]["s"]
+            self._discard(verdict[1])
+        if call.why == "timeout":
+            about |= {"limit": call.about["timeout"], "killed": call.killed}
+        self._tell_end(call, slot, call.why, about)
+
+    def _tell_lost(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
+        self._tell_end(call, slot, "lost", {"reason": call.reason})
+
+    def _tell_end(
+        self, call: NodeCall, slot: Slot | None, kind: str, about: dict[str, Any], buffers: Any = None
+    ) -> None:
+        """The last word on a call of this node."""
+        if call.began is not None:
+            seconds = about.setdefault("s", max(0.0, self._now - call.began))
+            self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
+        if kind == "crashed" or (slot is not None and slot.state != "ready" and call.began is not None):
+            about["replaced"] = True  # the client must know before it sends more: a group may be broken
+        self._tell(call, [kind, call.id, about], buffers)
+        call.buffers = []

@@ -1,0 +1,321 @@
+"""The large buffers of a node on another machine: they come from the client or from a peer, results go home in pieces.
+
+    client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...      an argument crosses the client's link once
+    client <--pieces-- node                                            a result, as the link has room for it
+
+A node on the client's own computer shares the client's directory, and none of this is used.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import re
+import socket
+import ssl
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyward.transport import blobs
+from skyward.transport.frames import encode
+from skyward.transport.link import greet, tune
+
+__all__ = ["BlobCache"]
+
+_PIECE = 1 << 18
+_WINDOW = 4 << 20
+_PATIENCE = 600.0
+_NAME = re.compile(r"[0-9a-f]{24,32}")
+
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass by themselves
+
+log = logging.getLogger("skyward.engine")
+
+Tell = Callable[[], None]
+
+
+@dataclass(eq=False)
+class _Load:
+    """What one message of a call has to wait for: files that go home before it."""
+
+    call: str
+    files: deque[tuple[str, int, dict[str, Any]]]  # path, size, and what is said of the result
+    tell: Tell
+    file: int = -1
+    done: int = 0
+
+
+class BlobCache:
+    """Blobs of one node, in `directory`; `wake` has the agent look at `arrivals`."""
+
+    def __init__(self, directory: str, context: ssl.SSLContext) -> None:
+        self.shared = True
+        self.arrivals: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+        self.wake: Callable[[], None] = lambda: None
+        self._directory, self._context = directory, context
+        self._lock = threading.Condition(threading.Lock())  # notified when a blob is no longer coming
+        self._present: OrderedDict[str, int] = OrderedDict()
+        self._uses: dict[str, int] = {}
+        self._coming: dict[str, int] = {}
+        self._expected: set[str] = set()  # of those, what the client said that it would send
+        self._loads: deque[_Load] = deque()
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            if name.endswith(".part"):
+                os.unlink(path)  # of an agent that died
+            elif re.fullmatch(r"[0-9a-f]{32}", name):
+                self._present[name] = os.path.getsize(path)
+
+    # arguments
+
+    def take(self, wanted: dict[str, list[Any]]) -> tuple[dict[str, blobs.Blob], set[str]]:
+        """Where the blobs of a call lie, or will lie, and which are still missing; `drop` when the call has ended."""
+        missing: set[str] = set()
+        with self._lock:
+            for name, _ in wanted.values():
+                self._uses[name] = self._uses.get(name, 0) + 1
+                if name in self._present:
+                    self._present.move_to_end(name)
+                else:
+                    missing.add(name)
+        return {index: (self._path(name), size) for index, (name, size) in wanted.items()}, missing
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Says that a call no longer needs these blobs; they stay as long as there is room."""
+        with self._lock:
+            for name in names:
+                left = self._uses.get(name, 0) - 1
+                if left > 0:
+                    self._uses[name] = left
+                else:
+                    self._uses.pop(name, None)
+            self._evict()
+
+    def coming(self, name: str) -> bool:
+        """Whether a blob is on its way."""
+        with self._lock:
+            return name in self._coming
+
+    def expect(self, name: str) -> None:
+        """Says that the client is about to send a blob."""
+        with self._lock:
+            if name not in self._present:
+                self._coming.setdefault(name, 0)
+                self._expected.add(name)
+
+    def unexpect(self, name: str) -> None:
+        """Says that the client does not send a blob after all; who needs it must ask for it."""
+        self._give_up(name)
+
+    def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
+        """Writes a piece that the client sent; True when the blob is complete. Pieces come in order.
+
+        If that fails, for whatever reason, the blob is no longer coming and the error is raised.
+        """
+        with self._lock:
+            if name in self._present:
+                return True  # a peer was faster
+            if offset and self._coming.get(name) != offset:
+                return False  # an earlier piece found no room
+        try:
+            blobs.write_piece(self._path(name) + ".part", offset, data)
+            if offset + len(data) < total:
+                with self._lock:
+                    self._coming[name] = offset + len(data)
+                return False
+            self._complete(name, total)
+        except BaseException:
+            self._give_up(name)
+            raise
+        return True
+
+    def fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
+        """Gets a blob from a peer, in a thread of its own; `arrivals` tells how that went."""
+        with self._lock:
+            if name in self._coming or name in self._present:
+                return
+            self._coming[name] = 0
+        try:
+            threading.Thread(target=self._fetch, args=(name, size, sources), name="skyward-fetch", daemon=True).start()
+        except RuntimeError as exc:  # there are too many threads
+            log.warning("blob %s cannot be fetched: %s", name, exc)
+            self._give_up(name)
+            self._arrived(name, False)
+
+    def serve(self, sock: ssl.SSLSocket, name: str) -> None:
+        """Sends a blob to a peer that asks for it, as soon as it is here."""
+        with self._lock:
+            self._lock.wait_for(lambda: name not in self._coming, _PATIENCE)
+            size = self._present.get(name, -1)
+            if size >= 0:
+                self._uses[name] = self._uses.get(name, 0) + 1
+        try:
+            for piece in encode({"size": size}):
+                sock.sendall(piece)
+            if size >= 0:
+                with open(self._path(name), "rb") as file:
+                    while data := file.read(1 << 20):
+                        sock.sendall(data)
+        except OSError:
+            pass  # the peer asks somebody else
+        finally:
+            if size >= 0:
+                self.drop([name])
+            sock.close()
+
+    def _fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
+        good = False
+        try:
+            good = any(self._fetched_from(name, size, source) for source in sources)
+        finally:
+            if not good:
+                self._give_up(name)  # the agent asks the client for it
+            self._arrived(name, good)
+
+    def _fetched_from(self, name: str, size: int, source: Sequence[Any]) -> bool:
+        try:
+            host, port = source
+            self._fetch_from(name, size, host, port)
+            self._complete(name, size)
+        except Exception as exc:  # whatever it is: the next source, or the client
+            log.debug("blob %s cannot be had from %s: %r", name, source, exc)
+            return False
+        return True
+
+    def _fetch_from(self, name: str, size: int, host: str, port: int) -> None:
+        raw = socket.create_connection((host, port), timeout=10)
+        tune(raw)
+        with self._context.wrap_socket(raw) as sock:
+            answer = greet(sock, {"fetch": name}, time.monotonic() + _PATIENCE)
+            if answer["size"] != size:
+                raise ValueError("the peer does not have it")
+            sock.settimeout(30)
+            fd = os.open(
+                self._path(name) + ".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+            room = memoryview(bytearray(1 << 20))
+            with open(fd, "wb") as file:
+                left = size
+                while left:
+                    got = sock.recv_into(room[: min(left, len(room))])
+                    if not got:
+                        raise ConnectionError("the peer went away")
+                    file.write(room[:got])
+                    left -= got
+
+    def _complete(self, name: str, size: int) -> None:
+        os.rename(self._path(name) + ".part", self._path(name))
+        with self._lock:
+            self._coming.pop(name, None)
+            self._expected.discard(name)
+            self._present[name] = size
+            self._lock.notify_all()
+            self._evict()
+
+    def _give_up(self, name: str) -> None:
+        """A blob does not come; what there is of it is removed, and peers that wait for it are told."""
+        try:
+            blobs.remove([self._path(name) + ".part"])
+        except (OSError, ValueError) as exc:
+            log.debug("what there is of blob %s stays: %s", name, exc)
+        with self._lock:
+            self._coming.pop(name, None)
+            self._expected.discard(name)
+            self._lock.notify_all()
+
+    def _arrived(self, name: str, good: bool) -> None:
+        self.arrivals.put((name, good))
+        self.wake()
+
+    def _evict(self) -> None:
+        """Removes blobs that no call needs, if there are too many; that it fails is no error of whoever calls."""
+        try:
+            self._make_room()
+        except OSError as exc:
+            log.warning("no room could be made in %s: %s", self._directory, exc)
+
+    def _make_room(self) -> None:
+        held, limit = sum(self._present.values()), blobs.room(self._directory)
+        for name, size in list(self._present.items()):
+            if held <= limit:
+                return
+            if name not in self._uses:
+                blobs.remove([self._path(name)])
+                del self._present[name]
+                held -= size
+
+    def _path(self, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of a blob")
+        return os.path.join(self._directory, name)
+
+    # results
+
+    def ship(self, call: str, about: dict[str, Any] | list[Any], tell: Tell) -> None:
+        """Tells the client something of a call after the blobs that it speaks of have gone there."""
+        found = _with_blobs(about)
+        if not self.shared and (found or any(load.call == call for load in self._loads)):
+            files = deque((str(path), int(size), one) for one in found for path, size in one["blobs"].values())
+            for one in found:
+                for index, (path, size) in one["blobs"].items():
+                    one["blobs"][index] = [os.path.basename(str(path)), size]
+            self._loads.append(_Load(call, files, tell))
+        else:
+            tell()
+
+    def shipping(self, call: str) -> bool:
+        """Whether something of a call is still on its way home."""
+        return any(load.call == call for load in self._loads)
+
+    def abandon(self) -> None:
+        """The client begins anew: nobody waits for the results here, and what it said it would send does not come."""
+        for name in list(self._expected):
+            self._give_up(name)
+        for load in self._loads:
+            if load.file >= 0:
+                os.close(load.file)
+            blobs.remove(path for path, _, _ in load.files)
+        self._loads.clear()
+
+    def send(self, room: Callable[[], int], tell: Callable[..., None]) -> bool:
+        """Sends pieces while there is room on the link; True if there is more to send."""
+        while self._loads and room() < _WINDOW:
+            load = self._loads[0]
+            if not load.files:
+                self._loads.popleft()
+                load.tell()
+                continue
+            path, size, about = load.files[0]
+            try:
+                if load.file < 0:
+                    load.file, load.done = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
+                data = os.pread(load.file, _PIECE, load.done)
+            except OSError as exc:
+                if exc.errno in _PASSING:
+                    return True  # the agent comes again
+                log.warning("a result cannot be sent: %s", exc)
+                data = b""
+            if data:
+                tell("part", os.path.basename(path), load.done, buffers=[data])
+                load.done += len(data)
+            else:  # the client must not wait for the rest
+                about["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"
+            if load.done >= size or not data:
+                if load.file >= 0:
+                    os.close(load.file)
+                blobs.remove([path])
+                load.file, load.done = -1, 0
+                load.files.popleft()
+        return bool(self._loads)
+
+
+def _with_blobs(about: dict[str, Any] | list[Any]) -> list[dict[str, Any]]:
+    """What is said of a result, or of items of a stream, if it speaks of blobs."""
+    each: list[dict[str, Any]] = [about] if isinstance(about, dict) else [i[1] for i in about if isinstance(i, list)]
+    return [one for one in each if one.get("blobs")]

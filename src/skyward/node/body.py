@@ -1,0 +1,198 @@
+"""Runs the body of a call: unpickles function and arguments, calls it, packs what it returns, streams what it yields.
+
+It shares its process with the user, so it uses nothing but the standard library and cloudpickle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, cast
+
+from skyward.errors import NotSerializable, Preempted, ResultNotSerializable, ResultTooLarge
+from skyward.transport import blobs, exceptions, frames
+from skyward.transport.payload import Packer, unpack
+from skyward.transport.streams import Consumer, Producer
+
+__all__ = ["Bodies", "RunnerCall", "Stopped", "Verdict", "end_if_forked"]
+
+_FUNCTIONS = 256
+_FUNCTION_BYTES = 256 << 20
+
+Verdict = tuple[str, dict[str, Any], list[Any]]
+Send = Callable[[list[Any], list[Any]], None]
+
+
+class Stopped(BaseException):
+    """Raised in a body that is to end: its time is up, or it was cancelled."""
+
+
+class RunnerCall:
+    """A call in this process."""
+
+    __slots__ = ("about", "buffers", "id", "inputs", "interrupted", "output", "state", "thread")
+
+    def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
+        self.id, self.about, self.buffers = call_id, about, buffers
+        self.state = "waiting"
+        self.inputs: dict[str, Consumer] = {}
+        self.output: Producer | None = None
+        self.thread: int | None = None
+        self.interrupted = False
+
+
+class Bodies:
+    """What calls of one process share: settings, the functions that are known here, and the plugins' decorators."""
+
+    def __init__(self, settings: dict[str, Any], send: Send) -> None:
+        self.decorators: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+        self._settings, self._send = settings, send
+        self._packer = Packer(settings["paths"])
+        self._functions: OrderedDict[str, tuple[Callable[..., Any], int]] = OrderedDict()
+        self._function_bytes = 0
+        self._pid = os.getpid()
+
+    def run(self, call: RunnerCall) -> Verdict:
+        """Runs a body to its end; raises Stopped when it was stopped."""
+        try:
+            if call.state == "stopping":
+                raise Stopped
+            result = self._call(call)
+            end_if_forked(self._pid)
+            if call.state == "stopping":
+                raise Stopped
+            if isinstance(result, Generator | AsyncGenerator):
+                self._send([["streaming", call.id, 0]], [])
+                self._stream(call, cast("Generator[Any, None, None]", result))
+                if call.state == "stopping":
+                    raise Stopped
+                return "done", {}, []
+            return self._packed_result(call, result)
+        except Stopped:
+            raise
+        except SystemExit as exc:
+            code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+            if isinstance(exc.code, str):
+                print(exc.code, file=sys.stderr)  # as Python does
+            return "exited", {"code": code}, []
+        except BaseException as exc:  # the user's exception: sent home, raised there
+            about, data = exceptions.capture(exc, __file__)
+            told = {"error": about, "preempted": True} if isinstance(exc, Preempted) else {"error": about}
+            return "error", told, [data]
+
+    def _call(self, call: RunnerCall) -> Any:
+        about = call.about
+        buffers = _mapped(call.buffers, about)
+        split = about["split"]
+        fn = self._function(about["fn"], buffers[:split])
+        args, kwargs = unpack(buffers[split], buffers[split + 1 :])
+        for key, stream in call.inputs.items():
+            if key.isdigit():
+                args = (*args[: int(key)], stream, *args[int(key) + 1 :])
+            else:
+                kwargs[key] = stream
+        result = fn(*args, **kwargs)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    def _function(self, digest: str, buffers: list[Any]) -> Callable[..., Any]:
+        """The function, unpickled once: like any module, it keeps its globals between calls."""
+        known = self._functions.get(digest) if digest else None
+        if known is not None:
+            self._functions.move_to_end(digest)
+            return known[0]
+        fn = unpack(buffers[0], buffers[1:])
+        for decorate in reversed(self.decorators):
+            fn = decorate(fn)
+        if not digest:
+            return fn
+        size = sum(map(frames.nbytes, buffers))
+        self._functions[digest] = (fn, size)
+        self._function_bytes += size
+        while len(self._functions) > _FUNCTIONS or (
+            self._function_bytes > _FUNCTION_BYTES and len(self._functions) > 1
+        ):
+            self._function_bytes -= self._functions.popitem(last=False)[1][1]
+        return fn
+
+    def _packed_result(self, call: RunnerCall, result: Any) -> Verdict:
+        name = call.about["name"]
+        try:
+            head, buffers = self._packer.pack(result, "result")
+        except NotSerializable as exc:
+            text = f"{name} ran, but its result cannot come home: {exc}"
+            raise ResultNotSerializable(text) from exc.__cause__
+        pieces: list[Any] = [head, *buffers]
+        size = sum(map(frames.nbytes, pieces))
+        if size > self._settings["max_result"]:
+            raise ResultTooLarge(name, size, self._settings["max_result"])
+        return "done", _spilled(pieces, self._settings["blobs"]), pieces
+
+    def _stream(self, call: RunnerCall, items: Generator[Any, None, None] | AsyncGenerator[Any, None]) -> None:
+        def send(batch: list[tuple[list[Any], dict[str, Any]]]) -> None:
+            pieces = [p for item, _ in batch for p in item]
+            abouts = [[len(item), about] if about else len(item) for item, about in batch]
+            self._send([["items", call.id, abouts, len(pieces)]], pieces)
+
+        call.output = out = Producer(send)
+        try:
+            if isinstance(items, AsyncGenerator):
+                asyncio.run(self._drain_async(out, items))
+            else:
+                self._drain(out, items)
+        finally:
+            out.finish()
+
+    def _drain(self, out: Producer, items: Generator[Any, None, None]) -> None:
+        try:
+            for item in items:
+                if not out.put(*self._packed_item(item)):
+                    return
+        finally:
+            items.close()
+
+    async def _drain_async(self, out: Producer, items: AsyncGenerator[Any, None]) -> None:
+        try:
+            async for item in items:
+                packed = self._packed_item(item)
+                if not await asyncio.to_thread(out.put, *packed):
+                    return
+        finally:
+            await items.aclose()
+
+    def _packed_item(self, item: Any) -> tuple[tuple[list[Any], dict[str, Any]], int]:
+        """The item as it is now, with its size: the body may change it as soon as it goes on."""
+        try:
+            head, buffers = self._packer.pack(item, "yielded value")
+        except NotSerializable as exc:
+            raise ResultNotSerializable(str(exc)) from exc.__cause__
+        pieces: list[Any] = [head, *buffers]
+        size = sum(map(frames.nbytes, pieces))
+        about = _spilled(pieces, self._settings["blobs"])
+        return ([bytes(piece) for piece in pieces], about), size
+
+
+def end_if_forked(pid: int) -> None:
+    """Ends a child that the body forked and that has come back out of it."""
+    if os.getpid() != pid:
+        os._exit(0)
+
+
+def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:
+    """The buffers, with those that travelled as blobs mapped into memory."""
+    for index, blob in about.get("blobs", {}).items():
+        buffers[int(index)] = blobs.read(blob)
+    return buffers
+
+
+def _spilled(pieces: list[Any], directory: str) -> dict[str, Any]:
+    """Moves large pieces into blobs (in place) and says which."""
+    moved: dict[str, blobs.Blob] = {}
+    for index, piece in enumerate(pieces):
+        if frames.nbytes(piece) >= blobs.LARGE:
+            moved[str(index)] = blobs.write(directory, piece)
+            pieces[index] = b""
+    return {"blobs": moved} if moved else {}

@@ -1,0 +1,127 @@
+"""A node's way home: its link to the client, on the agent's own loop. What is said in one turn goes in one frame."""
+
+from __future__ import annotations
+
+import selectors
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from skyward.transport.frames import encode
+from skyward.transport.link import Broken, Link
+
+__all__ = ["ClientLink"]
+
+
+class ClientLink:
+    """Keeps what was said until the client has acknowledged it, and has it resent over the next connection."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        about: dict[str, Any],
+        obey: Callable[[str, list[Any], list[Any]], None],
+        fence: Callable[[], None],
+        incarnation: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._selector, self._about, self._obey, self._fence = selector, about, obey, fence
+        self._incarnation, self._clock = incarnation, clock
+        self._session: str | None = None
+        self._link = Link(clock)
+        self._messages: list[Any] = []
+        self._buffers: list[Any] = []
+        self._decrypted = False  # whether bytes may be there that the selector does not know of
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is there."""
+        return self._link.sock is not None
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much the client has not acknowledged yet."""
+        return self._link.kept_bytes
+
+    @property
+    def heard(self) -> float:
+        """When the client was last heard of."""
+        return self._link.heard
+
+    def attach(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
+        """The client has connected, again or anew; a new session means that this node had been given up."""
+        if self._link.sock is not None:
+            self._selector.unregister(self._link.sock)
+            self._link.detach()
+        if self._session is not None and hello["session"] != self._session:
+            self._messages.clear()
+            self._buffers.clear()
+            self._link = Link(self._clock)
+            self._fence()
+        self._session = hello["session"]
+        try:
+            for piece in encode({"incarnation": self._incarnation, "received": self._link.received, **self._about}):
+                sock.sendall(piece)
+        except OSError:
+            sock.close()
+            return
+        self._link.attach(sock, hello["received"])
+        self._selector.register(sock, selectors.EVENT_READ, self.hear)
+        self._decrypted = True
+
+    def hear(self, events: int) -> None:
+        """Takes what the client has sent, and sends what it was not ready for."""
+        link, sock = self._link, self._link.sock
+        if sock is None:
+            return
+        if events & selectors.EVENT_WRITE:
+            link.flush()
+        try:
+            arrived, self._decrypted = link.read()
+        except Broken:
+            self._selector.unregister(sock)
+            return
+        for messages, buffers in arrived:
+            at = 0
+            for message in messages:
+                count = message[-1]
+                self._obey(message[0], message[1:-1], buffers[at : at + count])
+                at += count
+        if link.sock is None:
+            self._selector.unregister(sock)
+
+    def pending(self) -> bool:
+        """Whether there is more to hear at once; asked once a turn."""
+        decrypted, self._decrypted = self._decrypted, False
+        return decrypted
+
+    def say(self, kind: str, body: Any) -> None:
+        """Sends a message at once, from any thread."""
+        self._link.post([[kind, body, 0]])
+
+    def tell(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
+        """Sends a message with the next `flush`."""
+        self._messages.append([kind, *body, len(buffers) if buffers else 0])
+        if buffers:
+            self._buffers += buffers
+
+    def tell_now(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
+        """Sends at once, so that what the link holds back is known before the next piece is read."""
+        self.tell(kind, *body, buffers=buffers)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends in one frame what was told since the last time."""
+        if self._messages:
+            messages, self._messages = self._messages, []
+            buffers, self._buffers = self._buffers, []
+            self._link.post(messages, buffers)
+        sock = self._link.sock
+        if sock is not None:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.writing else 0)
+            if self._selector.get_key(sock).events != wanted:
+                self._selector.modify(sock, wanted, self.hear)
+
+    def acknowledge(self) -> None:
+        """Says how far the client was heard."""
+        self._link.acknowledge()

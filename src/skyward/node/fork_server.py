@@ -1,0 +1,199 @@
+"""The process from which runners are forked: small, single-threaded, and without user code of its own.
+
+    keeper --fd 0--> fork_server          one socket for each agent is handed in here
+    agent --its socket--> fork_server     {"spawn": id, ...} with the runner's socket, two pipes, its variables
+                                      and its status page;
+                                      {"kill": id, ...}
+    agent <--its socket-- fork_server     {"id": id, "pid": n} when it runs, {"id": id, "status": n} when it has ended
+
+Forking takes milliseconds where a fresh interpreter takes a hundred, and shares its memory. When an agent or the keeper
+is gone, so are the runners, and everything that their bodies have started.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+from skyward.node import processes
+from skyward.node.runner import Runner
+
+__all__ = ["main"]
+
+
+class _ForkServer:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._selector = selectors.DefaultSelector()
+        self._agents: dict[int, socket.socket] = {}
+        self._runners: dict[int, tuple[socket.socket, str]] = {}  # pid -> agent's socket, id
+        self._wake, wake = socket.socketpair()
+        for end in (self._wake, wake):
+            end.setblocking(False)
+        self._wake_write = wake
+
+    def serve(self) -> None:
+        processes.adopt_orphans()
+        signal.signal(signal.SIGCHLD, _notice)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        gc.collect()
+        gc.freeze()  # forked runners share these pages as long as nobody touches them
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._control:
+                    if not self._admit():
+                        self._end()
+                        return
+                elif key.fileobj is self._wake:
+                    self._drain_wake()
+                else:
+                    self._obey(key.fileobj)  # type: ignore[arg-type]
+            self._reap()
+
+    def _admit(self) -> bool:
+        data, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+        if not data:
+            return False
+        agent = socket.socket(fileno=fds[0])
+        self._agents[agent.fileno()] = agent
+        self._selector.register(agent, selectors.EVENT_READ)
+        return True
+
+    def _drain_wake(self) -> None:
+        try:
+            self._wake.recv(4096)
+        except BlockingIOError:
+            pass
+
+    def _obey(self, agent: socket.socket) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(agent, 1 << 16, 5)
+        except ConnectionError:
+            data, fds = b"", []
+        if not data:
+            self._dismiss(agent)
+            return
+        order = json.loads(data)
+        if "spawn" in order:
+            pid = os.fork()
+            if pid == 0:
+                self._become_runner(order, fds)
+            for fd in fds:
+                os.close(fd)
+            self._runners[pid] = (agent, order["spawn"])
+            self._tell(agent, {"id": order["spawn"], "pid": pid})
+        else:
+            for pid, (owner, name) in self._runners.items():
+                if owner is agent and name == order["kill"]:
+                    _kill_group(pid, order["signal"])
+
+    def _become_runner(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
+        try:
+            parent = os.getppid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            for sock in [self._control, self._wake, self._wake_write, *self._agents.values()]:
+                sock.close()
+            os.setsid()
+            processes.die_with_parent(parent)
+            processes.adopt_orphans()
+            _prefer_for_oom()
+            os.dup2(fds[1], 1)
+            os.dup2(fds[2], 2)
+            os.close(fds[1])
+            os.close(fds[2])
+            with open(fds[3], "rb") as file:
+                file.seek(0)
+                os.environ.update(json.load(file))
+            os.chdir(order["cwd"])
+            os.environ["PWD"] = order["cwd"]
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            sys.argv = ["skyward-runner"]
+            Runner(socket.socket(fileno=fds[0]), fds[4]).serve()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(70)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            known = self._runners.pop(pid, None)
+            if known is not None:
+                _kill_group(pid, signal.SIGKILL)
+                processes.end_children(spare=set(self._runners))
+                self._tell(known[0], {"id": known[1], "status": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, agent: socket.socket, message: dict[str, Any]) -> None:
+        try:
+            agent.send(json.dumps(message).encode())
+        except OSError:
+            pass  # the agent is gone; its socket says so next
+
+    def _dismiss(self, agent: socket.socket) -> None:
+        self._selector.unregister(agent)
+        self._agents.pop(agent.fileno(), None)
+        agent.close()
+        for pid, (owner, _) in list(self._runners.items()):
+            if owner is agent:
+                _kill_group(pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        for pid in self._runners:
+            _kill_group(pid, signal.SIGKILL)
+        processes.end_children()
+
+
+def main() -> None:
+    """Serves the keeper on file descriptor 0."""
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    _ForkServer(control).serve()
+
+
+def _notice(number: int, frame: FrameType | None) -> None:
+    """Does nothing: the signal only has to wake the selector."""
+
+
+def _kill_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        try:
+            os.kill(pid, number)  # before its setsid
+        except ProcessLookupError:
+            pass
+
+
+def _prefer_for_oom() -> None:
+    """Has the kernel take a runner, not our own processes, when memory runs out."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,348 @@
+"""What runs on one machine, and its watchdog: started by the client, ends everything when the client is gone.
+
+    client --stdin--> keeper       lines of JSON: look around, listen, probe your peers; then whom to start
+    client <--stdout-- keeper      lines of JSON: answers, ports, the scheduler's address, deaths
+    keeper --fork--> scheduler (on the head), one agent for each node
+    keeper --exec--> fork_server --fork--> runners
+
+Its arguments are the pool's directory on this machine, which it removes when it ends, the lease and the longest life
+in seconds, and the file, if any, by whose touch the machine knows that it is wanted. It ends when its time is over,
+when all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is when
+standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends
+nothing.
+
+It imports distributed once and forks from there, which is what makes a pool open fast. It stays single-threaded, and
+starts an agent that has died again, on the same port.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+from skyward.node import addresses, processes
+from skyward.transport import blobs, includes
+
+__all__ = ["main"]
+
+_RESTARTS = 20
+_FILES = 65536
+
+
+@dataclass
+class _Node:
+    node: int
+    listener: socket.socket
+    order: dict[str, Any]
+    pid: int = 0
+    restarts: int = 0
+    left: bool = False
+
+
+class _Keeper:
+    def __init__(
+        self, directory: str, lease: float, ttl: float, file: str | None, fork_server: _ForkServerProcess
+    ) -> None:
+        self._directory = self._scratch = directory
+        self._fork_server = fork_server
+        self._listener: socket.socket | None = None
+        self._nodes: list[_Node] = []
+        self._scheduler = 0
+        self._lease, self._ttl, self._file, self._born = lease, ttl, file, time.monotonic()
+        self._renewed = 0.0
+        self._heard = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the agents: when one last heard of the client
+        self._ending = False
+        self._wake, self._wake_write = socket.socketpair()
+        for end in (self._wake, self._wake_write):
+            end.setblocking(False)
+
+    def serve(self) -> None:
+        """Does what the client says, until there is no reason to be here any more."""
+        processes.adopt_orphans()
+        signal.signal(signal.SIGCHLD, _notice)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        selector = selectors.DefaultSelector()
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(self._wake, selectors.EVENT_READ)
+        said = b""
+        while not self._over():
+            for key, _ in selector.select(1.0 if self._lease else 60.0):
+                if key.fileobj != 0:
+                    try:
+                        self._wake.recv(4096)
+                    except BlockingIOError:
+                        pass
+                    continue
+                piece = os.read(0, 1 << 16)
+                if not piece:
+                    if not self._lease or not self._nodes:
+                        return  # the client is gone
+                    selector.unregister(0)  # its connection is; the lease says how long we wait for another
+                *lines, said = (said + piece).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+            self._reap()
+
+    def _over(self) -> bool:
+        now = time.monotonic()
+        silent = now - self._last_heard()
+        if self._file and silent < self._lease / 2 and now - self._renewed > self._lease / 8:
+            self._renewed = now
+            _touch(self._file)
+        if self._ending or now - self._born > self._ttl or (self._nodes and all(node.left for node in self._nodes)):
+            return True
+        return self._lease > 0 and silent > self._lease
+
+    def _last_heard(self) -> float:
+        return max((self._born, *struct.unpack_from(f"={len(self._nodes)}d", self._heard)))
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self._ending = True
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        match order.pop("do"):
+            case "look":
+                _say({"addresses": addresses.addresses()})
+            case "listen":
+                self._listen(order["host"])
+            case "probe":
+                peers = {name: (host, port) for name, (host, port) in order["peers"].items()}
+                _say({"probed": addresses.probe(peers, order["timeout"])})
+            case "start":
+                self._start(order)
+            case other:
+                raise ValueError(f"unknown order {other!r}")
+
+    def _listen(self, host: str) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        try:
+            self._listener = _listener(host)
+        except OSError as exc:
+            _say({"refused": str(exc)})
+        else:
+            _say({"listening": self._listener.getsockname()[1]})
+
+    def _start(self, order: dict[str, Any]) -> None:
+        if order["own_scratch"]:
+            self._scratch = blobs.make_directory()
+        if os.path.exists(archive := os.path.join(self._directory, "includes.tar")):
+            with open(archive, "rb") as file:
+                includes.unpack(file, Path(self._directory) / "includes")
+            os.unlink(archive)
+        for index, node in enumerate(order["nodes"]):
+            listener, self._listener = self._listener, None
+            if listener is None or listener.getsockname()[0] != node["host"]:
+                listener = _listener(node["host"])
+            struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
+            self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
+            port = listener.getsockname()[1]
+            _say({"agent": node["node"], "host": node["host"], "port": port, "scratch": self._scratch})
+        address = self._start_scheduler(order["scheduler"]) if order["scheduler"] else None
+        for node in self._nodes:
+            self._start_agent(node)
+        if address is not None:
+            with address:
+                _say({"scheduler": address.readline().strip()})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self._fork_server.pid:
+                self._fork_server = _ForkServerProcess()
+                for node in self._nodes:
+                    _kill(node.pid)  # their runners are gone with the old one
+            elif pid == self._scheduler:
+                _say({"scheduler_died": code})
+            else:
+                for node in self._nodes:
+                    if node.pid == pid:
+                        self._agent_died(node, code)
+
+    def _agent_died(self, node: _Node, code: int) -> None:
+        if code == 0:
+            node.left = True  # the client has said goodbye to it
+            return
+        _say({"agent_died": node.node, "code": code})
+        node.restarts += 1
+        if node.restarts <= _RESTARTS:
+            time.sleep(0.05 * (node.restarts - 1))
+            self._start_agent(node)
+
+    def _start_scheduler(self, order: dict[str, Any]) -> TextIO:
+        read, write = os.pipe()
+        self._scheduler = os.fork()
+        if self._scheduler == 0:
+            self._enter_child()
+            os.close(read)
+            from skyward.node import dask_worker
+
+            dask_worker.run_scheduler(order, write)
+            os._exit(0)
+        os.close(write)
+        return os.fdopen(read)
+
+    def _start_agent(self, node: _Node) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._fork_server.admit(theirs)
+        theirs.close()
+        pid = os.fork()
+        if pid == 0:
+            self._enter_child()
+            self._fork_server.forget()
+            for other in self._nodes:
+                if other is not node:
+                    other.listener.close()
+            from skyward.node import dask_worker
+
+            dask_worker.run_agent(node.order, node.listener, ours, self._hears(node.order["index"]))
+        ours.close()
+        node.pid = pid
+
+    def _hears(self, index: int) -> Callable[[float], None]:
+        return lambda when: struct.pack_into("=d", self._heard, 8 * index, when)
+
+    def _enter_child(self) -> None:
+        """Makes a forked child its own: no wake-ups of the keeper's, and it dies when the keeper does."""
+        parent = os.getppid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._wake.close()
+        self._wake_write.close()
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.close(null)
+        processes.die_with_parent(parent)
+
+    def end(self) -> NoReturn:
+        """Ends everything on this machine that belongs to the pool."""
+        for pid in [*(node.pid for node in self._nodes), self._scheduler]:
+            _kill(pid)
+        self._fork_server.end()
+        processes.end_children()
+        blobs.remove_directory(self._scratch)
+        blobs.remove_directory(self._directory)
+        os._exit(0)
+
+
+class _ForkServerProcess:
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "skyward.node.fork_server"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def admit(self, agent: socket.socket) -> None:
+        try:
+            socket.send_fds(self._control, [b"agent"], [agent.fileno()])
+        except OSError:
+            pass  # it has just died; _reap starts another one, and the agents again
+
+    def forget(self) -> None:
+        self._control.close()
+
+    def end(self) -> None:
+        """Closes the fork server's socket, upon which it kills all runners and goes."""
+        self._control.close()
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            try:
+                if os.waitpid(self._process.pid, os.WNOHANG)[0]:
+                    return
+            except ChildProcessError:
+                return
+            time.sleep(0.005)
+        _kill(self._process.pid)
+
+
+def main() -> None:
+    """Takes orders on standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    directory = sys.argv[1]
+    _allow_many_files()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it would hold keys
+    fork_server = _ForkServerProcess()
+    os.umask(0o077)  # after the fork server, whose runners keep the user's own
+    Path(directory, "keeper.pid").write_text(str(os.getpid()))
+    from skyward.node import dask_worker
+
+    dask_worker.configure(directory)
+    file = sys.argv[4] if len(sys.argv) > 4 else None
+    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server)
+    try:
+        keeper.serve()
+    finally:
+        keeper.end()
+
+
+def _notice(number: int, frame: FrameType | None) -> None:
+    """Does nothing: the signal only has to wake the selector."""
+
+
+def _touch(path: str) -> None:
+    """Tells the machine, which ends itself when nobody does so, that it is still wanted."""
+    try:
+        os.utime(path)
+    except OSError:
+        pass  # a machine without such a file, or one that we may not write
+
+
+def _allow_many_files() -> None:
+    """Raises our own limit of open files: every runner, peer and pipe takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _listener(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=64)
+
+
+def _say(message: dict[str, Any]) -> None:
+    try:
+        os.write(1, json.dumps(message).encode() + b"\n")
+    except OSError:
+        pass  # the client is gone; standard input says so next
+
+
+def _kill(pid: int) -> None:
+    if pid > 0:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""The process in which user code runs: it enters the plugins' hooks once, then executes calls.
+
+    agent --socket--> reader thread --> queue --> main thread (or `threads` of them): body
+    agent <--socket------------------------------ result, exception, stream items
+    agent <--pipes------------------------------- whatever is written to file descriptors 1 and 2
+
+It shares its process with the user, so it uses nothing but the standard library and cloudpickle.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import faulthandler
+import functools
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+from skyward.api.info import VARIABLE, call_context, holds_group
+from skyward.api.preemption import announce, preempted
+from skyward.errors import PluginError
+from skyward.node import processes, stdio
+from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
+from skyward.node.runner_calls import RunnerCalls
+from skyward.node.status_page import StatusPage
+from skyward.transport import exceptions, frames
+from skyward.transport.payload import unpack
+from skyward.transport.streams import Consumer
+
+__all__ = ["Runner"]
+
+_OUTPUT_PIECE = 1 << 15
+
+
+class Runner:
+    """Serves one agent over `sock` until told to exit; says on the page in `status` what it runs."""
+
+    def __init__(self, sock: socket.socket, status: int) -> None:
+        self._sock, self._status_file = sock, status
+        self._status: StatusPage
+        self._send_lock = threading.Lock()
+        self._lock = threading.Lock()  # over the states of calls
+        self._calls: RunnerCalls[RunnerCall] = RunnerCalls()
+        self._queue: queue.SimpleQueue[RunnerCall | None] = queue.SimpleQueue()
+        self._bodies: Bodies
+        self._threads = 1
+        self._pid = os.getpid()
+        self._main = threading.get_ident()
+        self._current: RunnerCall | None = None  # whose body the main thread runs
+        self._sending = self._postponed = False
+        self._exiting = False
+        self._hooks = ExitStack()
+        self._settings: dict[str, Any] = {}
+        self._context = contextvars.copy_context()
+
+    def serve(self) -> NoReturn:
+        """Runs calls until the agent says exit, or is gone."""
+        faulthandler.enable(file=2, all_threads=False)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        _keep_handler_out_of_children()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        messages = self._messages()
+        kind, body, buffers = next(messages)
+        assert kind == "init", kind
+        self._start(body[0], buffers)
+        reader = threading.Thread(target=self._read, args=(messages,), name="skyward-reader", daemon=True)
+        reader.start()
+        if self._threads == 1:
+            self._work(0)
+        else:
+            workers = [
+                threading.Thread(target=self._work, args=(i,), name=f"skyward-slot-{i}", daemon=True)
+                for i in range(self._threads)
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        self._leave(0)
+
+    def _start(self, settings: dict[str, Any], buffers: list[Any]) -> None:
+        self._settings = settings
+        self._threads = settings["threads"]
+        self._status = StatusPage(self._status_file, self._threads)
+        os.close(self._status_file)
+        sys.path[:0] = settings["paths"]
+        self._bodies = Bodies(settings, self._send)
+        stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
+        try:
+            self._enter_hooks(buffers)
+        except BaseException as exc:  # reported to the agent, which reports to the client
+            error = exc if isinstance(exc, PluginError) else PluginError("", "around_app", repr(exc))
+            about, data = exceptions.capture(error, __file__)
+            self._send([["failed", about, 1]], [data])
+            self._leave(1)
+        self._context = contextvars.copy_context()  # what the hooks have set holds in every call
+        self._send([["ready", {}, 0]])
+
+    def _enter_hooks(self, buffers: list[Any]) -> None:
+        if not buffers:
+            return
+        from skyward.api.info import instance_info
+
+        for name, around, decorate in unpack(buffers[0], buffers[1:]):
+            try:
+                if around is not None:
+                    self._hooks.enter_context(around(instance_info()))
+            except BaseException as exc:
+                detail = "".join(exceptions.capture(exc, __file__)[0]["traceback"])
+                raise PluginError(name, "around_app", detail, self._settings["node"]) from exc
+            if decorate is not None:
+                self._bodies.decorators.append(decorate)
+
+    # reading
+
+    def _messages(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
+        reader = frames.FrameReader()
+        alive = True
+        while alive:
+            got, alive = reader.read(self._sock.recv_into)
+            for batch, buffers in got:
+                at = 0
+                for message in batch:
+                    count = message[-1]
+                    yield message[0], message[1:-1], buffers[at : at + count]
+                    at += count
+
+    def _read(self, messages: Iterator[tuple[str, list[Any], list[Any]]]) -> None:
+        """Hears the agent until one of us goes. A process that hears nothing any more must not stay."""
+        try:
+            for kind, body, buffers in messages:
+                self._obey(kind, body, buffers)
+        except OSError:
+            pass  # the agent is gone; so are we
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            if not self._exiting:
+                os._exit(1)
+
+    def _obey(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        if kind == "call":
+            self._take(RunnerCall(body[0], body[1], buffers))
+        elif kind == "recall":
+            self._recall(body[0])
+        elif kind == "cancel":
+            self._cancel(body[0])
+        elif kind == "exit":
+            self._dismiss_threads()
+        elif kind == "info":
+            os.environ[VARIABLE] = body[0]  # another machine stands in for one of the pool
+        elif kind == "notice":
+            announce(body[0])
+            if self._calls.running():
+                signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
+        else:
+            self._pass_on(kind, body, buffers)
+
+    def _take(self, call: RunnerCall) -> None:
+        for key in call.about.get("streams", ()):
+            call.inputs[key] = self._consumer(call.id, key)
+        with self._lock:
+            taken = self._calls.add(call)
+        if taken:
+            self._queue.put(call)
+        else:
+            self._send([["recalled", call.id, 0]])
+
+    def _recall(self, call_id: str) -> None:
+        with self._lock:
+            given = self._calls.recall(call_id)
+        if given:
+            self._send([["recalled", call_id, 0]])
+
+    def _cancel(self, call_id: str) -> None:
+        """Gives a call back that waits; breaks off one that runs, and then begins no other in this process."""
+        with self._lock:
+            call, given = self._calls.cancel(call_id)
+            if call is not None:
+                self._send([["leaving", given, 0]])  # before its verdict, which takes the lock first
+                self._interrupt(call)
+            elif given:
+                self._send([["recalled", call_id, 0]])
+        if call is not None:
+            self._dismiss_threads()
+
+    def _interrupt(self, call: RunnerCall) -> None:
+        if call.output is not None:
+            call.output.close()
+        if self._threads == 1:
+            signal.pthread_kill(self._main, signal.SIGTERM)
+        elif call.thread is not None:  # else it is not in its body yet, where this is looked at first, or no longer
+            _raise_in_thread(call.thread, Stopped)
+
+    def _dismiss_threads(self) -> None:
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _pass_on(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
+        """Something about a stream of a call."""
+        call = self._calls.calls.get(body[0])
+        if call is None:
+            return
+        if kind == "grant" and call.output is not None:
+            call.output.grant(body[1])
+        elif kind == "close" and call.output is not None:
+            call.output.close()
+        elif kind == "items":
+            call.inputs[body[1]].feed([(item, sum(map(frames.nbytes, item))) for item in _split(buffers, body[2])])
+        elif kind == "end":
+            error = exceptions.packed(body[2], buffers[0]) if body[2] else None  # rebuilt in the body's thread
+            call.inputs[body[1]].end(error)
+
+    def _on_sigterm(self, *_: object) -> None:
+        call = self._current
+        if call is None:
+            if not self._calls.leaving and not self._calls.running() and not preempted():
+                self._leave(0)  # somebody else wants this process to end, and nothing runs
+        elif call.state == "stopping" and not call.interrupted:
+            if self._sending:
+                self._postponed = True  # a message must not end in the middle
+            else:
+                call.interrupted = True
+                raise Stopped
+
+    # working
+
+    def _work(self, thread: int) -> None:
+        while (call := self._queue.get()) is not None:
+            with self._lock:
+                if not self._calls.claim(call):
+                    continue  # given back meanwhile
+                self._status.begin(thread, call.id, time.monotonic())
+            self._serve_call(call)
+            del call  # nothing of it stays in memory while we wait for the next
+            if self._calls.leaving:
+                return
+
+    def _serve_call(self, call: RunnerCall) -> None:
+        if call.about.get("ahead"):
+            self._mark_output(call.id)
+        started = time.perf_counter()
+        kind, about, buffers = self._run_body(call)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        about["s"] = time.perf_counter() - started
+        if holds_group():
+            about["group"] = True
+        with self._lock:
+            self._calls.end(call)
+            if self._threads == 1 or not self._calls.running():
+                processes.end_children()  # under the lock: the next body's are not meant
+        self._send([[kind, call.id, about, len(buffers)]], buffers)
+
+    def _run_body(self, call: RunnerCall) -> Verdict:
+        """The verdict on a body. Once this has returned, no Stopped can come any more."""
+        verdict: Verdict | None = None
+        try:
+            self._enter_body(call)
+            verdict = self._context.copy().run(self._run_in_context, call)
+        except Stopped:
+            pass
+        end_if_forked(self._pid)  # before any lock, which a forked child may find taken for ever
+        while True:
+            try:
+                self._leave_body(call)
+                return verdict or ("stopped", {}, [])
+            except Stopped:
+                continue  # it came just now; there is only one
+
+    def _enter_body(self, call: RunnerCall) -> None:
+        """From here on a call can be interrupted."""
+        if self._threads == 1:
+            self._current = call
+        else:
+            with self._lock:
+                call.thread = threading.get_ident()
+
+    def _leave_body(self, call: RunnerCall) -> None:
+        """From here on it cannot; what was not raised yet never is."""
+        if self._threads == 1:
+            self._current = None
+        else:
+            with self._lock:
+                call.thread = None
+            if call.state == "stopping":
+                _raise_in_thread(threading.get_ident(), None)
+
+    def _run_in_context(self, call: RunnerCall) -> Verdict:
+        with call_context(call.id, call.about["attempt"], threads=self._threads > 1):
+            try:
+                return self._bodies.run(call)
+            finally:
+                stdio.drain()  # lines that have no end yet still belong to this call
+
+    def _mark_output(self, call_id: str) -> None:
+        """Tells the agent where in the pipes a call begins that it sent before the last one had ended."""
+        mark = b"\0" + self._settings["mark"].encode() + call_id.encode() + b"\0"
+        os.write(1, mark)
+        os.write(2, mark)
+
+    def _consumer(self, call_id: str, key: str) -> Consumer:
+        return Consumer(
+            grant=lambda n: self._send([["want", call_id, key, n, 0]]),
+            close=lambda: None,
+            load=functools.partial(_load_item),
+        )
+
+    # sending
+
+    def _send(self, batch: list[Any], buffers: list[Any] | None = None) -> None:
+        pieces = frames.encode(batch, buffers or [])
+        guarded = self._current is not None and threading.get_ident() == self._main
+        self._sending = self._sending or guarded
+        try:
+            with self._send_lock:
+                for piece in pieces:
+                    self._sock.sendall(piece)
+        finally:
+            if guarded:
+                self._sending = False
+                if self._postponed:
+                    self._postponed = False
+                    self._on_sigterm()
+
+    def _emit(self, stream: str, text: str, call_id: str | None) -> None:
+        data = text.encode("utf-8", "surrogateescape")
+        for at in range(0, len(data), _OUTPUT_PIECE):  # each in one write, which no Stopped can cut in two
+            self._send([["out", stream, call_id, 1]], [data[at : at + _OUTPUT_PIECE]])
+
+    def _leave(self, status: int) -> NoReturn:
+        """Leaves the hooks in reverse and ends the process."""
+        self._exiting = True
+        try:
+            if not self._calls.running():
+                self._hooks.close()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()  # goes to the node's stderr, and so to the client
+        finally:
+            processes.end_children()
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(status)
+
+
+def _raise_in_thread(thread: int, kind: type[BaseException] | None) -> None:
+    """Has a thread raise an exception at its next bytecode; None takes back what it has not raised yet."""
+    what = ctypes.py_object(kind) if kind is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+
+
+def _keep_handler_out_of_children() -> None:
+    """Gives processes that a body forks the usual SIGTERM; with ours they would not end when their parent asks."""
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}),
+        after_in_child=_take_usual_handler,
+    )
+
+
+def _take_usual_handler() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:
+    items: list[list[Any]] = []
+    at = 0
+    for count in counts:
+        items.append(buffers[at : at + count])
+        at += count
+    return items
+
+
+def _load_item(pieces: list[Any]) -> Any:
+    return unpack(pieces[0], pieces[1:])

@@ -1,0 +1,309 @@
+"""The runner processes of one node: ordered from the fork server, spoken to over sockets, listened to through pipes.
+
+It knows how to start, reach and end them. What they are for, and what it means when one ends, is the agent's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from skyward.node.status_page import ID_BYTES, StatusPage, page_size
+from skyward.transport.frames import Frame, FrameReader, FrameWriter, encode
+
+__all__ = ["Pipe", "RunnerProcess", "Runners"]
+
+_READ = 1 << 16
+_SHORT = 1 << 14  # after a read that gave less, the next would find nothing
+_STDERR_TAIL = 4096
+
+
+class Pipe:
+    """The reading end of a runner's stdout or stderr."""
+
+    def __init__(self, stream: str, fd: int) -> None:
+        self.stream, self.fd = stream, fd
+        self.open, self.paused = True, False
+        self.tail = b""
+        self.call: str | None = None
+        self._rest = b""
+
+    def read(self) -> bytes | None:
+        """What is there now: None when nothing is, empty bytes when the writers are gone."""
+        try:
+            data = os.read(self.fd, _READ)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self.open = False
+        elif self.stream == "stderr":
+            self.tail = (self.tail + data)[-_STDERR_TAIL:]
+        return data
+
+    def take_apart(self, data: bytes, mark: bytes) -> list[tuple[str | None, bytes]]:
+        """The data with the runner's marks taken out; each piece with the call that the last mark named."""
+        whole = self._rest + data
+        self._rest = b""
+        pieces: list[tuple[str | None, bytes]] = []
+        while True:
+            at = whole.find(b"\0")
+            while at >= 0 and not mark.startswith(whole[at : at + len(mark)]):
+                at = whole.find(b"\0", at + 1)
+            if at < 0:
+                break
+            if at:
+                pieces.append((self.call, whole[:at]))
+            end = at + len(mark) + ID_BYTES + 1
+            if len(whole) < end:
+                self._rest = whole[at:]  # the rest of the mark is still in the pipe
+                return pieces
+            self.call = whole[at + len(mark) : end - 1].decode()
+            whole = whole[end:]
+        if whole:
+            pieces.append((self.call, whole))
+        return pieces
+
+
+class RunnerProcess:
+    """One runner as its agent sees it: socket, pipes, status page."""
+
+    def __init__(self, name: str, sock: socket.socket, out: Pipe, err: Pipe, status: StatusPage, threads: int) -> None:
+        self.name, self.sock, self.out, self.err, self.status, self.threads = name, sock, out, err, status, threads
+        self.pid: int | None = None
+        self.eof = False
+        self._reader = FrameReader()
+        self._writer = FrameWriter()
+
+    def send(self, messages: list[Any], buffers: list[Any]) -> bool:
+        """Sends messages; False when some bytes wait for the socket."""
+        self._writer.add(encode(messages, buffers))
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Goes on sending; True when nothing waits."""
+        try:
+            return self._writer.write(self.sock.send)
+        except OSError:
+            self._writer.clear()  # it is dying; the fork server tells how
+            return True
+
+    def read(self, *, ended: bool = False) -> list[Frame]:
+        """The frames that have arrived; of a process that has ended, all that it said."""
+        frames: list[Frame] = []
+        while not self.eof:
+            try:
+                got, alive = self._reader.read(self.sock.recv_into)
+            except BlockingIOError:
+                break
+            except (OSError, ValueError):
+                got, alive = [], False
+            frames += got
+            self.eof = not alive
+            if self._reader.last < _SHORT and not ended:
+                break
+        return frames
+
+    def new_call(self, mark: bytes) -> None:
+        """A call has ended: what stderr says from here on is the next one's, where only one runs at a time."""
+        if self.threads == 1:
+            self.err.tail = self._after(mark, b"")
+
+    def stderr_tail(self, mark: bytes) -> str:
+        """The last lines that the current call wrote to stderr."""
+        return self._after(mark, self.err.tail).decode("utf-8", "replace").strip()
+
+    def _after(self, mark: bytes, otherwise: bytes) -> bytes:
+        """What stderr says after the last mark, which tells where a call begins."""
+        tail = self.err.tail
+        return tail.rpartition(mark)[2][ID_BYTES + 1 :] if mark in tail else otherwise
+
+    def close(self) -> None:
+        """Closes socket, pipes and status page."""
+        self.sock.close()
+        os.close(self.out.fd)
+        os.close(self.err.fd)
+        self.status.close()
+
+
+class Runners:
+    """All runner processes of an agent, those that are being ended included."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        fork_server: socket.socket,
+        heed: Callable[[RunnerProcess, str, list[Any], list[Any]], None],
+        output: Callable[[RunnerProcess, Pipe, bytes], None],
+        ended: Callable[[RunnerProcess, int], None],
+        full: Callable[[], bool],
+    ) -> None:
+        self._selector, self._fork_server = selector, fork_server
+        self._heed, self._output, self._ended, self._full = heed, output, ended, full
+        self._processes: dict[str, RunnerProcess] = {}
+        self._paused = False
+        fork_server.setblocking(False)
+        selector.register(fork_server, selectors.EVENT_READ, self._on_nursery)
+
+    @property
+    def gone(self) -> bool:
+        """Whether no runner is left, not even one that is being ended."""
+        return not self._processes
+
+    def pids(self) -> list[int]:
+        """The process ids of all runners."""
+        return [process.pid for process in self._processes.values() if process.pid]
+
+    def spawn(self, name: str, threads: int, env: dict[str, str], cwd: str) -> None:
+        """Has the fork server fork a runner."""
+        ours, theirs = socket.socketpair()
+        out, out_write = os.pipe()
+        err, err_write = os.pipe()
+        order = json.dumps({"spawn": name, "cwd": cwd}).encode()
+        variables = os.memfd_create("skyward-env")  # in memory, and of any size: a message has a limit
+        status = os.memfd_create("skyward-status")
+        os.ftruncate(status, page_size(threads))
+        page = StatusPage(status, threads)
+        try:
+            with open(variables, "wb", closefd=False) as file:
+                file.write(json.dumps(env).encode())
+            self._fork_server.setblocking(True)
+            socket.send_fds(self._fork_server, [order], [theirs.fileno(), out_write, err_write, variables, status])
+        except OSError:
+            pass  # the fork server is gone: _on_nursery sees it next
+        finally:
+            self._fork_server.setblocking(False)
+            theirs.close()
+            for fd in (out_write, err_write, variables, status):
+                os.close(fd)
+        process = RunnerProcess(name, ours, Pipe("stdout", out), Pipe("stderr", err), page, threads)
+        self._processes[name] = process
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._on_runner, process))
+        for pipe in (process.out, process.err):
+            os.set_blocking(pipe.fd, False)
+            self._listen(process, pipe)
+
+    def send(self, name: str, message: list[Any], buffers: list[Any] | None = None) -> None:
+        """Sends a message to a runner; one that is gone gets none."""
+        process = self._processes.get(name)
+        if process is None or process.eof:
+            return
+        if not process.send([[*message, len(buffers) if buffers else 0]], buffers or []):
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(process.sock, both, partial(self._on_runner, process))
+
+    def send_all(self, message: list[Any]) -> None:
+        """Sends a message to every runner."""
+        for name in list(self._processes):
+            self.send(name, message)
+
+    def status(self, name: str) -> list[tuple[str, float]]:
+        """What a runner says on its status page."""
+        process = self._processes.get(name)
+        return process.status.read() if process is not None else []
+
+    def kill(self, name: str) -> None:
+        """Kills a runner and what its bodies have started; `ended` is called when it is gone."""
+        try:
+            self._fork_server.send(json.dumps({"kill": name, "signal": int(signal.SIGKILL)}).encode())
+        except OSError:
+            pass  # as in spawn
+
+    def kill_all(self) -> None:
+        """Kills every runner."""
+        for name in self._processes:
+            self.kill(name)
+
+    def drain(self, process: RunnerProcess) -> None:
+        """Passes on everything a runner has written so far."""
+        for pipe in (process.out, process.err):
+            while pipe.open and self._forward(process, pipe):
+                pass
+
+    def resume(self) -> None:
+        """Listens again to pipes that were left alone while the client did not keep up."""
+        if not self._paused or self._full():
+            return
+        self._paused = False
+        for process in self._processes.values():
+            for pipe in (process.out, process.err):
+                if pipe.paused and pipe.open:
+                    pipe.paused = False
+                    self._listen(process, pipe)
+
+    def _listen(self, process: RunnerProcess, pipe: Pipe) -> None:
+        self._selector.register(pipe.fd, selectors.EVENT_READ, partial(self._on_output, process, pipe))
+
+    def _on_output(self, process: RunnerProcess, pipe: Pipe, _: int) -> None:
+        if self._processes.get(process.name) is not process:
+            return  # it ended in the same turn; its pipes have been read to their end
+        if self._full():
+            self._selector.unregister(pipe.fd)
+            pipe.paused = self._paused = True
+        else:
+            self._forward(process, pipe)
+
+    def _forward(self, process: RunnerProcess, pipe: Pipe) -> bool:
+        data = pipe.read()
+        if data is None:
+            return False
+        if not data:
+            self._unregister(pipe.fd)
+            return False
+        self._output(process, pipe, data)
+        return True
+
+    def _on_runner(self, process: RunnerProcess, events: int, *, ended: bool = False) -> None:
+        if self._processes.get(process.name) is not process:
+            return  # it ended in the same turn; what it said has been heard
+        if events & selectors.EVENT_WRITE and process.flush():
+            self._selector.modify(process.sock, selectors.EVENT_READ, partial(self._on_runner, process))
+        for messages, buffers in process.read(ended=ended):
+            at = 0
+            for message in messages:
+                count = message[-1]
+                self._heed(process, message[0], message[1:-1], buffers[at : at + count])
+                at += count
+        if process.eof:
+            self._unregister(process.sock)
+
+    def _on_nursery(self, _: int) -> None:
+        while True:
+            try:
+                data = self._fork_server.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(3)  # without a fork_server there are no runners; the keeper starts this agent again
+            message = json.loads(data)
+            process = self._processes.get(message["id"])
+            if process is None:
+                continue
+            if "pid" in message:
+                process.pid = message["pid"]
+            else:
+                self._on_exit(process, message["status"])
+
+    def _on_exit(self, process: RunnerProcess, status: int) -> None:
+        """What the runner still said is heard before its end is told."""
+        self._on_runner(process, selectors.EVENT_READ, ended=True)
+        self.drain(process)
+        for fileobj in (process.sock, process.out.fd, process.err.fd):
+            self._unregister(fileobj)
+        del self._processes[process.name]
+        self._ended(process, status)
+        process.close()
+
+    def _unregister(self, fileobj: Any) -> None:
+        if fileobj in self._selector.get_map():
+            self._selector.unregister(fileobj)

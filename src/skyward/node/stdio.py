@@ -1,0 +1,366 @@
+"""sys.stdout and sys.stderr of a process that runs calls.
+
+    print ──► CallStream ──► the call's route: a callback, or silence
+                     └─► no route: fd 1, or (calls in threads) the runner's emit
+
+A process that runs one call at a time has one set of routes, and silence covers the file descriptor too, so that C code
+and subprocesses are silent as well. Where calls share a process, routes belong to contexts: neighbours stay audible.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
+from threading import get_ident
+from typing import Any, Literal, TextIO
+
+from skyward.api.info import current_call
+
+__all__ = ["STREAMS", "CallStream", "CallbackWriter", "Route", "Stream", "drain", "install"]
+
+Stream = Literal["stdout", "stderr"]
+Emit = Callable[[str, str, str | None], None]
+
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+
+
+def install(*, threads: bool, emit: Emit | None = None) -> None:
+    """Route sys.stdout and sys.stderr of this process; the runner does it once, before the first call.
+
+    With `threads` routes belong to contexts, which new threads inherit, and text goes to `emit(stream, text, call id)`.
+    """
+    if not _installed:
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+    for fd, name in enumerate(STREAMS, 1):
+        if (current := getattr(sys, name)) is not None:
+            current.flush()
+        real = open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", newline="", closefd=False)  # noqa: SIM115 - for as long as the process lives
+        _installed[name] = CallStream(name, real, threads=threads, emit=emit, fd=fd)
+        setattr(sys, name, _installed[name])
+    if c := _c_stdout():
+        c[0].setvbuf(c[1], None, 1, 0)  # line by line (_IOLBF), so that what C code prints into the pipe is live
+    if threads:
+        _let_threads_inherit()
+
+
+def drain() -> None:
+    """Send on what the current call printed without a line end; the runner does it when the body has ended."""
+    _flush_c()
+    for routed in _installed.values():
+        routed.end_call()
+
+
+class CallbackWriter(io.TextIOBase):
+    """A text stream that hands every write to a function; with `lines`, every line, or what there is when flushed."""
+
+    def __init__(self, callback: Callable[[str], object], *, lines: bool = False) -> None:
+        self._callback, self._lines = callback, lines
+        self._pending: list[str] = []
+        self._lock = threading.Lock()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        if not self._lines:
+            if text:
+                self._callback(text)
+            return len(text)
+        done, newline, rest = text.rpartition("\n")
+        with self._lock:
+            if not newline:
+                self._pending.append(text)
+                return len(text)
+            whole = "".join((*self._pending, done))
+            self._pending = [rest] if rest else []
+        for line in whole.split("\n"):
+            self._callback(line + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            rest, self._pending = "".join(self._pending), []
+        if rest:
+            self._callback(rest)
+
+
+class Route(AbstractContextManager[None]):
+    """A way for the text of some streams, in force while entered: to a sink, or (None) to nowhere."""
+
+    def __init__(self, streams: tuple[Stream, ...], sink: CallbackWriter | None) -> None:
+        self.streams, self.sink, self.call = streams, sink, current_call()
+        self.busy: set[int] = set()  # threads inside the sink: what a callback itself prints must not come back to it
+        self._undo = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for name in self.streams:
+                installed, current = _installed.get(name), getattr(sys, name)
+                if installed is not None:
+                    stack.callback(installed.drop_route, self)
+                    installed.add_route(self)
+                if current is None or current is installed:
+                    continue
+                if not isinstance(current, CallStream):  # nothing is installed, or user code put its own stream here
+                    stack.callback(setattr, sys, name, current)
+                    current = CallStream(name, current, threads=installed is not None and installed.threads)
+                    setattr(sys, name, current)
+                stack.callback(current.drop_route, self)
+                current.add_route(self)
+            self._undo = stack.pop_all()
+
+    def __exit__(self, *error: object) -> None:
+        self._undo.close()
+        if self.sink is not None:
+            self.sink.flush()
+
+    def pass_on(self, act: Callable[..., object], *args: object) -> None:
+        me = get_ident()
+        self.busy.add(me)
+        try:
+            act(*args)
+        finally:
+            self.busy.discard(me)
+
+
+class CallStream(io.TextIOBase):
+    """A text stream that follows the routes of the call that writes to it."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    line_buffering = True
+
+    def __init__(
+        self, name: Stream, real: TextIO, *, threads: bool, emit: Emit | None = None, fd: int | None = None
+    ) -> None:
+        self.name, self.threads, self._real, self._emit, self._fd = name, threads, real, emit, fd
+        self._routes: tuple[Route, ...] = ()
+        self._context_routes = _context_routes[name] if threads else None
+        self._partial: dict[tuple[int, tuple[str, int] | None], list[str]] = {}
+        self._covered: int | None = None  # what the descriptor was before silence covered it
+        self._lock = threading.RLock()
+
+    def write(self, text: str, /) -> int:
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - user code is not checked
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        route = self._route()
+        if route is not None:
+            if route.sink is not None:
+                route.pass_on(route.sink.write, text)
+        elif self._emit is None:
+            self._real.write(text)
+        else:
+            self._collect(text)
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write what user code gave to `buffer`."""
+        binary = getattr(self._real, "buffer", None)
+        if binary is None or self._emit is not None or self._route() is not None:
+            self.write(data.decode("utf-8", "backslashreplace"))
+            return
+        self._real.flush()
+        binary.write(data)
+        binary.flush()
+
+    def flush(self) -> None:
+        route = self._route()
+        if route is not None:
+            if route.sink is not None:
+                route.pass_on(route.sink.flush)
+        elif self._emit is None:
+            self._real.flush()
+        else:
+            self._send((get_ident(), current_call()))
+
+    def end_call(self) -> None:
+        """Send on all that the current call left unfinished, and end the routes that its threads still hold."""
+        call = current_call()
+        if self._routes and call is not None:
+            with self._lock:
+                self._set_routes(tuple(route for route in self._routes if route.call != call))
+        if self._emit is None:
+            self._real.flush()
+        for key in list(self._partial):
+            if key[1] == call:
+                self._send(key)
+
+    def add_route(self, route: Route) -> None:
+        with self._lock:
+            self._set_routes((*self._get_routes(), route))
+
+    def drop_route(self, route: Route) -> None:
+        with self._lock:
+            self._set_routes(tuple(other for other in self._get_routes() if other is not route))
+
+    def before_fork(self) -> None:
+        """Leave no text in the buffer that a forked child would write a second time."""
+        self._real.flush()
+
+    def after_fork(self) -> None:
+        """In a forked child, which has no runner: write to the descriptor itself."""
+        self._emit, self._lock = None, threading.RLock()
+        self._partial.clear()
+
+    def fileno(self) -> int:
+        route = self._route()
+        if self.threads and route is not None and route.sink is None:
+            return _null()  # a subprocess that is given this stream is silent, and no other
+        return self._real.fileno() if self._fd is None else self._fd
+
+    @property
+    def buffer(self) -> _Bytes:
+        return _Bytes(self)
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def reconfigure(self, **options: object) -> None:
+        """Accepted and ignored: this stream is UTF-8 and goes line by line whatever is asked."""
+
+    def close(self) -> None:
+        self.flush()  # the process goes on, and so does its output
+
+    def _get_routes(self) -> tuple[Route, ...]:
+        return self._routes if self._context_routes is None else self._context_routes.get()
+
+    def _route(self) -> Route | None:
+        routes = self._routes if self._context_routes is None else self._context_routes.get()
+        if not routes:
+            return None
+        me = get_ident()
+        return next((route for route in reversed(routes) if me not in route.busy), None)
+
+    def _set_routes(self, routes: tuple[Route, ...]) -> None:
+        if self._context_routes is not None:
+            self._context_routes.set(routes)
+            return
+        self._routes = routes
+        if self._fd is None:
+            return
+        silent = any(route.sink is None for route in routes)
+        if silent == (self._covered is not None):
+            return
+        self._real.flush()
+        _flush_c()
+        if self._covered is None:
+            self._covered = os.dup(self._fd)
+            os.dup2(_null(), self._fd)
+        else:
+            os.dup2(self._covered, self._fd)
+            os.close(self._covered)
+            self._covered = None
+
+    def _collect(self, text: str) -> None:
+        """Keep text until its line is whole; a line that grows without end goes on in pieces."""
+        key = (get_ident(), current_call())
+        done, newline, rest = text.rpartition("\n")
+        if newline:
+            self._send(key, done + newline)
+        if rest:
+            with self._lock:
+                parts = self._partial.setdefault(key, [])
+                parts.append(rest)
+                endless = len(parts) > 500 or len(rest) > 100_000
+            if endless:
+                self._send(key)
+
+    def _send(self, key: tuple[int, tuple[str, int] | None], end: str = "") -> None:
+        with self._lock:
+            text = "".join((*self._partial.pop(key, ()), end))
+        if text and self._emit is not None:
+            if not text.isascii():
+                text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates cannot travel
+            self._emit(self.name, text, key[1][0] if key[1] else None)
+
+
+class _Bytes(io.BufferedIOBase):
+    """The bytes side of a routed stream."""
+
+    def __init__(self, routed: CallStream) -> None:
+        self._routed = routed
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        data = bytes(data)
+        self._routed.write_bytes(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._routed.flush()
+
+    def fileno(self) -> int:
+        return self._routed.fileno()
+
+
+_installed: dict[str, CallStream] = {}
+_context_routes: dict[str, ContextVar[tuple[Route, ...]]] = {
+    name: ContextVar(f"skyward_{name}", default=()) for name in STREAMS
+}
+
+
+@functools.cache
+def _null() -> int:
+    return os.open(os.devnull, os.O_RDWR)
+
+
+@functools.cache
+def _c_stdout() -> tuple[Any, Any] | None:
+    """The C library and its `stdout`, where both can be had."""
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        return libc, ctypes.c_void_p.in_dll(libc, "stdout")
+    except (ImportError, OSError, ValueError):
+        return None
+
+
+def _flush_c() -> None:
+    if c := _c_stdout():
+        c[0].fflush(c[1])
+
+
+def _before_fork() -> None:
+    for routed in _installed.values():
+        routed.before_fork()
+
+
+def _after_fork() -> None:
+    for routed in _installed.values():
+        routed.after_fork()
+
+
+def _let_threads_inherit() -> None:
+    """Start every thread in a copy of its starter's context, so that it belongs to the same call."""
+    start = threading.Thread.start
+    if start.__module__ == __name__:
+        return
+
+    def start_in_context(self: threading.Thread) -> None:
+        run, context = self.run, contextvars.copy_context()
+
+        def run_in_context() -> None:
+            del self.run  # a cycle otherwise
+            context.run(run)
+
+        self.run = run_in_context
+        try:
+            start(self)
+        except BaseException:
+            self.__dict__.pop("run", None)
+            raise
+
+    threading.Thread.start = start_in_context

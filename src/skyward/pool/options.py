@@ -1,0 +1,135 @@
+"""What a user says to a pool, checked before anything is started."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
+
+from skyward.api.compute import PendingComputeGroup
+from skyward.api.image import check_one_of
+from skyward.api.plugin import Plugin
+from skyward.api.provider import Provider
+from skyward.api.spec import Spec, Worker
+from skyward.errors import InvalidArgument
+from skyward.machines.selection import Candidate, Selection, candidate
+from skyward.node.gpus import count_accelerators
+from skyward.providers.local import Local
+
+__all__ = [
+    "checked",
+    "checked_group",
+    "checked_name",
+    "checked_plugins",
+    "checked_retries",
+    "checked_selection",
+    "checked_switch",
+    "chosen_specs",
+    "chosen_worker",
+]
+
+T = TypeVar("T")
+
+_count = itertools.count(1)
+_DEFAULTS = {
+    name: parameter.default for name, parameter in inspect.signature(Spec).parameters.items() if name != "provider"
+}
+
+
+def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Candidate, ...]:
+    """The machines that are meant, by Specs or by single options, and whose; how many may be the provider's."""
+    if options["nodes"] is None:
+        options["nodes"] = provider.default_nodes if isinstance(provider, Provider) else _DEFAULTS["nodes"]
+    if specs and provider is not None:
+        raise InvalidArgument("give either Spec objects or provider=..., not both: a Spec names its own provider.")
+    for spec in specs:
+        checked("specs", spec, Spec)
+    beside = [name for name, value in options.items() if specs and value != _DEFAULTS[name]]
+    if beside:
+        raise InvalidArgument(f"{', '.join(beside)}: say it in the Spec; beside a Spec it would not count.")
+    found = tuple(candidate(spec, Local()) for spec in specs or [Spec(provider=provider, **options)])
+    if len(found) > 1:
+        for one in found:
+            _check_here(one)
+    return found
+
+
+def _check_here(one: Candidate) -> None:
+    """Refuses, beside other specs, one for accelerators that this computer lacks: at no cost it would be the first."""
+    wanted = one.spec.accelerator
+    if wanted is not None and isinstance(one.provider, Local) and count_accelerators() < wanted.count:
+        raise InvalidArgument(
+            f"accelerator={wanted.name} in a Spec for this computer, which has {count_accelerators()} accelerators. "
+            f"Say from whom they are: sky.Spec(provider=sky.AWS(), accelerator={wanted.name!r}, ...)."
+        )
+
+
+def chosen_worker(concurrency: int | None, worker: Worker | None) -> Worker:
+    """The slots of a node, by Worker or by their number."""
+    if concurrency is not None and worker is not None:
+        raise InvalidArgument("give either concurrency=n or worker=sky.Worker(...), not both.")
+    if worker is not None:
+        return checked("worker", worker, Worker)
+    return Worker(concurrency=concurrency) if concurrency is not None else Worker()
+
+
+def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
+    """The plugins, if they are a list of such; one that was not called is told apart."""
+    if not isinstance(plugins, list | tuple):
+        raise InvalidArgument(f"plugins={plugins!r}: a list is wanted, even for one: plugins=[...].")
+    for plugin in cast("Sequence[Any]", plugins):
+        if callable(plugin) and not isinstance(plugin, Plugin):
+            name = getattr(plugin, "__name__", repr(plugin))
+            raise InvalidArgument(f"plugins=[{name}]: add parentheses, plugins=[sky.plugins.{name}()].")
+    return tuple(checked("plugins", plugin, Plugin) for plugin in cast("Sequence[Any]", plugins))
+
+
+def checked_name(name: Any) -> str:
+    """A pool's name: the one given, or one made from the program's."""
+    if name is None:
+        program = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "python").stem
+        safe = "".join(c if c.isalnum() and c.isascii() else "-" for c in program)[:30].strip("-")
+        return f"{safe or 'pool'}-{os.getpid()}-{next(_count)}-{secrets.token_hex(2)}"
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+        raise InvalidArgument(f"name={name!r}: a letter or digit, then up to 62 of those, '.', '_' and '-'.")
+    return name
+
+
+def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
+    """A yes or no, or one of a few words."""
+    if isinstance(value, bool) or (isinstance(value, str) and value in words):
+        return value
+    raise InvalidArgument(f"{name}={value!r}: True or False{''.join(f', {word!r}' for word in words)} is wanted.")
+
+
+def checked_selection(selection: Any) -> Selection:
+    """In which order several specs are tried."""
+    check_one_of("selection", selection, get_args(Selection))
+    return selection
+
+
+def checked_retries(retries: Any) -> int:
+    """How often a call may be started again after the loss of a node."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
+    return retries
+
+
+def checked_group(group: Any) -> PendingComputeGroup[Any]:
+    """The group, if it is one."""
+    if not isinstance(group, PendingComputeGroup):
+        raise TypeError(f"a pool runs groups of calls, such as `a() & b()` or sky.gather(...), not {group!r}.")
+    return cast("PendingComputeGroup[Any]", group)
+
+
+def checked(name: str, value: Any, kind: type[T]) -> T:
+    """The value, if it is of the right kind."""
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{name}={value!r}: a sky.{kind.__name__} is wanted here.")
+    return value

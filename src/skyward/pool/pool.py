@@ -1,0 +1,572 @@
+"""The pool: opens things in order, closes them in reverse, and sends calls to nodes.
+
+with sky.ComputePool(nodes=4) as pool:      console, image, machines, environment, nodes, hooks
+    train() >> pool                         ... and all of it backwards when the block is left, however it is left
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, TypeVarTuple, cast
+
+from skyward import events
+from skyward.accelerators import Accelerator
+from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream, enter_target, leave_target
+from skyward.api.image import Image, check_number
+from skyward.api.plugin import Cluster, Plugin
+from skyward.api.provider import Holding, Machine, Provider
+from skyward.api.spec import WEEK, Spec, Volume, Worker
+from skyward.client import gather
+from skyward.client.callbacks import UserCode
+from skyward.client.executor import PoolExecutor
+from skyward.errors import (
+    ForkedPoolError,
+    InvalidArgument,
+    NestedPoolError,
+    NodeLost,
+    PoolClosed,
+    SkywardError,
+)
+from skyward.machines.acquire import Acquisition
+from skyward.machines.selection import Candidate, Selection, look, taken
+from skyward.machines.supply import Supply
+from skyward.pool import hooks, lifetime
+from skyward.pool.options import (
+    checked,
+    checked_group,
+    checked_name,
+    checked_plugins,
+    checked_retries,
+    checked_selection,
+    checked_switch,
+    chosen_specs,
+    chosen_worker,
+)
+from skyward.pool.signals import OrderlyExit
+from skyward.transport import blobs
+from skyward.transport.payload import Packer
+
+__all__ = ["ComputePool", "plan"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
+
+
+def plan(*specs: Spec, **options: Any) -> Any:
+    """What `ComputePool` with the same arguments would launch, where and for how much; creates nothing."""
+    return ComputePool(*specs, **options).plan()
+
+
+class ComputePool:
+    """Machines that exist while the with-block lasts, and take calls.
+
+    Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
+    """
+
+    def __init__(
+        self,
+        *specs: Spec,
+        provider: Provider | None = None,
+        nodes: int | tuple[int, int] | None = None,
+        accelerator: str | Accelerator | None = None,
+        image: Image | None = None,
+        plugins: Sequence[Plugin] = (),
+        concurrency: int | None = None,
+        worker: Worker | None = None,
+        name: str | None = None,
+        vcpus: float | None = None,
+        memory_gb: float | None = None,
+        architecture: Literal["x86_64", "arm64"] | None = None,
+        allocation: Literal["spot", "on-demand", "spot-if-available", "cheapest"] = "spot-if-available",
+        selection: Literal["cheapest", "first"] = "cheapest",
+        max_hourly_cost: float | None = None,
+        ttl: float = WEEK,
+        volumes: Sequence[Volume] = (),
+        retries: int = 3,
+        replace: bool | None = None,
+        default_compute_timeout: float | None = None,
+        provision_timeout: float = 300,
+        max_result_bytes: int = 2 << 30,
+        grace: float = 10.0,
+        console: bool | str = "auto",
+        allow_nested: bool = False,
+    ) -> None:
+        self._candidates = chosen_specs(
+            specs,
+            provider,
+            {
+                "accelerator": accelerator,
+                "nodes": nodes,
+                "vcpus": vcpus,
+                "memory_gb": memory_gb,
+                "architecture": architecture,
+                "allocation": allocation,
+                "max_hourly_cost": max_hourly_cost,
+                "ttl": ttl,
+            },
+        )
+        if volumes:
+            raise InvalidArgument(
+                "volumes=...: no provider here mounts volumes yet; read the data inside the function."
+            )
+        self._selection: Selection = checked_selection(selection)
+        self._take(self._candidates[0])
+        self.worker = chosen_worker(concurrency, worker)
+        self.image = checked("image", Image() if image is None else image, Image)
+        self.plugins = checked_plugins(plugins)
+        self.name = checked_name(name)
+        check_number("provision_timeout", provision_timeout, whole=False)
+        check_number("grace", grace, whole=False)
+        check_number("max_result_bytes", max_result_bytes)
+        if default_compute_timeout is not None:
+            check_number("default_compute_timeout", default_compute_timeout, whole=False)
+        self._retries, self._timeout, self._patience = (
+            checked_retries(retries),
+            default_compute_timeout,
+            provision_timeout,
+        )
+        self._max_result, self._grace = max_result_bytes, grace
+        self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
+        self._allow_nested = checked_switch("allow_nested", allow_nested)
+        self._replace = None if replace is None else bool(checked_switch("replace", replace))
+        if replace and not any(one.provider.elastic for one in self._candidates):
+            raise InvalidArgument(
+                f"replace=True: {self.provider.name} has no other machines to put in the place of lost ones. Leave it "
+                "out: a machine that comes back is set up again by itself."
+            )
+        self._user = UserCode()
+        self._state: Literal["new", "opening", "open", "closing", "closed"] = "new"
+        self._state_lock = threading.Lock()
+        self._closed = threading.Event()
+        self._closer: threading.Thread | None = None
+        self._stack = ExitStack()
+        self._pid = os.getpid()
+        self._hurry = threading.Event()
+        self._weak = lifetime.Reference(self)
+        self.receipt: object = None
+        """What was created, what is confirmed gone and what it cost, once the pool is closed; None where nothing is."""
+
+    def __repr__(self) -> str:
+        return f"<ComputePool {self.name} {self._state}, {self.nodes} x {self.provider.name}>"
+
+    # opening and closing
+
+    def __enter__(self) -> ComputePool:
+        self._check_process()
+        if "COMPUTE_POOL" in os.environ and not self._allow_nested:
+            raise NestedPoolError(
+                "this code runs on a node of a pool already; a body that opens a pool of its own can multiply machines "
+                "without end. If it is meant, say ComputePool(..., allow_nested=True)."
+            )
+        with self._state_lock:
+            if self._state not in ("new", "closed"):
+                raise PoolClosed(f"the pool is {self._state} already; make another ComputePool for a second block.")
+            self._state = "opening"
+        try:
+            with ExitStack() as stack:
+                self._open(stack)
+                self._stack = stack.pop_all()
+        except BaseException:
+            self._state = "closed"
+            raise
+        return self
+
+    def _open(self, stack: ExitStack) -> None:
+        """Every step registers how it is undone before the next begins."""
+        lifetime.check_threads()
+        began = time.monotonic()
+        self._pid = os.getpid()
+        self._hurry.clear()
+        stack.enter_context(OrderlyExit())
+        stack.enter_context(self._user)
+        self._attach_console(stack)
+        stack.callback(self._weak.call(ComputePool._tell_closed), began)
+        self._take(self._candidates[0])
+        self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
+        cluster, image, holding = self._launched(stack)
+        commands = hooks.commands(self.plugins, cluster)
+        self._bring_up(stack, holding, image, commands, time.monotonic() + max(self._patience, image.bootstrap_timeout))
+        clients = self._dask_clients = weakref.WeakSet[Any]()
+        stack.callback(lambda: [client.close(timeout=2) for client in list(clients)])
+        hooks.enter(self.plugins, self, cluster, stack)
+        enter_target(self)
+        stack.callback(self._weak.call(leave_target))
+        if "joblib" in sys.modules:
+            from skyward.plugins._joblib import register
+
+            register()  # so that joblib.parallel_config("skyward") finds this pool by name
+        self._state = "open"
+        self._emit(
+            events.PoolOpened(self.name, self.nodes, self.nodes * self.worker.concurrency, time.monotonic() - began)
+        )
+        self._user.listeners.flush()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_state") == "open" and os.getpid() == self._pid:
+            self._weak.renew(self)
+            lifetime.drop(self)
+
+    def close(self) -> None:
+        """Ends every call and gives everything back; safe to call twice, and from any thread."""
+        if os.getpid() != self._pid:
+            return  # a forked child: nothing here is its own
+        with self._state_lock:
+            mine = self._state == "open"
+            if mine:
+                self._state = "closing"
+                self._closer = threading.current_thread()
+        if not mine:
+            # closing waits for callbacks and listeners, so they must not wait for it
+            mine = threading.current_thread() is self._closer or self._user.is_current()
+            if self._state == "closing" and not mine:
+                self._closed.wait()
+            return
+        self._closed.clear()
+        self._emit(events.PoolClosing(self.name))
+        try:
+            self._stack.close()
+        except KeyboardInterrupt:
+            # the second Ctrl-C: no more patience. Whatever is left of the stack goes quickly, and the keeper, which
+            # sees our end of its pipe close, ends the rest.
+            self._hurry.set()
+            self._stack.close()
+            raise
+        finally:
+            self._state = "closed"
+            self._closed.set()
+
+    def _attach_console(self, stack: ExitStack) -> None:
+        if self._console is False:
+            return
+        from skyward.view.console import attach
+
+        view = attach(self._console)
+        stack.callback(view.close)
+        stack.callback(self.on_event(view))
+
+    def _tell_closed(self, began: float) -> None:
+        engine = self.__dict__.get("_engine")
+        self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.settled if engine else 0))
+        self._user.listeners.flush()  # before the console is taken off
+
+    def _take(self, one: Candidate) -> None:
+        self.provider, self.spec, self.nodes = one.provider, one.spec, one.nodes
+
+    def _launched(self, stack: ExitStack) -> tuple[Cluster, Image, Holding]:
+        """Machines of the first spec that can be had, with their giving back on `stack`."""
+        launching = Acquisition(
+            self.name,
+            self._patience,
+            self._weak.call(ComputePool._report),
+            self._weak.call(ComputePool._warn),
+            self._hurry.is_set,
+            self._weak.call(ComputePool._keep_receipt),
+        )
+        several = self._candidates
+        if len(several) > 1 and self._selection == "cheapest":
+            self._report("comparing prices")
+            several = [prospect.candidate for prospect in look(several, "cheapest").prospects]
+
+        def attempt(one: Candidate) -> tuple[Cluster, Image, Holding]:
+            if one.spec is not self.spec:
+                self._take(one)
+                self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
+            cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
+            image = hooks.transformed(self.plugins, self.image, cluster)
+            holding = launching.acquire(
+                one, stack
+            )  # a spec that cannot be had leaves a watchdog there, with nothing to do
+            if holding.accelerator is not None:  # machines that come later must have the same
+                self.spec = replace(self.spec, accelerator=holding.accelerator)
+            return cluster, image, holding
+
+        return taken(several, attempt, self._warn)
+
+    def _keep_receipt(self, receipt: object) -> None:
+        self.receipt = receipt
+        if receipt is not None:
+            self._emit(events.Notice(self.name, str(receipt)))
+
+    def _interrupted(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._state == "closing" and kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._hurry.set()  # the second Ctrl-C; what is left goes quickly
+
+    def _warn(self, text: str) -> None:
+        self._emit(events.Notice(self.name, text, "warning"))
+
+    def _report(self, text: str) -> None:
+        self._emit(events.NodePhase(self.name, None, text))
+
+    def _bring_up(
+        self,
+        stack: ExitStack,
+        holding: Holding,
+        image: Image,
+        commands: dict[str, Sequence[str]],
+        deadline: float,
+    ) -> None:
+        from skyward.client.call import Packing
+        from skyward.setup.bringup import Bringup
+
+        stores: list[blobs.Store] = []
+
+        def workspace() -> str:
+            if not stores:
+                stores.append(blobs.Store())
+                stack.callback(stores[0].close)
+            return stores[0].directory
+
+        stack.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._let_go)))
+        supply, hurried = None, self._hurry.is_set
+        if self.provider.elastic:
+            supply = Supply(self.provider, self.spec, holding.pool, self._patience, self._replace)
+            stack.callback(lambda: supply.close(0.5 if hurried() else 120.0))
+        bringup = Bringup(
+            pool=self.name,
+            machines=list(holding.machines),
+            image=image,
+            commands=commands,
+            access=self.provider.access,
+            supply=supply,
+            ttl=self.spec.ttl,
+            worker=self.worker,
+            plugins=self.plugins,
+            accelerator=self.spec.accelerator,
+            workspace=workspace,
+            max_result=self._max_result,
+            grace=self._grace,
+            emit=self._weak.call(ComputePool._emit),  # listeners may hold the pool, and must not keep it
+            listening=self._weak.ask(ComputePool._listening),
+            release=lambda digests: stores[0].release(digests),
+            hurried=hurried,
+            interrupted=self._weak.call(ComputePool._interrupted),
+        )
+        try:
+            self._cluster = bringup.open(stack, deadline)
+        except SkywardError as exc:
+            if supply is not None:
+                _blame(exc, supply, holding.machines)
+            raise
+        self._engine = self._cluster.engine
+        if self.spec.accelerator is not None and not any(about["accelerators"] for about in self._engine.abouts()):
+            text = f"accelerator={self.spec.accelerator.name}: none was found on the nodes; they run on their CPUs."
+            self._emit(events.Notice(self.name, text, "warning"))
+        roots = [path for about in self._engine.abouts() for path in about["path"]]
+        included = [str((Path.cwd() / include).resolve()) for include in image.includes]
+        self._store, shared = stores[0], not self.provider.access.lease
+        self._packing = Packing(Packer([*roots, *included]), self._store, shared, self._user)
+
+    # calls
+
+    def run(self, call: PendingCompute[T], /) -> T:
+        """Runs a call on one node and returns its result; Ctrl-C stops it there."""
+        future = self.submit(call)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, call: PendingCompute[T], /) -> Future[T]:
+        """Sends a call to one node; the future's cancel() stops it there."""
+        return self._send([call])[0]
+
+    def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[Future[T]]:
+        """Sends calls to any nodes, in as few messages as possible; one future for each."""
+        return self._send(calls)
+
+    def run_async(self, call: PendingCompute[T], /) -> Future[T]:
+        """The same as `submit`."""
+        return self.submit(call)
+
+    def broadcast(self, call: PendingCompute[T], /) -> list[T]:
+        """Runs a call on every node at once; results in node order. If one fails, the others are stopped.
+
+        If the call has retries and a node is lost, all of it is started again when every node is there.
+        """
+        self._check_open()
+        call = self._limited(call)
+        for attempt in itertools.count():
+            try:
+                return self._together(call, attempt)
+            except NodeLost as exc:
+                if attempt >= (call.retries or 0) or not exc.attempts:
+                    raise
+                text = (
+                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {self.nodes} start again when every "
+                    f"node is there, attempt {attempt + 1} of {call.retries}."
+                )
+                self._warn(text)
+        raise AssertionError
+
+    def _together(self, call: PendingCompute[T], attempt: int) -> list[T]:
+        calls = self._packing.copies(call, self.nodes, attempt)
+        for c in calls:
+            c.future.owner = self
+        futures = [c.future for c in calls]
+        self._engine.send_to(list(enumerate(calls)))
+        try:
+            for future in futures:
+                future.wait()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        errors = [(c, gather.error_of(future)) for c, future in zip(calls, futures, strict=True)]
+        failed = [(c, error) for c, error in errors if error is not None]
+        if failed:  # the one that failed by itself, not those that were stopped because of it
+            raise min(failed, key=lambda pair: pair[0].stopping is not None)[1]
+        return [future.result() for future in futures]
+
+    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
+        """Runs several calls at once; results in their order."""
+        return cast("tuple[*Ts]", gather.gathered(self._send(checked_group(group).calls())))
+
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
+        """The same as `run_parallel`, later."""
+        return cast("Future[tuple[*Ts]]", gather.combined(self._send(checked_group(group).calls())))
+
+    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
+        """Runs several calls at once and yields results as they come (or in order)."""
+        return gather.streamed(self._send(group.items), group.ordered)
+
+    def map(self, fn: Callable[[S], T] | Compute[[S], T], items: Iterable[S]) -> list[T]:
+        """Applies a function to every item, in chunks sized by how long items take; results in order."""
+        known: Compute[[S], T] = cast("Compute[[S], T]", fn) if isinstance(fn, Compute) else Compute(fn)
+        each = self._limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
+        return gather.mapped(self._send, each, list(items), self.nodes * self.worker.concurrency)
+
+    @property
+    def executor(self) -> PoolExecutor:
+        """A concurrent.futures.Executor over this pool; shutting it down leaves the pool open."""
+        self._check_open()
+        return PoolExecutor(self._send)
+
+    def _send(self, calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+        self._check_open()
+        packed = self._packing.calls([self._limited(call) for call in calls], self._retries)
+        for call in packed:
+            call.future.owner = self
+        futures: list[Future[Any]] = [call.future for call in packed]
+        self._engine.send(packed)
+        return futures
+
+    def _limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
+        if not isinstance(call, PendingCompute):
+            raise TypeError(f"a pool runs calls, such as `train(x)` of an @sky.compute function, not {call!r}.")
+        return call.with_timeout(self._timeout) if call.timeout is None and self._timeout is not None else call
+
+    # what is known of it
+
+    @property
+    def concurrency(self) -> int:
+        """How many calls each node runs at a time."""
+        return self.worker.concurrency
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the pool takes calls."""
+        return self._state == "open" and os.getpid() == self._pid
+
+    def current_nodes(self) -> int:
+        """How many nodes take calls at this moment."""
+        return len(self._engine.up()) if self.is_active else 0
+
+    def on_event(self, listener: Callable[[events.Event], None]) -> Callable[[], None]:
+        """Has `listener` called with every event, in a thread for listeners; returns a function that ends this."""
+        return self._user.listeners.add(listener)
+
+    def plan(self) -> Any:
+        """What opening the pool would launch, where and for how much, and what was ruled out; creates nothing.
+
+        With several specs it says which of them is tried first, and why.
+        """
+        if len(self._candidates) > 1:
+            return look(self._candidates, self._selection)
+        return self.provider.plan(self.spec, self.nodes)
+
+    def script(self) -> str:
+        """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""
+        from importlib import metadata
+
+        from skyward.setup.env import script
+
+        image = hooks.transformed(self.plugins, self.image, Cluster(self.name, self.nodes, self.worker, self.spec))
+        return script.script(image, metadata.version("uv"))
+
+    def dask(self) -> Any:
+        """A dask client of this pool: every pool is a real dask cluster."""
+        self._check_open()
+        from distributed import Client
+
+        from skyward.transport.certificates import dask_security
+
+        address = self._cluster.dask_address()
+        if address is None:
+            raise SkywardError(
+                "the nodes of this pool cannot reach each other, so they form no dask cluster; "
+                "calls with >> and @ work."
+            )
+        security = dask_security(self._cluster.authority.issue("dask-client"))
+        with warnings.catch_warnings():  # what must be of one version is: bootstrap has seen to it
+            warnings.filterwarnings("ignore", "Mismatched versions found")
+            client = Client(address, security=security, set_as_default=False)
+        self._dask_clients.add(client)
+        client.wait_for_workers(self.nodes, timeout=30)
+        return client
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a ComputePool stays in the process that opened it; it cannot be sent to a node.")
+
+    def _listening(self) -> bool:
+        return self._user.listeners.any()
+
+    def _emit(self, event: events.Event) -> None:
+        self._user.listeners.emit(event)
+
+    def _check_open(self) -> None:
+        self._check_process()
+        if self._state != "open":
+            raise PoolClosed(
+                f"the pool is {'not open yet' if self._state in ('new', 'opening') else self._state}; "
+                "calls are sent inside `with sky.ComputePool(...) as pool:`."
+            )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid and self._state != "new":
+            raise ForkedPoolError(
+                f"this pool was opened by process {self._pid}, of which this one ({os.getpid()}) is a fork. "
+                "Use it there, or open another pool here."
+            )
+
+    def _let_go(self) -> None:
+        """In a forked child: closes copies of what belongs to the parent."""
+        cluster = self.__dict__.get("_cluster")
+        if cluster is not None:
+            cluster.after_fork()
+
+
+def _blame(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> None:
+    """Adds which machines are gone: not the user's fault, if one was taken away while it was set up."""
+    try:
+        reasons = supply.ended(machines)
+    except SkywardError:
+        return  # the error stands as it is
+    for machine, reason in zip(machines, reasons, strict=True):
+        if reason:
+            error.add_note(f"{machine.id}: {reason}. Open the pool again for another machine.")

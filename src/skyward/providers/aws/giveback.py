@@ -1,0 +1,211 @@
+"""Giving a pool back: end, delete, and read back until nothing that carries its tag is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from skyward.errors import CloudRefused, NotGivenBack
+from skyward.machines.ledger import History, Ledger, Record
+from skyward.machines.offers import money
+from skyward.providers.aws.api import Api, Report
+from skyward.providers.aws.inventory import Thing, delete, things
+from skyward.providers.aws.machines import CloudMachine, end, tagged
+
+__all__ = ["Bill", "Receipt", "give_back"]
+
+_LEAST_SECONDS = 60.0  # what AWS charges for at least
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What one machine has come to."""
+
+    id: str
+    kind: str
+    zone: str
+    market: str
+    seconds: float
+    hourly_cost: float
+
+    @property
+    def cost(self) -> float:
+        """Dollars, disks and traffic not counted."""
+        return max(self.seconds, _LEAST_SECONDS) * self.hourly_cost / 3600
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a pool created, what of it was read back as gone, and what it cost."""
+
+    pool: str
+    region: str
+    machines: tuple[Bill, ...] = ()
+    created: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """Dollars for all machines, disks and traffic not counted."""
+        return sum(bill.cost for bill in self.machines)
+
+    def __str__(self) -> str:
+        lines = [
+            f"pool {self.pool} in {self.region}: {len(self.created)} things created, {len(self.gone)} confirmed gone",
+            *(f"  {b.id}  {b.kind} ({b.market}, {b.zone})  {b.seconds:,.0f} s  {money(b.cost)}" for b in self.machines),
+            f"  total {money(self.total)}",
+        ]
+        return "\n".join(lines)
+
+
+@dataclass
+class _Work:
+    """What is known while a pool is given back."""
+
+    history: History
+    machines: dict[str, CloudMachine] = field(default_factory=dict[str, CloudMachine])
+    ended: dict[str, float] = field(default_factory=dict[str, float])
+    gone: list[str] = field(default_factory=list[str])
+    """Machines read back as gone."""
+    deleted: list[Thing] = field(default_factory=list[Thing])
+    left: list[str] = field(default_factory=list[str])
+    why: str = ""
+
+
+def give_back(api: Api, pool: str, ledger: Ledger | None, report: Report = lambda text: None) -> Receipt:
+    """Ends everything of a pool and confirms it; whoever cannot finish says what is left and how to end it.
+
+    Without a ledger, or with one that lacks an answer, tags are watched for things that appear late.
+    """
+    pace, began = api.account.pace, time.monotonic()
+    work = _Work(ledger.history if ledger is not None else History(pool))
+    certain, quiet = work.history.certain, None
+    watch = max((record.time for record in work.history.unanswered), default=0.0) + pace.unanswered
+    try:
+        while True:
+            busy = _end_machines(api, pool, work, ledger)
+            if not busy:
+                busy = _delete_things(api, pool, work, ledger)
+            now = time.monotonic()
+            if busy:
+                quiet = None
+            else:
+                quiet = now if quiet is None else quiet
+                if certain or (now - quiet >= pace.settle and time.time() >= watch):
+                    break
+            # machines that are shutting down take their time and cost nothing; refusals are tried for less long
+            patience = pace.budget * (1 if work.why else 3) + (0 if certain else pace.unanswered + pace.settle)
+            if now - began > patience:
+                cause = work.why or "They did not go within the time that was given."
+                raise NotGivenBack(pool, api.account.region, work.left, _cost(work), cause)
+            time.sleep(min(pace.poll, pace.settle) if not busy else pace.poll)
+    except CloudRefused as exc:
+        left = work.left or _unconfirmed(work)
+        raise NotGivenBack(pool, api.account.region, left, _cost(work), str(exc)) from exc
+    receipt = _receipt(api, work)
+    if ledger is not None:
+        ledger.remove()
+    report(f"everything of pool {pool} is given back; {money(receipt.total)}")
+    return receipt
+
+
+def _end_machines(api: Api, pool: str, work: _Work, ledger: Ledger | None) -> bool:
+    found = {machine.id: machine for machine in tagged(api, pool=pool)}
+    work.machines |= found
+    known = dict.fromkeys([*work.history.left("instance"), *work.machines])
+    # Ids that AWS gave us but does not list: not there yet, or gone for so long that it has forgotten them.
+    unseen = [id for id in known if id not in found and id not in work.gone]
+    refused = end(api, [machine.id for machine in found.values() if machine.alive]) | end(api, unseen)
+    for id in known:
+        if id not in refused:
+            work.ended.setdefault(id, time.time())
+    over = [id for id, machine in found.items() if machine.state == "terminated"]
+    over += [id for id in unseen if id in refused and _forgotten(work, refused[id], api.account.pace.unanswered, id)]
+    fresh = [id for id in over if id not in work.gone]
+    for id in fresh:
+        work.ended[id] = (found[id].ended if id in found else None) or work.ended.get(id) or time.time()
+    work.gone += fresh
+    if ledger is not None:
+        ledger.gone("instance", *fresh)
+    work.left = [id for id in [*found, *unseen] if id not in over]
+    work.why = next((str(exc) for id, exc in refused.items() if id in work.left and exc.kind != "missing"), "")
+    return bool(work.left)
+
+
+def _delete_things(api: Api, pool: str, work: _Work, ledger: Ledger | None) -> bool:
+    found = things(api, pool=pool)
+    failed: CloudRefused | None = None
+    for thing in found:
+        try:
+            if delete(api, thing):
+                work.deleted.append(thing)
+                if ledger is not None:
+                    ledger.gone(thing.kind, thing.id)
+        except CloudRefused as exc:  # the others go all the same
+            failed = failed or exc
+    if failed is not None:
+        work.left = [_named(thing) for thing in found if thing not in work.deleted]
+        raise failed
+    work.left = [_named(thing) for thing in found]
+    return bool(found)  # read back before it is believed
+
+
+def _forgotten(work: _Work, refused: CloudRefused, seconds: float, id: str) -> bool:
+    """Whether an instance that AWS does not know is one of long ago, and not one that will appear."""
+    made = work.history.made("instance").get(id)
+    return refused.kind == "missing" and made is not None and time.time() - made.time > seconds
+
+
+def _named(thing: Thing) -> str:
+    return f"{thing.kind} {thing.id}" if thing.kind in ("key-pair", "placement-group") else thing.id
+
+
+def _unconfirmed(work: _Work) -> list[str]:
+    kinds = dict.fromkeys(record.kind for record in work.history.records if record.fact == "answer")
+    return [id for kind in kinds for id in work.history.left(kind) if id not in work.gone]
+
+
+def _cost(work: _Work) -> float:
+    """What is left costs an hour, as far as is known."""
+    made = work.history.made("instance")
+    prices: dict[str, float] = {id: float(record.data.get("price", 0)) for id, record in made.items()}
+    prices |= {id: machine.hourly_cost for id, machine in work.machines.items()}
+    return sum(price for id, price in prices.items() if id not in work.ended and price != float("inf"))
+
+
+def _receipt(api: Api, work: _Work) -> Receipt:
+    made = work.history.made("instance")
+    bills = [
+        _bill(
+            id, work.machines.get(id), made[id].data if id in made else {}, made[id].time if id in made else 0.0, work
+        )
+        for id in dict.fromkeys([*made, *work.machines])
+    ]
+    machines = [Thing("instance", id) for id in work.machines]
+    ended = [Thing("instance", id) for id in work.gone]
+    created = [*_things(work.history.records, "answer"), *machines, *work.deleted]
+    gone = [*_things(work.history.records, "gone"), *ended, *work.deleted]
+    return Receipt(work.history.pool, api.account.region, tuple(bills), _names(created), _names(gone))
+
+
+def _things(records: Iterable[Record], fact: str) -> list[Thing]:
+    return [Thing(record.kind, id) for record in records if record.fact == fact for id in record.ids]
+
+
+def _names(some: Iterable[Thing]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_named(thing) for thing in some))
+
+
+def _bill(id: str, machine: CloudMachine | None, about: Mapping[str, object], asked: float, work: _Work) -> Bill:
+    began = machine.launched if machine is not None and machine.launched else asked
+    ended = (machine.ended if machine is not None else None) or work.ended.get(id) or time.time()
+    price = float(str(about["price"])) if "price" in about else machine.hourly_cost if machine is not None else 0.0
+    return Bill(
+        id,
+        machine.kind if machine is not None else str(about.get("type", "")),
+        machine.zone if machine is not None else str(about.get("zone", "")),
+        machine.market if machine is not None else str(about.get("market", "")),
+        max(0.0, ended - began),
+        0.0 if price == float("inf") else price,
+    )

@@ -1,0 +1,77 @@
+"""Everything that carries a pool's tag, besides machines, and how each kind is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from skyward.errors import CloudRefused
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.tags import POOL, as_dict, filters
+
+__all__ = ["KINDS", "Thing", "delete", "things"]
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something of a pool that is no machine."""
+
+    kind: str
+    id: str
+    tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    @property
+    def pool(self) -> str:
+        """The pool to which it belongs."""
+        return self.tags.get(POOL, "")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    describe: str
+    key: str
+    id: str
+    delete: str
+    parameter: str
+
+
+# In the order in which they can be deleted: a group outlives what stands in it.
+KINDS: dict[str, _Kind] = {
+    "volume": _Kind("describe_volumes", "Volumes", "VolumeId", "delete_volume", "VolumeId"),
+    "key-pair": _Kind("describe_key_pairs", "KeyPairs", "KeyName", "delete_key_pair", "KeyName"),
+    "placement-group": _Kind(
+        "describe_placement_groups", "PlacementGroups", "GroupName", "delete_placement_group", "GroupName"
+    ),
+    "security-group": _Kind(
+        "describe_security_groups", "SecurityGroups", "GroupId", "delete_security_group", "GroupId"
+    ),
+}
+
+
+def things(api: Api, **wanted: str) -> list[Thing]:
+    """What carries a tag (`pool=`, `owner=`) and is no machine."""
+    found: list[Thing] = []
+    for kind, how in KINDS.items():
+        items = api.pages("ec2", how.describe, how.key, Filters=filters(**wanted))
+        found += [Thing(kind, item[how.id], as_dict(item)) for item in items if not _leaving(item)]
+    return found
+
+
+def delete(api: Api, thing: Thing) -> bool:
+    """Deletes something; False while something else still needs it. What is gone already is gone."""
+    how = KINDS[thing.kind]
+    try:
+        api.call("ec2", how.delete, True, **{how.parameter: thing.id})
+    except CloudRefused as exc:
+        if exc.kind == "missing":
+            return True
+        if exc.kind == "in use" or exc.code in ("VolumeInUse", "IncorrectState"):
+            return False
+        raise
+    return True
+
+
+def _leaving(item: dict[str, Any]) -> bool:
+    # A volume that is attached goes with its machine; one being deleted is on its way.
+    return item.get("State") in ("deleting", "deleted")

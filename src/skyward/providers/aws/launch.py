@@ -1,0 +1,236 @@
+"""Getting machines: one call for all of them, elsewhere if there is no room, and nothing half-made left."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyward.errors import CloudError, CloudRefused, NoCapacity, QuotaExceeded
+from skyward.machines.ledger import Ledger
+from skyward.machines.offers import CloudOffer
+from skyward.providers.aws.api import Api, Report
+from skyward.providers.aws.errors import quota_of
+from skyward.providers.aws.images import MachineImage
+from skyward.providers.aws.machines import CloudMachine, described, end
+from skyward.providers.aws.tags import PRICE, Terms, specification
+
+__all__ = ["Order", "ensure_placement", "launch", "request", "wait_ready"]
+
+# What was just created may not be known everywhere at once.
+_FRESH = 30.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """All about a launch that does not depend on which offer is taken."""
+
+    api: Api
+    ledger: Ledger
+    terms: Terms
+    wish: str
+    key_name: str
+    group: str
+    subnets: Mapping[str, str]
+    image: Callable[[CloudOffer], MachineImage]
+    user_data: str
+    root_gb: int | None = None
+    private: bool = False
+    profile: str | None = None
+    close: bool = False
+    """Whether machines that can be are placed close together."""
+    report: Report = lambda text: None
+
+
+def launch(
+    order: Order,
+    tries: Sequence[Sequence[CloudOffer]],
+    count: int,
+    ready: Callable[[list[str]], list[CloudMachine]],
+) -> list[CloudMachine]:
+    """`count` machines from the first of `tries` that has them; the error says how each of them ended."""
+    failed: list[str] = []
+    for offers in tries:
+        ids: list[str] = []
+        for offer in offers:
+            missing = count - len(ids)
+            spread = len(offers) > 1
+            try:
+                got = _ask(order, offer, 1 if spread else missing, missing, spread)
+            except CloudRefused as exc:
+                if exc.kind != "capacity":
+                    undo(order, ids)
+                    raise
+                said = "" if exc.code.startswith("Insufficient") else f", {exc.message[:120]}"
+                failed.append(f"{missing} x {offer}: {exc.code}{said}")
+                continue
+            ids += got
+            if len(got) < missing:
+                failed.append(f"{missing} x {offer}: only {len(got)}")
+            if len(ids) >= count:
+                break
+        if len(ids) >= count:
+            try:
+                return ready(ids)
+            except _Died as died:
+                failed.append(f"{count} x {offers[0]}: {died}")
+            except Exception:
+                undo(order, ids)
+                raise
+        undo(order, ids)
+    raise NoCapacity(order.wish, failed)
+
+
+def wait_ready(order: Order, ids: Sequence[str], deadline: float, user: str = "ubuntu") -> list[CloudMachine]:
+    """Waits until machines run and have addresses: one look at all of them at a time."""
+    began = time.monotonic()
+    found: list[CloudMachine] = []
+    while True:
+        running = sum(machine.ready for machine in found)
+        order.report(f"waiting for {len(ids)} {'machine' if len(ids) == 1 else 'machines'} to start, {running} run")
+        found = described(order.api, ids, user=user, private=order.private)
+        if len(found) == len(ids) and all(machine.ready for machine in found):
+            return found
+        for machine in found:
+            if not machine.alive or machine.state in ("stopping", "stopped"):
+                raise _Died(f"{machine.id} ended at once ({machine.reason or machine.state})")
+        if time.monotonic() >= deadline:
+            raise CloudError(_late(ids, found, time.monotonic() - began, order.private))
+        time.sleep(order.api.account.pace.poll)
+
+
+def undo(order: Order, ids: Sequence[str]) -> None:
+    """Ends machines of which there are too few; giving back the pool confirms that they are gone."""
+    began = time.monotonic()
+    left = list(ids)
+    while left:
+        left = [id for id, exc in end(order.api, left).items() if exc.kind == "missing"]
+        if left and time.monotonic() - began > order.api.account.pace.unanswered:
+            return
+        if left:
+            time.sleep(order.api.account.pace.poll)
+
+
+def request(
+    order: Order, offer: CloudOffer, image: MachineImage, least: int, most: int, token: str, close: str | None = None
+) -> dict[str, Any]:
+    """The parameters of RunInstances."""
+    tags = {**order.terms.tags, PRICE: f"{offer.hourly_cost:.6g}"}
+    kinds = ["instance", "volume", "network-interface"]
+    params: dict[str, Any] = {
+        "ImageId": image.id,
+        "InstanceType": offer.kind,
+        "MinCount": least,
+        "MaxCount": most,
+        "ClientToken": token,
+        "KeyName": order.key_name,
+        "UserData": order.user_data,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "NetworkInterfaces": [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": order.subnets[offer.zone],
+                "Groups": [order.group],
+                "AssociatePublicIpAddress": not order.private,
+            }
+        ],
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image.root_device,
+                "Ebs": {
+                    "VolumeSize": max(order.root_gb or 0, image.root_gb)
+                    if order.root_gb
+                    else max(50, image.root_gb + 30),
+                    "VolumeType": "gp3",
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1},
+    }
+    if offer.market == "spot":
+        kinds.append("spot-instances-request")
+        params["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
+    if order.profile is not None:
+        params["IamInstanceProfile"] = {"Arn" if order.profile.startswith("arn:") else "Name": order.profile}
+    if close is not None:
+        params["Placement"] = {"GroupName": close}
+    params["TagSpecifications"] = specification(kinds, tags)
+    return params
+
+
+def ensure_placement(api: Api, ledger: Ledger, terms: Terms) -> str:
+    """The pool's placement group."""
+    name = f"skyward-{terms.pool}"
+    if ledger.history.left("placement-group"):
+        return name
+    call = ledger.intent("placement-group", region=api.account.region, name=name)
+    try:
+        tags = specification(["placement-group"], terms.tags)
+        api.call("ec2", "create_placement_group", GroupName=name, Strategy="cluster", TagSpecifications=tags)
+    except CloudRefused as exc:
+        if exc.kind != "duplicate":  # a duplicate is our own: the answer to the first try was lost
+            if not exc.unanswered:
+                ledger.refused(call, "placement-group", exc.code)
+            raise
+    ledger.answer(call, "placement-group", name, region=api.account.region)
+    return name
+
+
+def _ask(order: Order, offer: CloudOffer, least: int, most: int, spread: bool) -> list[str]:
+    image = order.image(offer)
+    close = (
+        ensure_placement(order.api, order.ledger, order.terms) if order.close and offer.cluster and not spread else None
+    )
+    # A token of its own: repeating the call for want of an answer brings the same machines, never more.
+    token = uuid.uuid4().hex
+    about = {"type": offer.kind, "zone": offer.zone, "market": offer.market, "price": offer.hourly_cost}
+    call = order.ledger.intent("instance", region=offer.region, token=token, count=most, **about)
+    params = request(order, offer, image, least, most, token, close)
+    order.report(f"asking for {most} x {offer}")
+    try:
+        answer = _run(order.api, params)
+    except CloudRefused as exc:
+        if not exc.unanswered:
+            order.ledger.refused(call, "instance", exc.code)
+        if isinstance(exc, QuotaExceeded):
+            quota = quota_of(offer.kind, offer.market)
+            raise QuotaExceeded(exc.action, exc.code, exc.message, exc.region, exc.kind, quota) from exc
+        raise
+    instances: list[dict[str, Any]] = answer.get("Instances") or []
+    ids = [str(item["InstanceId"]) for item in instances]
+    order.ledger.answer(call, "instance", *ids, region=offer.region, **about)
+    return ids
+
+
+def _run(api: Api, params: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    while True:
+        try:
+            return api.call("ec2", "run_instances", **params)
+        except CloudRefused as exc:
+            fresh = exc.kind == "missing" and exc.code.startswith(
+                ("InvalidGroup", "InvalidKeyPair", "InvalidPlacement")
+            )
+            if not fresh or time.monotonic() - began > _FRESH:
+                raise
+            time.sleep(api.account.pace.poll)
+
+
+def _late(ids: Sequence[str], found: Sequence[CloudMachine], seconds: float, private: bool) -> str:
+    seen = {machine.id: machine for machine in found}
+    how = ", ".join(f"{id} ({seen[id].state if id in seen else 'not shown'})" for id in ids)
+    which = "private" if private else "public"
+    return (
+        f"machines did not start within {seconds:.0f} s: {how}. They run but have no {which} address, or AWS is slow. "
+        "Everything is given back. Raise provision_timeout, or name a subnet whose machines get such addresses."
+    )
+
+
+class _Died(Exception):
+    """A machine that ended right after its launch."""

@@ -1,0 +1,140 @@
+"""Where machines stand: subnets, and the group that lets in SSH from the caller and the pool's own traffic."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyward.errors import CloudRefused, InvalidArgument, SkywardError
+from skyward.machines.ledger import Ledger
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.tags import Terms, filters, specification
+
+__all__ = ["Subnet", "checked_cidr", "ensure_group", "own_address", "subnets"]
+
+_ECHO = "https://checkip.amazonaws.com"
+
+
+@dataclass(frozen=True)
+class Subnet:
+    """A part of a network, in one zone."""
+
+    id: str
+    zone: str
+    vpc: str
+
+
+def subnets(api: Api, given: Sequence[str] = (), public: bool = True) -> list[Subnet]:
+    """The subnets that were named, or those of the default VPC."""
+    wanted: dict[str, Any] = {"SubnetIds": list(given)} if given else {"Filters": filters(default_for_az="true")}
+    found = api.pages("ec2", "describe_subnets", "Subnets", **wanted)
+    if not found:
+        raise InvalidArgument(
+            f"there is no default VPC in {api.account.region}, so machines have no network to stand in. "
+            'Name a subnet: sky.AWS(subnet_id="subnet-..."), or make one with `aws ec2 create-default-vpc`.'
+        )
+    vpcs = {item["VpcId"] for item in found}
+    if len(vpcs) > 1:
+        raise InvalidArgument(f"subnets of different networks were given ({', '.join(sorted(vpcs))}). Name one VPC's.")
+    if given and public:
+        for item in found:
+            if not item.get("DefaultForAz") and not _leads_out(api, item["SubnetId"], item["VpcId"]):
+                raise InvalidArgument(
+                    f"subnet {item['SubnetId']} has no route to an internet gateway, so its machines cannot be reached "
+                    "by a public address. Name a public subnet, or, from inside the VPC, say use_private_ip=True."
+                )
+    return [Subnet(item["SubnetId"], item["AvailabilityZone"], item["VpcId"]) for item in found]
+
+
+def checked_cidr(value: str) -> str:
+    """An address or a range of them, as AWS wants it."""
+    try:
+        return str(ipaddress.ip_network(value, strict=False))
+    except ValueError as exc:
+        raise InvalidArgument(
+            f'ssh_from={value!r} is no address. Write it like "203.0.113.7" or "203.0.113.0/24".'
+        ) from exc
+
+
+def own_address(private: bool = False) -> str:
+    """The address by which the world, or the network around it, sees this computer, as a /32."""
+    import socket
+    from urllib.request import urlopen
+
+    if private:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses a way out
+            return checked_cidr(probe.getsockname()[0])
+    try:
+        with urlopen(_ECHO, timeout=10) as answer:
+            return checked_cidr(answer.read(64).decode("ascii").strip())
+    except (OSError, ValueError) as exc:
+        raise SkywardError(
+            f"the public address of this computer could not be asked for at {_ECHO} ({exc}); SSH is opened for that "
+            'address only. Give it yourself: sky.AWS(ssh_from="203.0.113.7/32").'
+        ) from exc
+
+
+def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str) -> str:
+    """The pool's security group: SSH from the caller only, everything among its own machines."""
+    known = ledger.history.left("security-group")
+    if known:
+        return known[0]
+    name = f"skyward-{terms.pool}"
+    call = ledger.intent("security-group", region=api.account.region, name=name)
+    try:
+        group = api.call(
+            "ec2",
+            "create_security_group",
+            GroupName=name,
+            Description=f"skyward pool {terms.pool}"[:255],
+            VpcId=vpc,
+            TagSpecifications=specification(["security-group"], terms.tags),
+        )["GroupId"]
+    except CloudRefused as exc:
+        if exc.kind != "duplicate":
+            if not exc.unanswered:
+                ledger.refused(call, "security-group", exc.code)
+            raise
+        group = _made_before(api, terms.pool, exc)
+    ledger.answer(call, "security-group", group, region=api.account.region)
+    _let_in(api, group, ssh_from)
+    return group
+
+
+def _made_before(api: Api, pool: str, refused: CloudRefused) -> str:
+    # The answer to our first try was lost; what it made carries our tag.
+    found = api.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters(pool=pool))
+    if not found:
+        raise refused
+    return str(found[0]["GroupId"])
+
+
+def _let_in(api: Api, group: str, ssh_from: str) -> None:
+    among = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    ranges = (
+        {"Ipv6Ranges": [{"CidrIpv6": ssh_from, "Description": "the computer that opened the pool"}]}
+        if ":" in ssh_from
+        else {"IpRanges": [{"CidrIp": ssh_from, "Description": "the computer that opened the pool"}]}
+    )
+    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges}
+    try:
+        api.call("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=[among, ssh])
+    except CloudRefused as exc:
+        if exc.kind != "duplicate":
+            raise
+
+
+def _leads_out(api: Api, subnet: str, vpc: str) -> bool:
+    own = filters(association_subnet_id=subnet)
+    own[0]["Name"] = "association.subnet-id"
+    main = filters(vpc_id=vpc, main="true")
+    main[1]["Name"] = "association.main"
+    for wanted in (own, main):
+        tables = api.pages("ec2", "describe_route_tables", "RouteTables", Filters=wanted)
+        if tables:
+            routes: list[dict[str, Any]] = tables[0].get("Routes") or []
+            return any(str(route.get("GatewayId", "")).startswith("igw-") for route in routes)
+    return False

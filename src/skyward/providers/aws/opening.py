@@ -1,0 +1,166 @@
+"""Opening a pool on EC2: group, key and machines in order, all of it undone if any of it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+
+from skyward.api.spec import Spec
+from skyward.errors import NotGivenBack
+from skyward.machines.ledger import Ledger
+from skyward.machines.offers import CloudOffer, wish
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.giveback import give_back
+from skyward.providers.aws.images import MachineImage, find_image, image_parameter
+from skyward.providers.aws.keys import ensure_key, forget, make_keys, trust
+from skyward.providers.aws.launch import Order, launch
+from skyward.providers.aws.machines import CloudMachine
+from skyward.providers.aws.network import Subnet, ensure_group, own_address
+from skyward.providers.aws.tags import POOL, Terms
+from skyward.providers.aws.userdata import user_data
+
+__all__ = ["Settings", "forget_machines", "open_pool", "trust_machines"]
+
+Ready = Callable[[Order, list[str]], list[CloudMachine]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of the provider's settings bears on launching."""
+
+    owner: str
+    subnets: Sequence[Subnet]
+    ami: str | None
+    ubuntu: str
+    group: str | None
+    ssh_from: str | None
+    private: bool
+    root_gb: int | None
+    profile: str | None
+    close: bool | None
+    lease: float
+    tags: tuple[tuple[str, str], ...]
+
+
+def open_pool(
+    api: Api,
+    pool: str,
+    spec: Spec,
+    settings: Settings,
+    tries: Sequence[Sequence[CloudOffer]],
+    count: int,
+    ready: Ready,
+    joining: bool = False,
+) -> list[CloudMachine]:
+    """Machines for a new pool, or, if `joining`, more of them for one that this process holds."""
+    image = cache(partial(find_image, api))
+
+    def image_of(offer: CloudOffer) -> MachineImage:
+        name = settings.ami or image_parameter(offer.accelerator, offer.architecture, settings.ubuntu)
+        return image(name or "", offer.architecture)
+
+    image_of(tries[0][0])  # an image that is not there is found before anything is created
+    held = Ledger.held(pool) if joining else None
+    ledger = held or _started(api, pool, spec, settings)
+    try:
+        order = _order(api, ledger, spec, count, settings, image_of)
+        made = launch(order, tries, count, partial(ready, order))
+        trust_machines(made)
+        return made
+    except BaseException as exc:
+        if held is None:
+            _undone(api, pool, ledger, exc)
+        raise
+
+
+def trust_machines(machines: Sequence[CloudMachine]) -> None:
+    """Has ssh expect the pool's host key at the addresses of these machines."""
+    for pool, ledger in _ledgers(machines).items():
+        targets = [machine.ssh for machine in machines if machine.tags.get(POOL) == pool]
+        trust(make_keys(ledger.directory), [target.host for target in targets if target is not None])
+
+
+def forget_machines(machines: Sequence[CloudMachine]) -> None:
+    """Has ssh forget the addresses of machines that are gone."""
+    for pool, ledger in _ledgers(machines).items():
+        ours = [machine for machine in machines if machine.tags.get(POOL) == pool]
+        forget(make_keys(ledger.directory), [ip for m in ours for ip in (m.public_ip, m.private_ip) if ip])
+
+
+def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
+    ssh_from = settings.ssh_from
+    if ssh_from is None and settings.group is None:
+        ssh_from = own_address(settings.private)
+    account = api.account
+    about = {
+        "provider": "AWS",
+        "region": account.region,
+        "profile": account.profile,
+        "endpoint_url": account.endpoint_url,
+        "owner": settings.owner,
+        "expires": time.time() + spec.ttl,
+        "ssh_from": ssh_from,
+        "pace": asdict(account.pace),
+    }
+    return Ledger.start(pool, about)
+
+
+def _order(
+    api: Api,
+    ledger: Ledger,
+    spec: Spec,
+    count: int,
+    settings: Settings,
+    image_of: Callable[[CloudOffer], MachineImage],
+) -> Order:
+    about = ledger.history.about
+    terms = Terms(ledger.pool, about["owner"], about["expires"], _version(), settings.tags)
+    keys = make_keys(ledger.directory)
+    vpc = settings.subnets[0].vpc
+    group = settings.group or ensure_group(api, ledger, terms, vpc, about["ssh_from"])
+    close = settings.close if settings.close is not None else spec.accelerator is not None
+    return Order(
+        api=api,
+        ledger=ledger,
+        terms=terms,
+        wish=wish(spec),
+        key_name=ensure_key(api, ledger, terms, keys),
+        group=group,
+        subnets={net.zone: net.id for net in settings.subnets},
+        image=image_of,
+        user_data=user_data(
+            keys.host_private, keys.host_public, settings.lease, max(60.0, terms.expires - time.time())
+        ),
+        root_gb=settings.root_gb,
+        private=settings.private,
+        profile=settings.profile,
+        close=close and count > 1,
+        report=api.report,
+    )
+
+
+def _undone(api: Api, pool: str, ledger: Ledger, why: BaseException) -> None:
+    try:
+        give_back(api, pool, ledger, api.report)
+    except NotGivenBack as exc:
+        ledger.let_go()  # whoever finishes it has to be able to take it over
+        raise exc from why
+    except BaseException:  # Ctrl-C once more: the reaper or the lease finishes it
+        ledger.let_go()
+        raise
+
+
+def _ledgers(machines: Sequence[CloudMachine]) -> dict[str, Ledger]:
+    pools = dict.fromkeys(machine.tags.get(POOL, "") for machine in machines)
+    found = {pool: Ledger.held(pool) for pool in pools if pool}
+    return {pool: ledger for pool, ledger in found.items() if ledger is not None}
+
+
+def _version() -> str:
+    try:
+        return version("skyward")
+    except PackageNotFoundError:
+        return "unknown"

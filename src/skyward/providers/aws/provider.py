@@ -1,0 +1,271 @@
+"""Machines from EC2: the cheapest that fit, and not one left behind."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skyward.api.image import check_number
+from skyward.api.provider import Holding, Machine, Offer, Provider
+from skyward.api.shell import Access
+from skyward.api.spec import Spec
+from skyward.errors import InvalidArgument, NoOffer
+from skyward.machines.ledger import Ledger, remove
+from skyward.machines.offers import CloudOffer, Plan
+from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
+from skyward.providers.aws.checks import check_flag, check_lease, check_text, check_zones, tag_pairs, texts
+from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
+from skyward.providers.aws.giveback import Receipt, give_back
+from skyward.providers.aws.inventory import Thing, things
+from skyward.providers.aws.keys import replace_host_key
+from skyward.providers.aws.launch import Order, wait_ready
+from skyward.providers.aws.machines import CloudMachine, described, end, tagged
+from skyward.providers.aws.network import checked_cidr, subnets
+from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
+from skyward.providers.aws.tags import POOL
+from skyward.providers.aws.userdata import LEASE_FILE
+
+__all__ = ["AWS"]
+
+_NOTICES = "skyward.providers.aws.notices:wait"
+
+
+@dataclass(frozen=True)
+class AWS(Provider):
+    """Machines from Amazon EC2; credentials come from where all AWS tools take them."""
+
+    region: str = "us-east-1"
+    profile: str | None = None
+    zones: Sequence[str] = ()
+    instance_types: Sequence[str] = ()
+    ami: str | None = None
+    ubuntu_version: str = "24.04"
+    username: str = "ubuntu"
+    subnet_id: str | Sequence[str] = ()
+    security_group_id: str | None = None
+    instance_profile: str | None = None
+    use_private_ip: bool = False
+    ssh_from: str | None = None
+    """The addresses that may reach port 22; the caller's own if not given."""
+    root_disk_gb: int | None = None
+    exclude_burstable: bool = False
+    placement_group: bool | None = None
+    """Whether machines are placed close together; if not said, those with accelerators are."""
+    lease: float = 900
+    """A machine ends itself when nobody has renewed its lease for so many seconds."""
+    ssh_timeout: float = 300
+    """How long a machine that runs may take until it lets us in."""
+    tags: Mapping[str, str] | Sequence[tuple[str, str]] = ()
+    owner: str | None = None
+    """Whose pools these are, in tags; the login's ARN if not given."""
+    request_timeout: float = 60
+    endpoint_url: str | None = None
+    pace: Pace = field(default_factory=Pace, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("region", "ubuntu_version", "username"):
+            check_text(name, getattr(self, name))
+        for name in ("ami", "security_group_id", "instance_profile"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name))
+        for name in ("use_private_ip", "exclude_burstable"):
+            check_flag(name, getattr(self, name))
+        if self.placement_group is not None:
+            check_flag("placement_group", self.placement_group)
+        if self.root_disk_gb is not None:
+            check_number("root_disk_gb", self.root_disk_gb)
+        for name in ("request_timeout", "lease", "ssh_timeout"):
+            check_number(name, getattr(self, name), whole=False)
+        check_lease(self.lease, self.pace.boot)
+        if self.ssh_from is not None:
+            object.__setattr__(self, "ssh_from", checked_cidr(self.ssh_from))
+        for name in ("zones", "instance_types", "subnet_id"):
+            object.__setattr__(self, name, texts(name, getattr(self, name)))
+        object.__setattr__(self, "tags", tag_pairs(self.tags))
+
+    @property
+    def access(self) -> Access:
+        # in a group of our own everybody reaches everybody; in the user's, that has to be found out
+        network = "auto" if self.security_group_id else "mesh"
+        return Access(self.lease, self.ssh_timeout, network, LEASE_FILE, settle=replace_host_key, notices=_NOTICES)
+
+    @property
+    def elastic(self) -> bool:
+        return True
+
+    # what a pool uses
+
+    def plan(self, spec: Spec, count: int | None = None, report: Report | None = None) -> Plan:
+        """What would be launched, where and for how much, and what was ruled out; creates nothing."""
+        here = self._at(spec)
+        api = here._api(report)
+        api.identity()
+        return here._planned(api, spec, _count(spec, count))
+
+    def acquire(
+        self,
+        spec: Spec,
+        name: str,
+        count: int | None = None,
+        timeout: float = 300,
+        report: Report | None = None,
+        joining: str | None = None,
+    ) -> Holding:
+        """Machines that run and have addresses, of a new pool or, if `joining`, more for one of this process.
+
+        Whatever goes wrong, nothing that was created here is left, or `NotGivenBack` says what is.
+        """
+        here, count = self._at(spec), _count(spec, count)
+        if joining is not None and Ledger.held(joining) is None:
+            raise InvalidArgument(f"no pool {joining!r} is open in this process, so none can be given more machines.")
+        api = here._api(report)
+        owner = api.identity()
+        plan = here._planned(api, spec, count)
+        if not plan.offers:
+            raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
+        tries = attempts(plan.offers, count, spec.allocation == "cheapest")
+        deadline = time.monotonic() + timeout
+
+        def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
+            return wait_ready(order, ids, deadline, here.username)
+
+        pool = joining or name
+        made = open_pool(api, pool, spec, here._settings(api, owner), tries, count, ready, joining is not None)
+        accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
+        return Holding(pool, tuple(made), sum(machine.hourly_cost for machine in made), accelerator)
+
+    def give_back(self, holding: Holding, report: Report | None = None) -> Receipt:
+        return self.release(holding.pool, report)
+
+    def ending(self, name: str) -> list[str]:
+        # the ledger knows region, profile and the rest
+        return [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
+
+    def let_go(self, name: str) -> None:
+        ledger = Ledger.held(name)
+        if ledger is not None:
+            ledger.let_go()
+
+    def release(self, pool: str, report: Report | None = None) -> Receipt:
+        """Ends everything of a pool and confirms it by reading back; may be repeated, and works from tags alone."""
+        ledger = Ledger.held(pool) or Ledger.resume(pool)
+        here = self if ledger is None else self.reopened(ledger.history.about, ledger.history.region)
+        try:
+            receipt = give_back(here._api(report), pool, ledger, report or (lambda text: None))
+            remove(pool)
+            return receipt
+        except BaseException:
+            if ledger is not None:
+                ledger.let_go()  # whoever finishes it has to be able to take it over
+            raise
+
+    def inventory(self, owner: str | None = None) -> tuple[list[CloudMachine], list[Thing]]:
+        """Machines that may cost money, and other things, of one owner in this region, by their tags alone."""
+        who, api = owner or self.login(), self._api(None)
+        machines = [machine for machine in tagged(api, owner=who) if machine.state != "terminated"]
+        return machines, things(api, owner=who)
+
+    def login(self) -> str:
+        """Whose pools these are: the owner that was given, or who is logged in."""
+        return self.owner or self._api(None).identity()
+
+    def reopened(self, about: Mapping[str, Any], region: str | None = None) -> AWS:
+        """This provider as a ledger says it was when a pool was opened."""
+        known = {name: about[name] for name in ("profile", "endpoint_url", "owner") if about.get(name) is not None}
+        pace = recalled(about.get("pace")) if self.pace == Pace() else self.pace
+        return replace(self, region=region or about.get("region") or self.region, pace=pace, **known)
+
+    # the contract of all providers
+
+    def offers(self, spec: Spec) -> list[Offer]:
+        return list(self.plan(spec).offers)
+
+    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
+        if not isinstance(offer, CloudOffer):
+            raise InvalidArgument(f"{offer!r} is no offer of AWS. Take one of AWS.offers(spec).")
+        here = replace(self, region=offer.region)
+        api = here._api(None)
+        owner = api.identity()
+
+        def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
+            found = {m.id: m for m in described(api, ids, user=here.username, private=here.use_private_ip)}
+            unseen = CloudMachine("", "ssh", "", region=offer.region, zone=offer.zone, kind=offer.kind)
+            return [found.get(id) or replace(unseen, id=id, hourly_cost=offer.hourly_cost) for id in ids]
+
+        spec = Spec(region=offer.region, nodes=count)
+        joining = Ledger.held(label) is not None
+        return list(open_pool(api, label, spec, here._settings(api, owner), [(offer,)], count, ready, joining))
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        fresh: dict[str, CloudMachine] = {}
+        for region, ids in self._by_region(machines).items():
+            here = replace(self, region=region)
+            some = described(here._api(None), ids, user=self.username, private=self.use_private_ip)
+            fresh |= {machine.id: machine for machine in some}
+            trust_machines(some)
+        return [fresh.get(machine.id, machine) for machine in machines]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        self.dismiss(machines)
+        for region, ids in self._by_region(machines).items():
+            here = replace(self, region=region)
+            api = here._api(None)
+            for pool in dict.fromkeys(machine.tags.get(POOL, "") for machine in described(api, ids)):
+                if pool and not any(machine.alive for machine in tagged(api, pool=pool)):
+                    here.release(pool)
+
+    def dismiss(self, machines: Sequence[Machine]) -> None:
+        for region, ids in self._by_region(machines).items():
+            for refused in end(replace(self, region=region)._api(None), ids).values():
+                if refused.kind != "missing":
+                    raise refused
+            forget_machines([m for m in machines if isinstance(m, CloudMachine) and m.id in ids])
+
+    def find(self, label: str) -> list[Machine]:
+        return [machine for machine in tagged(self._api(None), pool=label) if machine.state != "terminated"]
+
+    # how
+
+    def _at(self, spec: Spec) -> AWS:
+        return self if spec.region is None or spec.region == self.region else replace(self, region=spec.region)
+
+    def _api(self, report: Report | None) -> Api:
+        account = Account(self.region, self.profile, self.endpoint_url, self.request_timeout, self.pace)
+        return connect(account, report)
+
+    def _planned(self, api: Api, spec: Spec, count: int) -> Plan:
+        zones, kinds = tuple(self.zones), tuple(self.instance_types)
+        choice = Choice(kinds, zones, not self.exclude_burstable, self.ami is not None, self.ubuntu_version)
+        places = subnets(api, self.subnet_id, not self.use_private_ip)
+        check_zones(zones, [place.zone for place in places], self.region)
+        return make_plan(api, spec, count, choice, places)
+
+    def _settings(self, api: Api, owner: str) -> Settings:
+        return Settings(
+            owner=self.owner or owner,
+            subnets=subnets(api, self.subnet_id, not self.use_private_ip),
+            ami=self.ami,
+            ubuntu=self.ubuntu_version,
+            group=self.security_group_id,
+            ssh_from=self.ssh_from,
+            private=self.use_private_ip,
+            root_gb=self.root_disk_gb,
+            profile=self.instance_profile,
+            close=self.placement_group,
+            lease=self.lease,
+            tags=tuple(dict(self.tags).items()),
+        )
+
+    def _by_region(self, machines: Sequence[Machine]) -> dict[str, list[str]]:
+        regions: dict[str, list[str]] = {}
+        for machine in machines:
+            region = machine.region if isinstance(machine, CloudMachine) and machine.region else self.region
+            regions.setdefault(region, []).append(machine.id)
+        return regions
+
+
+def _count(spec: Spec, count: int | None) -> int:
+    return count or (spec.nodes if isinstance(spec.nodes, int) else spec.nodes[1])

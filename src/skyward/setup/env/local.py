@@ -1,0 +1,179 @@
+"""An image becomes an environment on this computer: the running interpreter, or one that uv makes and the cache keeps.
+
+image --satisfied?--> sys.executable
+      --otherwise---> <cache>/<key>.tmp-*/env --(marker, rename)--> <cache>/<key>/bin/python
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skyward.api.image import Image, mask
+from skyward.errors import BootstrapError
+from skyward.setup.env.installed import missing_apt, missing_pip
+from skyward.setup.env.pip_settings import no_index
+from skyward.setup.env.requirements import DESCRIPTION, by_index, check_python, pins, project, question, sorted_out
+from skyward.setup.env.uv import cache_root, check_own, run, run_uv, too_late
+from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
+
+__all__ = ["Environment", "prepare"]
+
+_MARKER = ".complete"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where user code runs: an interpreter, variables to set, directories to import from; `fresh` if made for it."""
+
+    python: str
+    env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    paths: tuple[str, ...] = ()
+    fresh: bool = False
+
+
+def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
+    """An environment on this computer that has what `image` asks for; its includes are collected apart."""
+    check_python(image)
+    build = _Build(image, time.monotonic() + image.bootstrap_timeout, report)
+    build.install_apt()
+    missing = missing_pip(image.pip)
+    if not missing:
+        return Environment(sys.executable, dict(image.env))
+    root = cache or _environments()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_own(root)
+    home = root / _key(image)
+    if not _is_complete(home):
+        with build.lock(home.with_suffix(".lock")):
+            if not _is_complete(home):  # another process may have made it while we waited
+                build.environment(home)
+    binaries = home / "bin"
+    path = f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **image.env}, fresh=True)
+
+
+def _environments() -> Path:
+    root = cache_root()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_own(root)
+    return root / "envs"
+
+
+def _is_complete(home: Path) -> bool:
+    # The interpreter is a link to one that may have been removed since.
+    return (home / _MARKER).exists() and (home / "bin" / "python").exists()
+
+
+def _key(image: Image) -> str:
+    """What decides how the environment turns out, as a short hash."""
+    parts = [*question(image, source_hash(), tree_hash), sys.base_prefix, sysconfig.get_platform()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class _Build:
+    """One setting up: what is wanted, until when, and who hears of it."""
+
+    image: Image
+    deadline: float
+    report: Callable[[str], None]
+
+    def install_apt(self) -> None:
+        missing = missing_apt(self.image.apt)
+        if not missing:
+            return
+        install = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+        if os.geteuid() != 0:
+            raise BootstrapError(
+                "installing apt packages",
+                f"this computer lacks {', '.join(missing)}, and only root can install them. "
+                f"Run: sudo {shlex.join(install)}",
+            )
+        self.report(f"installing {', '.join(missing)}")
+        variables = {
+            **os.environ,
+            **self.image.shell_vars,
+            "DEBIAN_FRONTEND": "noninteractive",
+            "NEEDRESTART_MODE": "a",
+        }
+        options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
+        self.run("reading apt's package lists", ["apt-get", *options, "update"], variables)
+        self.run("installing apt packages", ["apt-get", *options, *install[1:]], variables)
+
+    @contextmanager
+    def lock(self, path: Path) -> Generator[None]:
+        """Held by one process at a time, until it ends or dies."""
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
+            waiting = False
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not waiting:
+                        self.report("waiting for another process that makes the same environment")
+                    waiting = True
+                if time.monotonic() > self.deadline:
+                    raise too_late("waiting for another process that makes the same environment", self.image)
+                time.sleep(0.1)
+            yield
+
+    def environment(self, home: Path) -> None:
+        """Make the environment beside `home`, then move it there in one step."""
+        for left in home.parent.glob(f"{home.name}.tmp-*"):  # by one that was killed; the lock says that none is alive
+            shutil.rmtree(left, ignore_errors=True)
+        if home.exists():
+            shutil.rmtree(home)
+        # Its mode, 0700, guards the addresses of indexes, which may hold passwords.
+        work = Path(tempfile.mkdtemp(prefix=f"{home.name}.tmp-", dir=home.parent))
+        try:
+            self.install(work)
+            (work / "env" / _MARKER).touch()
+            (work / "env").rename(home)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def install(self, work: Path) -> None:
+        """Fill `work` with an environment, and with the files by which it is described to uv."""
+        major, minor = self.image.python_version
+        python = sys.executable if (major, minor) == sys.version_info[:2] else f"{major}.{minor}"
+        self.report(f"making an environment with Python {major}.{minor}")
+        self.uv("making the environment", work, "venv", "--quiet", "--relocatable", "--python", python, "env")
+
+        named, direct = sorted_out(self.image.pip)
+        named += pins()
+        direct.append(f"skyward @ {build_wheel(work).as_uri()}")
+        (work / "requirements.txt").write_text("\n".join([*direct, ""]))
+        options = ["--python", "env/bin/python", *(["--no-index"] if no_index(os.environ) else [])]
+
+        def compile(project: str) -> str:
+            (work / "pyproject.toml").write_text(project)
+            self.report("looking which packages are needed")
+            anywhere = [*options, "--quiet", "--index-strategy", "unsafe-best-match"]
+            return self.uv("resolving packages", work, "pip", "compile", *anywhere, *DESCRIPTION)
+
+        indexes = self.image.pip_indexes
+        (work / "pyproject.toml").write_text(project(by_index(named, indexes, compile), indexes))
+
+        self.report(f"installing {', '.join(map(mask, self.image.pip)) or 'Skyward'}")
+        files = [word for name in DESCRIPTION for word in ("--requirements", name)]
+        self.uv("installing packages", work, "pip", "install", "--compile-bytecode", *options, *files)
+
+    def uv(self, step: str, work: Path, *arguments: str) -> str:
+        return run_uv(step, arguments, self.image, self.deadline, work)
+
+    def run(self, step: str, command: Sequence[str], variables: Mapping[str, str]) -> str:
+        return run(step, command, variables, self.image, self.deadline)

@@ -1,0 +1,290 @@
+"""A host made ready for a pool: one look at it, and, if its environment is not there yet, what is missing sent and run.
+
+look.sh ──ready──────────────────────────────────────────────► Host      (one round trip)
+   └──not yet── resolve (once for all hosts) ── send ── setup.sh ──► Host
+                                                          ▲ standard input, held open: when it ends, so does all there
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import selectors
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from skyward.api.image import Image, mask
+from skyward.api.shell import Shell
+from skyward.errors import BootstrapError, PythonMismatch
+from skyward.setup.env.requirements import check_python
+from skyward.setup.env.resolve import RESOLVING, Packages
+from skyward.setup.env.script import Recipe, look_script, stop_script, tools
+from skyward.setup.env.uv import too_late
+from skyward.setup.local_shell import LocalShell
+
+__all__ = ["Host", "Packages", "Report", "prepare_host", "stop_script"]
+
+Report = Callable[[str, float | None], None]
+
+_LOOKING = "checking the host"
+_SENDING = "sending packages"
+_FETCHING = "fetching packages for a host without a network"
+_NO_NETWORK = 32  # the script's exit status for it
+# An environment with Skyward alone takes about half of this; what is sent is there twice for a while, and unpacked.
+_NEED_KB = 300_000
+_TIMES = 4
+# Larger files are sent one by one, from the disk.
+_LARGE = 8 << 20
+_START = 'cd "$1" && tar -xf bundle.tar && exec sh "$1/setup.sh" "$@"; code=$?; rm -rf "$1"; exit "$code"'
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that has what an image asks for.
+
+    `env` makes the environment the one that programs find first; the image's own `env` is not in it.
+    """
+
+    python: str
+    directory: str
+    address: str
+    platform: str
+    home: str
+    env: dict[str, str]
+
+
+@dataclass
+class _Said:
+    """What a script on the host has said of it."""
+
+    facts: dict[str, str] = field(default_factory=dict[str, str])
+    kept: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    lines: list[str] = field(default_factory=list[str])
+    step: str = _LOOKING
+
+    def hear(self, word: str, rest: str) -> None:
+        match word:
+            case "problem":
+                code, _, text = rest.partition(" ")
+                self.problems.append((code, text))
+            case "wheel" | "complete":
+                self.kept.add((word, rest))
+            case "|":
+                self.lines.append(rest)
+            case _:
+                self.facts[word] = rest
+
+
+def prepare_host(shell: Shell, image: Image, *, pool: str, deadline: float, report: Report, packages: Packages) -> Host:
+    """Sees to it that the host has the image's environment, and gives the pool a directory of its own there."""
+    check_python(image)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", pool)[:60] or "pool"
+    seen = _look(shell, image, name, packages, deadline)
+    if "ready" not in seen.facts:
+        try:
+            _make(shell, image, name, seen, packages, deadline, report)
+        except BootstrapError as exc:
+            if exc.exit_code != _NO_NETWORK:
+                raise
+            # A host in a closed network; this computer has reached the same servers a moment ago.
+            seen = _look(shell, image, name, packages, deadline)
+            if "ready" not in seen.facts:
+                _make(shell, image, name, seen, packages, deadline, report, because=exc)
+    return _host(seen.facts)
+
+
+def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: float) -> _Said:
+    """What the host is and has; with a directory for the pool, if the environment is there."""
+    token = secrets.token_hex(8)
+    script = look_script(packages.uv_version)
+    pairs = [f"{platform}={key}" for platform, key in packages.known().items()]
+    arguments = [token, pool, str(_NEED_KB), " ".join(image.apt), " ".join(["tar", *tools(image.pip)]), *pairs]
+    try:
+        done = shell.run(["sh", "-c", script, "sky", *arguments], timeout=max(1.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise too_late(_LOOKING, image) from None
+    seen = _Said()
+    for word, rest in _lines(done.out, token):
+        seen.hear(word, rest)
+    if seen.problems:
+        raise _failure(shell, seen, done.code)
+    if "ready" not in seen.facts and "stage" not in seen.facts:
+        raise BootstrapError(_LOOKING, f"{shell.name} did not answer as expected.\n{_tail(done.err)}", None, done.code)
+    return seen
+
+
+def _make(
+    shell: Shell,
+    image: Image,
+    pool: str,
+    seen: _Said,
+    packages: Packages,
+    deadline: float,
+    report: Report,
+    because: BootstrapError | None = None,
+) -> None:
+    """Has the environment made; with everything sent from here if the host could not get it, for the reason given."""
+    try:
+        with _timed(report, _FETCHING if because else RESOLVING):
+            try:
+                recipe = packages.recipe(
+                    seen.facts["platform"], seen.facts["cache"], deadline, carry=because is not None
+                )
+            except BootstrapError as exc:
+                raise because or exc from exc
+        with _timed(report, _SENDING):
+            need = _send(shell, recipe, seen, packages, deadline)
+    except BaseException:
+        _remove(shell, seen.facts["stage"])
+        raise
+    _set_up(shell, image, recipe, pool, need, seen, deadline, report)
+
+
+def _send(shell: Shell, recipe: Recipe, seen: _Said, packages: Packages, deadline: float) -> int:
+    """Puts what the host lacks into the staging directory; gives the kilobytes that installing it takes."""
+    stage, done = seen.facts["stage"], ("complete", recipe.key) in seen.kept
+    missing = [] if done else [file for file in recipe.carried if ("wheel", file.digest) not in seen.kept]
+    large = [file for file in missing if file.path.stat().st_size > _LARGE]
+    try:
+        if not done and "uv" not in seen.facts and (uv := packages.uv(seen.facts["platform"], deadline)):
+            shell.upload(uv, f"{stage}/uv")
+        for file in large:
+            shell.upload(file.path, f"{stage}/{file.sent_as}")
+        shell.upload(packages.bundle(recipe, [file for file in missing if file not in large]), f"{stage}/bundle.tar")
+    except OSError as exc:
+        raise BootstrapError(_SENDING, f"{shell.name}: {exc.strerror}. Look at the free space there.") from exc
+    return _NEED_KB + _TIMES * sum(file.path.stat().st_size for file in missing) // 1024
+
+
+def _set_up(
+    shell: Shell, image: Image, recipe: Recipe, pool: str, need: int, seen: _Said, deadline: float, report: Report
+) -> None:
+    """Runs the script that was sent, and hears what it says until it is done."""
+    token = secrets.token_hex(8)
+    arguments = [seen.facts["stage"], token, pool, recipe.key, str(need), "hold"]
+    # Only on this computer is an environment given: a host has its own.
+    own = dict(os.environ) if isinstance(shell, LocalShell) else {}
+    with tempfile.TemporaryFile() as errors:
+        process = shell.start(["sh", "-c", _START, "sky", *arguments], own, errors)
+        try:
+            _write(process, "{}\n{}".format(recipe.settings.count("\n"), recipe.settings))
+            for line in _until(process, deadline):
+                for word, rest in _lines(line, token):
+                    _hear(seen, word, rest, report)
+            if process.poll() is None and time.monotonic() >= deadline:
+                raise too_late(seen.step, image)
+            code = process.wait(10)
+        finally:
+            _end(process)
+        if "ready" not in seen.facts:
+            errors.seek(0)
+            seen.lines += [] if seen.lines else _tail(errors.read().decode("utf-8", "replace")).splitlines()
+            raise _failure(shell, seen, code)
+
+
+def _hear(seen: _Said, word: str, rest: str, report: Report) -> None:
+    if word == "begin":
+        seen.step = rest
+        report(rest, None)
+    elif word == "end":
+        took, _, step = rest.partition(" ")
+        report(step, int(took) / 1000)
+    else:
+        seen.hear(word, rest)
+
+
+def _host(facts: dict[str, str]) -> Host:
+    environment, directory = facts["ready"].split("\t")[:2]
+    return Host(
+        python=f"{environment}/bin/python",
+        directory=directory,
+        address=facts["address"],
+        platform=facts["platform"],
+        home=facts["home"],
+        env={"VIRTUAL_ENV": environment, "PATH": f"{environment}/bin:{facts['path']}"},
+    )
+
+
+def _failure(shell: Shell, seen: _Said, code: int) -> BootstrapError:
+    """All that is wrong with the host, with the last lines of what failed."""
+    texts = [text for _, text in seen.problems] or [f"the script that sets it up ended with status {code}."]
+    detail = f"{shell.name}: {' Also: '.join(texts)}"
+    if seen.lines:
+        detail += "\nLast lines there:\n" + "\n".join(seen.lines)
+    if "log" in seen.facts:
+        detail += f"\nAll of it is in {seen.facts['log']} there."
+    kind = PythonMismatch if any(problem == "python" for problem, _ in seen.problems) else BootstrapError
+    return kind(seen.step, mask(detail), None, code or None)
+
+
+def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:
+    """The lines that are meant for us, as their first word and the rest; start-up files of a shell may print, too."""
+    for line in text.split(b"\n"):
+        mark, _, said = line.decode("utf-8", "surrogateescape").partition(" ")
+        if mark == f"@{token}":
+            word, _, rest = said.partition(" ")
+            yield word, rest
+
+
+def _until(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
+    """The whole lines that a process prints, as they come, until it stops or the time is over."""
+    assert process.stdout is not None
+    left = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            piece = os.read(process.stdout.fileno(), 1 << 16)
+            if not piece:
+                return
+            whole, end, left = (left + piece).rpartition(b"\n")
+            yield whole + end
+
+
+def _write(process: subprocess.Popen[bytes], text: str) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(text.encode("utf-8", "surrogateescape"))
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # it has ended already; its exit status says why
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Closes the pipe, upon which all that was started on the host ends, and waits for that."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.close()
+    except BrokenPipeError:
+        pass
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+
+
+def _remove(shell: Shell, stage: str) -> None:
+    try:
+        shell.run(["rm", "-rf", stage], timeout=5)
+    except (BootstrapError, OSError, subprocess.TimeoutExpired):
+        pass  # the next look at the host removes it
+
+
+@contextmanager
+def _timed(report: Report, step: str) -> Generator[None]:
+    report(step, None)
+    began = time.monotonic()
+    yield
+    report(step, time.monotonic() - began)
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-20:])

@@ -1,0 +1,245 @@
+"""An image's packages in the words of uv: what is asked for, and what came of it, pinned to files and hashes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from skyward.api.image import Image, PipIndex, requirement_path
+from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
+
+__all__ = [
+    "DESCRIPTION",
+    "MISLEADING",
+    "Pin",
+    "by_index",
+    "check_python",
+    "git_login",
+    "git_settings",
+    "local_path",
+    "pins",
+    "project",
+    "question",
+    "read_pylock",
+    "sorted_out",
+    "strip_login",
+]
+
+# The files by which uv is told what to install.
+DESCRIPTION = ("pyproject.toml", "requirements.txt")
+# What would make uv work on another environment than the one that it is told.
+MISLEADING = (
+    "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH",
+    "UV_NO_SOURCES", "UV_PROJECT", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY",
+)  # fmt: skip
+# Both ends of a connection must agree on these; the last one, which counts GPUs, only where the client has it.
+_SAME_VERSION = ("distributed", "dask", "cloudpickle")
+_IF_PRESENT = ("nvidia-ml-py",)
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# A login that uv has to fill in from a variable is left to it.
+_GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/@\s$]+)@(?P<host>[^/@\s#]+)(?P<path>[^@\s#]*)")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One package as it is installed: what is asked for, and the hashes, first that of the best file.
+
+    That file lies at `url`, or on this computer as `file`, from where it is sent.
+    """
+
+    name: str
+    wanted: str
+    hashes: tuple[str, ...] = ()
+    marker: str = ""
+    file: str = ""
+    url: str = ""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What decides what gets installed, whichever way it comes."""
+        return (self.name, self.marker, *(self.hashes[:1] or [strip_login(self.wanted)]))
+
+
+def check_python(image: Image) -> None:
+    """Refuse an image for another minor version of Python than the one that runs."""
+    wanted, here = image.python_version, sys.version_info[:2]
+    if wanted != here:
+        raise PythonMismatch(
+            "python",
+            f"the image asks for Python {wanted[0]}.{wanted[1]}, but this program runs on {here[0]}.{here[1]}; "
+            f'functions cannot cross from one to the other. Run it with that Python, or leave Image(python="auto").',
+        )
+
+
+def pins() -> list[str]:
+    """What both sides must have in the same version, with the version in use here."""
+
+    def version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    found = {name: version(name) for name in (*_SAME_VERSION, *_IF_PRESENT)}
+    return [f"{name}=={exact}" for name, exact in found.items() if exact]
+
+
+def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[object]:
+    """All that decides which packages an image needs; `source` says in which state Skyward itself is."""
+    paths = [local_path(entry) for entry in image.pip]
+    return [
+        image.python_version,
+        image.pip,
+        [hash_of(path) for path in paths if path],
+        [(index.url, index.packages) for index in image.pip_indexes],
+        sorted(image.shell_vars.items()),
+        pins(),
+        source,
+    ]
+
+
+def local_path(entry: str) -> Path | None:
+    """The file or directory that a `pip` entry names; one that is not there is refused."""
+    path = requirement_path(entry)
+    if path is None and "file://" in entry and not entry.startswith(("git+", "hg+")):
+        url = entry[entry.index("file://") :].partition(" ")[0].partition("#")[0]
+        path = unquote(urlsplit(url).path)
+    if path is None:
+        return None
+    found = Path(path).expanduser().absolute()
+    if not found.exists():
+        raise InvalidArgument(
+            f"pip holds {entry!r}, but there is no {found}. Paths are relative to the directory in which you start "
+            "the script; a package of an index is given by its name alone."
+        )
+    return found
+
+
+def sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Requirements that have a name, and the addresses of the others; logins for git are left to `git_settings`."""
+    named: list[str] = []
+    direct: list[str] = []
+    for entry in (strip_login(entry) if git_login(entry) else entry for entry in entries):
+        if requirement_path(entry) and (path := local_path(entry)):
+            direct.append(path.as_uri())
+        else:
+            (direct if "://" in entry.partition("@")[0] else named).append(entry)
+    return named, direct
+
+
+def project(named: Sequence[str], indexes: Sequence[PipIndex], *, explicit: bool = True) -> str:
+    """A pyproject.toml by which uv takes the packages that an index names from there, and only those."""
+    lines = ["[project]", 'name = "skyward-environment"', 'version = "0"']
+    lines += [f"dependencies = {json.dumps(named, ensure_ascii=False)}"]
+    sources: dict[str, str] = {}
+    for number, index in enumerate(indexes):
+        url = json.dumps(index.url, ensure_ascii=False)
+        lines += [
+            "[[tool.uv.index]]",
+            f'name = "index-{number}"',
+            f"url = {url}",
+            f"explicit = {str(explicit).lower()}",
+        ]
+        for package in index.packages:
+            sources.setdefault(package, f'{package} = {{ index = "index-{number}" }}')
+    return "\n".join([*lines, "[tool.uv.sources]", *(sources.values() if explicit else ()), ""])
+
+
+def by_index(named: Sequence[str], indexes: Sequence[PipIndex], compile: Callable[[str], str]) -> list[str]:
+    """`named` and those packages of indexes that others bring in; `compile` resolves a project file.
+
+    uv chooses an index by name only for what is asked for directly; so these have to be asked for.
+    """
+    listed = {package for index in indexes for package in index.packages} - _names(named)
+    if not listed:
+        return list(named)
+    found = compile(project(named, indexes, explicit=False))
+    return [*named, *sorted(listed.intersection(re.findall(r"^([a-z0-9-]+)(?===| @)", found, re.MULTILINE)))]
+
+
+def read_pylock(text: str) -> tuple[Pin, ...]:
+    """The pins of a lock file that uv has made for one platform."""
+    import tomllib
+
+    return tuple(_pin(package) for package in tomllib.loads(text).get("packages", ()))
+
+
+def strip_login(text: str) -> str:
+    """`text` without the user names and passwords in its addresses."""
+    return re.sub(r"(?<=://)@", "", _LOGIN.sub("", text))
+
+
+def git_login(entry: str) -> tuple[str, str, str] | None:
+    """Which server, which repository and with which login git asks for a `pip` entry; None where it needs no login."""
+    found = _GIT.search(entry)
+    if found is None:
+        return None
+    server = found["scheme"] + found["host"]
+    return f"{server}/", server + found["path"], found["login"]
+
+
+def git_settings(entries: Iterable[str], first: int = 0) -> dict[str, str]:
+    """Variables that give git the logins of `pip` entries; in an address, every command line of git would show them.
+
+    `first` is the number of such settings that there are already.
+    """
+    found = [login for entry in entries if (login := git_login(entry))]
+    # The closer match comes first and counts; that for the server is for the repositories within a repository.
+    headers = {repository: login for _, repository, login in reversed(found)}
+    for server, _, login in found:
+        headers.setdefault(server, login)
+    variables: dict[str, str] = {}
+    for number, (url, login) in enumerate(headers.items(), first):
+        user, _, password = login.partition(":")
+        encoded = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+        variables[f"GIT_CONFIG_KEY_{number}"] = f"http.{url}.extraHeader"
+        variables[f"GIT_CONFIG_VALUE_{number}"] = f"Authorization: Basic {encoded}"
+    return {**variables, "GIT_CONFIG_COUNT": str(first + len(headers))} if headers else {}
+
+
+def _names(requirements: Sequence[str]) -> set[str]:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    return {canonicalize_name(Requirement(entry).name) for entry in requirements}
+
+
+def _pin(package: Mapping[str, Any]) -> Pin:
+    name, version, marker = package["name"], package.get("version", ""), package.get("marker", "")
+    exact = f"{name}=={version}"
+    if vcs := package.get("vcs"):
+        if vcs["url"].startswith("file:"):
+            raise BootstrapError(
+                "resolving packages",
+                f"{name} comes from {vcs['url']}, which lies on this computer; the hosts cannot reach it. "
+                "Give the directory's path instead: it is then built here and sent.",
+            )
+        return Pin(name, f"{name} @ {vcs['type']}+{vcs['url']}@{vcs['commit-id']}{_subdirectory(vcs)}", marker=marker)
+    if archive := package.get("archive"):
+        path = archive.get("path") or _file_of(archive["url"])
+        wanted = exact if path else f"{name} @ {archive['url']}{_subdirectory(archive)}"
+        return Pin(name, wanted, _hashes([archive]), marker, path, "" if path else strip_login(archive["url"]))
+    files: list[dict[str, Any]] = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else [])]
+    if files and (path := _file_of(files[0].get("url", ""))):
+        return Pin(name, exact, _hashes(files[:1]), marker, path)
+    return Pin(name, exact, _hashes(files), marker, url=files[0].get("url", "") if files else "")
+
+
+def _file_of(url: str) -> str:
+    return unquote(urlsplit(url).path) if url.startswith("file:") else ""
+
+
+def _hashes(files: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(file["hashes"]["sha256"] for file in files if "sha256" in file.get("hashes", {})))
+
+
+def _subdirectory(source: Mapping[str, Any]) -> str:
+    return f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""

@@ -1,0 +1,255 @@
+"""The packages of an image, resolved on this computer once for all hosts of a platform, and kept for the next pool.
+
+image --(question)--> <cache>/resolved/<question>/<platform>.json   pins: names, versions, hashes, files to send
+                                                  built/*.whl       what lies on this computer only, as wheels
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import platform as this
+import shutil
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+from skyward.api.image import Image, requirement_path
+from skyward.errors import BootstrapError
+from skyward.machines.parallel import each
+from skyward.setup.env.download import fetch, logins
+from skyward.setup.env.pip_settings import no_index, uv_environment
+from skyward.setup.env.requirements import (
+    DESCRIPTION,
+    Pin,
+    by_index,
+    local_path,
+    pins,
+    project,
+    question,
+    read_pylock,
+    sorted_out,
+    strip_login,
+)
+from skyward.setup.env.script import Carried, Recipe, environment_key, recipe
+from skyward.setup.env.uv import cache_root, check_own, find_uv, run_uv, too_late
+from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
+
+__all__ = ["RESOLVING", "Packages"]
+
+RESOLVING = "resolving packages"
+_KEPT_DAYS = 90
+_log = logging.getLogger("skyward.resolve")
+
+
+class Packages:
+    """What the hosts of one pool install; threads that ask at the same time share the work and its failure."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self._lock = threading.Lock()
+        self._fetching = threading.Lock()
+        self._found: dict[str, Future[tuple[Pin, ...]]] = {}
+        self._bundles: dict[tuple[str, ...], bytes] = {}
+
+    @property
+    def uv_version(self) -> str:
+        """The version of uv that hosts are given."""
+        return metadata.version("uv")
+
+    def known(self) -> dict[str, str]:
+        """The environments' keys for those platforms that have been resolved before."""
+        found = {path.stem: self._load(path.stem) for path in self._home.glob("*.json")}
+        return {platform: environment_key(self._image, pins, platform) for platform, pins in found.items() if pins}
+
+    def recipe(self, platform: str, cache: str, deadline: float, carry: bool = False) -> Recipe:
+        """What makes the environment on a host of that platform; resolves, unless that has been done.
+
+        With `carry` everything is sent from here, and the host needs no network.
+        """
+        with self._lock:
+            mine = platform not in self._found
+            future = self._found.setdefault(platform, Future())
+        if mine:
+            try:
+                future.set_result(self._load(platform) or self._resolve(platform, deadline))
+            except BaseException as exc:
+                future.set_exception(exc)
+        try:
+            found = future.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise too_late(RESOLVING, self._image) from None
+        user = {**os.environ, **uv_environment(os.environ)}
+        if carry:
+            found = self._fetched(found, user, deadline)
+        return recipe(self._image, found, platform, cache, user, self.uv_version)
+
+    def uv(self, platform: str, deadline: float) -> Path | None:
+        """A uv that runs on hosts of that platform, or None where the host has to get it by itself."""
+        arch, _, libc = platform.partition("-")
+        machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(this.machine().lower(), this.machine())
+        if sys.platform == "linux" and arch == machine and libc.startswith("manylinux"):
+            return Path(find_uv())
+        kept = self._directory("bin") / f"uv-{self.uv_version}-{platform}"
+        with self._lock:
+            if kept.exists():
+                return kept
+            with tempfile.TemporaryDirectory(dir=kept.parent) as work:
+                wanted = ["--no-deps", "--only-binary", "uv", f"uv=={self.uv_version}"]
+                order = ["pip", "install", "--quiet", "--target", work, "--python-platform", platform, *wanted]
+                try:
+                    run_uv("getting uv for the host", order, self._image, deadline)
+                except BootstrapError as exc:
+                    _log.info("no uv for %s: %s", platform, exc)
+                    return None
+                (Path(work) / "bin" / "uv").replace(kept)
+        return kept
+
+    def bundle(self, recipe: Recipe, carried: Sequence[Carried]) -> bytes:
+        """The small files of `recipe` and those of `carried`, as one archive."""
+        name = (recipe.key, *recipe.files.values(), *(file.sent_as for file in carried))
+        with self._lock:
+            if name not in self._bundles:
+                self._bundles[name] = _packed(recipe, carried)
+            return self._bundles[name]
+
+    @cached_property
+    def _home(self) -> Path:
+        text = json.dumps(question(self._image, source_hash(), tree_hash))
+        return self._directory("resolved") / hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def _directory(self, name: str) -> Path:
+        root = cache_root()
+        for path in (root, root / name):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_own(path)
+        return root / name
+
+    def _load(self, platform: str) -> tuple[Pin, ...] | None:
+        """What was found before, if every file that it sends is still there."""
+        try:
+            stored = json.loads((self._home / f"{platform}.json").read_text())
+            found = tuple(replace(Pin(**entry), hashes=tuple(entry["hashes"])) for entry in stored)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # not there, or of another version: it is made anew
+        if not all(Path(pin.file).exists() for pin in found if pin.file):
+            return None
+        os.utime(self._home)
+        return found
+
+    def _resolve(self, platform: str, deadline: float) -> tuple[Pin, ...]:
+        self._forget()
+        for directory in (self._home, self._home / "built"):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        major, minor = self._image.python_version
+        # Its mode, 0700, guards the addresses of indexes, which may hold passwords.
+        with tempfile.TemporaryDirectory(prefix="skyward-") as directory:
+            work = Path(directory)
+            options = ["--python", sys.executable, "--python-version", f"{major}.{minor}"]
+            options += ["--python-platform", platform, "--quiet", *(["--no-index"] if no_index(os.environ) else [])]
+
+            def compile(project: str, *more: str) -> str:
+                (work / "pyproject.toml").write_text(project)
+                order = ["pip", "compile", *options, *more, *DESCRIPTION]
+                return run_uv(RESOLVING, order, self._image, deadline, work)
+
+            named, direct = self._asked(work, deadline)
+            (work / "requirements.txt").write_text("\n".join([*direct, ""]))
+            indexes = self._image.pip_indexes
+            named = by_index(named, indexes, lambda text: compile(text, "--index-strategy", "unsafe-best-match"))
+            compile(project(named, indexes), "--format", "pylock.toml", "--output-file", "pylock.toml")
+            found = tuple(_plain(pin) for pin in read_pylock((work / "pylock.toml").read_text()))
+            (work / "found.json").write_text(json.dumps([asdict(pin) for pin in found]))
+            shutil.move(work / "found.json", self._home / f".{platform}-{os.getpid()}")
+        (self._home / f".{platform}-{os.getpid()}").replace(self._home / f"{platform}.json")
+        return found
+
+    def _asked(self, work: Path, deadline: float) -> tuple[list[str], list[str]]:
+        """Requirements with a name, and addresses; what lies on this computer is a wheel by then."""
+        lines: list[str] = []
+        for number, entry in enumerate(self._image.pip):
+            path = local_path(entry)
+            lines.append(entry if path is None else self._sendable(entry, path, work / str(number), deadline))
+        lines.append(f"skyward @ {self._keep(build_wheel(work)).as_uri()}")
+        named, direct = sorted_out(lines)
+        return [*named, *pins()], direct
+
+    def _sendable(self, entry: str, path: Path, out: Path, deadline: float) -> str:
+        """The requirement for a file or directory of this computer, built if it is not a wheel yet."""
+        if path.suffix != ".whl":
+            order = ["build", "--quiet", "--wheel", str(path), "--out-dir", str(out), "--python", sys.executable]
+            run_uv(f"building {path.name}", order, self._image, deadline)
+            path = self._keep(next(out.glob("*.whl")))
+        if requirement_path(entry) or entry.startswith("file:"):
+            return path.as_uri()
+        from packaging.requirements import Requirement
+
+        asked = Requirement(entry)
+        asked.url = path.as_uri()
+        return str(asked)
+
+    def _fetched(self, pins: Sequence[Pin], user: Mapping[str, str], deadline: float) -> tuple[Pin, ...]:
+        """The pins with every file on this computer."""
+        index_settings = (
+            user.get(name, "") for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
+        )
+        known = logins([*self._image.pip, *(index.url for index in self._image.pip_indexes), *index_settings])
+        home = self._directory("wheels")
+
+        def fetched(pin: Pin) -> Pin:
+            if pin.file or not (pin.url and pin.hashes):
+                return pin
+            directory = home / pin.hashes[0][:16]
+            file = fetch(pin.url, pin.hashes[0], directory, known, user.get("SSL_CERT_FILE"), deadline)
+            return replace(pin, file=str(file), hashes=pin.hashes[:1])
+
+        with self._fetching:
+            return tuple(each(fetched, pins, 8))
+
+    def _keep(self, wheel: Path) -> Path:
+        kept = self._home / "built" / wheel.name
+        shutil.move(wheel, kept)
+        return kept
+
+    def _forget(self) -> None:
+        """Removes what has not been used for long: every change of Skyward or of a package asks anew."""
+        for old in self._home.parent.iterdir():
+            if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _plain(pin: Pin) -> Pin:
+    """Without passwords, which are put in again from the image, and with a hash for what is sent."""
+    hashes = pin.hashes
+    if pin.file and not hashes:
+        with open(pin.file, "rb") as file:
+            hashes = (hashlib.file_digest(file, "sha256").hexdigest(),)
+    return replace(pin, wanted=strip_login(pin.wanted), hashes=hashes)
+
+
+def _packed(recipe: Recipe, carried: Sequence[Carried]) -> bytes:
+    contents = {"setup.sh": recipe.script, **recipe.files}
+    packed = io.BytesIO()
+    # Every tar reads this format, also with long names.
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, text in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content := text.encode()), 0o600
+            tar.addfile(member, io.BytesIO(content))
+        for file in carried:
+            member = tarfile.TarInfo(file.sent_as)
+            member.size, member.mode = file.path.stat().st_size, 0o600
+            with file.path.open("rb") as source:
+                tar.addfile(member, source)
+    return packed.getvalue()

@@ -1,0 +1,250 @@
+"""An image becomes what a host is told: one script, with the files and settings that go with it. Nothing runs here.
+
+image, pins --> Recipe.script     common.sh + setup.sh with the image's values in front, quoted; no secrets
+                Recipe.files      pyproject.toml, requirements.txt, packages.txt; no secrets
+                Recipe.settings   what may be secret: given to the script on its standard input
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote as quote_url
+from urllib.parse import unquote, urlsplit
+
+from skyward.api.image import Image, PipIndex, mask
+from skyward.setup.env.requirements import MISLEADING, Pin, git_login, git_settings, project, strip_login
+
+__all__ = [
+    "Carried",
+    "Recipe",
+    "environment_key",
+    "look_script",
+    "quote",
+    "recipe",
+    "script",
+    "settings_text",
+    "stop_script",
+    "tools",
+]
+
+UV_OLDEST = "0.13"
+_SCRIPTS = Path(__file__).parent / "scripts"
+_FORMAT = 1  # raised when environments made by an older script must not be used any more
+_INDEX_LOGIN = re.compile(r"UV_INDEX_\w+_(?:USERNAME|PASSWORD)")
+_VCS = re.compile(r"\b(git|hg|svn|bzr)\+")
+# Settings of the user's that hold on a host, too, where it has none of its own. Paths of the client mean nothing there.
+# With each go the other names by which a host may have set the same.
+_SHARED = {
+    "UV_DEFAULT_INDEX": ("UV_INDEX_URL",),
+    "UV_INDEX_URL": ("UV_DEFAULT_INDEX",),
+    "UV_INDEX": ("UV_EXTRA_INDEX_URL",),
+    "UV_EXTRA_INDEX_URL": ("UV_INDEX",),
+    "UV_FIND_LINKS": (),
+    "UV_INDEX_STRATEGY": (),
+    "UV_INSECURE_HOST": (),
+    "UV_HTTP_TIMEOUT": ("UV_REQUEST_TIMEOUT",),
+    "UV_PYTHON_INSTALL_MIRROR": (),
+}
+_ADDRESSES = (
+    "UV_DEFAULT_INDEX",
+    "UV_INDEX_URL",
+    "UV_INDEX",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_PYTHON_INSTALL_MIRROR",
+)
+
+quote = shlex.quote
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A file of the client's that hosts install: its hash, short, the name it keeps, and where it lies here."""
+
+    digest: str
+    name: str
+    path: Path
+
+    @property
+    def sent_as(self) -> str:
+        """What it is called in the staging directory; the script splits it again."""
+        return f"{self.digest},{self.name}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a host is told and given to make one environment."""
+
+    key: str
+    script: str
+    files: Mapping[str, str]
+    settings: str = field(repr=False)
+    carried: tuple[Carried, ...] = ()
+
+
+def recipe(
+    image: Image, pins: Sequence[Pin], platform: str, cache: str, user: Mapping[str, str], uv_version: str
+) -> Recipe:
+    """What makes the environment of `image` from `pins` on a host whose cache is `cache`."""
+    carried = {pin.name: _carried(pin) for pin in pins if pin.file}
+    logins = _Logins(image.pip)
+    indexes = [index for index in image.pip_indexes if not index.url.startswith("file:")]
+    theirs = {name for index in indexes for name in index.packages}
+    lines = [
+        _requirement(_sent(carried[pin.name], cache) if pin.file else logins.hidden(pin.wanted), pin) for pin in pins
+    ]
+    return Recipe(
+        key=environment_key(image, pins, platform),
+        script=_setup(image, uv_version, tools([pin.wanted for pin in pins]), all(pin.hashes for pin in pins)),
+        files={
+            "pyproject.toml": project(
+                [pin.wanted for pin in pins if pin.name in theirs and not pin.file],
+                [PipIndex(strip_login(index.url), index.packages) for index in indexes],
+            ),
+            "requirements.txt": _text(lines),
+            "packages.txt": _text(_requirement(strip_login(pin.wanted), pin) for pin in pins),
+        },
+        settings=settings_text(image, user, {**_index_logins(indexes), **logins.variables}),
+        carried=tuple(carried.values()),
+    )
+
+
+def script(image: Image, uv_version: str = UV_OLDEST) -> str:
+    """The script that sets a host up for `image`, to be looked at; it needs the files that are sent with it."""
+    needed = tools(image.pip)
+    return _setup(image, uv_version, needed, not needed)
+
+
+def tools(requirements: Sequence[str]) -> list[str]:
+    """The programs that a host needs to install these."""
+    return sorted({found[1] for line in requirements if (found := _VCS.search(line))})
+
+
+def look_script(uv_version: str) -> str:
+    """A script that says what a host is and has, and gives a pool its directory if nothing needs to be made."""
+    return _assembled("look", {"uv_version": uv_version, "uv_oldest": UV_OLDEST})
+
+
+def stop_script(directory: str) -> list[str]:
+    """A command that ends a pool's keeper on a host and removes its directory; harmless where there is nothing."""
+    return ["sh", "-c", _read("stop"), "sky", directory]
+
+
+def environment_key(image: Image, pins: Sequence[Pin], platform: str) -> str:
+    """What decides how a host's environment turns out, as a short hash."""
+    parts = (
+        _FORMAT,
+        image.python_version,
+        image.apt,
+        sorted(image.shell_vars.items()),
+        platform,
+        sorted(pin.identity for pin in pins),
+    )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+def settings_text(image: Image, user: Mapping[str, str], more: Mapping[str, str] | None = None) -> str:
+    """Lines of sh that set the variables for the installing programs; those of the host's own count for more."""
+    lines: list[str] = []
+    for name, alternatives in _SHARED.items():
+        value = _reachable(name, user[name]) if name in _ADDRESSES and name in user else user.get(name, "")
+        if value:
+            own = "".join(f"${{{other}+x}}" for other in (name, *alternatives))
+            lines.append(f'[ -n "{own}" ] || export {name}={quote(value)}')
+    logins = {name: value for name, value in user.items() if _INDEX_LOGIN.fullmatch(name)}
+    lines.append(
+        '[ -n "${PIP_INDEX_URL+x}" ] || [ -z "${UV_DEFAULT_INDEX-}" ] || export PIP_INDEX_URL="$UV_DEFAULT_INDEX"'
+    )
+    lines += [f"export {name}={quote(value)}" for name, value in {**logins, **(more or {}), **image.shell_vars}.items()]
+    return _text(lines)
+
+
+def _setup(image: Image, uv_version: str, needed: Sequence[str], hashed: bool) -> str:
+    major, minor = image.python_version
+    values = {
+        "python_version": f"{major}.{minor}",
+        "apt": " ".join(image.apt),
+        "tools": " ".join(needed),
+        # What comes out of a repository has no hash.
+        "strict": "--require-hashes" if hashed else "",
+        "uv_version": uv_version,
+        "uv_oldest": UV_OLDEST,
+        "misleading": " ".join(MISLEADING),
+    }
+    about = "# Sets a host up for Skyward; safe to run again after it was cut off anywhere.\n"
+    if image.pip:
+        about += f"# Packages, resolved before for all hosts at once: {', '.join(map(mask, image.pip))}\n"
+    return f"#!/bin/sh\n{about}{_assembled('setup', values)}"
+
+
+def _assembled(name: str, values: Mapping[str, str]) -> str:
+    head = "".join(f"{variable}={quote(value)}\n" for variable, value in values.items())
+    return head + _read(name).replace(". common.sh\n", _read("common"))
+
+
+@cache
+def _read(name: str) -> str:
+    return (_SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")
+
+
+def _carried(pin: Pin) -> Carried:
+    return Carried(pin.hashes[0][:16], Path(pin.file).name, Path(pin.file))
+
+
+def _sent(file: Carried, cache: str) -> str:
+    return f"file://{quote_url(cache)}/wheels/{file.digest}/{quote_url(file.name)}"
+
+
+def _requirement(wanted: str, pin: Pin) -> str:
+    line = f"{pin.name} @ {wanted}" if wanted.startswith("file:") else wanted
+    marker = f" ; {pin.marker}" if pin.marker else ""
+    return line + marker + "".join(f" --hash=sha256:{value}" for value in pin.hashes)
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _reachable(name: str, value: str) -> str:
+    """Those addresses that a host can reach, too."""
+    words = [word for word in re.split(r"[\s,]+", value) if re.match(r"(?:[^/:]+=)?https?://", word)]
+    return ("," if name == "UV_FIND_LINKS" else " ").join(words)
+
+
+def _index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
+    """uv's variables for the user names and passwords of the indexes, by their numbers."""
+    found: dict[str, str] = {}
+    for number, index in enumerate(indexes):
+        parts = urlsplit(index.url)
+        for name, value in (("USERNAME", parts.username), ("PASSWORD", parts.password)):
+            if value:
+                found[f"UV_INDEX_INDEX_{number}_{name}"] = unquote(value)
+    return found
+
+
+class _Logins:
+    """The user names and passwords in the addresses of `pip` entries, as variables that uv fills in or git reads."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self.variables = git_settings(entries)
+        self._names: dict[str, str] = {}
+        for entry in entries:
+            if not git_login(entry) and (found := re.search(r"://([^/@\s]+)@([^@#\s;]+)", entry)):
+                name = f"SKYWARD_LOGIN_{len(self._names)}"
+                self.variables[name] = found[1]
+                self._names[f"://{found[2]}"] = name
+
+    def hidden(self, wanted: str) -> str:
+        """`wanted` with a reference to the variable in place of the login."""
+        bare = strip_login(wanted)
+        for address, name in self._names.items():
+            if address in bare:
+                return bare.replace("://", f"://${{{name}}}@", 1)
+        return bare

@@ -1,0 +1,90 @@
+"""Programs that install things, run on this computer: with a time limit, the user's settings, and errors in words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from skyward.api.image import Image, mask
+from skyward.errors import BootstrapError
+from skyward.setup.env.pip_settings import uv_environment
+from skyward.setup.env.requirements import MISLEADING, git_settings
+
+__all__ = ["cache_root", "check_own", "find_uv", "run", "run_uv", "too_late"]
+
+_FINDING = threading.Lock()
+
+
+def cache_root() -> Path:
+    """Where this computer keeps what Skyward has made; laid out as on a host."""
+    return Path(os.environ.get("SKYWARD_CACHE") or Path.home() / ".cache" / "skyward")
+
+
+def check_own(root: Path) -> None:
+    """Refuse a cache into which somebody else could put programs."""
+    found = root.stat()
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+        raise BootstrapError(
+            "opening the cache",
+            f"others can write into {root}, and what lies there is run. "
+            "Set SKYWARD_CACHE to a directory that is yours alone.",
+        )
+
+
+def find_uv() -> str:
+    """Where uv lies; threads take turns, as Python 3.11 gives them tables of `sysconfig` that are not filled yet."""
+    from uv import find_uv_bin
+
+    with _FINDING:
+        return find_uv_bin()
+
+
+def run_uv(step: str, arguments: Sequence[str], image: Image, deadline: float, cwd: Path | None = None) -> str:
+    """What uv wrote, run with the settings of the user's pip and the image's `shell_vars`."""
+    own = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    logins = git_settings(image.pip, int(own.get("GIT_CONFIG_COUNT") or 0))
+    variables = {**own, **uv_environment(os.environ), **quiet, **logins, **image.shell_vars}
+    return run(step, [find_uv(), *arguments], variables, image, deadline, cwd)
+
+
+def run(
+    step: str,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    image: Image,
+    deadline: float,
+    cwd: Path | None = None,
+) -> str:
+    """What the command wrote; it and all that it started end with this call."""
+    process = subprocess.Popen(
+        command, env=variables, cwd=cwd, text=True, errors="replace", start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise too_late(step, image) from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode != 0:
+        last = "\n".join(mask(err or out).strip().splitlines()[-20:])
+        raise BootstrapError(step, f"{Path(command[0]).name} said:\n{last}", exit_code=process.returncode)
+    return out
+
+
+def too_late(step: str, image: Image) -> BootstrapError:
+    """The error of a step for which no time is left."""
+    return BootstrapError(
+        step,
+        f"it was not done within bootstrap_timeout={image.bootstrap_timeout:g} s, perhaps because of a slow "
+        "connection or large packages. Raise it: sky.Image(..., bootstrap_timeout=1800).",
+    )

@@ -1,0 +1,89 @@
+"""A wheel of Skyward itself, made from the files that are imported, however they were installed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["build_wheel", "source_hash", "tree_hash"]
+
+# For a checkout that is on the import path without being installed; a test compares them with pyproject.toml.
+VERSION = "0.1.0"
+REQUIRES = (
+    "distributed>=2026.8",
+    "cloudpickle>=3.1",
+    "rich>=15",
+    "cryptography>=50",
+    "psutil>=7.2",
+    "packaging>=26",
+    "uv>=0.13",
+    "xxhash>=4.1",
+)
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
+
+
+def build_wheel(dest: Path) -> Path:
+    """Write the wheel into `dest`; the same files give the same bytes."""
+    version, about = _about()
+    info = f"skyward-{version}.dist-info"
+    files = {f"skyward/{path.relative_to(_PACKAGE).as_posix()}": path.read_bytes() for path in _files(_PACKAGE)}
+    files |= {f"{info}/{name}": text.encode() for name, text in about.items()}
+    record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    wheel = dest / f"skyward-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            member = zipfile.ZipInfo(name)  # dated 1980
+            member.external_attr = 0o100644 << 16
+            archive.writestr(member, content)
+    return wheel
+
+
+def source_hash() -> str:
+    """A hash of what `build_wheel` puts into the wheel."""
+    return hashlib.sha256(f"{tree_hash(_PACKAGE)} {_about()}".encode()).hexdigest()
+
+
+def tree_hash(path: Path) -> str:
+    """A hash of a file, or of the source files of a directory."""
+    state = hashlib.sha256()
+    for file in _files(path) if path.is_dir() else [path]:
+        content = file.read_bytes()
+        state.update(f"{file.relative_to(path).as_posix()!r} {len(content)} ".encode())
+        state.update(content)
+    return state.hexdigest()
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.rglob("*")):
+        parts = path.relative_to(directory).parts
+        hidden = any(part.startswith(".") or part in _SKIPPED or part.endswith(".egg-info") for part in parts)
+        if path.is_file() and path.suffix != ".pyc" and not hidden:
+            yield path
+
+
+def _about() -> tuple[str, dict[str, str]]:
+    """The version, and the files that describe the wheel."""
+    try:
+        installed = metadata.distribution("skyward")
+    except metadata.PackageNotFoundError:
+        version, requires, scripts = VERSION, list(REQUIRES), None
+    else:
+        version, requires = installed.version, installed.requires or []
+        scripts = installed.read_text("entry_points.txt")
+    needs = "".join(f"Requires-Dist: {line}\n" for line in requires if "extra ==" not in line)
+    about = {
+        "METADATA": f"Metadata-Version: 2.1\nName: skyward\nVersion: {version}\nRequires-Python: >=3.11\n{needs}",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: skyward\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    return version, about | ({"entry_points.txt": scripts} if scripts else {})
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

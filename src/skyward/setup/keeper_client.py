@@ -1,0 +1,131 @@
+"""One machine's keeper, as the client sees it: started over a shell, ordered about in JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyward.api.shell import Shell
+from skyward.errors import BootstrapError
+
+__all__ = ["KeeperClient"]
+
+log = logging.getLogger("skyward.engine")
+
+
+class KeeperClient:
+    """A keeper and what it has started."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        python: str,
+        env: Mapping[str, str],
+        directory: str,
+        lease: float,
+        ttl: float,
+        lease_file: str | None = None,
+    ) -> None:
+        self.shell, self.directory = shell, directory
+        self.ports: dict[int, tuple[str, int]] = {}
+        self.scratch = directory
+        self.scheduler: str | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
+        # -P: the client's working directory must not become a place to import from
+        argv = [python, "-P", "-m", "skyward.node.keeper", directory, str(lease), str(ttl)]
+        argv += [lease_file] if lease_file else []
+        self._process = shell.start(argv, env, self._errors)
+        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process id, or that of the ssh program that leads to it."""
+        return self._process.pid
+
+    def ask(self, do: str, deadline: float, **order: Any) -> dict[str, Any]:
+        """Gives an order and returns the answer."""
+        self._tell({"do": do, **order})
+        return self._answer(deadline)
+
+    def start(self, nodes: Sequence[Mapping[str, Any]], scheduler: Any, own_scratch: bool, deadline: float) -> None:
+        """Says whom to start, and waits until every agent listens and the scheduler has an address."""
+        self._tell({"do": "start", "nodes": nodes, "scheduler": scheduler, "own_scratch": own_scratch})
+        while len(self.ports) < len(nodes) or (scheduler and self.scheduler is None):
+            said = self._answer(deadline)
+            if "agent" in said:
+                self.ports[said["agent"]] = (said["host"], said["port"])
+                self.scratch = said["scratch"]
+            elif "scheduler" in said:
+                self.scheduler = said["scheduler"]
+
+    def end(self, seconds: float) -> bool:
+        """Waits for the keeper, which goes when its agents have taken leave; False if it had to be left behind."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        process.stdout.close()
+        self._errors.close()
+        return process.returncode == 0
+
+    def after_fork(self) -> None:
+        """Closes a forked child's copy of the pipe: the keeper must see when the parent goes."""
+        if self._process.stdin is not None:
+            os.close(self._process.stdin.fileno())
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise self._failure() from None
+
+    def _answer(self, deadline: float) -> dict[str, Any]:
+        try:
+            said = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise BootstrapError("keeper", f"the processes of {self.shell.name} did not start in time.") from None
+        if "eof" in said:
+            raise self._failure()
+        return said
+
+    def _listen(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            for line in stdout:
+                said = json.loads(line)
+                log.debug("keeper: %s", said)
+                self._said.put(said)
+        except ValueError:
+            pass  # closed while we were reading
+        self._said.put({"eof": True})
+
+    def _failure(self) -> BootstrapError:
+        code = self._process.wait(5)
+        text = f"the first process on {self.shell.name} ended at once.\n{self._stderr()}"
+        return BootstrapError("keeper", text, None, code)
+
+    def _stderr(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode("utf-8", "replace")[-4000:]

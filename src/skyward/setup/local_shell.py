@@ -1,0 +1,92 @@
+"""Runs programs on this computer: the shell of a local machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from skyward.api.shell import Finished
+
+__all__ = ["LocalShell", "inherited"]
+
+_PASSED = frozenset(
+    """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR VIRTUAL_ENV LD_LIBRARY_PATH
+    PYTHONPATH PYTHONHASHSEED PYTHONUTF8
+    HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE TRANSFORMERS_CACHE
+    HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy no_proxy all_proxy
+    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+    """.split()
+)
+_PASSED_PREFIXES = tuple(
+    """
+    LC_ XDG_ CUDA_ NVIDIA_ ROCR_ HIP_ OMP_ MKL_ OPENBLAS_ NUMEXPR_ VECLIB_
+    XLA_ JAX_ TF_ TORCH_ PYTORCH_ KERAS_ NCCL_ GLOO_ CONDA_ SKYWARD_
+    """.split()
+)
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "_KEY")
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that nodes on this computer get: what programs need to run, and no secrets."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not any(s in name for s in _SECRET)
+    }
+
+
+class LocalShell:
+    """This computer."""
+
+    name = "this computer"
+
+    def connect(self, deadline: float) -> None:
+        """Nothing to do: we are there."""
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Starts a program in a session of its own, so that Ctrl-C in the terminal is ours to handle, not its."""
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+            cwd=os.sep,
+        )
+
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+        done = subprocess.run(argv, input=data, capture_output=True, timeout=timeout, check=False)
+        return Finished(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
+
+    def upload(self, source: bytes | Path, dest: str) -> None:
+        part = f"{dest}.part"
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as file:
+            if isinstance(source, Path):
+                with source.open("rb") as content:
+                    shutil.copyfileobj(content, file)
+            else:
+                file.write(source)
+        os.rename(part, dest)
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        return socket.create_connection((host, port), timeout=10)
+
+    def forward(self, host: str, port: int) -> tuple[str, int]:
+        return host, port
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        return list(argv)
+
+    def said(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Nothing to let go of."""

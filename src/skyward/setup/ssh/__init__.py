@@ -1,0 +1,3 @@
+"""Reaches machines with the OpenSSH program."""
+
+__all__: list[str] = []

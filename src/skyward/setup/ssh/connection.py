@@ -1,0 +1,196 @@
+"""One connection of the OpenSSH program, over which others run commands and reach ports.
+
+     this computer                                        the machine
+Connection ── pipe ── ssh (master) ═════ TCP ═════ sshd ─┬─ cat           ends with the pipe, and so with us
+                       ▲     ▲                           ├─ a program     another ssh, through m
+                       m     1, 2, ...                   └─ a connection  a unix socket for each address
+        (sockets in a directory that only this user can enter)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+
+from skyward.api.shell import SshTarget
+from skyward.errors import BootstrapError, HostUnreachable, InvalidArgument
+
+__all__ = ["READY", "Connection", "options", "private_directory", "remote_line"]
+
+READY = "skyward-ready"
+"""What a shell there prints when it is about to do what we want, after what its start-up files may print."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,-]+")
+_OPTIONS = """
+    BatchMode=yes ConnectionAttempts=1 ServerAliveInterval=5 ServerAliveCountMax=3
+    ForwardAgent=no ForwardX11=no ClearAllForwardings=yes ExitOnForwardFailure=no PermitLocalCommand=no Tunnel=no
+    RequestTTY=no RemoteCommand=none EscapeChar=none Compression=no ControlPersist=no UpdateHostKeys=no
+    StreamLocalBindMask=0177 LogLevel=INFO
+""".split()
+_LISTENING = 10.0
+_MOST_NOISE = 1 << 20
+_LONGEST_PATH = 60  # of a temporary directory: a socket's path has room for about 100 characters
+
+
+def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
+    """What ssh is told to connect to `target` within `limit` seconds, all but the name of the host."""
+    chosen = [*_OPTIONS, f"StrictHostKeyChecking={'accept-new' if target.host_keys == 'accept-new' else 'yes'}"]
+    chosen.append(f"ConnectTimeout={max(1, math.ceil(limit))}")
+    if fast:
+        chosen.append("Ciphers=^aes128-gcm@openssh.com")
+    if target.known_hosts is not None:
+        chosen += [f'UserKnownHostsFile="{target.known_hosts}"', "GlobalKnownHostsFile=/dev/null"]
+    if target.key is not None:
+        chosen.append("IdentitiesOnly=yes")
+    argv = [] if target.config else ["-F", "none"]
+    for option in chosen:
+        argv += ["-o", option]
+    argv += ["-i", target.key] if target.key is not None else []
+    argv += ["-l", target.user] if target.user is not None else []
+    argv += ["-p", str(target.port)] if target.port is not None else []
+    return argv
+
+
+def remote_line(argv: Sequence[str]) -> str:
+    """`argv` as one line that sh, bash, zsh and fish all read as these words and nothing else."""
+    return "exec " + " ".join(_quote(word) for word in argv)
+
+
+def private_directory() -> str:
+    """A new directory for sockets: nobody else can enter it, and its path is short enough."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="sky-", dir=usual if len(usual) <= _LONGEST_PATH else "/tmp")
+
+
+def _quote(word: str) -> str:
+    if "\0" in word:
+        raise InvalidArgument(f"{word!r} holds a zero byte, which no command line can carry.")
+    if _PLAIN.fullmatch(word):
+        return word
+    # Within single quotes fish reads backslashes, the others do not; within double quotes all of them agree.
+    parts = [part for part in re.split(r"(['\\]+)", word) if part]
+    quoted = ['"' + p.replace("\\", "\\\\") + '"' if p[0] in "'\\" else f"'{p}'" for p in parts]
+    return "".join(quoted) or "''"
+
+
+class Connection:
+    """An ssh process that holds a connection open until it is told to end, or we end, or the other side is silent."""
+
+    def __init__(self, target: SshTarget, directory: str, limit: float, fast: bool) -> None:
+        self._host = target.host
+        self._directory = directory
+        self.noisy = False
+        for stale in os.listdir(directory):
+            os.unlink(f"{directory}/{stale}")
+        argv = ["ssh", *options(target, limit, fast), "-M", "-S", f"{directory}/m", "-T", "--", target.host]
+        with open(f"{directory}/log", "wb") as errors:
+            try:
+                self._process = subprocess.Popen(
+                    [*argv, f"echo {READY}; exec cat >/dev/null"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
+                    bufsize=0,
+                )
+            except FileNotFoundError:
+                words = "there is no ssh program on this computer. Install the OpenSSH client."
+                raise BootstrapError("ssh", words) from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can go through it: a process that is dying still counts as running, but does not answer."""
+        with socket.socket(socket.AF_UNIX) as control:
+            return self._process.poll() is None and control.connect_ex(f"{self._directory}/m") == 0
+
+    def wait_ready(self, limit: float) -> str:
+        """Waits for the login; "" if it worked, otherwise what ssh has said."""
+        assert self._process.stdout is not None
+        with self._process.stdout as stdout:
+            noise = _before_mark(stdout.fileno(), time.monotonic() + limit)
+        if noise is None:
+            return f"{self.said()}\nConnection timed out\n"
+        if noise.endswith(READY.encode()):
+            self.noisy = len(noise) > len(READY)
+            return "" if self.alive else f"{self.said()}\nskyward: no control socket\n"
+        try:
+            code = self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            code = None  # whoever asked ends it
+        if code == 255 and self.said():  # ssh's own failure, and not that of a program there
+            return self.said()
+        return f"{self.said()}\nskyward: no answer after the login\n{noise.decode('utf-8', 'replace')}"
+
+    def through(self, *args: str) -> list[str]:
+        """An ssh that uses this connection or fails: it reads no settings and has no way of its own to the host."""
+        told = ["-F", "none", "-o", "ProxyCommand=false", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"]
+        return ["ssh", *told, "-S", f"{self._directory}/m", *args]
+
+    def session(self, argv: Sequence[str]) -> list[str]:
+        """The local command that runs `argv` there; if `noisy`, the line READY comes before what it prints."""
+        mark = f"echo {READY}; " if self.noisy else ""
+        return self.through("-T", "--", self._host, mark + remote_line(argv))
+
+    def listen(self, local: str, host: str, port: int) -> None:
+        """Has connections to `local`, a path or address here, end at an address there."""
+        far = f"[{host}]" if ":" in host else host
+        argv = self.through("-O", "forward", "-L", f"{local}:{far}:{port}", "--", self._host)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LISTENING)
+        if done.returncode != 0:
+            words = f"no way to {host} port {port} could be opened. ssh said: {self.said()}"
+            raise HostUnreachable(f"ssh {self._host}", words)
+
+    def said(self) -> str:
+        """The last lines that this ssh has printed."""
+        try:
+            with open(f"{self._directory}/log", "rb") as file:
+                return file.read()[-4000:].decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def end(self) -> None:
+        """Ends it, and the jump hosts and proxies that it has started."""
+        assert self._process.stdin is not None
+        # ssh may overlook a signal that comes just before it waits, hence more than one
+        for number in [signal.SIGTERM] * 10 + [signal.SIGKILL] * 2:
+            try:
+                if self._process.poll() is None:
+                    os.killpg(self._process.pid, number)
+                self._process.wait(0.2)
+                break
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        self._process.stdin.close()
+
+    def forget(self) -> None:
+        """Closes a forked child's copy of the pipe, and no more: the process is the parent's."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.returncode = 0
+
+
+def _before_mark(fd: int, deadline: float) -> bytes | None:
+    """What comes up to the line READY and that word, or up to the end; None if it takes too long."""
+    got, poll = b"", select.poll()
+    poll.register(fd, select.POLLIN)
+    while len(got) < _MOST_NOISE:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            return None
+        chunk = os.read(fd, 1 << 16)
+        got += chunk
+        found = re.search(rb"(?:^|\n)" + READY.encode() + rb"\r?\n", got)
+        if found:
+            return got[: found.start()].strip() + READY.encode()
+        if not chunk:
+            return got
+    return got

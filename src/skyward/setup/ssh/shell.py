@@ -1,0 +1,318 @@
+"""A machine that answers to ssh. Everything that ssh knows of the user counts; nothing of our environment travels."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO
+
+from skyward.api.shell import Finished, SshTarget
+from skyward.errors import BootstrapError, HostUnreachable, InvalidArgument
+from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line
+from skyward.setup.ssh.errors import cause_of, explain
+
+__all__ = ["SshShell"]
+
+log = logging.getLogger("skyward.ssh")
+
+_ATTEMPT = 10.0
+_LAST = 2.0
+_LONGEST_PAUSE = 15.0
+_CLOSED = "skyward: closed"
+# The end of a broken connection looks like the end of the file: hence the size, and no signal that comes with it.
+_RECEIVE = (
+    'umask 077; trap "" HUP PIPE; cat > "$2" && '
+    '{ test "$(wc -c < "$2")" -eq "$3" || { echo "cut short" >&2; false; }; } && '
+    'mv -f -- "$2" "$1" && exit 0; code=$?; rm -f -- "$2"; exit "$code"'
+)
+_NO_COPY = {
+    "No space left": "the disk there is full. Free some space, or set SKYWARD_CACHE there to a directory on another.",
+    "quota exceeded": "the user's share of the disk there is used up. Free some space, or ask for more.",
+    "Read-only file system": "the disk there cannot be written to. Set SKYWARD_CACHE there to a directory on another.",
+    "Permission denied": "the user may not write there. Choose a directory of the user's own.",
+    "nonexistent": "the directory does not exist there.",
+    "No such file": "the directory does not exist there.",
+    "cut short": "not all of it arrived: the file changed while it was read, or the connection broke. Try again.",
+}
+
+
+class SshShell:
+    """A machine that answers to ssh; usable from many threads."""
+
+    def __init__(self, target: SshTarget) -> None:
+        if target.host.startswith("-") or (target.user or "").startswith("-"):
+            raise InvalidArgument(f"{target}: a host or user that begins with '-' would be read as an option of ssh.")
+        self._target = target
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._directory: str | None = None
+        self._connection: Connection | None = None
+        self._dialled: Connection | None = None
+        self._attempt: Future[str] | None = None
+        self._sockets: dict[tuple[str, int], str] = {}
+        self._ports: dict[tuple[str, int], int] = {}
+        self._fast = True
+
+    @property
+    def name(self) -> str:
+        return str(self._target)
+
+    def connect(self, deadline: float) -> None:
+        """Logs in. A host that may still be starting is tried until `deadline`; other failures are final at once."""
+        began, pause = time.monotonic(), 1.0
+        if self._target.host_keys == "accept-new":
+            log.info('%s: with host_keys="accept-new" a host key that is not known yet is trusted.', self.name)
+        try:
+            for tries in itertools.count(1):
+                said = self._revive(min(_ATTEMPT, max(1.0, deadline - time.monotonic())))
+                if not said:
+                    return
+                left, most = deadline - time.monotonic() - _LAST, cause_of(said).tries
+                if (most is not None and tries >= most) or left <= 0 or self._closed.wait(min(pause, left)):
+                    raise _repeated(explain(said, self._target), tries, time.monotonic() - began)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        except BaseException:
+            self._release()
+            raise
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Starts a program there. `env` is not used: every user of the host could read it from the command line."""
+        connection = self._connected()
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            connection.session(argv), stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True
+        )
+        if connection.noisy:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.strip() == READY.encode():
+                    break
+        return process
+
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+        return self._run(argv, data, timeout)
+
+    def upload(self, source: bytes | Path, dest: str) -> None:
+        receive = ["sh", "-c", _RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                done = self._run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
+        else:
+            done = self._run([*receive, str(len(source))], source, None)
+        if done.code != 0:
+            why = next((words for sign, words in _NO_COPY.items() if sign in done.err), "")
+            raise BootstrapError(f"copying to {self.name}:{dest}", f"{why}\n{done.err}".strip(), None, done.code)
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        """A connection by way of the machine; if that one was lost, it is made again, in one try of some ten seconds.
+
+        A port there that nobody listens on shows as an end of file, at once.
+        """
+        known = self._sockets.get((host, port))
+        if known is not None:
+            try:
+                return _connect(known)
+            except (ConnectionRefusedError, FileNotFoundError):
+                pass  # the connection is gone, and what it listened on with it
+        try:
+            connection = self._connected()
+            with self._lock:
+                path = self._sockets.get((host, port))
+                if path is None or path == known:
+                    path = f"{self._directory}/{uuid.uuid4().hex[:8]}"
+                    connection.listen(path, host, port)
+                    self._sockets[host, port] = path
+            return _connect(path)
+        except BootstrapError as exc:
+            raise _as_os_error(exc) from exc
+        except (ConnectionRefusedError, FileNotFoundError) as exc:
+            raise ConnectionResetError(f"the connection to {self.name} was lost at once.") from exc
+
+    def forward(self, host: str, port: int) -> tuple[str, int]:
+        connection = self._connected()
+        with self._lock:
+            if (host, port) not in self._ports:
+                with socket.create_server(("127.0.0.1", 0)) as free:
+                    local = free.getsockname()[1]
+                connection.listen(f"127.0.0.1:{local}", host, port)
+                self._ports[host, port] = local
+            return "127.0.0.1", self._ports[host, port]
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """A local command for `argv` there: over our connection while it lives, over one of its own after that."""
+        control = f"{self._directory}/m" if self._directory else "none"
+        told = options(self._target, _ATTEMPT, self._fast)
+        return ["ssh", *told, "-S", control, "-T", "--", self._target.host, remote_line(argv)]
+
+    def ending(self) -> tuple[list[str], str | None]:
+        """What another process does to let go of the machine in our place: a command to run, a directory to remove."""
+        with self._lock:
+            if self._connection is None:
+                return [], self._directory
+            return self._connection.through("-O", "exit", "--", self._target.host), self._directory
+
+    def said(self) -> str:
+        """The last lines that ssh itself has printed, such as why a port there could not be reached."""
+        connection = self._connection
+        return connection.said() if connection is not None else ""
+
+    def close(self) -> None:
+        """Ends the connection and what goes through it. In a forked child the parent's is left alone."""
+        if os.getpid() != self._owner:
+            self.after_fork()
+            return
+        self._closed.set()
+        self._release()
+
+    def after_fork(self) -> None:
+        """For a forked child, in which this can't be used: closes its copy of the pipe, whose end ends ssh."""
+        self._lock = threading.RLock()
+        self._closed.set()
+        for connection in (self._connection, self._dialled):
+            if connection is not None:
+                connection.forget()
+        self._connection = self._dialled = self._directory = None
+
+    def _connected(self) -> Connection:
+        said = self._revive(_ATTEMPT)
+        connection = self._connection
+        if said or connection is None:
+            raise explain(said, self._target)
+        return connection
+
+    def _revive(self, limit: float) -> str:
+        """Sees to it that there is a connection; what ssh said if there is none. Threads that meet here share a try."""
+        with self._lock:
+            if self._connection is not None and self._connection.alive:
+                return ""
+            mine = self._attempt is None
+            attempt = self._attempt = self._attempt or Future()
+        if mine:
+            said = "skyward: interrupted"
+            try:
+                said = self._dial(limit)
+            finally:
+                with self._lock:
+                    self._attempt = None
+                attempt.set_result(said)
+        return attempt.result()
+
+    def _dial(self, limit: float) -> str:
+        """One try to log in; what ssh said if it failed, "" if it worked."""
+        with self._lock:
+            if self._closed.is_set():
+                return _CLOSED
+            lost, self._connection = self._connection, None
+            if lost is not None:
+                log.info("%s: the connection was lost and is made again. %s", self.name, lost.said())
+                lost.end()
+            self._sockets.clear()
+            self._directory = self._directory or private_directory()
+            self._dialled = dialled = Connection(self._target, self._directory, limit, self._fast)
+        try:
+            said = dialled.wait_ready(limit + 1.0)
+            with self._lock:
+                self._dialled = None
+                if not said and not self._closed.is_set():
+                    self._connection = dialled
+                    self._forward_again(dialled)
+                    return ""
+        finally:
+            if self._connection is not dialled:
+                dialled.end()
+        if self._closed.is_set():
+            return _CLOSED
+        if "cipher" in said and self._fast:
+            self._fast = False  # one side is old: let them agree on their own
+            return self._dial(limit)
+        return said
+
+    def _forward_again(self, connection: Connection) -> None:
+        for (host, port), local in self._ports.items():
+            try:
+                connection.listen(f"127.0.0.1:{local}", host, port)
+            except HostUnreachable as exc:
+                log.warning("port %d of this computer no longer leads to %s: %s", local, self.name, exc)
+
+    def _run(self, argv: Sequence[str], data: bytes | IO[bytes], timeout: float | None) -> Finished:
+        connection = self._connected()
+        process = subprocess.Popen(
+            connection.session(argv),
+            stdin=subprocess.PIPE if isinstance(data, bytes) else data,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        with process:
+            try:
+                out, errors = process.communicate(data if isinstance(data, bytes) else None, timeout)
+            except BaseException as exc:
+                process.kill()
+                if isinstance(exc, subprocess.TimeoutExpired):
+                    raise subprocess.TimeoutExpired(list(argv), exc.timeout) from None
+                raise
+        err = errors.decode("utf-8", "replace")
+        if process.returncode == 255:
+            self._check_whole(connection, argv[0], err)
+        if connection.noisy:
+            out = out.partition(f"{READY}\n".encode())[2]
+        return Finished(process.returncode, out, err)
+
+    def _check_whole(self, connection: Connection, program: str, err: str) -> None:
+        """Raises if it was ssh that ended with status 255, and not the program."""
+        if "Session open refused by peer" in err:
+            words = (
+                "the host lets too few programs run over one connection. Raise MaxSessions in its sshd_config to 10."
+            )
+            raise BootstrapError(f"ssh {self.name}", words)
+        if "UNKNOWN port 65535" in err or not connection.alive:
+            words = f"the connection was lost while {program} ran there. {connection.said()}"
+            raise HostUnreachable(f"ssh {self.name}", words.strip())
+
+    def _release(self) -> None:
+        with self._lock:
+            ended, directory = (self._connection, self._dialled), self._directory
+            self._connection = self._dialled = self._directory = None
+            self._sockets.clear()
+        for connection in ended:
+            if connection is not None:
+                connection.end()
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _connect(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(_ATTEMPT)
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _repeated(error: BootstrapError, tries: int, seconds: float) -> BootstrapError:
+    if tries == 1:
+        return error
+    return type(error)(error.step, f"{error.detail}\nTried {tries} times in {seconds:.0f} s.")
+
+
+def _as_os_error(error: BootstrapError) -> OSError:
+    """The same in words that whoever connects to ports understands."""
+    if not isinstance(error, HostUnreachable):
+        return OSError(str(error))
+    if "Connection refused" in error.detail:
+        return ConnectionRefusedError(str(error))
+    return TimeoutError(str(error)) if "timed out" in error.detail else OSError(str(error))

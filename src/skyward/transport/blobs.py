@@ -1,0 +1,206 @@
+"""Large buffers as files in a private directory, memory-mapped where they are used.
+
+A blob is written once and read by every process of a machine without copying it; on tmpfs it never touches a disk.
+Arguments are named by their content, so a repeated one is not written again; results by a random name, and their
+reader removes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import stat
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from skyward.transport.frames import Buffer, nbytes
+
+# fmt: off
+__all__ = [
+    "LARGE", "SCRATCH", "Blob", "Store",
+    "make_directory", "read", "remove", "remove_directory", "room", "write", "write_piece",
+]
+# fmt: on
+
+LARGE = 1 << 20
+SCRATCH = "SKYWARD_SCRATCH"
+Blob = tuple[str, int]  # path and size
+
+_RAM = Path("/dev/shm")
+
+
+def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
+    """Writes a buffer into a directory of a store; falls back to disk when the memory file system is full."""
+    name = name or secrets.token_hex(12)
+    try:
+        return _write(directory, buffer, name)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+    spill = _spill(directory)
+    os.makedirs(spill, mode=0o700, exist_ok=True)
+    found = os.lstat(spill)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "somebody else has made a directory where blobs would go", spill)
+    return _write(spill, buffer, name)
+
+
+def write_piece(path: str, offset: int, data: Buffer) -> None:
+    """Writes a part of a blob that arrives in pieces; the first one makes the file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if offset == 0 else 0)
+    fd = os.open(path, flags, 0o600)
+    try:
+        view = memoryview(data)
+        while view.nbytes:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(fd)
+
+
+def read(blob: Sequence[str | int], *, unlink: bool = False) -> memoryview:
+    """The content of a blob; writable, changes stay private to the reader."""
+    path, size = str(blob[0]), int(blob[1])
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
+    if unlink:
+        remove([path])
+    return memoryview(mapped)
+
+
+def remove(paths: Iterable[str]) -> None:
+    """Removes blobs; those already gone are no error."""
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+def make_directory() -> str:
+    """A new private directory for blobs, in memory where there is such a file system; goes with this process."""
+    base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
+    _sweep(base)
+    # a pool inside another pool's body lies within that one's directory, and goes with it
+    base = Path(os.environ.get(SCRATCH, base))
+    return tempfile.mkdtemp(prefix=f"skyward-{os.getpid()}-", dir=base)
+
+
+def room(directory: str) -> int:
+    """How many bytes of blobs a directory may hold: a quarter of what is free."""
+    free = os.statvfs(directory)
+    return max(LARGE, free.f_bavail * free.f_frsize // 4)
+
+
+class Store:
+    """The client's side of a directory of blobs: arguments by content, least recently used ones evicted."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.directory = make_directory()
+        self._limit = limit or room(self.directory)
+        self._blobs: OrderedDict[str, Blob] = OrderedDict()
+        self._uses: dict[str, int] = {}
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def put(self, buffer: Buffer) -> tuple[str, Blob]:
+        """Writes a buffer unless its content is there already, and keeps it until `release`."""
+        import xxhash
+
+        digest: str = xxhash.xxh3_128_hexdigest(buffer)
+        with self._lock:
+            blob = self._blobs.get(digest)
+            if blob is None:
+                blob = write(self.directory, buffer, digest)
+                self._blobs[digest] = blob
+                self._held += nbytes(buffer)
+            self._blobs.move_to_end(digest)
+            self._uses[digest] = self._uses.get(digest, 0) + 1
+            self._evict()
+            return digest, blob
+
+    def retain(self, digests: Iterable[str]) -> None:
+        """Says that one more call needs these blobs."""
+        with self._lock:
+            for digest in digests:
+                self._uses[digest] = self._uses.get(digest, 0) + 1
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Says that a call no longer needs these blobs; they stay as long as there is room."""
+        with self._lock:
+            for digest in digests:
+                left = self._uses.get(digest, 0) - 1
+                if left > 0:
+                    self._uses[digest] = left
+                else:
+                    self._uses.pop(digest, None)
+            self._evict()
+
+    def close(self) -> None:
+        """Removes the directory and everything in it."""
+        remove_directory(self.directory)
+
+    def _evict(self) -> None:
+        if self._held <= self._limit:
+            return
+        for digest, (path, size) in list(self._blobs.items()):
+            if digest not in self._uses:
+                remove([path])
+                del self._blobs[digest]
+                self._held -= size
+                if self._held <= self._limit:
+                    return
+
+
+def remove_directory(directory: str) -> None:
+    """Removes a store's directory, and the one on disk that it may have spilled into."""
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(_spill(directory), ignore_errors=True)
+
+
+def _spill(directory: str) -> str:
+    """Where blobs go when a directory has no more room; the same for every process of a pool on a machine."""
+    return os.path.join(os.environ.get("TMPDIR", "/tmp"), os.path.basename(directory))
+
+
+def _sweep(base: Path) -> None:
+    """Removes what pools have left whose client was killed so hard that nobody was there to clean up."""
+    for path in base.glob("skyward-[0-9]*-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and _is_private(str(path)):
+            remove_directory(str(path))
+
+
+def _is_private(path: str) -> bool:
+    """Whether it is a directory, and no link to one, that only this user can enter."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _write(directory: str, buffer: Buffer, name: str) -> Blob:
+    path = os.path.join(directory, name)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < view.nbytes:
+            done += os.write(fd, view[done : done + (1 << 26)])
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    os.close(fd)
+    return path, view.nbytes

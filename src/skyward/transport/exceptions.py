@@ -1,0 +1,197 @@
+"""How an exception crosses from a node to the client: same type, its chain, and the remote traceback as a note.
+
+It is tried on the node whether the exception survives the journey; one that does not becomes a RemoteError with text.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+
+import cloudpickle
+
+from skyward.errors import RemoteError
+from skyward.transport.packed import PackedError
+from skyward.transport.payload import unpack
+
+__all__ = ["annotate", "capture", "packed", "rebuild"]
+
+Advice = Callable[[BaseException], str]
+
+_MAX_PICKLE = 1 << 20
+_MAX_TEXT = 256 << 10
+_MAX_CHAIN = 16
+
+
+def capture(exc: BaseException, skip: str = "") -> tuple[dict[str, Any], bytes]:
+    """Text (as JSON) and a pickle of the chain (empty where it cannot travel); frames of file `skip` are left out."""
+    text = "".join(traceback.format_exception(type(exc), exc, _without(exc.__traceback__, skip)))
+    about = {
+        "type": _type_name(exc),
+        "message": _tail(_str(exc), _MAX_TEXT),
+        "traceback": _tail(text, _MAX_TEXT),
+    }
+    return about, _pickled(exc)
+
+
+def rebuild(about: dict[str, Any], data: bytes | memoryview) -> BaseException:
+    """The exception again, or a RemoteError that says what it was."""
+    if len(data):
+        try:
+            return _chained(unpack(data, [], keep_classes=True))
+        except BaseException as exc:  # a class that only exists there, or does harm: the text says all that is known
+            about = {**about, "message": f"{about['message']} (its class could not be rebuilt here: {exc})"}
+    return RemoteError(about["type"], about["message"], about["traceback"])
+
+
+def annotate(exc: BaseException, about: dict[str, Any], where: str) -> BaseException:
+    """Adds the note that says where it happened, with the remote traceback."""
+    note = f"{where}\n\nremote traceback:\n{about['traceback'].rstrip()}"
+    return exc if noted(exc, note) else RemoteError(about["type"], about["message"], note)
+
+
+def noted(exc: BaseException, note: str) -> bool:
+    """Adds a note; False if the exception does not let itself be changed."""
+    try:
+        exc.add_note(note)
+    except Exception:  # its __notes__ is no list, or it does not let itself be changed
+        try:
+            object.__setattr__(exc, "__notes__", [note])
+        except (AttributeError, TypeError):
+            return False
+    return True
+
+
+def packed(
+    about: dict[str, Any], data: bytes | memoryview, where: str = "", advice: Advice | None = None
+) -> PackedError:
+    """The exception, to be rebuilt by whoever asks for it; `where` and what `advice` says of it become notes."""
+    kept = bytes(data)  # a copy: the frame that it came in need not be kept for it
+
+    def build(notes: Sequence[str]) -> BaseException:
+        error = rebuild(about, kept)
+        if where:
+            error = annotate(error, about, where)
+        for note in ((advice(error) if advice is not None else ""), *notes):
+            if note:
+                noted(error, note)
+        return error
+
+    return PackedError(build)
+
+
+def _pickled(exc: BaseException) -> bytes:
+    able = [(_portable(e), kind, suppress) for e, kind, suppress in _links(exc)]
+    return b"" if able[0][0] is None else _dumps([(e or _as_text(exc), kind, suppress) for e, kind, suppress in able])
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """An exception taken apart: for those that Python cannot pickle, most often because of their __init__."""
+
+    cls: type[BaseException]
+    args: tuple[Any, ...]
+    state: dict[str, Any]
+
+    def join(self) -> BaseException:
+        try:
+            made = self.cls.__new__(self.cls, *self.args)
+        except TypeError:
+            made = BaseException.__new__(self.cls)
+        cast(Any, BaseException.args).__set__(made, self.args)
+        made.__dict__.update(self.state)
+        return made
+
+
+def _portable(exc: BaseException) -> BaseException | _Parts | None:
+    """The exception itself, if it survives the journey; or its parts, less attributes that cannot travel; or None."""
+    if _travels(exc):
+        return exc
+    try:
+        state = {k: v for k, v in vars(exc).items() if _travels(v)}
+        parts = _Parts(type(exc), exc.args, state)
+        data = _dumps(parts)
+        return parts if len(data) <= _MAX_PICKLE and type(pickle.loads(data).join()) is type(exc) else None
+    except BaseException:  # as in _travels
+        return None
+
+
+def _dumps(value: object) -> bytes:
+    out = io.BytesIO()
+    _ExceptionPickler(out, protocol=5).dump(value)
+    return out.getvalue()
+
+
+class _ExceptionPickler(cloudpickle.Pickler):
+    """Has exceptions pickled as Python does: some packages register a reducer for all of them that loses arguments."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, BaseException):
+            return obj.__reduce_ex__(5)
+        return cast(Any, super()).reducer_override(obj)
+
+
+def _travels(value: object) -> bool:
+    """Whether an exception, or an attribute of one, survives the journey as an object."""
+    try:
+        data = _dumps(value)
+        return len(data) <= _MAX_PICKLE and type(pickle.loads(data)) is type(value)
+    except BaseException:  # whatever a __reduce__ of the user's raises; the text travels instead
+        return False
+
+
+def _as_text(exc: BaseException) -> RemoteError:
+    text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__, chain=False))
+    return RemoteError(_type_name(exc), _tail(_str(exc), _MAX_TEXT), _tail(text, _MAX_TEXT))
+
+
+def _type_name(exc: BaseException) -> str:
+    return f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
+
+
+def _links(exc: BaseException) -> list[tuple[BaseException, str, bool]]:
+    """The chain, outermost first: each exception, how the next one hangs on it, and __suppress_context__."""
+    links: list[tuple[BaseException, str, bool]] = []
+    current: BaseException | None = exc
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen and len(links) < _MAX_CHAIN:
+        seen.add(id(current))
+        kind = "cause" if current.__cause__ is not None else "context"
+        links.append((current, kind, current.__suppress_context__))
+        current = current.__cause__ if current.__cause__ is not None else current.__context__
+    return links
+
+
+def _chained(links: list[tuple[BaseException | _Parts, str, bool]]) -> BaseException:
+    inner: BaseException | None = None
+    for link_or_parts, kind, suppress in reversed(links):
+        exc = link_or_parts.join() if isinstance(link_or_parts, _Parts) else link_or_parts
+        # through the slots of the base class: the user's may forbid assignment (a frozen dataclass)
+        link = BaseException.__cause__ if kind == "cause" else BaseException.__context__
+        cast(Any, link).__set__(exc, inner)
+        cast(Any, BaseException.__suppress_context__).__set__(exc, suppress)
+        inner = exc
+    assert inner is not None
+    return inner
+
+
+def _without(tb: TracebackType | None, skip: str) -> TracebackType | None:
+    while skip and tb is not None and tb.tb_frame.f_code.co_filename == skip:
+        tb = tb.tb_next
+    return tb
+
+
+def _str(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as broken:  # a __str__ of the user's that raises must not hide the failure itself
+        return f"<no message: its __str__ raised {broken!r}>"
+
+
+def _tail(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"... {len(text) - limit} characters left out ...\n{text[-limit:]}"

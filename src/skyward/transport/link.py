@@ -1,0 +1,238 @@
+"""A connection that outlives its socket: frames are numbered, kept until acknowledged, and sent again after a break.
+
+    header = {"s": number of this frame, "a": last number seen from the other side, "m": messages}
+
+Every message arrives exactly once and in order, whatever happens to the connections beneath.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from skyward.transport.frames import Buffer, FrameReader, FrameWriter, encode, nbytes
+
+__all__ = ["Broken", "Link", "Message", "greet", "tune"]
+
+Message = tuple[list[Any], list[memoryview]]
+
+_ACK_FRAMES = 64
+_ACK_BYTES = 1 << 20
+_READ_BUDGET = 8 << 20
+_RECORD = 1 << 14  # of TLS: one that is not full is the last of its frame
+
+
+class Broken(Exception):
+    """The socket beneath a link is gone; the link itself is not."""
+
+
+class Link:
+    """One side of a connection; thread-safe, never blocks."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lock = threading.Lock()
+        self.sock: ssl.SSLSocket | None = None
+        self._clock = clock
+        self.heard = clock()
+        self._reader = FrameReader()
+        self._writer = FrameWriter()
+        self._sent = 0
+        self._received = 0
+        self._kept: deque[tuple[int, int, list[Buffer]]] = deque()
+        self._kept_bytes = 0
+        self._unacked_frames = 0
+        self._unacked_bytes = 0
+        self._malformed: Exception | None = None
+        self._decrypted: Callable[[], int] = _nothing
+
+    def fresh(self) -> Link:
+        """Another link with the same clock, over which nothing has been said."""
+        return Link(self._clock)
+
+    @property
+    def received(self) -> int:
+        """The number of the last frame that arrived."""
+        return self._received
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the other side has not acknowledged yet."""
+        return self._kept_bytes
+
+    @property
+    def writing(self) -> bool:
+        """Whether something waits for the socket to take more."""
+        return self.sock is not None and self._writer.pending > 0
+
+    def attach(self, sock: ssl.SSLSocket, peer_received: int) -> None:
+        """Goes on over a new socket, from the first frame that the other side has not seen."""
+        with self.lock:
+            sock.setblocking(False)
+            self.sock = sock
+            self._decrypted = getattr(sock, "pending", _nothing)  # bytes that the selector does not know of
+            self.heard = self._clock()
+            self._reader = FrameReader()
+            self._writer.clear()
+            self._forget(peer_received)
+            for _, _, pieces in self._kept:
+                self._writer.add(pieces)
+            self._flush()
+
+    def detach(self) -> None:
+        """Closes the socket; what is unacknowledged is kept for the next one."""
+        with self.lock:
+            self._drop()
+
+    def post(self, messages: Sequence[Any], buffers: Sequence[Buffer] = ()) -> bool:
+        """Sends messages, now or when there is a socket again; False if some bytes wait for the socket."""
+        with self.lock:
+            self._sent += 1
+            pieces = encode({"s": self._sent, "a": self._received, "m": messages}, buffers)
+            size = sum(map(nbytes, pieces))
+            self._kept.append((self._sent, size, pieces))
+            self._kept_bytes += size
+            self._unacked_frames = self._unacked_bytes = 0
+            if self.sock is not None:
+                self._writer.add(pieces)
+                self._flush()
+            return not self._writer.pending
+
+    def flush(self) -> bool:
+        """Goes on sending; True when nothing waits any more."""
+        with self.lock:
+            self._flush()
+            return not self._writer.pending
+
+    def read(self) -> tuple[list[Message], bool]:
+        """What has arrived, and whether there may be more at once; raises Broken when the socket is gone."""
+        arrived: list[Message] = []
+        budget = _READ_BUDGET
+        with self.lock:
+            malformed, self._malformed = self._malformed, None
+            if malformed is not None:
+                raise malformed
+            if self.sock is None:
+                raise Broken
+            while budget > 0:
+                try:
+                    frames, alive = self._reader.read(self._recv_into)
+                except BlockingIOError:
+                    return arrived, False
+                except (OSError, ValueError):
+                    frames, alive = [], False
+                budget -= 1 << 14
+                try:
+                    for frame in frames:
+                        self._accept(frame[0], frame[1], arrived)
+                except Exception as exc:  # no frame of ours: raised at the next read, after what came before it
+                    if not arrived:
+                        raise
+                    self._malformed = exc
+                    return arrived, True
+                if not alive:
+                    self._drop()
+                    if arrived:
+                        return arrived, True
+                    raise Broken
+                if self._reader.last < _RECORD and not self._decrypted():
+                    return arrived, False  # the next read would find nothing; if it is wrong, the selector says so
+        return arrived, True
+
+    def acknowledge(self) -> None:
+        """Tells the other side what has arrived, if it does not know yet."""
+        with self.lock:
+            if self._unacked_frames and self.sock is not None:
+                self._ack()
+
+    def _accept(self, header: Any, buffers: list[memoryview], arrived: list[Message]) -> None:
+        self.heard = self._clock()
+        self._forget(header["a"])
+        number = header.get("s")
+        if number is None or number <= self._received:
+            return
+        self._received = number
+        arrived.append((header["m"], buffers))
+        self._unacked_frames += 1
+        self._unacked_bytes += sum(b.nbytes for b in buffers)
+        if self._unacked_frames >= _ACK_FRAMES or self._unacked_bytes >= _ACK_BYTES:
+            self._ack()
+
+    def _ack(self) -> None:
+        self._unacked_frames = self._unacked_bytes = 0
+        self._writer.add(encode({"a": self._received}))
+        self._flush()
+
+    def _forget(self, acknowledged: int) -> None:
+        while self._kept and self._kept[0][0] <= acknowledged:
+            self._kept_bytes -= self._kept.popleft()[1]
+
+    def _flush(self) -> None:
+        if self.sock is None:
+            return
+        try:
+            self._writer.write(self._send)
+        except OSError:
+            pass  # the next read says so
+
+    def _send(self, view: memoryview) -> int:
+        assert self.sock is not None
+        try:
+            return self.sock.send(view)
+        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            raise BlockingIOError from None
+
+    def _recv_into(self, view: memoryview) -> int:
+        assert self.sock is not None
+        try:
+            return self.sock.recv_into(view)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return 0
+
+    def _drop(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+        self._writer.clear()
+
+
+def _nothing() -> int:
+    """What a socket without TLS holds back."""
+    return 0
+
+
+def greet(sock: ssl.SSLSocket, say: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+    """Exchanges one JSON frame on a blocking socket: says `say` first, if given, and returns what comes."""
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    if say is not None:
+        for piece in encode(say):
+            sock.sendall(piece)
+    reader = FrameReader()
+
+    def one_byte_at_a_time(view: memoryview) -> int:
+        # nothing beyond the greeting may be taken from the socket: the link reads the rest
+        return sock.recv_into(view[:1])
+
+    while True:
+        frames, alive = reader.read(one_byte_at_a_time)
+        if frames:
+            return frames[0][0]
+        if not alive:
+            raise ConnectionError("the other side closed the connection during the greeting")
+
+
+def tune(sock: socket.socket) -> None:
+    """Sets what every connection of ours wants: no delay, and a kernel that notices a dead peer."""
+    if sock.family == socket.AF_UNIX:
+        return  # the near end of a tunnel: ssh looks after the rest
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 15_000)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

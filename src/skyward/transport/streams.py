@@ -1,0 +1,204 @@
+"""Streams with credit: the producer stops when the consumer does not keep up.
+
+    producer --items--> consumer        at most WINDOW items (or WINDOW_BYTES) are under way
+    producer <--grant-- consumer        as they are used
+
+Both ends are used on both sides: a generator's items go from runner to client, an iterator argument's the other way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from skyward.transport.packed import PackedError
+from skyward.transport.threads import run_in_thread
+
+__all__ = ["WINDOW", "Consumer", "Producer", "Stream"]
+
+WINDOW = 256
+WINDOW_BYTES = 64 << 20
+_BATCH = 512
+
+T = TypeVar("T")
+
+
+class Producer:
+    """Sends items as long as there is credit; batches by itself, since a thread sends what has gathered meanwhile."""
+
+    def __init__(self, send: Callable[[list[Any]], None], window: int = WINDOW) -> None:
+        self._send = send
+        self._credit = window
+        self._flying: deque[int] = deque()
+        self._flying_bytes = 0
+        self._ready: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._finished = False
+        self._error: BaseException | None = None
+        self._sender = threading.Thread(target=self._run, name="skyward-stream", daemon=True)
+        self._sender.start()
+
+    def put(self, item: Any, size: int) -> bool:
+        """Sends an item of `size` bytes when there is room for it; False when the consumer wants no more."""
+        with self._changed:
+            while not self._closed and (self._credit <= 0 or (self._flying and self._flying_bytes > WINDOW_BYTES)):
+                self._changed.wait()
+            if self._closed:
+                return False
+            self._credit -= 1
+            self._flying.append(size)
+            self._flying_bytes += size
+            self._ready.append(item)
+            if len(self._ready) == 1:
+                self._changed.notify_all()
+        return True
+
+    def grant(self, count: int) -> None:
+        """The consumer has used `count` items."""
+        with self._changed:
+            self._credit += count
+            for _ in range(min(count, len(self._flying))):
+                self._flying_bytes -= self._flying.popleft()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """The consumer wants no more; a waiting `put` returns at once."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Waits until everything that was put has been sent; raises if something could not be."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+        self._sender.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._ready and not self._finished and not self._closed:
+                    self._changed.wait()
+                if not self._ready or self._closed:
+                    return
+                batch = [self._ready.popleft() for _ in range(min(_BATCH, len(self._ready)))]
+            try:
+                self._send(batch)
+            except BaseException as exc:  # `finish` raises it
+                self._error = exc
+                self.close()
+                return
+
+
+class Consumer(Iterator[Any]):
+    """The items of a stream, in order; grants credit as they are used, raises what the producer raised."""
+
+    def __init__(
+        self,
+        grant: Callable[[int], None],
+        close: Callable[[], None],
+        load: Callable[[Any], Any],
+        window: int = WINDOW,
+    ) -> None:
+        self._grant, self._close, self._load = grant, close, load
+        self._step = max(1, window // 2)
+        self._used = self._used_bytes = 0
+        self._items: deque[tuple[Any, int]] = deque()
+        self._taken: deque[tuple[Any, int]] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            item, size = self._taken.popleft()
+        except IndexError:
+            item, size = self._take()
+        self._used += 1
+        self._used_bytes += size
+        if (self._used >= self._step or self._used_bytes >= WINDOW_BYTES // 4) and not self._ended:
+            due, self._used, self._used_bytes = self._used, 0, 0
+            self._grant(due)
+        return self._load(item)
+
+    def _take(self) -> tuple[Any, int]:
+        """Waits for items, and takes all that are there."""
+        with self._changed:
+            while not self._items and not self._ended:
+                self._changed.wait()
+            if self._items:
+                self._taken, self._items = self._items, deque()
+                return self._taken.popleft()
+            error, self._error = self._error, None
+        error = error.rebuilt() if isinstance(error, PackedError) else error
+        if isinstance(error, StopIteration):  # as it is, it would end the loop as if all were well (PEP 479)
+            raise RuntimeError("the body of the stream raised StopIteration") from error
+        raise error or StopIteration
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more items will come."""
+        return self._ended
+
+    def feed(self, items: list[tuple[Any, int]]) -> None:
+        """Items that have arrived, with their sizes."""
+        with self._changed:
+            if not self._ended:
+                self._items.extend(items)
+                self._changed.notify_all()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more items will come; `error` is raised once those here are used up."""
+        with self._changed:
+            if not self._ended:
+                self._ended, self._error = True, error
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stops the producer; what has not been used is dropped."""
+        with self._changed:
+            self._items.clear()
+            self._taken.clear()
+            self._error = None
+            if self._ended:
+                return
+            self._ended = True
+            self._changed.notify_all()
+        self._close()
+
+
+class Stream(Iterator[T]):
+    """What the user holds of a stream; letting go of it stops the producer."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __iter__(self) -> Stream[T]:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._consumer)
+
+    def close(self) -> None:
+        """Stops the body; what has not been used is dropped."""
+        self._consumer.close()
+
+    def __enter__(self) -> Stream[T]:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # the garbage collector may come here while this thread holds a lock that closing needs, a link's for instance
+        consumer: Consumer | None = self.__dict__.get("_consumer")
+        if consumer is not None and not consumer.ended:
+            run_in_thread(consumer.close)

@@ -1,0 +1,302 @@
+"""The live view: a listener of a pool's events that draws on a terminal, or writes plain lines where there is none.
+
+events ──► Console (what one pool is doing) ──lines──► Feed (bounded) ──thread──► Terminal, or plain streams
+prints of the script, while a terminal is drawn on ──────┘
+"""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from skyward import events as on
+from skyward.errors import InvalidArgument
+from skyward.view.terminal import Cell, Feed, Terminal, clean, is_terminal, plain, styled
+
+__all__ = ["Console", "attach"]
+
+_MODES = ("auto", "live", "plain", "silent")
+_CI = ("CI", "TF_BUILD", "TEAMCITY_VERSION", "JENKINS_URL")
+_PROGRESS_EVERY = 5.0
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
+_NODE_COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+_guard = threading.RLock()
+_attached: list[Console] = []
+_terminal: Terminal | None = None
+
+
+def attach(mode: bool | str = "auto", *, file: TextIO | None = None) -> Console:
+    """A console to be called with every event of one pool, until its `close()`.
+
+    `mode` is "auto" or True, "live" (wherever there is a terminal), "plain", "silent" or False.
+    """
+    global _terminal
+    how = "auto" if mode is True else "silent" if mode is False else mode
+    if how not in _MODES:
+        near = difflib.get_close_matches(str(how), _MODES, 1)
+        raise InvalidArgument(
+            f"console={mode!r} is not a kind of console{f'; perhaps {near[0]!r} was meant' if near else ''}. "
+            f"Use True, False or one of {', '.join(map(repr, _MODES))}."
+        )
+    if how == "silent":
+        return Console(None)
+    with _guard:
+        if _wants_view(how, file) and (_terminal is None or file in (None, _terminal.out)):
+            _terminal = _terminal or Terminal(file or sys.stdout, _rows)
+            console = Console(_terminal.feed, live=True)
+        else:
+            console = Console(Feed(plain(file)))
+        _attached.append(console)
+    atexit.register(console.close)
+    return console
+
+
+def _wants_view(how: str, file: TextIO | None) -> bool:
+    streams = (file,) if file else (sys.stdout, sys.stderr)
+    if how == "live":
+        return is_terminal(streams[0])
+    return (
+        how == "auto"
+        and all(map(is_terminal, streams))
+        and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        and all(os.environ.get(name, "").lower() in ("", "0", "false") for name in _CI)
+        and "ipykernel" not in sys.modules
+    )
+
+
+def _rows() -> list[list[Cell]]:
+    return [row for console in list(_attached) if console.live for row in console.rows()]
+
+
+def _in_fork() -> None:
+    """Leave drawing to the process that began it: here no thread writes, and locks may be held for ever."""
+    global _guard, _terminal
+    if _terminal:
+        _terminal.abandon()
+    for console in _attached:
+        console.silence()
+    _guard, _terminal = threading.RLock(), None
+    _attached.clear()
+
+
+os.register_at_fork(after_in_child=_in_fork)
+
+
+def _elapsed(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+class Console:
+    """Shows what one pool does; called with its events, by any thread."""
+
+    def __init__(self, feed: Feed | None, *, live: bool = False) -> None:
+        self.live = live
+        self._feed, self._lock = feed, threading.Lock()
+        self._pool = self._provider = self._stage = ""
+        self._nodes: dict[int, _Node] = {}
+        self._tags: dict[tuple[int, bool], str] = {}
+        self._slots = self._done = self._failed = 0
+        self._began = time.monotonic()
+        self._unwritten = False
+        self._stderr = styled("|", _RED).split("|") if live else ["", ""]
+
+    def __call__(self, event: on.Event) -> None:
+        feed = self._feed
+        if feed is None:
+            return
+        if isinstance(event, on.Output):
+            self._show(feed, event)
+            return
+        if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
+            self._unwritten = False
+            feed.flush()  # a call's lines stand before whatever the program prints about its result
+        with self._lock:
+            said = self._follow(event)
+        # Said without the lock: the feed may make this thread wait for the one that draws, and that one needs the lock.
+        if said and self.live:
+            warns = isinstance(event, on.NodeDown) or (isinstance(event, on.Notice) and event.level == "warning")
+            feed.put("stderr", styled(f"skyward: {clean(said, colours=False)}", _YELLOW if warns else _DIM) + "\n")
+        elif said:
+            feed.put("stderr", f"skyward: {said}\n")
+
+    def close(self) -> None:
+        """Write what is left and take the view away; a second call does nothing."""
+        global _terminal
+        feed, self._feed = self._feed, None
+        if feed is None:
+            return
+        atexit.unregister(self.close)
+        for number, node in self._nodes.items():
+            if node.progress and not self.live:
+                feed.put("stdout", f"{self._tag(number)}{node.progress}\n")
+        with _guard:
+            _attached.remove(self)
+            last, terminal = not any(console.live for console in _attached), _terminal
+            if self.live and last:
+                _terminal = None
+        if not self.live:
+            feed.close()
+        elif terminal and last:
+            terminal.close()
+        else:
+            feed.flush()
+
+    def silence(self) -> None:
+        """Show nothing from here on."""
+        self._feed = None
+
+    def rows(self) -> list[list[Cell]]:
+        """The pool's part of the view."""
+        now = time.monotonic()
+        with self._lock:
+            if not self._stage:
+                return []
+            opening = self._stage == "opening"
+            head = [f"skyward {self._pool}", self._provider, _counted(len(self._nodes), "node")]
+            head += [] if opening else [_counted(self._slots, "slot"), f"{self._done:,} done, {self._failed:,} failed"]
+            head += [] if self._stage == "open" else [self._stage]
+            rows = [[(" · ".join([*filter(None, head), _elapsed(now - self._began)]), _BOLD)]]
+            for number, node in sorted(self._nodes.items()):
+                rows.append(node.cells(number, opening, now))
+                if node.progress:
+                    rows.append([(f"   {node.progress}", "")])
+        return [[(clean(text, colours=False), style) for text, style in row] for row in rows]
+
+    def _show(self, feed: Feed, event: on.Output) -> None:
+        node = self._nodes.get(event.node)
+        if node is None:
+            with self._lock:
+                node = self._node(event.node)
+        if event.progress:
+            now = time.monotonic()
+            node.progress = event.text
+            if self.live or now < node.progress_due:
+                return
+            node.progress_due = now + _PROGRESS_EVERY
+            node.shown = event.text
+        elif event.text == node.shown and not self.live:
+            node.progress = node.shown = ""
+            return  # the last state of a progress bar that was printed already
+        node.progress = ""
+        self._unwritten = True
+        if self.live:
+            before, after = self._stderr if event.stream == "stderr" else ("", "")
+            feed.put(event.stream, f"{self._tag(event.node)}{before}{clean(event.text)}{after}\n")
+        else:
+            feed.put(event.stream, f"{self._tag(event.node)}{event.text}\n")
+
+    def _tag(self, node: int) -> str:
+        key = (node, len(_attached) > 1)
+        if key not in self._tags:
+            name = f"{self._pool} node-{node}" if key[1] else f"node-{node}"
+            width = len(name) - len(str(node)) + len(str(max(self._nodes, default=0)))
+            tag = styled(f"{name:<{width}} │", _NODE_COLOURS[node % len(_NODE_COLOURS)])
+            self._tags[key] = f"{tag} " if self.live else f"[{name}] "
+        return self._tags[key]
+
+    def _node(self, number: int) -> _Node:
+        if number < 0:
+            return _Node()  # of a call that never reached one
+        if number not in self._nodes:
+            self._nodes[number] = _Node()
+        return self._nodes[number]
+
+    def _follow(self, event: on.Event) -> str | None:
+        """Bring what is known up to date; the sentence to be said about it, if any."""
+        match event:
+            case on.CallStarted(call=call, name=name, node=number):
+                self._node(number).running[call] = (name, time.monotonic())
+            case on.CallEnded(call=call, node=number, outcome=outcome):
+                node = self._node(number)
+                node.running.pop(call, None)
+                if self.live and not node.running:
+                    node.progress = ""
+                self._done += outcome == "ok"
+                self._failed += outcome not in ("ok", "cancelled")
+            case on.NodeSample(node=number, cpu=cpu, memory=memory):
+                node = self._node(number)
+                node.cpu, node.memory = cpu, memory
+            case on.PoolOpening(nodes=count, provider=provider):
+                self._pool, self._provider, self._stage = event.pool, provider, "opening"
+                self._nodes = {number: _Node() for number in range(count)}
+                self._began = time.monotonic()
+                return None if self.live else f"opening {_counted(count, 'node')} on {provider}"
+            case on.NodePhase(node=number, phase=phase):
+                told = list(self._nodes.values()) if number is None else [self._node(number)]
+                changed = [node for node in told if node.phase != phase]
+                for node in changed:
+                    node.phase, node.since = phase, time.monotonic()
+                if not self.live and (changed or not told):
+                    return phase if number is None else f"node {number}: {phase}"
+            case on.PoolOpened(nodes=count, slots=slots, seconds=seconds):
+                self._stage, self._slots = "open", slots
+                opened = f"{_counted(count, 'node')}, {_counted(slots, 'slot')}, {_elapsed(seconds)}"
+                return None if self.live else f"pool open: {opened}"
+            case on.NodeDown(node=number, reason=reason):
+                node = self._node(number)
+                node.down = reason
+                node.running.clear()
+                return f"node {number} is down: {reason}"
+            case on.NodeLeaving(node=number, seconds=seconds):
+                self._node(number).phase = f"taken away in {_elapsed(seconds)}"
+            case on.NodeUp(node=number):
+                self._node(number).down = None
+                return f"node {number} is up again"
+            case on.Notice(text=text, level=level):
+                return f"warning: {text}" if level == "warning" else text
+            case on.PoolClosing():
+                self._stage = "closing"
+            case on.PoolClosed(seconds=seconds, calls=calls):
+                self._stage = ""
+                pool = f"pool {self._pool}" if len(_attached) > 1 else "pool"
+                counts = f"{_counted(calls, 'call')}, {self._failed:,} failed, {_counted(len(self._nodes), 'node')}"
+                return f"{pool} closed: {counts}, {_elapsed(seconds)}"
+            case _:
+                pass
+        return None
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is known of a node."""
+
+    phase: str = "waiting"
+    since: float = field(default_factory=time.monotonic)
+    down: str | None = None
+    cpu: float | None = None
+    memory: int = 0
+    running: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    progress: str = ""
+    shown: str = ""
+    progress_due: float = 0.0
+
+    def cells(self, number: int, opening: bool, now: float) -> list[Cell]:
+        name = (f"node-{number}", _NODE_COLOURS[number % len(_NODE_COLOURS)])
+        if self.down is not None:
+            return [("✗", _RED), name, ("down", _RED), (self.down, _RED)]
+        if opening:
+            return [(_SPINNER[int(now * 10) % 10], _CYAN), name, (self.phase, ""), (_elapsed(now - self.since), _DIM)]
+        busy = f"{self.cpu:4.0f} % CPU {self.memory / 1e6:8,.0f} MB" if self.cpu is not None else ""
+        began: dict[str, list[float]] = {}
+        for called, since in self.running.values():
+            began.setdefault(called, []).append(since)
+        calls = ", ".join(
+            f"{called}{f' ×{len(times)}' if len(times) > 1 else ''} {_elapsed(now - min(times))}"
+            for called, times in began.items()
+        )
+        return [("●" if calls else "○", _GREEN), name, ("up", _GREEN), (busy, ""), (calls, _BOLD)]

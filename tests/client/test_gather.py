@@ -1,0 +1,355 @@
+"""Groups, streams of results and maps, over a plain pool of threads."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyward.api.compute import PendingCompute
+from skyward.client.call import CallFuture
+from skyward.client.callbacks import UserCode
+from skyward.client.gather import combined, error_of, gathered, mapped, streamed
+from skyward.errors import ResultNotSerializable
+from tests.support.leftovers import until
+
+
+class Threads:
+    """Sends calls to threads, and counts them."""
+
+    def __init__(self, slots: int = 4) -> None:
+        self._threads = ThreadPoolExecutor(slots)
+        self.batches: list[int] = []
+        self.calls: list[PendingCompute[Any]] = []
+        self.futures: list[Future[Any]] = []
+        self.most = 0
+
+    def __call__(self, calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+        self.batches.append(len(calls))
+        self.calls += calls
+        made = [self._threads.submit(call.fn, *call.args, **call.kwargs) for call in calls]
+        self.futures += made
+        self.most = max(self.most, sum(not future.done() for future in self.futures))
+        return made
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def send() -> Iterator[Threads]:
+    made = Threads()
+    yield made
+    made.close()
+
+
+def done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(value, BaseException):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+    return future
+
+
+def later(act: Callable[[], Any]) -> Any:
+    threads = ThreadPoolExecutor(1)
+    future = threads.submit(act)
+    threads.shutdown(wait=False)
+    return future
+
+
+def test_results_are_gathered_in_order() -> None:
+    futures: list[Future[Any]] = [Future() for _ in range(3)]
+    result = later(lambda: gathered(futures))
+    for index in (2, 0, 1):
+        futures[index].set_result(index)
+    assert result.result(60) == (0, 1, 2)
+    assert gathered([]) == ()
+
+
+def test_the_first_failure_in_time_is_raised_and_the_rest_cancelled() -> None:
+    first, second, third = Future[int](), Future[int](), Future[int]()
+    result = later(lambda: gathered([first, second, third]))
+    third.set_exception(ValueError("third"))
+    with pytest.raises(ValueError, match="third"):
+        result.result(60)
+    assert first.cancelled()
+    assert second.cancelled()
+
+
+def test_a_cancelled_call_cancels_its_group() -> None:
+    first, second = Future[int](), Future[int]()
+    first.cancel()
+    first.set_running_or_notify_cancel()  # what an executor does; only then wait() counts it as done
+    with pytest.raises(CancelledError):
+        gathered([first, second])
+    assert second.cancelled()
+
+
+def test_a_stream_in_order_waits_for_the_next_one() -> None:
+    futures: list[Future[int]] = [Future(), Future()]
+    futures[1].set_result(1)
+    stream = streamed(futures, True)
+    waiting = later(lambda: next(stream))
+    with pytest.raises(TimeoutError):
+        waiting.result(0.1)
+    futures[0].set_result(0)
+    assert waiting.result(60) == 0
+    assert list(stream) == [1]
+
+
+def test_a_stream_without_order_gives_what_is_there() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(3)]
+    stream = streamed(futures, False)
+    for index in (2, 0, 1):
+        futures[index].set_result(index)
+        assert next(stream) == index
+    assert list(stream) == []
+
+
+def test_leaving_a_stream_cancels_what_is_left() -> None:
+    for ordered in (True, False):
+        futures: list[Future[int]] = [done(0), Future(), Future()]
+        stream = streamed(futures, ordered)
+        assert next(stream) == 0
+        stream.close()  # type: ignore[attr-defined] - it is a generator
+        assert futures[1].cancelled()
+        assert futures[2].cancelled()
+
+
+def test_a_failure_ends_a_stream_and_cancels_what_is_left() -> None:
+    futures: list[Future[int]] = [done(0), done(ValueError("x")), Future()]
+    stream = streamed(futures, True)
+    assert next(stream) == 0
+    with pytest.raises(ValueError):
+        next(stream)
+    assert futures[2].cancelled()
+
+
+def test_a_combined_future_is_a_tuple_of_all() -> None:
+    parts: list[Future[int]] = [Future() for _ in range(3)]
+    whole = combined(parts)
+    assert isinstance(whole, Future)
+    for index in (1, 2, 0):
+        assert not whole.done()
+        parts[index].set_result(index)
+    assert whole.result(0) == (0, 1, 2)
+    assert combined([]).result(0) == ()
+
+
+def test_a_combined_future_fails_with_the_first_failure() -> None:
+    parts: list[Future[int]] = [Future() for _ in range(3)]
+    whole = combined(parts)
+    parts[2].set_exception(ValueError("x"))
+    assert isinstance(whole.exception(0), ValueError)
+    until(lambda: parts[0].cancelled() and parts[1].cancelled())
+
+
+def test_cancelling_a_combined_future_cancels_its_parts() -> None:
+    parts: list[Future[int]] = [done(1), Future(), Future()]
+    whole = combined(parts)
+    assert whole.cancel()
+    assert whole.cancelled()
+    assert [part.cancelled() for part in parts] == [False, True, True]
+    finished = combined([done(1)])
+    assert not finished.cancel()
+
+
+def test_a_part_that_is_cancelled_cancels_or_fails_the_whole() -> None:
+    parts: list[Future[int]] = [Future(), Future()]
+    whole = combined(parts)
+    parts[0].cancel()
+    assert whole.done()
+    with pytest.raises(CancelledError):
+        whole.result(0)
+    until(parts[1].cancelled)
+
+
+def test_many_parts_that_end_at_once_make_one_result(send: Threads) -> None:
+    for _ in range(30):
+        parts = send([PendingCompute(int, (i,)) for i in range(8)])
+        assert combined(parts).result(60) == tuple(range(8))
+
+
+def test_the_error_of_a_cancelled_future_is_that_it_was_cancelled() -> None:
+    cancelled: Future[int] = Future()
+    cancelled.cancel()
+    assert isinstance(error_of(cancelled), CancelledError)
+    assert error_of(done(1)) is None
+    assert isinstance(error_of(done(KeyError())), KeyError)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100, 20_000])
+def test_a_map_keeps_the_order(send: Threads, count: int) -> None:
+    assert mapped(send, PendingCompute(lambda x: x * x), list(range(count)), 4) == [i * i for i in range(count)]
+
+
+def test_quick_items_travel_in_chunks_and_never_all_at_once(send: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    # time that other programs take does not make an item slow here
+    monkeypatch.setattr("skyward.client.gather.time", SimpleNamespace(perf_counter=time.thread_time))
+    mapped(send, PendingCompute(abs), list(range(20_000)), 4)
+    assert len(send.calls) < 400
+    assert send.most <= 8
+    assert sum(len(call.args[1]) for call in send.calls) == 20_000
+    assert max(len(call.args[1]) for call in send.calls) <= 20_000 // 4
+
+
+def test_slow_items_travel_one_by_one(send: Threads) -> None:
+    pause = threading.Event()
+    assert mapped(send, PendingCompute(lambda x: pause.wait(0.06) or x), list(range(12)), 4) == list(range(12))
+    assert len(send.calls) == 12
+
+
+def test_a_time_limit_holds_for_each_item(send: Threads) -> None:
+    each: PendingCompute[int] = PendingCompute(abs, timeout=3.0, retries=7)
+    assert mapped(send, each, list(range(50)), 4) == list(range(50))
+    assert {(call.timeout, call.retries, call.name) for call in send.calls} == {(3.0, 7, "abs")}
+    assert len(send.calls) == 50
+
+
+def test_an_async_function_is_run_for_each_item(send: Threads) -> None:
+    async def double(x: int) -> int:
+        return 2 * x
+
+    assert mapped(send, PendingCompute(double), list(range(20)), 2) == [2 * i for i in range(20)]
+
+
+def test_a_failing_item_is_raised_and_the_rest_not_sent(send: Threads) -> None:
+    with pytest.raises(ZeroDivisionError):
+        mapped(send, PendingCompute(lambda x: 1 // x), [1] * 5 + [0] + [1] * 10_000, 2)
+    assert sum(len(call.args[1]) for call in send.calls) < 10_000
+
+
+def test_what_cannot_be_sent_cancels_what_was() -> None:
+    sent: list[Future[Any]] = []
+
+    def send(calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+        if sent:
+            raise RuntimeError("the pool is closed")
+        sent.extend(Future() for _ in calls)
+        sent[0].set_result((0.01, [0]))
+        return list(sent)
+
+    with pytest.raises(RuntimeError, match="closed"):
+        mapped(send, PendingCompute(abs), list(range(10)), 2)
+    assert all(future.cancelled() for future in sent[1:])
+
+
+def test_wait_and_as_completed_hear_of_a_group_that_was_cancelled() -> None:
+    for cancelled_before in (True, False):
+        whole = combined([CallFuture[int]("f"), CallFuture[int]("g")])
+        if cancelled_before:
+            whole.cancel()
+        waiting = later(lambda whole=whole: wait([whole]))
+        completed = later(lambda whole=whole: next(as_completed([whole])))
+        whole.cancel()
+        assert waiting.result(10).done == {whole}
+        assert completed.result(10) is whole
+
+
+def test_wait_hears_of_the_parts_of_a_group_that_was_cancelled() -> None:
+    parts = [CallFuture[int]("f"), CallFuture[int]("g")]
+    waiting = later(lambda: wait(parts))
+    combined(parts).cancel()
+    assert waiting.result(10).done == set(parts)
+
+
+def test_a_group_may_be_cancelled_by_many_threads_while_its_parts_fail() -> None:
+    for _ in range(50):
+        parts = [CallFuture[int](str(i)) for i in range(4)]
+        told: list[int] = []
+        for part in parts:
+            part.on_cancel = lambda told=told: told.append(1)
+        whole, start = combined(parts), threading.Barrier(4)
+        acts = [whole.cancel, whole.cancel, lambda parts=parts: gathered(parts), lambda p=parts: p[0].fail(KeyError())]
+
+        def act(do: Callable[[], Any], start: threading.Barrier = start) -> None:
+            start.wait(10)
+            try:
+                do()
+            except (KeyError, CancelledError):
+                pass
+
+        with ThreadPoolExecutor(4) as threads:
+            for ended in [threads.submit(act, do) for do in acts]:
+                ended.result(10)
+        assert whole.done()
+        assert all(part.done() for part in parts)
+        assert len(told) == sum(part.cancelled() for part in parts)
+
+
+def test_a_result_that_cannot_be_read_fails_its_group(tmp_path: Path) -> None:
+    future, other = CallFuture[int]("train"), CallFuture[int]("other")
+    whole = combined([future, other])
+    gathering = later(lambda: gathered([future, other]))
+    for each in (future, other):
+        each.settle({"blobs": {"0": (str(tmp_path / "gone"), 10)}}, [b""])
+    assert whole.done()
+    with pytest.raises(ResultNotSerializable, match="train has arrived but cannot be read here: FileNotFoundError"):
+        whole.result(0)
+    assert isinstance(whole.exception(0), ResultNotSerializable)
+    with pytest.raises(ResultNotSerializable):
+        gathering.result(10)
+
+
+def test_a_group_reads_results_where_they_are_asked_for() -> None:
+    """Unpickling runs code of the user's: never in the thread that settles futures."""
+    future = CallFuture[str]("f")
+    whole = combined([future])
+    later(lambda: future.settle({}, [pickle.dumps(_NameOfThread(), 5)])).result(10)
+    assert whole.result(0) == (threading.current_thread().name,)
+
+
+class _NameOfThread:
+    def __reduce__(self) -> Any:
+        return _name_of_thread, ()
+
+
+def _name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+def test_callbacks_of_a_group_run_where_those_of_its_calls_do() -> None:
+    with UserCode() as user:
+        future = CallFuture[int]("f", user)
+        names, called = list[str](), threading.Event()
+        combined([future]).add_done_callback(lambda _: (names.append(threading.current_thread().name), called.set()))
+        future.fulfil(1)
+        assert called.wait(10)
+        assert names == ["skyward-callbacks"]
+
+
+def test_results_that_are_dropped_cancel_what_is_left_without_taking_a_lock() -> None:
+    lock, stopped = threading.Lock(), threading.Event()
+
+    def stop() -> None:
+        with lock:
+            stopped.set()
+
+    for ordered in (True, False):
+        stopped.clear()
+        future = CallFuture[int]("f")
+        future.on_cancel = stop
+        results = streamed([future], ordered)
+        with lock:  # as when the garbage collector runs inside our code
+            del results
+        assert stopped.wait(10)
+
+
+def test_results_are_closed_by_many_threads_at_once() -> None:
+    futures = [CallFuture[int](str(i)) for i in range(20)]
+    results = streamed(futures, False)
+    reading = later(lambda: list(results))
+    with ThreadPoolExecutor(4) as threads:
+        for closed in [threads.submit(results.close) for _ in range(4)]:  # type: ignore[attr-defined]
+            closed.result(10)
+    with pytest.raises(CancelledError):
+        reading.result(10)

@@ -1,0 +1,115 @@
+"""More machines for an open pool, and none once it closes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from skyward.api.provider import Holding, Machine, Offer, Provider, Report
+from skyward.api.spec import Spec
+from skyward.errors import PoolClosed
+from skyward.machines.supply import Supply
+
+
+@dataclass(frozen=True)
+class Passing(Machine):
+    """A machine that may be taken away, or has been."""
+
+    why: str = ""
+
+    @property
+    def preemptible(self) -> bool:
+        return True
+
+    @property
+    def gone(self) -> str:
+        return self.why
+
+
+@dataclass(frozen=True)
+class Slow(Provider):
+    """A provider that takes its time until it is allowed to go on."""
+
+    waiting: threading.Event = field(default_factory=threading.Event)
+    allowed: threading.Event = field(default_factory=threading.Event)
+    ended: list[str] = field(default_factory=list[str])
+    deaf: bool = False
+    """Whether it does not report, and so cannot be told to stop."""
+
+    def acquire(
+        self, spec: Spec, name: str, count: int, timeout: float, report: Report, joining: str | None = None
+    ) -> Holding:
+        assert joining == name
+        while not self.allowed.wait(0.01):
+            if not self.deaf:
+                report("waiting")
+            self.waiting.set()
+        return Holding(name, (Passing("m-2", "ssh", "10.0.0.2"),))
+
+    def offers(self, spec: Spec) -> Iterable[Offer]:
+        return []
+
+    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
+        return []
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        return [Passing(m.id, "ssh", m.private_ip, why="taken back" if m.id == "m-1" else "") for m in machines]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        self.ended.extend(machine.id for machine in machines)
+
+    def find(self, label: str) -> list[Machine]:
+        return []
+
+
+def supply(provider: Provider, replace: bool | None = None) -> Supply:
+    return Supply(provider, Spec(), "train-1", 10, replace)
+
+
+def test_machines_that_may_be_taken_are_replaced_unless_said_otherwise() -> None:
+    mine, theirs = Machine("host", "ssh", ""), Passing("m-1", "ssh", "")
+    assert [supply(Slow()).replaces(machine) for machine in (mine, theirs)] == [False, True]
+    assert [supply(Slow(), True).replaces(machine) for machine in (mine, theirs)] == [True, True]
+    assert [supply(Slow(), False).replaces(machine) for machine in (mine, theirs)] == [False, False]
+
+
+def test_another_machine_joins_the_pool_and_what_happens_is_told_once() -> None:
+    provider, told = Slow(), list[str]()
+    threading.Thread(target=lambda: (provider.waiting.wait(60), provider.allowed.set())).start()
+    assert supply(provider).another(0, told.append).id == "m-2"
+    assert told == ["waiting"]
+
+
+def test_closing_ends_the_wait_for_a_machine() -> None:
+    provider = Slow()
+    more = supply(provider)
+    threading.Thread(target=lambda: (provider.waiting.wait(60), more.close(10))).start()
+    with pytest.raises(PoolClosed):
+        more.another(0, lambda text: None)
+    with pytest.raises(PoolClosed):
+        more.discard(Machine("m-1", "ssh", ""))
+    assert provider.ended == []
+
+
+def test_closing_waits_for_what_has_been_asked() -> None:
+    """What a provider is about to create must be known before everything is given back."""
+    provider, order = Slow(deaf=True), list[str]()
+    more = supply(provider)
+    asking = threading.Thread(target=lambda: order.append(more.another(0, lambda text: None).id))
+    closing = threading.Thread(target=lambda: (more.close(10), order.append("closed")))
+    asking.start()
+    assert provider.waiting.wait(60)
+    closing.start()
+    closing.join(0.2)  # time enough to close too early
+    provider.allowed.set()
+    asking.join(60)
+    closing.join(60)
+    assert order == ["m-2", "closed"]
+
+
+def test_the_provider_knows_which_machines_are_gone() -> None:
+    machines = [Machine(id, "ssh", "") for id in ("m-1", "m-2")]
+    assert supply(Slow()).ended(machines) == ["taken back", ""]

@@ -1,0 +1,75 @@
+"""AWS: the permissions that the documentation lists are all that is used, and all of them are used."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward.providers.aws as parts
+from skyward.api.spec import Spec
+from skyward.machines.ledger import Ledger
+from skyward.machines.reaper import down
+from skyward.providers.aws.inventory import KINDS
+from skyward.testing import Cloud
+
+POLICY = Path(__file__).parents[3] / "docs" / "aws-policy.json"
+# Asked for by AWS itself behind our calls, or without need of permission.
+IMPLIED = {"ec2:CreateTags", "iam:CreateServiceLinkedRole"}
+FREE = {"sts:GetCallerIdentity"}
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+    with Cloud() as cloud:
+        for name, value in cloud.environ.items():
+            monkeypatch.setenv(name, value)
+        yield cloud
+
+
+def allowed() -> set[str]:
+    found: set[str] = set()
+    for statement in json.loads(POLICY.read_text())["Statement"]:
+        actions = statement["Action"]
+        found |= {actions} if isinstance(actions, str) else set(actions)
+    return found
+
+
+def written() -> set[str]:
+    """Every operation that the source names."""
+    text = "\n".join(path.read_text() for path in Path(parts.__path__[0]).glob("*.py"))
+    pairs = set(re.findall(r'"(ec2|ssm|sts|pricing)",\s+"([a-z_]+)"', text))
+    pairs |= {("ec2", how.describe) for how in KINDS.values()} | {("ec2", how.delete) for how in KINDS.values()}
+    return {f"{service}:{''.join(word.title() for word in name.split('_'))}" for service, name in pairs}
+
+
+def test_the_calls_made_are_a_subset_of_the_policy(cloud: Cloud) -> None:
+    aws = cloud.aws()
+    cloud.fail("CreateSecurityGroup", mode="lose")
+    cloud.fail("ImportKeyPair", mode="lose")
+    cloud.fail("RunInstances", mode="lose")
+    held = aws.acquire(Spec(accelerator="T4", nodes=2), "p")
+    aws.refresh(held.machines)
+    aws.release(held.pool)
+    left = aws.acquire(Spec(), "q")
+    Ledger.held(left.pool).let_go()  # type: ignore[union-attr]
+    down(everything=True, really=True, provider=aws)
+    assert cloud.leftovers() == []
+    made = {f"{call.service}:{call.action}" for call in cloud.calls}
+    assert made - FREE <= allowed()
+
+
+def test_the_policy_lists_what_the_source_can_call_and_no_more() -> None:
+    assert written() - FREE == allowed() - IMPLIED
+
+
+def test_creating_and_ending_are_bound_to_the_tag() -> None:
+    """What is not Skyward's cannot be ended with these permissions."""
+    for statement in json.loads(POLICY.read_text())["Statement"]:
+        actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        if any(action.startswith(("ec2:Delete", "ec2:Terminate", "ec2:Authorize")) for action in actions):
+            assert "aws:ResourceTag/skyward:pool" in json.dumps(statement["Condition"])

@@ -1,0 +1,228 @@
+"""How an exception crosses: same type, its chain, its notes, and the traceback as text."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+from typing import Any
+
+import pytest
+
+from skyward.errors import RemoteError
+from skyward.transport import exceptions
+
+
+class Custom(Exception):
+    def __init__(self, code: int, *, detail: str) -> None:
+        super().__init__(f"code {code}")
+        self.code, self.detail = code, detail
+
+    def __reduce__(self) -> Any:
+        return _custom, (self.code, self.detail)
+
+
+def _custom(code: int, detail: str) -> Custom:
+    return Custom(code, detail=detail)
+
+
+class Forgetful(Exception):
+    """Cannot be rebuilt: its arguments do not reach the base class."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__()
+
+
+class Rude(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as exc:
+        return exc
+
+
+def across(error: BaseException) -> BaseException:
+    return exceptions.rebuild(*exceptions.capture(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x", 3),
+        KeyError("missing"),
+        FileNotFoundError(2, "No such file", "/tmp/x"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        StopIteration(3),
+        KeyboardInterrupt(),
+        asyncio.CancelledError("so"),
+        subprocess.CalledProcessError(3, ["ls"], b"out", b"err"),
+        Custom(7, detail="seven"),
+        OSError(),
+    ],
+)
+def test_type_arguments_and_fields_are_kept(error: BaseException) -> None:
+    """T11."""
+    again = across(raised(error))
+    assert type(again) is type(error)
+    assert again.args == error.args
+    assert str(again) == str(error)
+    if not isinstance(error, KeyError | StopIteration):
+        assert {k: v for k, v in vars(again).items() if k != "__notes__"} == vars(error)
+
+
+def test_groups_are_kept_with_their_parts() -> None:
+    again = across(raised(ExceptionGroup("two", [ValueError(1), ExceptionGroup("inner", [KeyError(2)])])))
+    assert isinstance(again, ExceptionGroup)
+    matched = again.subgroup(KeyError)
+    assert matched is not None
+
+
+def test_the_chain_of_causes_is_kept() -> None:
+    try:
+        try:
+            try:
+                raise KeyError("first")
+            except KeyError:
+                raise ValueError("second")  # noqa: B904 - the context is what is tested
+        except ValueError as exc:
+            raise RuntimeError("third") from exc
+    except RuntimeError as exc:
+        again = across(exc)
+    assert isinstance(again.__cause__, ValueError)
+    assert again.__suppress_context__
+    assert isinstance(again.__cause__.__context__, KeyError)
+    assert again.__cause__.__cause__ is None
+
+
+def test_from_none_stays_from_none() -> None:
+    try:
+        try:
+            raise KeyError("hidden")
+        except KeyError:
+            raise ValueError("shown") from None
+    except ValueError as exc:
+        again = across(exc)
+    assert again.__suppress_context__
+    assert again.__cause__ is None
+    assert "hidden" not in "".join(traceback.format_exception(again))
+
+
+def test_a_chain_that_runs_in_a_circle_or_without_end_is_cut() -> None:
+    first, second = ValueError(1), ValueError(2)
+    first.__context__, second.__context__ = second, first
+    assert isinstance(across(first), ValueError)
+    error = ValueError(0)
+    for number in range(1, 100):
+        outer = ValueError(number)
+        outer.__cause__ = error
+        error = outer
+    again: BaseException | None = across(error)
+    length = 0
+    while again is not None:
+        again, length = again.__cause__, length + 1
+    assert 10 <= length <= 20
+
+
+def test_notes_are_kept_and_ours_comes_last() -> None:
+    error = raised(ValueError("x"))
+    error.add_note("the user's note")
+    about, data = exceptions.capture(error)
+    again = exceptions.annotate(exceptions.rebuild(about, data), about, "raised on node 2 in train")
+    assert again.__notes__[0] == "the user's note"
+    assert again.__notes__[-1].startswith("raised on node 2 in train")
+    assert "remote traceback:" in again.__notes__[-1]
+    assert "raised(ValueError" in again.__notes__[-1] or "raise error" in again.__notes__[-1]
+
+
+def test_frames_of_our_own_file_are_left_out() -> None:
+    about, _ = exceptions.capture(raised(ValueError("x")), __file__)
+    assert "raise error" not in about["traceback"]
+    assert "ValueError: x" in about["traceback"]
+
+
+def test_an_exception_that_python_cannot_pickle_keeps_its_type_and_attributes() -> None:
+    """Row 7: its __init__ does not take what its args hold."""
+    error = Forgetful(1, 2)
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    error.code = 7  # type: ignore[attr-defined]
+    again = exceptions.rebuild(*exceptions.capture(raised(error)))
+    assert type(again) is Forgetful
+    assert again.args == error.args
+    assert again.code == 7  # type: ignore[attr-defined]
+    assert not hasattr(again, "lock")
+
+
+@pytest.mark.parametrize("error", [ValueError(threading.Lock()), ValueError("x" * (2 << 20))])
+def test_what_cannot_travel_arrives_as_text(error: Exception) -> None:
+    about, data = exceptions.capture(raised(error))
+    assert data == b""
+    again = exceptions.rebuild(about, data)
+    assert isinstance(again, RemoteError)
+    assert type(error).__name__ in str(again)
+    assert again.traceback
+    assert len(again.message) < 300_000
+
+
+def test_a_local_class_travels_with_its_exception() -> None:
+    class Here(Exception):
+        pass
+
+    again = across(raised(Here("x")))
+    assert type(again).__name__ == "Here"
+    assert again.args == ("x",)
+
+
+def test_a_class_that_does_not_exist_here_arrives_as_text() -> None:
+    about, _ = exceptions.capture(raised(ValueError("of the node")))
+    again = exceptions.rebuild(about, b"\x80\x05cnowhere_at_all\nError\n.")
+    assert isinstance(again, RemoteError)
+    assert "of the node" in str(again)
+    assert "nowhere_at_all" in str(again)
+
+
+def test_an_exception_whose_text_raises_is_still_told() -> None:
+    about, data = exceptions.capture(raised(Rude()))
+    assert "Rude" in about["type"]
+    assert "no message" in about["message"]
+    assert isinstance(exceptions.rebuild(about, data), Rude)
+
+
+def test_one_member_of_the_chain_that_cannot_travel_does_not_hide_the_outermost() -> None:
+    """The exception itself is sound; what hangs on it is told in the traceback."""
+    try:
+        try:
+            raise ValueError(threading.Lock())
+        except ValueError as exc:
+            raise KeyError("outer") from exc
+    except KeyError as exc:
+        about, data = exceptions.capture(exc)
+    again = exceptions.rebuild(about, data)
+    assert isinstance(again, KeyError)
+    assert "lock" in about["traceback"]
+
+
+def test_long_texts_are_cut_at_their_beginning() -> None:
+    about, _ = exceptions.capture(raised(ValueError("a" * 400_000 + "the end")))
+    assert about["message"].endswith("the end")
+    assert "characters left out" in about["message"]
+
+
+def test_a_library_that_changes_how_exceptions_are_pickled_does_no_harm() -> None:
+    """distributed has tblib register reducers for every class of exception; a body may import it."""
+    source = """
+        import distributed
+        from skyward.transport import exceptions
+        error = UnicodeDecodeError("utf-8", bytes([255]), 0, 1, "bad")
+        again = exceptions.rebuild(*exceptions.capture(error))
+        assert type(again) is UnicodeDecodeError, again
+        assert str(again) == str(error), str(again)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,142 @@
+"""Frames on a stream: however the bytes are cut, the same frames come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyward.transport.frames import FrameReader, FrameWriter, encode, nbytes
+
+HEADERS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FRAMES = st.lists(st.tuples(HEADERS, st.lists(st.binary(max_size=40), max_size=4)), max_size=5)
+
+
+def flat(frames: list[tuple[Any, list[bytes]]]) -> bytes:
+    return b"".join(bytes(piece) for header, buffers in frames for piece in encode(header, buffers))
+
+
+def source(data: bytes, cuts: Callable[[int], int]) -> Callable[[memoryview], int]:
+    """A socket that gives at most `cuts(n)` bytes the n-th time, and then its end."""
+    at = turn = 0
+
+    def recv_into(view: memoryview) -> int:
+        nonlocal at, turn
+        size = min(len(view), max(1, cuts(turn)), len(data) - at)
+        view[:size] = data[at : at + size]
+        at, turn = at + size, turn + 1
+        return size
+
+    return recv_into
+
+
+def read_all(recv_into: Callable[[memoryview], int]) -> list[tuple[Any, list[bytes]]]:
+    reader, found, alive = FrameReader(), [], True
+    while alive:
+        frames, alive = reader.read(recv_into)
+        found += [(header, list(map(bytes, buffers))) for header, buffers in frames]
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(frames=FRAMES, sizes=st.lists(st.integers(1, 30), min_size=1, max_size=10))
+def test_frames_survive_any_cut(frames: list[tuple[Any, list[bytes]]], sizes: list[int]) -> None:
+    assert read_all(source(flat(frames), lambda turn: sizes[turn % len(sizes)])) == frames
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 16) - 1, 1 << 16, (1 << 18) + 1, (1 << 19) + 3, 5 << 20])
+@pytest.mark.parametrize("cut", [1 << 13, 1 << 18, 1 << 30])
+def test_buffers_of_every_size_arrive_between_small_frames(size: int, cut: int) -> None:
+    big = bytes(i % 251 for i in range(1000)) * (size // 1000 + 1)
+    frames: list[tuple[Any, list[bytes]]] = [(1, [b"a"]), ("big", [b"x", big[:size], b"y"]), (2, []), (3, [b""])]
+    assert read_all(source(flat(frames), lambda _: cut)) == frames
+
+
+def test_a_large_header_arrives() -> None:
+    header = {"text": "é" * 400_000}
+    assert read_all(source(flat([(header, [b"z"])]), lambda _: 70_001)) == [(header, [b"z"])]
+
+
+def test_headers_keep_every_text() -> None:
+    """Lone surrogates too: Python's names of files may hold them."""
+    header = ["\udc80", "\x00", "日本", "\\u", {"k": [1.5, None, True]}]
+    assert read_all(source(flat([(header, [])]), lambda _: 3)) == [(header, [])]
+
+
+def test_many_buffers_arrive() -> None:
+    buffers = [bytes([i % 256]) * (i % 7) for i in range(40_000)]
+    assert read_all(source(flat([(0, buffers)]), lambda _: 1 << 15)) == [(0, buffers)]
+
+
+def test_large_buffers_are_neither_copied_nor_joined() -> None:
+    big = bytearray(1 << 20)
+    pieces = encode(["x"], [big, b""])
+    assert any(piece is big for piece in pieces)
+    assert len(encode(["x"], [b"a", b"b"])) == 1
+    assert sum(map(nbytes, pieces)) == len(flat([(["x"], [big, b""])]))  # type: ignore[list-item]
+
+
+def test_received_buffers_may_be_changed() -> None:
+    """Arrays are rebuilt on top of them."""
+    frames, _ = FrameReader().read(source(flat([(0, [b"abc"])]), lambda _: 100))
+    view = frames[0][1][0]
+    view[0] = ord("X")
+    assert bytes(view) == b"Xbc"
+
+
+def test_another_protocol_is_refused() -> None:
+    with pytest.raises(ValueError, match="another protocol"):
+        FrameReader().read(source(b"\xff" * 64, lambda _: 64))
+
+
+def test_a_connection_that_ends_within_a_frame_gives_no_frame() -> None:
+    whole = flat([(1, [b"x" * 100])])
+    for length in (0, 3, 8, 20, len(whole) - 1):
+        assert read_all(source(whole[:length], lambda _: 7)) == []
+    big = flat([(1, [b"x" * (1 << 20)])])
+    assert read_all(source(big[:-1], lambda _: 1 << 18)) == []
+
+
+@settings(deadline=None, max_examples=40)
+@given(frames=FRAMES, sizes=st.lists(st.integers(0, 30), min_size=1, max_size=10).filter(any))
+def test_a_writer_goes_on_where_the_socket_was_full(frames: list[tuple[Any, list[bytes]]], sizes: list[int]) -> None:
+    writer, out, turn = FrameWriter(), bytearray(), 0
+
+    def send(view: memoryview) -> int:
+        nonlocal turn
+        size, turn = sizes[turn % len(sizes)], turn + 1
+        if not size:
+            raise BlockingIOError
+        out.extend(view[:size])
+        return min(size, view.nbytes)
+
+    for header, buffers in frames:
+        writer.add(encode(header, buffers))
+    expected = flat(frames)
+    assert writer.pending == len(expected)
+    while not writer.write(send):
+        assert writer.pending == len(expected) - len(out)
+    assert bytes(out) == expected
+    assert writer.pending == 0
+
+
+def test_a_cleared_writer_has_forgotten_everything() -> None:
+    writer = FrameWriter()
+    writer.add(encode([1], [b"x" * 100_000]))
+    writer.clear()
+    assert writer.pending == 0
+    assert writer.write(lambda _: pytest.fail("there is nothing to send"))
+
+
+def test_the_header_is_plain_json() -> None:
+    """Nothing of the pool's own traffic needs unpickling."""
+    whole = flat([({"a": [1, 2]}, [])])
+    assert json.loads(whole[8:]) == {"a": [1, 2]}
