@@ -231,7 +231,7 @@ def test_a_replacement_that_dies_while_it_is_set_up_is_replaced_as_well(
 ) -> None:
     """The pool keeps its key and group although for a while it has no machine at all."""
     monkeypatch.setattr(replacement, "_PAUSES", (0.1, 0.1))
-    monkeypatch.setattr(host_watch, "_VIGIL", 0.5)
+    monkeypatch.setattr(host_watch, "_INTERVAL", 0.5)
     pool, seen = opened(nodes=1)
     ended: list[str] = []
 

@@ -72,7 +72,7 @@ def agents(pool: sky.ComputePool) -> list[int]:
 
 
 def keeper(pool: sky.ComputePool) -> psutil.Process:
-    return psutil.Process(pool._cluster.stations[0].site.pid)
+    return psutil.Process(pool._cluster.hosts[0].keeper.pid)
 
 
 def fork_server(pool: sky.ComputePool) -> psutil.Process:

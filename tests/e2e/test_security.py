@@ -50,7 +50,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 def family(pool: sky.ComputePool) -> list[psutil.Process]:
-    keeper = psutil.Process(pool._cluster.stations[0].site.pid)
+    keeper = psutil.Process(pool._cluster.hosts[0].keeper.pid)
     return [keeper, *keeper.children(recursive=True)]
 
 
@@ -124,7 +124,7 @@ def test_no_listener_talks_to_a_member_of_another_pool(pool: sky.ComputePool) ->
 def test_the_client_refuses_a_node_of_another_pool(pool: sky.ComputePool) -> None:
     """SEC-4: both sides ask for the pool's own authority."""
     context = certificates.context(certificates.Authority("other").issue("client"), server=False)
-    address = next(iter(pool._cluster.stations[0].site.ports.values()))
+    address = next(iter(pool._cluster.hosts[0].keeper.ports.values()))
     with socket.create_connection(address, timeout=5) as raw, pytest.raises(ssl.SSLError):
         context.wrap_socket(raw)
 

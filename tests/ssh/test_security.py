@@ -242,7 +242,7 @@ sys.stdin.read()
 def test_a_crowd_that_says_nothing_shuts_nobody_out(net: Network, whole: Network) -> None:
     """SEC-3: more connections than an agent may have open; calls go on, and a client that has to come again gets in."""
     with two_nodes(net) as pool:
-        end = pool._cluster.stations[1].site.ports[1]
+        end = pool._cluster.hosts[1].keeper.ports[1]
         lines = net[1].run(["ss", "-Hltnp", "sport", f"= {end[1]}"]).stdout
         for pid in {found[1] for found in re.finditer(r"pid=(\d+)", lines)}:
             net[1].run(["prlimit", "--pid", pid, "--nofile=128:128"])
@@ -291,7 +291,7 @@ def test_the_near_ends_of_tunnels_are_the_users_own(net: Network, pair: sky.Comp
     """SEC-25: another user of this computer cannot open a socket that leads to a node, and at a port TLS refuses."""
     with pair.dask() as client:
         port = int(str(client.scheduler.address).rpartition(":")[2])
-        shells = [station.site.shell for station in pair._cluster.stations.values()]
+        shells = [host.keeper.shell for host in pair._cluster.hosts.values()]
 
         def near_ends() -> list[str]:
             return [str(p) for s in shells for p in Path(s._directory).iterdir() if p.is_socket()]  # type: ignore[attr-defined]

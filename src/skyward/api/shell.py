@@ -31,18 +31,20 @@ class SshTarget:
 
 @dataclass(frozen=True)
 class Access:
-    """How a provider's machines are got at, beyond their addresses."""
+    """How a provider's machines are reached, beyond their addresses."""
 
-    lease: float = 0.0
-    """How long machines go on when they hear nothing of us; 0 for this computer, whose fate they share."""
+    lease: float = 900.0
+    """How many seconds machines go on without hearing from us; it means nothing on this computer."""
     ssh_timeout: float = 60.0
     network: Literal["auto", "mesh", "star"] = "auto"
     lease_file: str | None = None
     """A file on each machine that must be touched within every lease, or the machine shuts itself down."""
     notices: str | None = None
-    """What, on a machine, waits until that is to be taken away, as "module:function"; it returns the seconds left."""
+    """What waits on a machine until it is about to be taken away, as "module:function"; it returns the seconds left."""
     settle: Callable[[Shell, SshTarget], str | None] | None = None
-    """Done once a machine lets us in, beside the rest of setting it up; what it returns the user is told."""
+    """Called once a machine accepts our login, while the rest is set up; the user is told what it returns."""
+    local: bool = False
+    """Whether the machines are this computer: they end when it ends, share its disk, and need no lease."""
 
 
 @dataclass(frozen=True)

@@ -368,7 +368,7 @@ class ComputePool:
             self._emit(events.Notice(self.name, text, "warning"))
         roots = [path for about in self._engine.abouts() for path in about["path"]]
         included = [str((Path.cwd() / include).resolve()) for include in image.includes]
-        self._store, shared = stores[0], not self.provider.access.lease
+        self._store, shared = stores[0], self.provider.access.local
         self._packing = Packing(Packer([*roots, *included]), self._store, shared, self._user)
 
     # calls

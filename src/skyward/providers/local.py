@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from skyward.api.provider import Machine, Offer, Provider
+from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 
@@ -18,6 +19,10 @@ _MOST = 500
 @dataclass(frozen=True)
 class Local(Provider):
     """Nodes on this computer; what a pool uses when no provider is given."""
+
+    @property
+    def access(self) -> Access:
+        return Access(local=True)
 
     def offers(self, spec: Spec) -> Iterable[Offer]:
         if isinstance(spec.nodes, int) and spec.nodes > _MOST:

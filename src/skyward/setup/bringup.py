@@ -43,23 +43,23 @@ class Cluster:
     """What runs: the engine, the machines beneath it, and who vouches for whom."""
 
     engine: Engine
-    stations: dict[int, Host]
+    hosts: dict[int, Host]
     authority: certificates.Authority
 
     def dask_address(self) -> str | None:
         """Where a dask client on this computer finds the scheduler; None where nodes cannot form a cluster."""
-        site = self.stations[0].site
-        if site.scheduler is None:
+        keeper = self.hosts[0].keeper
+        if keeper.scheduler is None:
             return None
-        host, port = site.scheduler.removeprefix("tls://").rsplit(":", 1)
-        near, near_port = site.shell.forward(host.strip("[]"), int(port))
+        host, port = keeper.scheduler.removeprefix("tls://").rsplit(":", 1)
+        near, near_port = keeper.shell.forward(host.strip("[]"), int(port))
         return f"tls://{near}:{near_port}"
 
     def after_fork(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""
         self.engine.after_fork()
-        for site in {station.site for station in self.stations.values()}:
-            site.after_fork()
+        for keeper in {host.keeper for host in self.hosts.values()}:
+            keeper.after_fork()
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Bringup:
     def open(self, stack: ExitStack, deadline: float) -> Cluster:
         """Starts everything, with its ending on `stack`; returns when every node is ready for calls."""
         endings = stack.enter_context(ExitStack())  # nodes that come back later add to it
-        stationing = HostSetup(
+        host_setup = HostSetup(
             self.pool,
             self.image,
             self.commands,
@@ -104,49 +104,49 @@ class Bringup:
             self.supply and self.supply.ended,
         )
         # keepers import distributed while we make certificates
-        stations = stationing.occupy(self.machines, deadline)
+        hosts = host_setup.set_up(self.machines, deadline)
         authority = certificates.Authority(self.pool)
         context = certificates.context(authority.issue("client"), server=False)
         names = [str(machine.ssh or machine.id) for machine in self.machines]
-        layout = arrange(stations, names, self.access.network, deadline)
+        layout = arrange(hosts, names, self.access.network, deadline)
         blocked = self._why_star(layout, names)
 
         addresses = list(layout.addresses)  # of machines that others stand in for, theirs
 
-        def start(station: Host) -> None:
-            self._start(station, addresses, authority, blocked, deadline)
+        def start(host: Host) -> None:
+            self._start(host, addresses, authority, blocked, deadline)
 
-        each(start, stations)
-        home = {node: station for station in stations for node in station.nodes}
-        hooks = self._hooks(stations)
+        each(start, hosts)
+        home = {node: host for host in hosts for node in host.nodes}
+        hooks = self._hooks(hosts)
 
         def setup(node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
             info = self._info(node, addresses, blocked, abouts, ports)
-            return self._settings(node, home[node], info, abouts, home[0].site.scheduler), hooks
+            return self._settings(node, home[node], info, abouts, home[0].keeper.scheduler), hooks
 
         def reach(node: int) -> socket.socket:
-            site = home[node].site
-            return site.shell.reach(*site.ports[node])
+            keeper = home[node].keeper
+            return keeper.shell.reach(*keeper.ports[node])
 
         def revive(node: int) -> None:
             """Sets up a machine again that had lost everything of ours."""
             limit = time.monotonic() + self.access.ssh_timeout
-            stationing.evict(home[node])  # whatever it still runs has been given up, and may run elsewhere by now
-            station = stationing.occupy_one(node, self.machines[node], limit)
-            self._start(station, addresses, authority, blocked, limit)
-            home[node] = station
+            host_setup.stop(home[node])  # whatever it still runs has been given up, and may run elsewhere by now
+            host = host_setup.set_up_one(node, self.machines[node], limit)
+            self._start(host, addresses, authority, blocked, limit)
+            home[node] = host
 
         def stand_in(node: int, machine: Machine) -> Callable[[], None]:
             """Sets up a machine that is to take another one's place; what it returns puts it there."""
             limit = time.monotonic() + self.access.ssh_timeout + self.image.bootstrap_timeout
-            station = stationing.occupy_one(node, machine, limit)
+            host = host_setup.set_up_one(node, machine, limit)
             there = [*addresses]
-            there[node] = address_like(station, machine.private_ip, addresses[node], limit)
-            self._start(station, there, authority, blocked, limit)
+            there[node] = address_like(host, machine.private_ip, addresses[node], limit)
+            self._start(host, there, authority, blocked, limit)
 
             def put() -> None:
-                stationing.leave(home[node])
-                addresses[node], home[node] = there[node], station
+                host_setup.leave(home[node])
+                addresses[node], home[node] = there[node], host
 
             return put
 
@@ -165,11 +165,12 @@ class Bringup:
                 listening=self.listening,
                 release=self.release,
                 gang=self._groups,
-                lease=self.access.lease,
+                lease=0.0 if self.access.local else self.access.lease,
                 directory=self.workspace(),
-                address=lambda node: None if blocked else home[node].site.ports[node],
-                revive=revive if self.access.lease else None,
-                substitutes=self.supply and Substitution(self.supply, self.machines, stand_in, stationing.halt, report),
+                address=lambda node: None if blocked else home[node].keeper.ports[node],
+                revive=None if self.access.local else revive,
+                substitutes=self.supply
+                and Substitution(self.supply, self.machines, stand_in, host_setup.abort, report),
             )
         )
         stack.push(self.interrupted)
@@ -177,7 +178,7 @@ class Bringup:
         try:
             engine.open(deadline)
         except NodeLost as exc:
-            said = home[exc.node].site.shell.said()
+            said = home[exc.node].keeper.shell.said()
             if "prohibited" in said:
                 raise BootstrapError(
                     "connecting",
@@ -200,7 +201,7 @@ class Bringup:
 
     def _why_star(self, layout: Layout, names: Sequence[str]) -> str | None:
         """Why nodes cannot form groups, if they cannot; a pool whose plugins need one is refused."""
-        if self.access.network == "star" and len(self.machines) > 1 and self.access.lease:
+        if self.access.network == "star" and len(self.machines) > 1 and not self.access.local:
             why = 'the pool was opened with network="star"; leave that out to have it tried'
         elif layout.star:
             why = layout.explain(names)
@@ -220,7 +221,7 @@ class Bringup:
 
     def _start(
         self,
-        station: Host,
+        host: Host,
         addresses: Sequence[Address],
         authority: certificates.Authority,
         blocked: str | None,
@@ -234,40 +235,40 @@ class Bringup:
                 "notices": self.access.notices,
                 "identity": vars(authority.issue(f"node-{node}")),
             }
-            for node in station.nodes
+            for node in host.nodes
         ]
-        head = 0 in station.nodes and not blocked
+        head = 0 in host.nodes and not blocked
         scheduler = {"host": addresses[0].ip, "identity": vars(authority.issue("scheduler"))}
-        station.site.start(nodes, scheduler if head else None, bool(self.access.lease), deadline)
+        host.keeper.start(nodes, scheduler if head else None, not self.access.local, deadline)
 
-    def _hooks(self, stations: Sequence[Host]) -> list[Any]:
+    def _hooks(self, hosts: Sequence[Host]) -> list[Any]:
         wanted = [(p.name, p.around_app, p.decorate) for p in self.plugins if p.around_app or p.decorate]
         if not wanted:
             return []
-        head, buffers = Packer([path for s in stations for path in s.paths]).pack(wanted, "the plugins' hooks")
+        head, buffers = Packer([path for s in hosts for path in s.paths]).pack(wanted, "the plugins' hooks")
         return [head, *map(bytes, buffers)]
 
     def _settings(
-        self, node: int, station: Host, info: InstanceInfo, abouts: list[dict[str, Any]], scheduler: str | None
+        self, node: int, host: Host, info: InstanceInfo, abouts: list[dict[str, Any]], scheduler: str | None
     ) -> dict[str, Any]:
         """What an agent is told to make its runners with."""
         slots = self.worker.concurrency
         processes, threads = (slots, 1) if self.worker.process else (1, slots)
-        counts = self._thread_counts(station, processes, abouts[node]["cpus"])
+        counts = self._thread_counts(host, processes, abouts[node]["cpus"])
         return {
             "scheduler": scheduler,
-            "shared": not self.access.lease,
+            "shared": self.access.local,
             "info": info.to_json(),
-            "env": {**counts, **station.env, SCRATCH: station.site.scratch},
-            "cwd": station.cwd,
+            "env": {**counts, **host.env, SCRATCH: host.keeper.scratch},
+            "cwd": host.cwd,
             "grace": self.grace,
             "threads": threads,
             "processes": processes,
             "runner": {
                 "node": node,
                 "threads": threads,
-                "paths": list(station.paths),
-                "blobs": station.site.scratch,
+                "paths": list(host.paths),
+                "blobs": host.keeper.scratch,
                 "max_result": self.max_result,
             },
         }
@@ -303,10 +304,10 @@ class Bringup:
             ports={"torch": ports[0], "jax": ports[1], "tensorflow": ports[2]},
         )
 
-    def _thread_counts(self, station: Host, processes: int, cpus: int) -> dict[str, str]:
+    def _thread_counts(self, host: Host, processes: int, cpus: int) -> dict[str, str]:
         """Runners that share a machine's cores must not each start a thread for every one of them."""
-        sharing = len(station.nodes) * processes
-        known = {} if self.access.lease else dict(os.environ)
-        if (sharing == 1 and self.access.lease) or any(name in known or name in station.env for name in _THREADS):
+        sharing = len(host.nodes) * processes
+        known = dict(os.environ) if self.access.local else {}
+        if (sharing == 1 and not self.access.local) or any(name in known or name in host.env for name in _THREADS):
             return {}  # nobody to share with, or the user has decided
         return dict.fromkeys(_THREADS, str(max(1, cpus // sharing)))

@@ -12,14 +12,14 @@ from skyward.api.provider import Machine
 from skyward.api.shell import Access, Shell, SshTarget
 from skyward.errors import BootstrapError, SkywardError
 
-__all__ = ["MachineWatch", "tended"]
+__all__ = ["MachineWatch", "during_setup"]
 
-_VIGIL = 10.0
+_INTERVAL = 10.0
 _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 
 @contextmanager
-def tended(shell: Shell, target: SshTarget, access: Access, tell: Callable[[str], None]) -> Generator[None]:
+def during_setup(shell: Shell, target: SshTarget, access: Access, tell: Callable[[str], None]) -> Generator[None]:
     """Tends a machine that has let us in; at the end its provider has had what it wanted, or `tell` was told why not.
 
     The lease is renewed until then; from there on the machine's keeper does it.
@@ -72,7 +72,7 @@ class MachineWatch:
         with self._lock:
             if self._ended is not None and not self._waiting:
                 self._over = threading.Event()
-                asking = threading.Thread(target=self._ask, args=(self._ended, self._over), name="skyward-vigil")
+                asking = threading.Thread(target=self._ask, args=(self._ended, self._over), name="skyward-watch")
                 asking.daemon = True
                 asking.start()
             self._waiting[shell] = machine
@@ -92,7 +92,7 @@ class MachineWatch:
                     self._over.set()
 
     def _ask(self, ended: Callable[[Sequence[Machine]], list[str]], over: threading.Event) -> None:
-        while not over.wait(_VIGIL):
+        while not over.wait(_INTERVAL):
             with self._lock:
                 waiting = dict(self._waiting)
             try:

@@ -21,7 +21,7 @@ from skyward.api.shell import Access, Shell
 from skyward.errors import BootstrapError, PluginError, SkywardError
 from skyward.machines.parallel import each, spread
 from skyward.setup.env.local import prepare
-from skyward.setup.host_watch import MachineWatch, tended
+from skyward.setup.host_watch import MachineWatch, during_setup
 from skyward.setup.keeper_client import KeeperClient
 from skyward.setup.local_shell import LocalShell, inherited
 from skyward.setup.network import Address, Blocked, Layout, blocked_pairs, candidates
@@ -41,7 +41,7 @@ _PROBE = 3.0
 class Host:
     """A machine with a keeper, and what user code gets there."""
 
-    site: KeeperClient
+    keeper: KeeperClient
     nodes: tuple[int, ...]
     env: dict[str, str]
     paths: tuple[str, ...]
@@ -71,15 +71,15 @@ class HostSetup:
         self._watchdog: Watchdog | None = None
         self._shells: list[Shell] = []
         self._archive: Path | None = None
-        self._told: set[str] = set()
-        self._halted = False
-        self._vigil = MachineWatch(ended)
-        self._sites: list[tuple[str, KeeperClient, Sequence[str]]] = []
+        self._warned: set[str] = set()
+        self._aborted = False
+        self._watch = MachineWatch(ended)
+        self._keepers: list[tuple[str, KeeperClient, Sequence[str]]] = []
 
-    def occupy(self, machines: Sequence[Machine], deadline: float) -> list[Host]:
+    def set_up(self, machines: Sequence[Machine], deadline: float) -> list[Host]:
         """Keepers on all machines; one that fails is named at once, while the others go on."""
-        if all(machine.ssh is None for machine in machines):
-            return [self._here(len(machines), deadline)]
+        if self.access.local:
+            return [self._set_up_local(len(machines), deadline)]
         from skyward.machines.watchdog import Watchdog
         from skyward.setup.env.remote import Packages
         from skyward.setup.env.requirements import check_python
@@ -89,12 +89,12 @@ class HostSetup:
         self._packages, self._watchdog = Packages(self.image), Watchdog()
         self._endings.push(self._close_watchdog)
         self._endings.callback(self._close_shells)
-        self._endings.callback(self._end_sites)
-        parts = spread(lambda one: self.occupy_one(*one, deadline), list(enumerate(machines)))
+        self._endings.callback(self._end_keepers)
+        parts = spread(lambda one: self.set_up_one(*one, deadline), list(enumerate(machines)))
         wait(parts)
         return _all_or_error(parts)
 
-    def occupy_one(self, node: int, machine: Machine, deadline: float) -> Host:
+    def set_up_one(self, node: int, machine: Machine, deadline: float) -> Host:
         """A keeper on another machine, for one node."""
         from skyward.setup.env.remote import prepare_host, stop_script
         from skyward.setup.ssh.shell import SshShell
@@ -109,28 +109,30 @@ class HostSetup:
 
         shell, key = SshShell(machine.ssh), f"{node}-{time.monotonic()}"
         self._shells.append(shell)
-        if self._halted:
+        if self._aborted:
             shell.close()
-        tending = ExitStack()
+        background = ExitStack()
         stop: Sequence[str] = ()
         try:
             report(f"connecting to {shell.name}")
-            with self._vigil.over(shell, machine):
+            with self._watch.over(shell, machine):
                 shell.connect(min(deadline, time.monotonic() + self.access.ssh_timeout))
-            tending.enter_context(tended(shell, machine.ssh, self.access, self._warn))
+            background.enter_context(during_setup(shell, machine.ssh, self.access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
-            host = prepare_host(
+            made = prepare_host(
                 shell, self.image, pool=self.pool, deadline=deadline, report=report, packages=self._packages
             )
-            if not self._passing:
-                stop = stop_script(host.directory)
+            if not self._disposable:
+                stop = stop_script(made.directory)
                 self._watchdog.add(key, shell.command(stop), *shell.ending())
-            self._send_includes(shell, host.directory)
-            self._run_commands(shell, node, host.env, deadline, report)
+            self._send_includes(shell, made.directory)
+            self._run_commands(shell, node, made.env, deadline, report)
             report("starting")
             left = max(1.0, self._ttl - (time.monotonic() - self._born))
-            site = KeeperClient(shell, host.python, {}, host.directory, self.access.lease, left, self.access.lease_file)
-            self._sites.append((key, site, stop))
+            keeper = KeeperClient(
+                shell, made.python, {}, made.directory, self.access.lease, left, self.access.lease_file
+            )
+            self._keepers.append((key, keeper, stop))
         except SkywardError as exc:
             self._warn(str(exc), f"node {node} ({shell.name}): {exc}")
             if stop:  # there is no keeper yet that would remove the directory
@@ -138,16 +140,16 @@ class HostSetup:
                     shell.run(stop, timeout=20)
             raise
         finally:
-            tending.close()
-        return Host(site, (node,), {**host.env, **self.image.env}, self._paths(host.directory), host.directory)
+            background.close()
+        return Host(keeper, (node,), {**made.env, **self.image.env}, self._paths(made.directory), made.directory)
 
     def _warn(self, what: str, text: str = "") -> None:
         """Tells the user; what is wrong with all machines is said once."""
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._warned:
+            self._warned.add(what)
             self.emit(events.Notice(self.pool, text or what, "warning"))
 
-    def _here(self, nodes: int, deadline: float) -> Host:
+    def _set_up_local(self, nodes: int, deadline: float) -> Host:
         """This computer, which plays all nodes."""
         self._pack_includes()
         made = prepare(self.image, report=lambda text: self.emit(events.NodePhase(self.pool, None, text)))
@@ -157,30 +159,30 @@ class HostSetup:
         self._run_commands(shell, 0, made.env, deadline, lambda text: self.emit(events.NodePhase(self.pool, 0, text)))
         directory = self.workspace()
         self._send_includes(shell, directory)
-        site = KeeperClient(shell, made.python, {**inherited(os.environ), **made.env}, directory, 0.0, self._ttl)
-        self._endings.callback(lambda: site.end(0.2 if self.hurried() else 10.0))
+        keeper = KeeperClient(shell, made.python, {**inherited(os.environ), **made.env}, directory, 0.0, self._ttl)
+        self._endings.callback(lambda: keeper.end(0.2 if self.hurried() else 10.0))
         paths = (*made.paths, *self._paths(directory))
-        return Host(site, tuple(range(nodes)), made.env, paths, _working_directory())
+        return Host(keeper, tuple(range(nodes)), made.env, paths, _working_directory())
 
-    def evict(self, station: Host) -> None:
+    def stop(self, host: Host) -> None:
         """Ends what a machine that was given up may still run of this pool."""
         from skyward.setup.env.remote import stop_script
 
-        station.site.shell.run(stop_script(station.site.directory), timeout=20)
+        host.keeper.shell.run(stop_script(host.keeper.directory), timeout=20)
 
-    def leave(self, station: Host) -> None:
+    def leave(self, host: Host) -> None:
         """Lets go of a machine that another one stands in for; what it runs ends with it."""
         assert self._watchdog is not None
-        for key, site, _ in [held for held in self._sites if held[1] is station.site]:
-            self._sites = [held for held in self._sites if held[0] != key]
+        for key, keeper, _ in [held for held in self._keepers if held[1] is host.keeper]:
+            self._keepers = [held for held in self._keepers if held[0] != key]
             self._watchdog.drop(key)
-            site.end(0.0)
-            site.shell.close()
+            keeper.end(0.0)
+            keeper.shell.close()
 
-    def halt(self) -> None:
+    def abort(self) -> None:
         """Gives up machines that are still being set up."""
-        self._halted = True
-        settled = {site.shell for _, site, _ in self._sites}
+        self._aborted = True
+        settled = {keeper.shell for _, keeper, _ in self._keepers}
         for shell in [shell for shell in self._shells if shell not in settled]:
             shell.close()
 
@@ -198,33 +200,33 @@ class HostSetup:
         each(close, self._shells)
 
     @property
-    def _passing(self) -> bool:
+    def _disposable(self) -> bool:
         """Whether machines go with the pool, so that what runs on them need not be ended, nor waited for."""
         return self.access.lease_file is not None
 
-    def _end_sites(self) -> None:
+    def _end_keepers(self) -> None:
         """Ends all keepers at once; what cannot be reached is left to the watchdog, and to the lease."""
         assert self._watchdog is not None
         if self.hurried():
             self._watchdog.hand_over()
-        if not self._sites:
+        if not self._keepers:
             return
-        if not all(each(self._end, self._sites)) and not self.hurried():
+        if not all(each(self._end, self._keepers)) and not self.hurried():
             self._watchdog.hand_over()
 
     def _end(self, held: tuple[str, KeeperClient, Sequence[str]]) -> bool:
         """Waits for a keeper to go by itself, and makes it go if it does not; False if its machine is out of reach."""
-        key, site, stop = held
+        key, keeper, stop = held
         assert self._watchdog is not None
-        if self.hurried() or self._passing:
-            site.end(0.0)
+        if self.hurried() or self._disposable:
+            keeper.end(0.0)
             return True
-        if not site.end(5.0):
+        if not keeper.end(5.0):
             try:
-                site.shell.run(stop, timeout=20)
+                keeper.shell.run(stop, timeout=20)
             except (SkywardError, OSError, subprocess.TimeoutExpired) as exc:
                 text = (
-                    f"{site.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). It is "
+                    f"{keeper.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). It is "
                     f"tried for another minute; if that fails, what runs there ends by itself, "
                     f"{self.access.lease:.0f} s after it last heard of us."
                 )
@@ -263,23 +265,23 @@ class HostSetup:
         return tuple(f"{directory}/includes/{path}".rstrip("/.") for path in import_paths(self.image, Path.cwd()))
 
 
-def arrange(stations: Sequence[Host], names: Sequence[str], network: str, deadline: float) -> Layout:
+def arrange(hosts: Sequence[Host], names: Sequence[str], network: str, deadline: float) -> Layout:
     """Finds the addresses by which nodes reach each other, and leaves a listener on each; every pair is tried."""
-    if len(stations) == 1:
-        return Layout((_LOOPBACK,) * len(stations[0].nodes))
+    if len(hosts) == 1:
+        return Layout((_LOOPBACK,) * len(hosts[0].nodes))
     if network == "star":
-        return Layout((_LOOPBACK,) * len(stations))
+        return Layout((_LOOPBACK,) * len(hosts))
 
-    def look(station: Host) -> list[Address]:
-        return [Address(*entry) for entry in station.site.ask("look", deadline)["addresses"]]
+    def look(host: Host) -> list[Address]:
+        return [Address(*entry) for entry in host.keeper.ask("look", deadline)["addresses"]]
 
-    known = each(look, stations)
+    known = each(look, hosts)
     for node, found in enumerate(known):
         if not found:
             raise BootstrapError("network", f"{names[node]} has no address but its loopback's.", node)
     best: Layout | None = None
     for addresses in candidates(known):
-        layout = Layout(addresses, _tried(stations, addresses, deadline))
+        layout = Layout(addresses, _tried(hosts, addresses, deadline))
         if not layout.blocked:
             return layout
         if best is None or len(layout.blocked) < len(best.blocked):
@@ -290,30 +292,30 @@ def arrange(stations: Sequence[Host], names: Sequence[str], network: str, deadli
     return best
 
 
-def address_like(station: Host, ip: str, other: Address, deadline: float) -> Address:
+def address_like(host: Host, ip: str, other: Address, deadline: float) -> Address:
     """The address by which a machine is reached that stands in for one with the address `other`."""
     if other == _LOOPBACK:
         return other
-    found = [Address(*entry) for entry in station.site.ask("look", deadline)["addresses"]]
+    found = [Address(*entry) for entry in host.keeper.ask("look", deadline)["addresses"]]
     fitting = [address for address in found if address.ip == ip or address.network == other.network]
     if not found:
-        raise BootstrapError("network", f"{station.site.shell.name} has no address but its loopback's.")
+        raise BootstrapError("network", f"{host.keeper.shell.name} has no address but its loopback's.")
     return (fitting or found)[0]
 
 
-def _tried(stations: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
+def _tried(hosts: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
     """The pairs that cannot connect, each side asked at the same time."""
-    count = range(len(stations))
+    count = range(len(hosts))
     ends: dict[str, tuple[str, int]] = {}
 
     def listen(node: int) -> None:
-        answer = stations[node].site.ask("listen", deadline, host=addresses[node].ip)
+        answer = hosts[node].keeper.ask("listen", deadline, host=addresses[node].ip)
         if "listening" in answer:
             ends[str(node)] = (addresses[node].ip, answer["listening"])
 
     def probe(node: int) -> dict[int, str]:
         peers = {name: end for name, end in ends.items() if name != str(node)}
-        answer: dict[str, str] = stations[node].site.ask("probe", deadline, peers=peers, timeout=_PROBE)["probed"]
+        answer: dict[str, str] = hosts[node].keeper.ask("probe", deadline, peers=peers, timeout=_PROBE)["probed"]
         deaf = {other: "it cannot listen there" for other in count if str(other) not in ends and other != node}
         return deaf | {int(name): reason for name, reason in answer.items()}
 
