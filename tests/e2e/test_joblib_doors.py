@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import joblib
 import pytest
@@ -53,6 +55,32 @@ def test_an_open_pool_is_borrowed_and_stays_open() -> None:
         by_name(mine)
     with pytest.raises(PoolClosed, match="not open"), sky.integrations.joblib_backend(mine):
         pass
+
+
+def test_other_threads_of_the_program_use_the_pool_too() -> None:
+    """S0-40: joblib keeps its configuration by thread; a search started from a thread pool must not stay here."""
+
+    def used(**options: Any) -> set[int]:
+        return set(Parallel(n_jobs=-1, **options)(delayed(pid)() for _ in range(4)))
+
+    with ThreadPoolExecutor(1) as threads:
+        with sky.integrations.JoblibPool(nodes=2, console=False) as outer:
+            assert os.getpid() not in threads.submit(used).result()
+            assert os.getpid() not in threads.submit(used, prefer="threads").result()  # as random forests ask
+            with sky.integrations.joblib_backend(outer, max_inflight=1):
+                assert os.getpid() not in threads.submit(used).result()
+            assert os.getpid() not in threads.submit(used).result()
+        assert threads.submit(lambda: type(get_active_backend()[0]).__name__).result() == "LokyBackend"
+
+
+def test_a_plugin_that_wraps_functions_does_not_keep_joblib_out() -> None:
+    """S0-51, S0-40, S1-12: what a batch runs is a function of ours, which plugins and decorators wrap as any other."""
+    quiet = sky.Plugin.create("quiet").with_decorator(sky.silent)
+    with (
+        sky.ComputePool(plugins=[sky.plugins.jax(), sky.plugins.keras(), quiet], console=False) as mine,
+        sky.integrations.sklearn_backend(mine),
+    ):
+        assert Parallel(n_jobs=-1)(delayed(pow)(i, 2) for i in range(3)) == [0, 1, 4]
 
 
 def by_name(mine: sky.ComputePool) -> None:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
+from skyward.api.compute import Compute
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.errors import InvalidArgument
 from skyward.node.stdio import STREAMS, CallbackWriter, Route, Stream, drain, install
@@ -87,7 +88,7 @@ def _decorated(fn: Callable[P, R], choose: Choose) -> Callable[P, R]:
     """`fn` with its text redirected as `choose` says at its start, whenever its own code runs."""
     if not callable(fn):
         raise InvalidArgument(f"an output decorator got {fn!r}, not a function. Put it right above a def.")
-    if type(fn).__module__.partition(".")[0] == "skyward":
+    if isinstance(cast("Any", fn), Compute):
         raise InvalidArgument(
             f"an output decorator stands above @sky.compute on {getattr(fn, '__name__', fn)}: there it would act on "
             "your computer, not on the nodes. Put it below @sky.compute."

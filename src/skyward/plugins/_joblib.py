@@ -114,11 +114,13 @@ def _around(max_inflight: int | None, pool: Slots, cluster: Cluster) -> Generato
 
 @contextmanager
 def _activated(pool: Slots, max_inflight: int | None) -> Generator[None]:
-    backend = _backend_module()
-    config = backend.parallel_config(backend=backend.SkywardBackend(pool=pool, max_inflight=max_inflight))
+    module = _backend_module()
+    backend = module.SkywardBackend(pool=pool, max_inflight=max_inflight)
+    config = module.parallel_config(backend=backend)
     thread = threading.get_ident()
     try:
-        yield
+        with module.default_for_threads(backend):
+            yield
     finally:
         # joblib keeps this by thread: a pool closed by another one must not change what holds there
         if threading.get_ident() == thread:

@@ -15,16 +15,18 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from joblib.parallel import (
     AutoBatchingMixin,
     FallbackToBackend,
     ParallelBackendBase,
     SequentialBackend,
+    default_parallel_config,
     parallel_config,
     register_parallel_backend,
 )
@@ -35,7 +37,7 @@ from skyward.client.callbacks import when_done
 from skyward.errors import InvalidArgument
 from skyward.plugins._joblib import Slots, Tasks, open_pool, runs
 
-__all__ = ["SkywardBackend", "parallel_config"]
+__all__ = ["SkywardBackend", "default_for_threads", "parallel_config"]
 
 Callback = Callable[[Any], None]
 _News = tuple[Callback, Future[Any]] | Literal["added", "stop"]
@@ -232,6 +234,30 @@ class _Traffic:
             failed: Future[Any] = Future()
             failed.set_exception(exc)
             return [failed]
+
+
+_default = cast("Any", default_parallel_config["backend"])
+_defaults: list[Any] = [_default.default_value]
+_defaults_lock = threading.Lock()
+
+
+@contextmanager
+def default_for_threads(backend: SkywardBackend) -> Generator[None]:
+    """Has every thread use `backend` that has chosen none itself: `parallel_config` speaks for its own thread only."""
+    # Not register_parallel_backend(make_default=True): what prefers threads, as random forests do, would stay here.
+    with _defaults_lock:
+        _defaults.append(backend)
+        _set_default(backend)
+    try:
+        yield
+    finally:
+        with _defaults_lock:
+            _defaults.remove(backend)
+            _set_default(_defaults[-1])
+
+
+def _set_default(backend: Any) -> None:
+    object.__setattr__(_default, "default_value", backend)  # joblib freezes it, and has no other place for all threads
 
 
 class _Elsewhere(int):

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, aclosing
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
+from skyward.api.compute import Compute
 from skyward.api.info import instance_info
 from skyward.errors import InvalidArgument
 
@@ -23,7 +24,7 @@ def within(fn: Callable[P, R], enter: Enter, name: str) -> Callable[P, R]:
     """`fn` with its body run inside a context that is made on the node; a generator keeps it until it ends."""
     if not callable(fn):
         raise InvalidArgument(f"@sky.integrations.{name} got {fn!r}, not a function. Put it right above a def.")
-    if type(fn).__module__.partition(".")[0] == "skyward":
+    if isinstance(cast("Any", fn), Compute):
         raise InvalidArgument(
             f"@sky.integrations.{name} stands above @sky.compute on {getattr(fn, '__name__', fn)}: there it would act "
             "on your computer, not on the nodes. Put it below @sky.compute."
