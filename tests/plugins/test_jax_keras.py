@@ -1,15 +1,13 @@
-"""The JAX and Keras plugins without nodes: images, variables, refusals, and how nodes meet."""
+"""The JAX and Keras plugins without nodes: images, variables, refusals."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
@@ -19,9 +17,8 @@ from skyward.api.image import Image
 from skyward.api.info import InstanceInfo, NetworkInfo, Peer
 from skyward.api.plugin import Cluster, Plugin
 from skyward.api.spec import Spec
-from skyward.errors import InvalidArgument, SkywardError
+from skyward.errors import InvalidArgument
 from skyward.plugins import _jax, _keras
-from skyward.plugins._meeting import meet
 from skyward.plugins._within import framework
 
 
@@ -235,42 +232,3 @@ def test_plugins_and_decorators_import_no_framework() -> None:
 def test_a_missing_framework_is_named_with_what_to_add() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"no not_there, .*sky\.plugins\.jax\(\).*pip=\[\"not_there\"\]"):
         framework("not_there", "jax")
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
-def test_nodes_meet_when_all_are_there(port: int) -> None:
-    with ThreadPoolExecutor(3) as threads:
-        waiting = [threads.submit(meet, "the group", place(i, 3), port, 20) for i in (2, 1, 0)]
-        assert [each.result(60) for each in waiting] == [None] * 3
-
-
-def test_every_node_is_told_which_ones_did_not_come(port: int) -> None:
-    """Rows 16 to 18 of the faults: a rank that never arrives is named, in time."""
-    with ThreadPoolExecutor(2) as threads:
-        for each in [threads.submit(meet, "JAX's group", place(i, 4), port, 1.5) for i in (0, 2)]:
-            with pytest.raises(SkywardError, match=r"all 4 nodes.*nodes 1 and 3 did not come within 1.5 s.*@ pool"):
-                each.result(60)
-
-
-def test_a_node_whose_head_does_not_come_is_told_so(port: int) -> None:
-    with pytest.raises(SkywardError, match="node 0 did not come"):
-        meet("JAX's group", place(1), port, 0.2)
-
-
-def test_strangers_do_not_count_as_nodes(port: int) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        head = threads.submit(meet, "JAX's group", place(0), port, 1)
-        stranger = threads.submit(meet, "JAX's group", place(1, job_id="another"), port, 1)
-        for each in (head, stranger):
-            with pytest.raises(SkywardError, match="did not come"):
-                each.result(60)
-
-
-def test_a_port_in_use_is_named(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(SkywardError, match=f"port {port}.*not free"):
-        meet("JAX's group", place(0), port, 1)

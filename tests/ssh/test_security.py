@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import skyward as sky
-from skyward.plugins._meeting import meet
+from skyward.plugins._rendezvous import Rendezvous
 from skyward.transport.certificates import Identity
 from tests.ssh import stranger
 from tests.ssh.places import CACHE, left, reached, specs, until
@@ -50,7 +50,7 @@ def rally(flag: str) -> tuple[int, int]:
     info = sky.instance_info()
     if info is None:
         raise RuntimeError("not in a pool")
-    meet("the group", info, info.ports["torch"], 30)
+    Rendezvous("the group", info, info.ports["torch"], 30).meet()
     end = (info.head_addr, info.ports["jax"])
     with socket.create_server(end) if info.is_head else _connected(end) as sock:
         peers = [sock.accept()[0] for _ in range(info.total_nodes - 1)] if info.is_head else []

@@ -30,6 +30,7 @@ __all__ = [
     "PendingComputeGroup",
     "PendingStream",
     "Target",
+    "checked_retries",
     "compute",
     "enter_target",
     "gather",
@@ -84,7 +85,7 @@ class PendingCompute(Generic[T_co]):
 
     def with_retries(self, retries: int) -> PendingCompute[T_co]:
         """Returns this call with another number of restarts after the loss of a node."""
-        return replace(self, retries=_checked_retries(retries))
+        return replace(self, retries=checked_retries(retries))
 
     def __rshift__(self, target: Target | ModuleType) -> T_co:
         return resolve(target, ">>").run(self)
@@ -193,7 +194,7 @@ class Compute(Generic[P, T]):
             raise InvalidArgument(f"@sky.compute wants a function, not {fn!r}.")
         self.fn = fn
         self.timeout = _checked_timeout(timeout)
-        self.retries = None if retries is None else _checked_retries(retries)
+        self.retries = None if retries is None else checked_retries(retries)
         functools.update_wrapper(self, fn)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T]:
@@ -256,7 +257,7 @@ def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int | N
     if fn is None:
         _checked_timeout(timeout)
         if retries is not None:
-            _checked_retries(retries)
+            checked_retries(retries)
         return functools.partial(Compute[..., Any], timeout=timeout, retries=retries)
     return Compute[..., Any](fn, timeout, retries)
 
@@ -363,7 +364,8 @@ def _checked_timeout(seconds: Any) -> float | None:
     return float(seconds)
 
 
-def _checked_retries(retries: Any) -> int:
+def checked_retries(retries: Any) -> int:
+    """How often a call may be started again after the loss of a node, if it is a number of times."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
     return retries

@@ -21,7 +21,7 @@ from skyward.api.image import Image
 from skyward.api.info import InstanceInfo, instance_info, mark_group
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
-from skyward.plugins._meeting import meet
+from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._within import framework, within
 
 __all__ = ["close", "decorated", "ensure_group", "has_package", "jax", "requirement", "share_cores"]
@@ -91,7 +91,7 @@ def ensure_group(info: InstanceInfo) -> None:
         if info.network.interface:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", info.network.interface)
         if info.total_nodes > 1:
-            meet("JAX's group", info, _port(info), _MEETING_SECONDS)
+            Rendezvous("JAX's group", info, _port(info), _MEETING_SECONDS).meet()
         _initialize(jax, info)
         mark_group()
         atexit.register(close)

@@ -21,7 +21,7 @@ from skyward.api.image import Image, PipIndex, check_number, check_one_of
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
-from skyward.plugins._rendezvous import await_listener, gather, taken
+from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._within import framework, within
 
 __all__ = ["Backend", "decorated", "process_group", "torch"]
@@ -132,14 +132,15 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
         return
     dist = framework("torch.distributed", "torch")
     chosen = _chosen_backend(backend, info)
+    rendezvous = _rendezvous(info, timeout)
     with _variables(info), _ending(dist):
         if info.node > 0:
-            await_listener(info, info.ports["torch"], timeout)
+            rendezvous.await_listener()
         try:
             dist.init_process_group(chosen, init_method="env://", timeout=timedelta(seconds=timeout))
         except dist.DistNetworkError as exc:
             if "EADDRINUSE" in str(exc):
-                raise taken(info.ports["torch"], "address in use") from exc
+                raise rendezvous.port_taken("address in use") from exc
             raise
         yield
 
@@ -199,12 +200,16 @@ def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
 def _own_store(dist: Any, info: InstanceInfo, timeout: float) -> Any:
     """A store for this call alone, since what one group leaves in a store would confuse the next."""
     limit = timedelta(seconds=timeout)
+    rendezvous = _rendezvous(info, timeout)
     if info.node > 0:
-        port = gather(info, info.ports["torch"], timeout, lambda: 0)
-        return dist.TCPStore(info.head_addr, port, timeout=limit)
+        return dist.TCPStore(info.head_addr, rendezvous.meet(), timeout=limit)
     store = dist.TCPStore(info.head_addr, 0, is_master=True, wait_for_workers=False, multi_tenant=True, timeout=limit)
-    gather(info, info.ports["torch"], timeout, lambda: store.port)
+    rendezvous.meet(lambda: store.port)
     return store
+
+
+def _rendezvous(info: InstanceInfo, timeout: float) -> Rendezvous:
+    return Rendezvous("the torch group", info, info.ports["torch"], timeout, "timeout")
 
 
 @contextmanager

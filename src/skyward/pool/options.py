@@ -27,7 +27,6 @@ __all__ = [
     "checked_group",
     "checked_name",
     "checked_plugins",
-    "checked_retries",
     "checked_selection",
     "checked_switch",
     "chosen_specs",
@@ -112,13 +111,6 @@ def checked_selection(selection: Any) -> Selection:
     """In which order several specs are tried."""
     check_one_of("selection", selection, get_args(Selection))
     return selection
-
-
-def checked_retries(retries: Any) -> int:
-    """How often a call may be started again after the loss of a node."""
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
-    return retries
 
 
 def checked_group(group: Any) -> PendingComputeGroup[Any]:

@@ -22,7 +22,15 @@ from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
 from skyward import events
 from skyward.accelerators import Accelerator
-from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream, enter_target, leave_target
+from skyward.api.compute import (
+    Compute,
+    PendingCompute,
+    PendingComputeGroup,
+    PendingStream,
+    checked_retries,
+    enter_target,
+    leave_target,
+)
 from skyward.api.image import Image, check_number
 from skyward.api.plugin import Cluster, Plugin
 from skyward.api.provider import Holding, Machine, Provider
@@ -47,7 +55,6 @@ from skyward.pool.options import (
     checked_group,
     checked_name,
     checked_plugins,
-    checked_retries,
     checked_selection,
     checked_switch,
     chosen_specs,
