@@ -1,8 +1,35 @@
-"""What every test shares: a mark in the environment by which anything left behind is found."""
+"""What every test shares: a mark in the environment by which anything left behind is found, and small fixtures."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import threading
+from collections.abc import Iterator
+
+import pytest
 
 os.environ["SKYWARD_TEST_RUN"] = secrets.token_hex(8)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What a function waits for that does not return; opened at the end of the test."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Nothing is logged about callbacks that fail on purpose."""
+    logging.getLogger("skyward.callbacks").disabled = True
+    yield
+    logging.getLogger("skyward.callbacks").disabled = False
+
+
+@pytest.fixture
+def no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is on no node."""
+    monkeypatch.delenv("COMPUTE_POOL", raising=False)

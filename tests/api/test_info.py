@@ -49,9 +49,7 @@ def small(node: int = 0, total_nodes: int = 2) -> InstanceInfo:
     )
 
 
-@pytest.fixture(autouse=True)
-def no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COMPUTE_POOL", raising=False)
+pytestmark = pytest.mark.usefixtures("no_pool")
 
 
 def test_outside_a_pool_there_is_no_info_and_everyone_is_head() -> None:

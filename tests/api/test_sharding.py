@@ -24,9 +24,7 @@ def parts(data: Any, total: int, **options: Any) -> list[Any]:
     return [shard(data, node=node, total_nodes=total, **options) for node in range(total)]
 
 
-@pytest.fixture(autouse=True)
-def no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COMPUTE_POOL", raising=False)
+pytestmark = pytest.mark.usefixtures("no_pool")
 
 
 def enter_pool(monkeypatch: pytest.MonkeyPatch, node: int, total: int) -> None:

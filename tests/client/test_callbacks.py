@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,21 +19,6 @@ from skyward.events import Event, Notice
 def user() -> Iterator[UserCode]:
     with UserCode() as made:
         yield made
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What a function waits for that does not return; opened at the end of the test."""
-    made = threading.Event()
-    yield made
-    made.set()
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    logging.getLogger("skyward.callbacks").disabled = True
-    yield
-    logging.getLogger("skyward.callbacks").disabled = False
 
 
 def ours() -> list[str]:

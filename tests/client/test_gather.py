@@ -18,7 +18,7 @@ from skyward.client.call import CallFuture
 from skyward.client.callbacks import UserCode
 from skyward.client.gather import combined, error_of, gathered, mapped, streamed
 from skyward.errors import ResultNotSerializable
-from tests.support.leftovers import until
+from tests.support.waiting import until
 
 
 class Threads:

@@ -19,7 +19,7 @@ import pytest
 
 from skyward.testing import Cloud
 from skyward.testing.faults import Call
-from tests.cloud.waiting import until
+from tests.support.waiting import until
 
 __all__ = ["BLOWS", "Blow", "Clients", "Strike"]
 

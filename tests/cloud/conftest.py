@@ -15,8 +15,9 @@ from skyward.machines.ledger import histories
 from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
-from tests.cloud.waiting import until, watchdogs
 from tests.support.hosts import Network, unavailable
+from tests.support.leftovers import watchdogs
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from skyward.testing import Cloud
 from skyward.testing.faults import Call
 from tests.cloud.clients import BLOWS, Clients, Strike
 from tests.cloud.machines import Hosts
-from tests.cloud.waiting import read_until, until, watchdogs
+from tests.support.leftovers import watchdogs
+from tests.support.waiting import read_until, until
 
 SOAK = bool(os.environ.get("SKYWARD_SOAK"))
 

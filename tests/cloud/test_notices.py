@@ -12,8 +12,8 @@ from skyward.providers.aws import notices
 from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
-from tests.cloud.waiting import until
 from tests.support.hosts import Host
+from tests.support.waiting import until
 
 FACTS = """
 import json, sys, urllib.request

@@ -23,7 +23,8 @@ from skyward.providers.aws.provider import AWS
 from skyward.setup.ssh.shell import SshShell
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
-from tests.cloud.waiting import read_until, until, watchdogs
+from tests.support.leftovers import watchdogs
+from tests.support.waiting import read_until, until
 
 
 @sky.compute

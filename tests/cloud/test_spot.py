@@ -18,7 +18,7 @@ from skyward.providers.aws.provider import AWS
 from skyward.setup import host_watch
 from skyward.testing import Cloud
 from tests.cloud.machines import CACHE, Hosts
-from tests.cloud.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(480)
 

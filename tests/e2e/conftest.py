@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,13 +10,11 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from tests.support.leftovers import leftover_files, leftover_processes, until
+from tests.support.leftovers import leftover_files, leftover_processes
+from tests.support.waiting import until
 
-
-def usual_signals() -> None:
-    """Has a program react to signals as in a terminal, even where the test run itself was started to ignore them."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+# As in a terminal, even where the test run was started to ignore them; by a program, since the tests have threads.
+USUAL_SIGNALS = ["env", "--default-signal=INT,HUP,TERM"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +50,12 @@ def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         path = tmp_path / "program.py"
         path.write_text(source)
         return subprocess.Popen(
-            [sys.executable, str(path), *args],
+            [*USUAL_SIGNALS, sys.executable, str(path), *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=usual_signals,
             **options,  # type: ignore[arg-type]
         )
 
     return start
-
-
-@pytest.fixture(name="until")
-def _until() -> Callable[..., object]:
-    """`until` for test modules, which cannot import this file."""
-    return until

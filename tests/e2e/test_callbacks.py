@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,21 +23,6 @@ def double(x: int) -> int:
 @sky.compute
 def fail() -> None:
     raise ValueError("on purpose")
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What a callback waits for that does not return; opened at the end of the test."""
-    made = threading.Event()
-    yield made
-    made.set()
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    logging.getLogger("skyward.callbacks").disabled = True
-    yield
-    logging.getLogger("skyward.callbacks").disabled = False
 
 
 def ours() -> set[str]:

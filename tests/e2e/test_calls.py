@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import skyward as sky
+from tests.support.waiting import until
 
 
 @sky.compute
@@ -78,13 +79,6 @@ def own() -> Iterator[sky.ComputePool]:
     """A pool for a test whose failure would leave a node stuck."""
     with sky.ComputePool(nodes=2, console=False) as opened:
         yield opened
-
-
-def until(condition: Callable[[], object], seconds: float = 45) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def has_text(path: Path, text: str) -> Callable[[], bool]:

@@ -17,8 +17,8 @@ import pytest
 
 import skyward as sky
 from skyward import events
-
-Until = Callable[..., object]
+from tests.support.listener import Listener
+from tests.support.waiting import until
 
 
 @sky.compute
@@ -26,25 +26,15 @@ def call(fn: Callable[..., Any], *args: Any) -> Any:
     return fn(*args)
 
 
-class Listener:
-    """Keeps the events of a pool."""
-
-    def __init__(self, pool: sky.ComputePool) -> None:
-        self.events: list[events.Event] = []
-        self.stop = pool.on_event(self.events.append)
-
-    def of(self, *kinds: type[events.Event]) -> list[Any]:
-        return [event for event in list(self.events) if isinstance(event, kinds)]
-
-    def lines(self, stream: str) -> list[tuple[int, str]]:
-        return sorted((e.node, e.text) for e in self.of(events.Output) if e.stream == stream and not e.progress)
-
-
 @pytest.fixture
 def heard(pool: sky.ComputePool) -> Iterator[Listener]:
     listener = Listener(pool)
     yield listener
     listener.stop()
+
+
+def printed(heard: Listener, stream: str) -> list[tuple[int, str]]:
+    return sorted((e.node, e.text) for e in heard.output if e.stream == stream)
 
 
 def info() -> sky.InstanceInfo:
@@ -85,7 +75,7 @@ def test_ports_are_free_on_the_head_and_differ(pool: sky.ComputePool) -> None:
             pass
 
 
-def test_each_call_has_an_id_of_its_own(pool: sky.ComputePool, heard: Listener, until: Until) -> None:
+def test_each_call_has_an_id_of_its_own(pool: sky.ComputePool, heard: Listener) -> None:
     ids = [found.task_id for found in call(info) @ pool] + [(call(info) >> pool).task_id for _ in range(3)]
     assert len(set(ids)) == 5
     until(lambda: set(ids) <= {event.call for event in heard.of(events.CallEnded)})
@@ -171,8 +161,8 @@ def test_output_is_dropped_where_it_is_not_wanted(
 ) -> None:
     """S0-14, S1-45 to S1-48, S1-50: below compute, each stream by itself, the result unaffected."""
     assert sky.compute(decorate(speak))() @ pool == ["said", "said"]
-    assert heard.lines("stdout") == out
-    assert heard.lines("stderr") == err
+    assert printed(heard, "stdout") == out
+    assert printed(heard, "stderr") == err
 
 
 def test_a_silenced_body_that_raises_leaves_the_next_call_audible(pool: sky.ComputePool, heard: Listener) -> None:
@@ -187,7 +177,7 @@ def test_a_silenced_body_that_raises_leaves_the_next_call_audible(pool: sky.Comp
     with pytest.raises(KeyError):
         fails() @ pool
     call(print, "heard") @ pool
-    assert heard.lines("stdout") == [(0, "heard"), (1, "heard")]
+    assert printed(heard, "stdout") == [(0, "heard"), (1, "heard")]
 
 
 def test_output_can_be_redirected_on_the_node(pool: sky.ComputePool, heard: Listener) -> None:
@@ -203,7 +193,7 @@ def test_output_can_be_redirected_on_the_node(pool: sky.ComputePool, heard: List
         return caught
 
     assert "caught" in "".join(call(body) >> pool)
-    assert [text for _, text in heard.lines("stdout")] == ["free"]
+    assert heard.lines("stdout") == ["free"]
 
 
 def test_an_unknown_choice_is_an_error_on_the_client() -> None:
@@ -272,9 +262,7 @@ def test_calls_in_threads_know_their_own_call(threaded: sky.ComputePool, tmp_pat
     assert all(before == after for before, after in found)
 
 
-def test_silencing_one_call_leaves_its_neighbours_audible(
-    threaded: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
+def test_silencing_one_call_leaves_its_neighbours_audible(threaded: sky.ComputePool, tmp_path: Path) -> None:
     """T14."""
     listener = Listener(threaded)
 
@@ -354,7 +342,7 @@ def test_a_pool_is_a_dask_cluster(pool: sky.ComputePool) -> None:
     assert call(abs, -1) >> pool == 1
 
 
-def test_events_tell_the_life_of_a_pool_in_order(until: Until) -> None:
+def test_events_tell_the_life_of_a_pool_in_order() -> None:
     pool = sky.ComputePool(nodes=2, concurrency=2, console=False, name="told")
     listener = Listener(pool)
     with pool:

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 import skyward as sky
-
-Until = Callable[..., object]
+from tests.support.waiting import until
 
 
 @sky.compute
@@ -271,9 +270,7 @@ with sky.ComputePool(nodes=2, console=False) as pool:
 """
 
 
-def test_out_of_memory_is_told_from_a_plain_kill(
-    script: Callable[..., subprocess.Popen[str]], until: Until, tmp_path: Path
-) -> None:
+def test_out_of_memory_is_told_from_a_plain_kill(script: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     """Row 3: the kernel's oom_kill counter decides; everything of ours survives."""
     group = Path(f"/sys/fs/cgroup/memory/skyward-test-{os.getpid()}")
     try:
@@ -295,7 +292,7 @@ def test_out_of_memory_is_told_from_a_plain_kill(
         group.rmdir()
 
 
-def test_a_runner_killed_from_outside_is_a_crash(duo: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_a_runner_killed_from_outside_is_a_crash(duo: sky.ComputePool, tmp_path: Path) -> None:
     """Rows 1 and 5: nothing tells it from a body that killed itself; the call is not run again."""
     mark = tmp_path / "mark"
 
@@ -315,7 +312,7 @@ def test_a_runner_killed_from_outside_is_a_crash(duo: sky.ComputePool, tmp_path:
     assert len(starts(mark)) == 1
 
 
-def test_an_idle_runner_that_is_killed_is_replaced(duo: sky.ComputePool, until: Until) -> None:
+def test_an_idle_runner_that_is_killed_is_replaced(duo: sky.ComputePool) -> None:
     """Row 5."""
     before = set(my_pid() @ duo)
     for pid in before:
@@ -331,7 +328,7 @@ def test_an_idle_runner_that_is_killed_is_replaced(duo: sky.ComputePool, until: 
     assert [echo(i) >> duo for i in range(4)] == [0, 1, 2, 3]
 
 
-def test_a_call_is_run_again_when_its_agent_is_lost(duo: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_a_call_is_run_again_when_its_agent_is_lost(duo: sky.ComputePool, tmp_path: Path) -> None:
     """Row 5: infrastructure loss, within retries; the first attempt's process is gone."""
     mark = tmp_path / "mark"
 
@@ -355,7 +352,7 @@ def test_a_call_is_run_again_when_its_agent_is_lost(duo: sky.ComputePool, tmp_pa
     until(lambda: gone(first))
 
 
-def test_without_retries_a_lost_agent_is_node_lost(duo: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_without_retries_a_lost_agent_is_node_lost(duo: sky.ComputePool, tmp_path: Path) -> None:
     """Row 5 and contract: retries=0 is at most once; the node is back within seconds."""
     mark = tmp_path / "mark"
 
@@ -378,7 +375,7 @@ def test_without_retries_a_lost_agent_is_node_lost(duo: sky.ComputePool, tmp_pat
     assert len(starts(mark)) == 1
 
 
-def test_many_calls_survive_agents_that_are_killed_again_and_again(duo: sky.ComputePool, until: Until) -> None:
+def test_many_calls_survive_agents_that_are_killed_again_and_again(duo: sky.ComputePool) -> None:
     """Row 5, N18, N19: every call ends once, with its own result."""
     results = [nap(0.02, i) > duo for i in range(150)]
     for round_ in range(3):
@@ -387,7 +384,7 @@ def test_many_calls_survive_agents_that_are_killed_again_and_again(duo: sky.Comp
     assert [f.result(45) for f in results] == list(range(150))
 
 
-def test_a_broadcast_on_a_lost_agent_fails_naming_the_rank(duo: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_a_broadcast_on_a_lost_agent_fails_naming_the_rank(duo: sky.ComputePool, tmp_path: Path) -> None:
     """Rows 5, 15: a broadcast fails as one, the next one works."""
 
     @sky.compute
@@ -412,7 +409,7 @@ def test_a_broadcast_on_a_lost_agent_fails_naming_the_rank(duo: sky.ComputePool,
     assert [len(starts(tmp_path / f"rank{i}")) for i in range(2)] == [1, 1]
 
 
-def test_the_pool_goes_on_when_the_nursery_is_killed(duo: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_the_pool_goes_on_when_the_nursery_is_killed(duo: sky.ComputePool, tmp_path: Path) -> None:
     """Row 5: runners come from a new one; a running call is run again."""
     mark = tmp_path / "mark"
 
@@ -441,7 +438,7 @@ def test_calls_do_not_need_the_scheduler(duo: sky.ComputePool) -> None:
     assert len(my_pid() @ duo) == 2
 
 
-def test_an_agent_comes_back_without_the_scheduler(duo: sky.ComputePool, until: Until) -> None:
+def test_an_agent_comes_back_without_the_scheduler(duo: sky.ComputePool) -> None:
     """Rows 5 and 19 together."""
     scheduler(duo).kill()
     before = agents(duo)[0]
@@ -456,7 +453,7 @@ def test_an_agent_comes_back_without_the_scheduler(duo: sky.ComputePool, until: 
         time.sleep(0.1)
 
 
-def test_every_call_gets_a_verdict_when_the_keeper_is_killed(tmp_path: Path, until: Until) -> None:
+def test_every_call_gets_a_verdict_when_the_keeper_is_killed(tmp_path: Path) -> None:
     """Row 19, N18: running, queued and later calls all end; nothing hangs."""
     with sky.ComputePool(nodes=2, console=False) as pool:
         calls = [nap(60, i) > pool for i in range(6)]
@@ -471,9 +468,7 @@ def test_every_call_gets_a_verdict_when_the_keeper_is_killed(tmp_path: Path, unt
             echo(1) @ pool
 
 
-def test_a_crash_in_a_broadcast_names_the_rank_and_stops_the_others(
-    duo: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
+def test_a_crash_in_a_broadcast_names_the_rank_and_stops_the_others(duo: sky.ComputePool, tmp_path: Path) -> None:
     """Row 16, here: first failing rank named, the others stopped, the pool goes on."""
 
     @sky.compute

@@ -18,6 +18,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NotSerializable, RemoteError, ResultNotSerializable, ResultTooLarge
+from tests.support.waiting import until
 
 LOCK = threading.Lock()
 
@@ -626,7 +627,7 @@ def test_a_huge_result_arrives_and_the_client_stays_small(
     assert float(out) <= 2.2
 
 
-def test_results_that_nobody_asks_for_take_no_room(pool: sky.ComputePool, until: Callable[..., object]) -> None:
+def test_results_that_nobody_asks_for_take_no_room(pool: sky.ComputePool) -> None:
     """Row 11, N17: a blob goes with its future."""
     directory = Path(pool._store.directory)
     future = call(lambda: bytearray(8 << 20)) > pool

@@ -10,14 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
-
-Until = Callable[..., object]
+from tests.support.waiting import until
 
 MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
 
@@ -323,7 +321,7 @@ def processes() -> list[str]:
     return found
 
 
-def finished(path: Path, source: str, until: Until, *flags: str) -> tuple[int, str, str]:
+def finished(path: Path, source: str, *flags: str) -> tuple[int, str, str]:
     """Runs a program to its end: status, output, errors. Nothing is left of it."""
     path.write_text(HEAD + source)
     program = subprocess.Popen(
@@ -345,7 +343,7 @@ def finished(path: Path, source: str, until: Until, *flags: str) -> tuple[int, s
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_a_pool_that_a_program_does_not_close_is_closed_with_it(tmp_path: Path, until: Until, what: str) -> None:
+def test_a_pool_that_a_program_does_not_close_is_closed_with_it(tmp_path: Path, what: str) -> None:
     source, said, status, last, unclosed = PROGRAMS[what]
     code, out, err = finished(tmp_path / "program.py", source, until, "-X", "dev")
     lines = err.splitlines()
@@ -359,7 +357,7 @@ def test_a_pool_that_a_program_does_not_close_is_closed_with_it(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("what", ["returns", "raises", "drops it", "has daemon threads that wait for calls"])
-def test_the_warning_is_silent_unless_asked_for(tmp_path: Path, until: Until, what: str) -> None:
+def test_the_warning_is_silent_unless_asked_for(tmp_path: Path, what: str) -> None:
     """As Python's own for files and sockets."""
     source, said, status, last, _ = PROGRAMS[what]
     code, out, err = finished(tmp_path / "program.py", source, until)
@@ -369,7 +367,7 @@ def test_the_warning_is_silent_unless_asked_for(tmp_path: Path, until: Until, wh
 
 
 @pytest.mark.parametrize("what", ["returns", "drops it and ends", "has two"])
-def test_a_pool_is_closed_although_warnings_are_errors(tmp_path: Path, until: Until, what: str) -> None:
+def test_a_pool_is_closed_although_warnings_are_errors(tmp_path: Path, what: str) -> None:
     source, said, *_ = PROGRAMS[what]
     code, out, err = finished(tmp_path / "program.py", source, until, "-W", "error::ResourceWarning")
     assert (code, out) == (0, said), err
@@ -377,7 +375,7 @@ def test_a_pool_is_closed_although_warnings_are_errors(tmp_path: Path, until: Un
     assert "ResourceWarning: <ComputePool " in err
 
 
-def test_a_pool_is_closed_as_soon_as_it_is_dropped(until: Until) -> None:
+def test_a_pool_is_closed_as_soon_as_it_is_dropped() -> None:
     """Without waiting for the garbage collector, and without making the one who drops it wait."""
     told: list[sky.events.Event] = []
     pool = sky.ComputePool(console=False, name="dropped")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ import pytest
 from distributed import Client
 
 from skyward.transport import certificates
-
-Until = Callable[..., Any]
+from tests.support.waiting import until
 
 SCHEDULER = """
 import json, sys
@@ -112,7 +111,7 @@ def cast(tmp_path: Path) -> Iterator[Cast]:
 
 
 @pytest.mark.parametrize("fate", ["alive", "killed", "stopped"])
-def test_a_node_goes_over_to_the_scheduler_that_was_named_last(cast: Cast, until: Until, fate: str) -> None:
+def test_a_node_goes_over_to_the_scheduler_that_was_named_last(cast: Cast, fate: str) -> None:
     """Row 19: the head may be another machine by now; the old scheduler is no hindrance, whatever its state."""
     (old, first), (_, second) = cast.scheduler(), cast.scheduler()
     node = cast.node(1, first)
@@ -151,7 +150,7 @@ def test_the_same_scheduler_again_changes_nothing(cast: Cast) -> None:
         assert members(client) == {before: "node-0"}
 
 
-def test_a_body_that_runs_does_not_keep_a_node_in_a_cluster_that_is_over(cast: Cast, until: Until) -> None:
+def test_a_body_that_runs_does_not_keep_a_node_in_a_cluster_that_is_over(cast: Cast) -> None:
     (_, first), (_, second) = cast.scheduler(), cast.scheduler()
     node = cast.node(0, first)
     joined(node)

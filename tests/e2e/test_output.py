@@ -16,19 +16,8 @@ import pytest
 
 import skyward as sky
 from skyward.events import Output
-
-Until = Callable[..., object]
-
-
-class Listener:
-    """Keeps the output events of a pool."""
-
-    def __init__(self, pool: sky.ComputePool) -> None:
-        self.events: list[Output] = []
-        self.stop = pool.on_event(lambda e: self.events.append(e) if isinstance(e, Output) else None)
-
-    def lines(self, stream: str | None = None, progress: bool = False) -> list[str]:
-        return [e.text for e in list(self.events) if e.progress is progress and stream in (None, e.stream)]
+from tests.support.listener import Listener
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -78,7 +67,7 @@ def test_lines_of_python_c_and_subprocesses_arrive_in_order_before_the_result(
         "six through the buffer",
         "seven from printf",
     ]
-    assert {(e.node, e.call) for e in heard.events} == {(node, task)}
+    assert {(e.node, e.call) for e in heard.output} == {(node, task)}
 
 
 def test_stderr_comes_apart_from_stdout(pool: sky.ComputePool, heard: Listener) -> None:
@@ -146,7 +135,7 @@ def test_a_flood_of_bytes_neither_hangs_nor_loses_anything(pool: sky.ComputePool
 
     call(flood) @ pool
     for node in (0, 1):
-        lines = [e.text for e in heard.events if e.node == node]
+        lines = [e.text for e in heard.output if e.node == node]
         assert len(lines) == 2_000
         assert set(map(len, lines)) == {9_999}
 
@@ -211,7 +200,7 @@ def test_windows_line_ends_are_line_ends(pool: sky.ComputePool, heard: Listener)
     assert heard.lines() == ["line 0", "line 1", "line 2"]
 
 
-def test_lines_arrive_while_the_body_runs(pool: sky.ComputePool, heard: Listener, tmp_path: Path, until: Until) -> None:
+def test_lines_arrive_while_the_body_runs(pool: sky.ComputePool, heard: Listener, tmp_path: Path) -> None:
     """Live, not at the end."""
 
     def speak(go: Path) -> None:
@@ -237,13 +226,13 @@ def test_short_calls_that_print_keep_their_lines(pool: sky.ComputePool, heard: L
     for _ in range(2):
         calls = sky.gather(*(call(speak, i) for i in range(300))) >> pool
     tasks = {i: task for i, (task, _) in enumerate(calls)}
-    last = heard.events[600:]
+    last = heard.output[600:]
     assert len(last) == 600
     wrong = [e for e in last if e.call != tasks[int(e.text.split()[1])]]
     assert wrong == []
 
 
-def test_in_threads_lines_belong_to_their_calls(until: Until) -> None:
+def test_in_threads_lines_belong_to_their_calls() -> None:
     """T14: several calls at once in one process."""
 
     def speak(name: str) -> tuple[str, str | None]:
@@ -258,7 +247,7 @@ def test_in_threads_lines_belong_to_their_calls(until: Until) -> None:
         listener = Listener(pool)
         done = sky.gather(*(call(speak, f"n{i}") for i in range(4))) >> pool
         for name, task in done:
-            lines = [e.text for e in listener.events if e.call == task]
+            lines = [e.text for e in listener.output if e.call == task]
             assert lines == [*(f"{name} {i}" for i in range(50)), f"{name} end"]
         call(lambda: os.write(1, b"half a line of nobody")) >> pool
     assert "half a line of nobody" in listener.lines()
@@ -272,7 +261,7 @@ def test_output_of_a_thread_that_the_body_started_belongs_to_the_call(pool: sky.
         return my_call()[0]
 
     task = call(speak) >> pool
-    assert [(e.text, e.call) for e in heard.events] == [("from a thread", task)]
+    assert [(e.text, e.call) for e in heard.output] == [("from a thread", task)]
 
 
 def test_a_listener_that_raises_or_is_slow_costs_no_line(pool: sky.ComputePool, heard: Listener) -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost
-
-Until = Callable[..., object]
+from tests.support.waiting import until
 
 SLOW_MODULE = """
 import time
@@ -61,9 +59,7 @@ def speak(number: int, milliseconds: float) -> int:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_call_that_is_cancelled_while_it_imports_leaves_no_broken_module(
-    concurrency: int, tmp_path: Path, until: Until
-) -> None:
+def test_a_call_that_is_cancelled_while_it_imports_leaves_no_broken_module(concurrency: int, tmp_path: Path) -> None:
     mark = tmp_path / "importing"
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE.format(mark=str(mark)))
     with sky.ComputePool(nodes=1, concurrency=concurrency, console=False) as pool:
@@ -73,7 +69,7 @@ def test_a_call_that_is_cancelled_while_it_imports_leaves_no_broken_module(
         assert imported(str(tmp_path)) >> pool == 42
 
 
-def test_pandas_can_be_imported_after_a_call_was_cancelled_while_importing_it(tmp_path: Path, until: Until) -> None:
+def test_pandas_can_be_imported_after_a_call_was_cancelled_while_importing_it(tmp_path: Path) -> None:
     @sky.compute
     def frame(mark: Path | None) -> int:
         if mark is not None:
@@ -92,7 +88,7 @@ def test_pandas_can_be_imported_after_a_call_was_cancelled_while_importing_it(tm
         assert [f.result(60) for f in [frame(None) > pool for _ in range(4)]] == [3] * 4
 
 
-def test_after_a_stop_new_calls_go_to_a_fresh_process_while_neighbours_finish(tmp_path: Path, until: Until) -> None:
+def test_after_a_stop_new_calls_go_to_a_fresh_process_while_neighbours_finish(tmp_path: Path) -> None:
     with sky.ComputePool(nodes=1, concurrency=3, console=False) as pool:
         neighbours = [wait_for(tmp_path / "go", tmp_path / f"n{i}") > pool for i in range(2)]
         stopped = wait_for(tmp_path / "never", tmp_path / "s") > pool
@@ -106,7 +102,7 @@ def test_after_a_stop_new_calls_go_to_a_fresh_process_while_neighbours_finish(tm
         assert len({pid() >> pool for _ in range(3)} & fresh) == 1
 
 
-def test_neighbours_of_a_call_that_ignores_its_stop_are_not_blamed(tmp_path: Path, until: Until) -> None:
+def test_neighbours_of_a_call_that_ignores_its_stop_are_not_blamed(tmp_path: Path) -> None:
     """There is no other way to end it than its process; the neighbours are told from the culprit."""
 
     @sky.compute

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import skyward as sky
+from tests.support.waiting import until
 
 
 @sky.compute
@@ -70,13 +71,6 @@ def own() -> Iterator[sky.ComputePool]:
     """A pool for a test whose failure would leave a body running."""
     with sky.ComputePool(console=False) as opened:
         yield opened
-
-
-def until(condition: Callable[[], object], seconds: float = 45) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def reached(path: Path) -> int:

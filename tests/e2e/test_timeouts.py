@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, as_completed, wait
 from pathlib import Path
 
@@ -16,8 +16,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import TaskTimeout
-
-Until = Callable[..., object]
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +130,7 @@ def test_in_threads_a_timeout_that_meets_the_end_of_its_body_leaves_all_slots_us
         assert [f.result(45) for f in together] == [0, 1, 2, 3]
 
 
-def test_in_threads_a_timeout_leaves_the_neighbours_alone(
-    patient_threads: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
+def test_in_threads_a_timeout_leaves_the_neighbours_alone(patient_threads: sky.ComputePool, tmp_path: Path) -> None:
     """Row 4, threads: Python code is stopped in its thread alone; the process then begins nothing new."""
     pid = my_pid() >> patient_threads
     neighbours = [sleep(1.0, tmp_path / f"n{i}") > patient_threads for i in range(3)]
@@ -322,9 +319,7 @@ def test_a_coroutine_is_stopped_too(patient: sky.ComputePool, tmp_path: Path) ->
     assert echo(1) >> patient == 1
 
 
-def test_the_subprocess_a_stopped_body_waits_for_ends_with_it(
-    pool: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
+def test_the_subprocess_a_stopped_body_waits_for_ends_with_it(pool: sky.ComputePool, tmp_path: Path) -> None:
     """Rows 4 and 12."""
 
     @sky.compute(timeout=0.5)
@@ -345,7 +340,7 @@ def test_the_limit_counts_from_the_start_of_the_body(pool: sky.ComputePool) -> N
     assert [f.result(45) for f in queued] == [0.5] * 5
 
 
-def test_cancelling_a_future_stops_the_body(pool: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_cancelling_a_future_stops_the_body(pool: sky.ComputePool, tmp_path: Path) -> None:
     """Row 32: what is no longer wanted ends, within 5 s."""
     future = spin(tmp_path / "mark") > pool
     until((tmp_path / "mark.begun").exists)
@@ -358,7 +353,7 @@ def test_cancelling_a_future_stops_the_body(pool: sky.ComputePool, tmp_path: Pat
     assert (echo(1) > pool).result(45) == 1
 
 
-def test_cancelling_a_body_that_cannot_be_stopped_kills_it(pool: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_cancelling_a_body_that_cannot_be_stopped_kills_it(pool: sky.ComputePool, tmp_path: Path) -> None:
     """Row 32."""
 
     @sky.compute
@@ -373,7 +368,7 @@ def test_cancelling_a_body_that_cannot_be_stopped_kills_it(pool: sky.ComputePool
     assert not psutil.pid_exists(int((tmp_path / "mark").read_text()))
 
 
-def test_a_cancelled_call_in_the_queue_never_runs(pool: sky.ComputePool, tmp_path: Path, until: Until) -> None:
+def test_a_cancelled_call_in_the_queue_never_runs(pool: sky.ComputePool, tmp_path: Path) -> None:
     """Contract: a cancelled call is never started."""
     first = spin(tmp_path / "first") > pool
     until((tmp_path / "first.begun").exists)
@@ -385,9 +380,7 @@ def test_a_cancelled_call_in_the_queue_never_runs(pool: sky.ComputePool, tmp_pat
     assert not list(tmp_path.glob("queued*"))
 
 
-def test_cancelled_futures_count_as_done_for_everyone_who_waits(
-    pool: sky.ComputePool, tmp_path: Path, until: Until
-) -> None:
+def test_cancelled_futures_count_as_done_for_everyone_who_waits(pool: sky.ComputePool, tmp_path: Path) -> None:
     """`concurrent.futures.wait` and `as_completed` return for a cancelled call."""
     running = spin(tmp_path / "mark") > pool
     until((tmp_path / "mark.begun").exists)

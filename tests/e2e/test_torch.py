@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PluginError, TaskCrashed, TaskTimeout
+from tests.support.programs import load_program
 
 SCRIPTS = Path(__file__).parent / "ddp_scripts"
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -459,20 +459,9 @@ def test_a_node_without_torch_says_what_to_add() -> None:
     assert 'sky.Image(pip=["torch"])' in str(caught.value)
 
 
-def loaded(name: str) -> Any:
-    """A program of ddp_scripts as a module."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_program_written_for_torchrun_runs_unchanged(pool: sky.ComputePool) -> None:
     """It forms its group itself: `init=False`. Twice in the same processes."""
-    run = sky.compute(sky.integrations.torch(init=False)(loaded("launched").main))
+    run = sky.compute(sky.integrations.torch(init=False)(load_program(SCRIPTS / "launched.py").main))
     for _ in range(2):
         (rank_0, steps_0, weights_0), (rank_1, steps_1, weights_1) = run(2, 8) @ pool
         assert (rank_0, rank_1, steps_0, steps_1) == (0, 1, 8, 8)
@@ -483,7 +472,7 @@ def test_a_program_that_uses_a_group_if_there_is_one_runs_unchanged(
     pool: sky.ComputePool, torch_pool: sky.ComputePool
 ) -> None:
     """S2-04: the same program here, alone, and on two nodes by decorator and by plugin."""
-    program = loaded("guarded")
+    program = load_program(SCRIPTS / "guarded.py")
     alone, _ = program.main()
     assert len(alone) == 2
     for results in (

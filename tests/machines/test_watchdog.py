@@ -20,13 +20,7 @@ import pytest
 
 from skyward.machines.watchdog import Watchdog, pauses
 from tests.support.hosts import Network, unavailable
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
+from tests.support.waiting import until
 
 
 def gone(pid: int) -> bool:

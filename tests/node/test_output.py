@@ -37,9 +37,7 @@ def topology(node: int) -> str:
     return InstanceInfo(node=node, total_nodes=3, head_addr="10.0.0.1", head_port=1, job_id="p", peers=peers).to_json()
 
 
-@pytest.fixture(autouse=True)
-def no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COMPUTE_POOL", raising=False)
+pytestmark = pytest.mark.usefixtures("no_pool")
 
 
 @pytest.fixture

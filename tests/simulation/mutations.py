@@ -7,7 +7,7 @@ from typing import Any
 
 from skyward.client import call_table
 from skyward.client.calls import ClientCalls
-from skyward.client.connections import Peer
+from skyward.client.connections import Connection
 from skyward.client.nodes import Nodes
 from skyward.client.uploads import Uploads
 from skyward.node import agent_assign, agent_tables, runner_calls
@@ -78,7 +78,7 @@ def _first_in_any_order(real: Any) -> Any:
 
 
 def _never_restarted(real: Any) -> Any:
-    def welcome(self: Peer, sock: Any, answer: Any) -> bool:
+    def welcome(self: Connection, sock: Any, answer: Any) -> bool:
         self.incarnation = answer["incarnation"]
         return real(self, sock, answer)
 
@@ -141,7 +141,7 @@ MUTATIONS: dict[str, Mutation] = {
         patch.setattr(Link, "_accept", _accept_twice(Link._accept)),
         patch.setattr(Link, "received", property(lambda self: 0)),
     )[0],
-    "a restarted agent is taken for the old one": _method(Peer, "welcome", _never_restarted),
+    "a restarted agent is taken for the old one": _method(Connection, "welcome", _never_restarted),
     # on the client
     "a recalled call is not queued again": _changed(_CLIENT, ("sent", "recalled"), ("waiting", ())),
     "a call that came back while being recalled is not queued": _changed(

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from tests.ssh.places import ours, reached, specs, until
+from tests.ssh.places import ours, reached, specs
 from tests.support.hosts import Network, unavailable
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,9 +7,8 @@ from typing import Any
 
 import skyward as sky
 from tests.support.hosts import Host, HostSpec, Network
-from tests.support.hosts.probes import until
 
-__all__ = ["CACHE", "OURS", "left", "ours", "reached", "specs", "until"]
+__all__ = ["CACHE", "OURS", "left", "ours", "reached", "specs"]
 
 CACHE = "/run/skyward"
 OURS = ("skyward.node.keeper", "skyward.node.fork_server", "skyward.node.runner")

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import skyward as sky
-from tests.ssh.places import reached, until
+from tests.ssh.places import reached
 from tests.support.hosts import Network
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -18,8 +18,10 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.errors import NodeLost
-from tests.ssh.places import left, ours, reached, until
+from tests.ssh.places import left, ours, reached
 from tests.support.hosts import Network
+from tests.support.listener import Listener
+from tests.support.waiting import read_until, until
 
 
 @sky.compute
@@ -42,23 +44,6 @@ def ticks(seconds: float, mark: str) -> tuple[int, int | None]:
 @sky.compute
 def pid() -> int:
     return os.getpid()
-
-
-class Listener:
-    """What happened in a pool."""
-
-    def __init__(self, pool: sky.ComputePool) -> None:
-        self.seen: list[events.Event] = []
-        pool.on_event(self.seen.append)
-
-    def output(self) -> list[str]:
-        return [e.text for e in self.seen if isinstance(e, events.Output)]
-
-    def started(self) -> list[events.CallStarted]:
-        return [e for e in self.seen if isinstance(e, events.CallStarted)]
-
-    def notices(self) -> str:
-        return "\n".join(e.text for e in self.seen if isinstance(e, events.Notice))
 
 
 @pytest.fixture
@@ -84,15 +69,15 @@ def test_a_call_survives_a_link_that_is_cut(broken: Broken, cache: Path, seconds
     pool, listener, net = broken
     mark = f"cut-{seconds}"
     future = ticks(seconds + 5, mark) > pool
-    until(lambda: "tick 5" in listener.output())
+    until(lambda: "tick 5" in listener.lines())
     net.cut_client()
     time.sleep(seconds)
     assert not future.done()
     net.heal_client()
     assert future.result(60)[1] == 0
     assert len(starts(cache, mark)) == 1
-    until(lambda: len(listener.output()) >= (seconds + 5) * 10)
-    assert listener.output() == [f"tick {i}" for i in range((seconds + 5) * 10)]
+    until(lambda: len(listener.lines()) >= (seconds + 5) * 10)
+    assert listener.lines() == [f"tick {i}" for i in range((seconds + 5) * 10)]
     assert add(1, 2) @ pool == [3, 3, 3]
     if seconds > 30:
         assert "no connection to any node" in listener.notices()
@@ -103,13 +88,13 @@ def test_a_call_that_ends_while_the_link_is_cut_is_delivered_afterwards(broken: 
     """Rows 13b, 29: results wait on the node."""
     pool, listener, net = broken
     future = ticks(2, "late") > pool
-    until(lambda: "tick 5" in listener.output())
+    until(lambda: "tick 5" in listener.lines())
     net.cut_client()
     time.sleep(25)
     net.heal_client()
     assert future.result(60)[1] == 0
     assert len(starts(cache, "late")) == 1
-    assert listener.output() == [f"tick {i}" for i in range(20)]
+    assert listener.lines() == [f"tick {i}" for i in range(20)]
 
 
 SLEEPER = """
@@ -156,14 +141,6 @@ def client(net: Network, whole: Network, tmp_path: Path) -> Iterator[Callable[..
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def read_until(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if word in line:
-            return
-    pytest.fail(f"the program ended without {word!r}")
 
 
 @pytest.mark.timeout(400)
@@ -251,7 +228,7 @@ def test_an_agent_that_is_killed_is_started_again(broken: Broken, cache: Path) -
     """Row 5: its calls run again as infrastructure loss; broadcasts work afterwards."""
     pool, listener, net = broken
     future = ticks(3, "agent") > pool
-    node = until(lambda: [e.node for e in listener.started()])[0]
+    node = until(lambda: [e.node for e in listener.of(events.CallStarted)])[0]
     net[node].signal(pool._engine.abouts()[node]["pid"], "KILL")
     assert future.result(60)[1] == 1
     assert add(1, 2) @ pool == [3, 3, 3]
@@ -262,7 +239,7 @@ def test_a_host_that_dies_loudly_loses_nothing_but_time(broken: Broken, cache: P
     """Rows 13, 14: its call runs elsewhere; `@` is refused until the host is back, and then works again."""
     pool, listener, net = broken
     future = ticks(4, "loud") > pool
-    node = until(lambda: [e.node for e in listener.started()])[0]
+    node = until(lambda: [e.node for e in listener.of(events.CallStarted)])[0]
     net[node].kill()
     other, attempt = future.result(60)
     assert (other != node, attempt) == (True, 1)
@@ -282,7 +259,7 @@ def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken:
     """Rows 13, 23: detected while the others answer; what it still ran is killed when it is reached again."""
     pool, listener, net = broken
     future = ticks(30, "silent") > pool
-    node = until(lambda: [e.node for e in listener.started()])[0]
+    node = until(lambda: [e.node for e in listener.of(events.CallStarted)])[0]
     began = time.monotonic()
     net[node].cut()
     until(lambda: pool.current_nodes() == 2 and f"node {node} is lost" in listener.notices(), 120)
@@ -295,7 +272,7 @@ def test_a_host_that_falls_silent_is_replaced_and_fenced_when_it_is_back(broken:
     assert len({line.split()[6] for line in keepers}) == 1  # one pool directory: what it ran before is gone
     assert future.result(60)[1] == 1
     assert len(starts(cache, "silent")) == 2
-    numbers = [line for line in listener.output() if line == "tick 299"]
+    numbers = [line for line in listener.lines() if line == "tick 299"]
     assert numbers == ["tick 299"]
 
 
@@ -305,7 +282,7 @@ def test_a_call_without_retries_is_not_started_twice(broken: Broken, cache: Path
     pool, listener, net = broken
     once = sky.compute(ticks.fn, retries=0)
     future = once(30, "once") > pool
-    node = until(lambda: [e.node for e in listener.started()])[0]
+    node = until(lambda: [e.node for e in listener.of(events.CallStarted)])[0]
     net[node].kill()
     with pytest.raises(NodeLost):
         future.result(60)
@@ -326,7 +303,7 @@ def test_a_broadcast_that_loses_a_host_fails_as_one_and_names_it(broken: Broken,
 
     thread = threading.Thread(target=run)
     thread.start()
-    until(lambda: len(listener.started()) == 3)
+    until(lambda: len(listener.of(events.CallStarted)) == 3)
     net[1].kill()
     thread.join(60)
     assert isinstance(errors[0], NodeLost)
@@ -362,7 +339,7 @@ def test_resets_on_the_link_are_survived(broken: Broken, cache: Path) -> None:
     """Row 28: connections are torn down, not just silent."""
     pool, listener, net = broken
     future = ticks(8, "reset") > pool
-    node = until(lambda: [e.node for e in listener.started()])[0]
+    node = until(lambda: [e.node for e in listener.of(events.CallStarted)])[0]
     net[node].reset_client()
     time.sleep(1.5)
     net[node].heal_client()

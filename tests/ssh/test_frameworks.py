@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -23,6 +22,7 @@ import skyward as sky
 from skyward.errors import PluginError
 from tests.ssh.places import CACHE, left, reached, specs
 from tests.support.hosts import Network
+from tests.support.programs import load_program
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "guides" / "11_your_own_machines.py"
@@ -149,12 +149,7 @@ def test_a_single_call_on_a_pool_with_a_group_waits_for_nobody(torch_pool: sky.C
 
 def test_a_program_written_for_torchrun_runs_over_hosts(pool: sky.ComputePool) -> None:
     """It forms its group itself, in processes that have had another one before."""
-    path = ROOT / "tests" / "e2e" / "ddp_scripts" / "launched.py"
-    spec = importlib.util.spec_from_file_location("launched", path)
-    assert spec is not None
-    assert spec.loader is not None
-    program = sys.modules["launched"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = load_program(ROOT / "tests" / "e2e" / "ddp_scripts" / "launched.py")
     for _ in range(2):
         results = sky.compute(sky.integrations.torch(init=False)(program.main))(2, 8) @ pool
         assert [rank for rank, _, _ in results] == [0, 1, 2]

@@ -14,8 +14,9 @@ import torch
 import skyward as sky
 from skyward import events
 from skyward.errors import NodeLost, TaskCrashed, TaskTimeout
-from tests.ssh.places import reached, until
+from tests.ssh.places import reached
 from tests.support.hosts import Network
+from tests.support.waiting import until
 
 TORCH = sky.Image(pip=["torch==2.13.0", "numpy"])
 FORMS = pytest.mark.parametrize("gang", ["plugin", "decorator"], indirect=True)

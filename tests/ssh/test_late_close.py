@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.ssh.places import left, ours, until
+from tests.ssh.places import left, ours
 from tests.support import late
 from tests.support.hosts import Network
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("what", late.PROGRAMS)

@@ -13,8 +13,9 @@ import pytest
 
 import skyward as sky
 from skyward import events
-from tests.ssh.places import CACHE, left, ours, reached, specs, until
+from tests.ssh.places import CACHE, left, ours, reached, specs
 from tests.support.hosts import Network
+from tests.support.waiting import until
 
 NUMPY = sky.Image(pip=["numpy"])
 

@@ -21,9 +21,10 @@ import skyward as sky
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.transport.certificates import Identity
 from tests.ssh import stranger
-from tests.ssh.places import CACHE, left, reached, specs, until
+from tests.ssh.places import CACHE, left, reached, specs
 from tests.support.hosts import Host, Network
 from tests.support.hosts.machine import as_root
+from tests.support.waiting import until
 
 PROGRAM = ["/usr/bin/python3", "-I", "-c", Path(stranger.__file__).read_text()]
 ALERT = 16  # bytes: all that TLS says to somebody who does not speak it

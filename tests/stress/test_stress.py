@@ -22,7 +22,8 @@ import skyward as sky
 from tests.stress.modes import MODES, Mode
 from tests.stress.report import report
 from tests.stress.trial import Failed, Trial, within
-from tests.support.leftovers import leftover_files, leftover_processes, until
+from tests.support.leftovers import leftover_files, leftover_processes
+from tests.support.waiting import until
 
 SECONDS = float(os.environ.get("SKYWARD_STRESS_SECONDS", "60")) / len(MODES)
 LIMIT = float(os.environ.get("SKYWARD_STRESS_LIMIT", "60"))

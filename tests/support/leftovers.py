@@ -5,26 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-__all__ = ["leftover_files", "leftover_processes", "marked", "until"]
+__all__ = ["leftover_files", "leftover_processes", "marked", "watchdogs"]
 
 MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
-
-
-def until(condition: Callable[[], object], seconds: float = 45.0) -> object:
-    """Waits for a condition and returns what it gave; fails when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    pytest.fail(f"waited {seconds} s without effect for {condition}")
 
 
 def marked(pid: int) -> bool:
@@ -53,3 +38,18 @@ def leftover_processes() -> list[str]:
 def leftover_files() -> list[str]:
     """Directories and files of ours in the places where pools put them."""
     return [p for d in {"/dev/shm", tempfile.gettempdir()} for p in glob.glob(f"{d}/skyward-{os.getpid()}-*")]
+
+
+def watchdogs() -> list[int]:
+    """Watchdogs of this test run, and what they have started."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or not marked(int(entry.name)):
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"watchdog.py" in command or b"skyward\0down" in command:
+            found.append(int(entry.name))
+    return found

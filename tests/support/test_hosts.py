@@ -16,7 +16,8 @@ import pytest
 
 from tests.support.hosts import Host, HostsError, HostSpec, Network, machine
 from tests.support.hosts.fixtures import hosts, hosts_possible, make_network
-from tests.support.hosts.probes import answers, reaches, ssh, until
+from tests.support.hosts.probes import answers, reaches, ssh
+from tests.support.waiting import until
 
 __all__ = ["hosts", "hosts_possible", "make_network"]
 

@@ -15,8 +15,9 @@ import pytest
 
 from tests.support.hosts import Network, machine
 from tests.support.hosts.fixtures import hosts, hosts_possible
-from tests.support.hosts.probes import answers, until
+from tests.support.hosts.probes import answers
 from tests.support.hosts.runs import link, locked, sweep
+from tests.support.waiting import until
 
 __all__ = ["hosts", "hosts_possible"]
 

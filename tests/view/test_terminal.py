@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import io
 import itertools
 import os
@@ -16,6 +15,7 @@ import pytest
 
 from skyward.view import terminal
 from skyward.view.terminal import Feed, clean, plain, styled, table
+from tests.support.programs import load_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
@@ -31,16 +31,7 @@ def opened(name, nodes=2):
 """
 
 
-def _load_recorder() -> Any:
-    spec = importlib.util.spec_from_file_location("record_view", ROOT / "docs" / "record_view.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-recorder = _load_recorder()
+recorder = load_program(ROOT / "docs" / "record_view.py")
 
 
 def on_terminal(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +22,9 @@ from skyward.api.spec import Spec
 from skyward.providers.aws import notices
 from skyward.testing import Cloud, Instance, metadata
 from skyward.testing.metadata import Metadata
+from tests.support.waiting import until
 
 ACTION = "/latest/meta-data/spot/instance-action"
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.005)
 
 
 def waiting(port: int) -> Future[float]:

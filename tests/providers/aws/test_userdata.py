@@ -14,6 +14,7 @@ import pytest
 
 from skyward.errors import InvalidArgument
 from skyward.providers.aws.userdata import LEASE_FILE, lease_script, user_data
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -38,13 +39,6 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     for process in running:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=120)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within a minute"
-        time.sleep(0.02)
 
 
 def test_a_machine_ends_itself_when_nobody_renews_its_lease(machine: Callable[[str], Path]) -> None:

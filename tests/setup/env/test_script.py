@@ -17,7 +17,7 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from skyward.api.image import Image, PipIndex
 from skyward.errors import BootstrapError
 from skyward.setup.env.requirements import Pin, read_pylock, strip_login
 from skyward.setup.env.script import environment_key, look_script, recipe, script, settings_text, stop_script
+from tests.support.waiting import until
 
 GOLDEN = Path(__file__).parent / "golden"
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
@@ -159,13 +160,6 @@ def close(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     process.stdin.close()
     process.stdout.close()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def processes_of(group: int) -> list[int]:
@@ -645,14 +639,14 @@ def test_it_can_be_run_again_after_it_was_cut_off(played: Played, step: str, how
     played.orders.mkdir(parents=True)
     (played.orders / step).write_text('for w; do :; done; mkdir -p "$w"; : >"$here/waits"; sleep 600 & wait\n')
     process = played.start()
-    wait_for((played.orders / "waits").exists)
+    until((played.orders / "waits").exists)
     assert process.stdin is not None
     if how == "gone":
         process.stdin.close()
     else:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
-    wait_for(lambda: not processes_of(process.pid))
+    until(lambda: not processes_of(process.pid))
     close(process)
     assert not (played.cache / "envs" / KEY).exists()
     if how == "gone":
@@ -671,10 +665,10 @@ def test_programs_that_ignore_the_first_signal_are_killed(played: Played) -> Non
     played.orders.mkdir(parents=True)
     (played.orders / "install").write_text("trap '' TERM; : >\"$here/waits\"; sleep 600 & while :; do wait; done\n")
     process = played.start()
-    wait_for((played.orders / "waits").exists)
+    until((played.orders / "waits").exists)
     close(process)
     process.wait(60)
-    wait_for(lambda: not processes_of(process.pid))
+    until(lambda: not processes_of(process.pid))
 
 
 def test_settings_that_were_cut_off_are_not_used(played: Played) -> None:
@@ -701,7 +695,7 @@ def test_two_at_once_make_it_once(played: Played) -> None:
     played.orders.mkdir(parents=True)
     (played.orders / "install").write_text('until [ -f "$here/go" ]; do sleep 0.05; done\n')
     first = played.start()
-    wait_for((played.orders / "install.seen").exists)
+    until((played.orders / "install.seen").exists)
     second = played.start()
     assert second.stdout is not None
     said = b""

@@ -34,6 +34,7 @@ from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch
 from skyward.setup.ssh.connection import options, remote_line
 from skyward.setup.ssh.shell import SshShell
 from tests.support.hosts import Network, unavailable
+from tests.support.waiting import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 CANARY = "canary-5d1c0a"
@@ -124,13 +125,6 @@ def answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
         return sock.recv(4) == b"SSH-"
     return False
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
 
 
 def soon(seconds: float = 20.0) -> float:

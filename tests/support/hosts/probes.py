@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
-from collections.abc import Callable
-from typing import Any
 
 from .host import Host
 from .network import Network
 
-__all__ = ["answers", "reaches", "ssh", "until"]
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Waits for a condition and returns what it gave."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.01)
-    return value
+__all__ = ["answers", "reaches", "ssh"]
 
 
 def ssh(net: Network, alias: str, command: str, user: str = "sky", said: str = "") -> subprocess.CompletedProcess[str]:

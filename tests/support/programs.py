@@ -1,0 +1,20 @@
+"""Loads a program's file as a module."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["load_program"]
+
+
+def load_program(path: Path) -> Any:
+    """A program as a module of its own name, found there by what is unpickled later."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
