@@ -22,6 +22,7 @@ import cloudpickle
 import pytest
 
 from skyward.api import info
+from skyward.api.compute import compute
 from skyward.api.info import InstanceInfo, Peer, call_context
 from skyward.node import output, stdio
 from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
@@ -163,6 +164,13 @@ def test_an_unknown_choice_is_an_error_at_decoration(only: Any) -> None:
             decorator(only=only)
 
 
+@pytest.mark.parametrize("decorator", [stdout, stderr])
+def test_a_bare_decorator_that_needs_a_choice_says_how_to_write_it(decorator: Any) -> None:
+    for wrong in (lambda: decorator(print), lambda: decorator("head"), lambda: decorator()):
+        with pytest.raises(ValueError, match=rf"@sky.{decorator.__name__}\(only='head'\)"):
+            wrong()
+
+
 def test_other_wrong_arguments_are_errors_at_decoration() -> None:
     with pytest.raises(ValueError, match="stderr"):
         redirect_output(print, stream="stder")  # type: ignore[arg-type]
@@ -174,9 +182,8 @@ def test_other_wrong_arguments_are_errors_at_decoration() -> None:
 
 def test_a_decorator_above_compute_is_refused() -> None:
     """S1-50."""
-    compute = type("Compute", (), {"__module__": "skyward.api.compute", "__call__": lambda self: None})
     with pytest.raises(ValueError, match=r"below @sky\.compute"):
-        silent(compute())
+        silent(compute(print))
 
 
 def test_streams_come_back_when_the_body_raises(node: Node, capsys: Capture) -> None:

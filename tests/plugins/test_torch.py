@@ -236,8 +236,14 @@ def test_an_integration_above_compute_is_refused(decorate: object) -> None:
 
 def test_an_integration_wants_a_function_and_a_known_backend() -> None:
     with pytest.raises(InvalidArgument, match="not a function"):
-        sky.integrations.torch("nccl")  # type: ignore[call-overload]
+        sky.integrations.torch(3)  # type: ignore[call-overload]
     with pytest.raises(InvalidArgument, match="nccl, gloo"):
         sky.integrations.torch(backend="mpi")  # type: ignore[call-overload]
     with pytest.raises(InvalidArgument, match="timeout"):
         sky.integrations.transformers(timeout=-1)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("torch", "gloo"), ("keras", "jax"), ("transformers", "nccl")])
+def test_a_backend_without_its_name_is_answered_with_it(name: str, backend: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"@sky.integrations.{name}\(backend='{backend}'\)"):
+        getattr(sky.integrations, name)(backend)

@@ -11,7 +11,7 @@ from skyward.client.call import Call
 from skyward.errors import NodeDiskFull, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.transport import exceptions
 
-__all__ = ["Outcome", "failure", "gang_note"]
+__all__ = ["Outcome", "failure", "gang_note", "missing_module"]
 
 Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
 
@@ -46,35 +46,38 @@ def gang_note(call: Call, others: list[Call], total: int) -> str:
 
 def _advice(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return _where_to_get(error.name.partition(".")[0])
+        return missing_module(error.name.partition(".")[0])
     return ""
 
 
-def _where_to_get(module: str) -> str:
+def missing_module(module: str) -> str:
     """What to do about a module that a node lacks."""
+    package = _package(module)
+    pip = f"sky.Image(pip=[{package or module!r}])"
     if module in _PLUGINS:
-        return f"node: add plugins=[sky.plugins.{_PLUGINS[module]}] to the pool, or sky.Image(pip=[{module!r}])."
+        return f"node: add plugins=[sky.plugins.{_PLUGINS[module]}] to the pool, or {pip}."
+    if package is not None:
+        return f"node: {module} is not installed there; add {pip} to the pool."
     try:
         here = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         here = False
-    if here and (package := _distribution(module)):
-        return f"node: {module} is not installed there; add sky.Image(pip=[{package!r}]) to the pool."
     if here:
         return (
             f"node: {module} exists on this computer only. Import it at the top of your file, so that it travels with "
             f"the function; or send it along with sky.Image(includes=[...]), if it is a package with Image(pip=[...])."
         )
-    return (
-        f"node: {module} is not installed there; add sky.Image(pip=[{module!r}]) (the package may have another name)."
-    )
+    return f"node: {module} is not installed there; add {pip} (the package may have another name)."
 
 
-def _distribution(module: str) -> str | None:
-    """The installed package that a module comes from, if it comes from one."""
+def _package(module: str) -> str | None:
+    """The package that a module comes from: as installed here, else as known; None where neither says."""
     from importlib import metadata
 
-    return next(iter(metadata.packages_distributions().get(module, [])), None)
+    installed = metadata.packages_distributions().get(module, [])
+    if len(set(installed)) == 1:  # more than one share a namespace, as google's do
+        return installed[0]
+    return _PACKAGES.get(module)
 
 
 _PLUGINS = {
@@ -85,6 +88,39 @@ _PLUGINS = {
     "datasets": "huggingface(token=...)",
     "joblib": "joblib()",
     "sklearn": "sklearn()",
+}
+
+# Modules whose package has another name.
+_PACKAGES = {
+    "Bio": "biopython",
+    "Crypto": "pycryptodome",
+    "Levenshtein": "levenshtein",
+    "OpenSSL": "pyopenssl",
+    "PIL": "pillow",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "fitz": "pymupdf",
+    "git": "gitpython",
+    "hydra": "hydra-core",
+    "imblearn": "imbalanced-learn",
+    "jwt": "pyjwt",
+    "magic": "python-magic",
+    "mpl_toolkits": "matplotlib",
+    "ot": "pot",
+    "pkg_resources": "setuptools",
+    "psycopg2": "psycopg2-binary",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "slugify": "python-slugify",
+    "umap": "umap-learn",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
 }
 
 

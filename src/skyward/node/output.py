@@ -12,7 +12,7 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
-from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Literal, Never, ParamSpec, TypeVar, cast, overload
 
 from skyward.api.compute import Compute
 from skyward.api.info import InstanceInfo, instance_info
@@ -27,14 +27,14 @@ Only = Literal["head"] | Callable[[InstanceInfo], object]
 Choose = Callable[[], Route | None]
 
 
-def stdout(*, only: Only) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def stdout(*bare: Never, only: Only | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Keep what the body prints on the head alone (`only="head"`), or where a predicate on InstanceInfo holds."""
-    return functools.partial(_decorated, choose=_unless(only, "stdout"))
+    return functools.partial(_decorated, choose=_unless(only, "stdout", bare))
 
 
-def stderr(*, only: Only) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def stderr(*bare: Never, only: Only | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """As `stdout`, for what the body writes to standard error."""
-    return functools.partial(_decorated, choose=_unless(only, "stderr"))
+    return functools.partial(_decorated, choose=_unless(only, "stderr", bare))
 
 
 @overload
@@ -58,7 +58,12 @@ def redirect_output(
     return Redirect(callback, STREAMS if stream == "both" else (stream,))
 
 
-def _unless(only: Only, stream: Stream) -> Choose:
+def _unless(only: Only | None, stream: Stream, bare: tuple[object, ...]) -> Choose:
+    if only is None or bare:
+        raise InvalidArgument(
+            f"@sky.{stream} does not say which nodes are heard. Write @sky.{stream}(only='head'), or "
+            f"@sky.{stream}(only=lambda info: info.node < 2); @sky.silent is the one for none."
+        )
     if not callable(only) and only != "head":
         raise _unknown("only", only, ("head",), " or a predicate such as lambda info: info.node < 2")
     return functools.partial(_in_pool, _silence, (stream,), only)

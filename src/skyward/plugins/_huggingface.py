@@ -18,7 +18,7 @@ from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
 from skyward.plugins._torch import Backend, decorated
-from skyward.plugins._within import within
+from skyward.plugins._within import check_function, within
 from skyward.transport.blobs import SCRATCH
 
 __all__ = ["huggingface", "transformers"]
@@ -54,6 +54,7 @@ def transformers(
 
 
 def _prepared(fn: Callable[P, R], group: Callable[[Callable[P, R]], Callable[P, R]]) -> Callable[P, R]:
+    check_function(fn, "transformers")
     return within(group(fn), _packages_found, "transformers")
 
 

@@ -13,7 +13,7 @@ from skyward.api.compute import Compute
 from skyward.api.info import instance_info
 from skyward.errors import InvalidArgument
 
-__all__ = ["framework", "within"]
+__all__ = ["check_function", "framework", "within"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,14 +22,23 @@ Enter = Callable[[], AbstractContextManager[object]]
 
 def within(fn: Callable[P, R], enter: Enter, name: str) -> Callable[P, R]:
     """`fn` with its body run inside a context that is made on the node; a generator keeps it until it ends."""
+    check_function(fn, name)
+    return cast("Callable[P, R]", functools.wraps(fn)(_wrapper(fn, enter)))
+
+
+def check_function(fn: object, name: str) -> None:
+    """Refuses what cannot be decorated."""
     if not callable(fn):
-        raise InvalidArgument(f"@sky.integrations.{name} got {fn!r}, not a function. Put it right above a def.")
+        hint = f"(backend={fn!r})" if isinstance(fn, str) and name != "jax" else ""
+        raise InvalidArgument(
+            f"@sky.integrations.{name} got {fn!r}, not a function. "
+            f"Put @sky.integrations.{name}{hint} right above a def."
+        )
     if isinstance(cast("Any", fn), Compute):
         raise InvalidArgument(
             f"@sky.integrations.{name} stands above @sky.compute on {getattr(fn, '__name__', fn)}: there it would act "
             "on your computer, not on the nodes. Put it below @sky.compute."
         )
-    return cast("Callable[P, R]", functools.wraps(fn)(_wrapper(fn, enter)))
 
 
 def framework(module: str, plugin: str) -> Any:
