@@ -1,22 +1,21 @@
-"""Whose text is kept, and where it goes: decorators that stand below `@sky.compute`.
+"""Output decorators: which nodes show what a body prints, and where else it goes.
 
-They are decided on the node when the body starts, hold while its own code runs (not while a generator waits to be
-asked), end when it raises, and do nothing outside a pool.
+What happens is decided on the node when the body starts. It holds while the body's own code runs, not while a generator
+waits for the next request. Outside a pool these decorators do nothing.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
-from typing import Any, Literal, Never, ParamSpec, TypeVar, cast, overload
+from typing import Any, Literal, Never, ParamSpec, TypeVar, overload
 
-from skyward.api.compute import Compute
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.errors import InvalidArgument
+from skyward.node.decorators import Enter, inside
 from skyward.node.stdio import STREAMS, CallbackWriter, Route, Stream, drain, install
 
 __all__ = ["CallbackWriter", "Redirect", "drain", "install", "redirect_output", "silent", "stderr", "stdout"]
@@ -24,7 +23,6 @@ __all__ = ["CallbackWriter", "Redirect", "drain", "install", "redirect_output", 
 P = ParamSpec("P")
 R = TypeVar("R")
 Only = Literal["head"] | Callable[[InstanceInfo], object]
-Choose = Callable[[], Route | None]
 
 
 def stdout(*bare: Never, only: Only | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -58,7 +56,7 @@ def redirect_output(
     return Redirect(callback, STREAMS if stream == "both" else (stream,))
 
 
-def _unless(only: Only | None, stream: Stream, bare: tuple[object, ...]) -> Choose:
+def _unless(only: Only | None, stream: Stream, bare: tuple[object, ...]) -> Enter:
     if only is None or bare:
         raise InvalidArgument(
             f"@sky.{stream} does not say which nodes are heard. Write @sky.{stream}(only='head'), or "
@@ -70,13 +68,13 @@ def _unless(only: Only | None, stream: Stream, bare: tuple[object, ...]) -> Choo
 
 
 def _in_pool(
-    make: Callable[[tuple[Stream, ...]], R], streams: tuple[Stream, ...], only: Only | None = None
-) -> R | None:
+    make: Callable[[tuple[Stream, ...]], Route], streams: tuple[Stream, ...], only: Only | None = None
+) -> AbstractContextManager[None]:
     info = instance_info()
     if info is None:
-        return None
+        return nullcontext()
     spared = only is not None and (info.is_head if only == "head" else only(info))
-    return None if spared else make(streams)
+    return nullcontext() if spared else make(streams)
 
 
 def _silence(streams: tuple[Stream, ...]) -> Route:
@@ -89,82 +87,9 @@ def _unknown(name: str, value: object, known: tuple[str, ...], other: str = "") 
     return InvalidArgument(f"{name}={value!r} is not known. {hint}It takes {', '.join(map(repr, known))}{other}.")
 
 
-def _decorated(fn: Callable[P, R], choose: Choose) -> Callable[P, R]:
+def _decorated(fn: Callable[P, R], choose: Enter) -> Callable[P, R]:
     """`fn` with its text redirected as `choose` says at its start, whenever its own code runs."""
-    if not callable(fn):
-        raise InvalidArgument(f"an output decorator got {fn!r}, not a function. Put it right above a def.")
-    if isinstance(cast("Any", fn), Compute):
-        raise InvalidArgument(
-            f"an output decorator stands above @sky.compute on {getattr(fn, '__name__', fn)}: there it would act on "
-            "your computer, not on the nodes. Put it below @sky.compute."
-        )
-    return cast("Callable[P, R]", functools.wraps(fn)(_wrapper(fn, choose)))
-
-
-def _wrapper(body: Callable[..., Any], choose: Choose) -> Callable[..., Any]:
-    if inspect.isgeneratorfunction(body):
-
-        def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            route: AbstractContextManager[None] = choose() or nullcontext()
-            generator = body(*args, **kwargs)
-            step = functools.partial(generator.send, None)
-            try:
-                while True:
-                    with route:
-                        try:
-                            item = step()
-                        except StopIteration as end:
-                            return end.value
-                    try:
-                        step = functools.partial(generator.send, (yield item))
-                    except GeneratorExit:
-                        raise
-                    except BaseException as error:  # thrown in here: the body's own generator shall see it
-                        step = functools.partial(generator.throw, error)
-            finally:
-                with route:
-                    generator.close()
-
-        return generate
-
-    if inspect.isasyncgenfunction(body):
-
-        async def generate_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            route: AbstractContextManager[None] = choose() or nullcontext()
-            generator = body(*args, **kwargs)
-            step = functools.partial(generator.asend, None)
-            try:
-                while True:
-                    with route:
-                        try:
-                            item = await step()
-                        except StopAsyncIteration:
-                            return
-                    try:
-                        step = functools.partial(generator.asend, (yield item))
-                    except GeneratorExit:
-                        raise
-                    except BaseException as error:  # thrown in here: the body's own generator shall see it
-                        step = functools.partial(generator.athrow, error)
-            finally:
-                with route:
-                    await generator.aclose()
-
-        return generate_async
-
-    if inspect.iscoroutinefunction(body):
-
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
-            with choose() or nullcontext():
-                return await body(*args, **kwargs)
-
-        return run_async
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with choose() or nullcontext():
-            return body(*args, **kwargs)
-
-    return run
+    return inside(fn, choose, "an output decorator", each_step=True)
 
 
 def _to_callback(callback: Callable[[str], object], streams: tuple[Stream, ...]) -> Route:
@@ -176,14 +101,14 @@ class Redirect:
 
     def __init__(self, callback: Callable[[str], object], streams: tuple[Stream, ...]) -> None:
         # Nothing of self goes into a decorated function, which must be able to travel.
-        self._choose: Choose = functools.partial(_in_pool, functools.partial(_to_callback, callback), streams)
-        self._open: dict[int, list[AbstractContextManager[None]]] = {}
+        self._choose: Enter = functools.partial(_in_pool, functools.partial(_to_callback, callback), streams)
+        self._open: dict[int, list[AbstractContextManager[object]]] = {}
 
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]:
         return _decorated(fn, self._choose)
 
     def __enter__(self) -> None:
-        route = self._choose() or nullcontext()
+        route = self._choose()
         route.__enter__()
         self._open.setdefault(get_ident(), []).append(route)
 

@@ -1,0 +1,113 @@
+"""Decorators that stand below `@sky.compute`: a body runs inside a context that is made on the node when it starts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar, cast
+
+from skyward.api.compute import Compute
+from skyward.errors import InvalidArgument
+
+__all__ = ["Enter", "check_function", "inside"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Enter = Callable[[], AbstractContextManager[object]]
+
+
+def inside(
+    fn: Callable[P, R], enter: Enter, decorator: str, *, option: str = "", each_step: bool = False
+) -> Callable[P, R]:
+    """`fn` with its body run inside the context that `enter` makes. `decorator` and `option` are for error messages.
+
+    A generator keeps the context until it ends. With `each_step` it leaves the context while it waits for the next
+    request, and enters it again.
+    """
+    check_function(fn, decorator, option)
+    return cast("Callable[P, R]", functools.wraps(fn)(_wrapper(fn, enter, each_step)))
+
+
+def check_function(fn: object, decorator: str, option: str = "") -> None:
+    """Refuses what cannot be decorated; a text may have been meant as an option."""
+    if not callable(fn):
+        hint = f"({option}={fn!r})" if isinstance(fn, str) and option else ""
+        where = f"{decorator}{hint}" if decorator.startswith("@") else "it"
+        raise InvalidArgument(f"{decorator} got {fn!r}, not a function. Put {where} right above a def.")
+    if isinstance(cast("Any", fn), Compute):
+        raise InvalidArgument(
+            f"{decorator} stands above @sky.compute on {getattr(fn, '__name__', fn)}: there it would act on your "
+            "computer, not on the nodes. Put it below @sky.compute."
+        )
+
+
+def _wrapper(body: Callable[..., Any], enter: Enter, each_step: bool) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(body):
+
+        def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            made, idle = enter(), nullcontext()
+            whole, running = (idle, made) if each_step else (made, idle)
+            with whole:
+                generator = body(*args, **kwargs)
+                step = functools.partial(generator.send, None)
+                try:
+                    while True:
+                        with running:
+                            try:
+                                item = step()
+                            except StopIteration as end:
+                                return end.value
+                        try:
+                            step = functools.partial(generator.send, (yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # thrown in here: the body's own generator handles it
+                            step = functools.partial(generator.throw, error)
+                finally:
+                    with running:
+                        generator.close()
+
+        return generate
+
+    if inspect.isasyncgenfunction(body):
+
+        async def generate_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            made, idle = enter(), nullcontext()
+            whole, running = (idle, made) if each_step else (made, idle)
+            with whole:
+                generator = body(*args, **kwargs)
+                step = functools.partial(generator.asend, None)
+                try:
+                    while True:
+                        with running:
+                            try:
+                                item = await step()
+                            except StopAsyncIteration:
+                                return
+                        try:
+                            step = functools.partial(generator.asend, (yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # as above
+                            step = functools.partial(generator.athrow, error)
+                finally:
+                    with running:
+                        await generator.aclose()
+
+        return generate_async
+
+    if inspect.iscoroutinefunction(body):
+
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with enter():
+                return await body(*args, **kwargs)
+
+        return run_async
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with enter():
+            return body(*args, **kwargs)
+
+    return run
