@@ -16,14 +16,13 @@ test-lanes: $(VENV)/all.done hosts ## the same in two lanes side by side: half t
 	$(BIN)/python tests/lanes.py
 
 test-core: $(VENV)/dev.done hosts ## the tests that need no framework (also for other Pythons: make test-core PYTHON=python3.13 VENV=.venv-313)
-	$(BIN)/pytest tests --ignore-glob='*torch*' --ignore-glob='*jax*' --ignore-glob='*keras*' --ignore-glob='*huggingface*' \
-	  --ignore-glob='*joblib*' --ignore-glob='*sklearn*' --ignore-glob='*examples*'
+	$(BIN)/pytest tests --ignore-glob='*/frameworks'
 
 soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simulated seeds, an hour of stress, every way to die
 	SKYWARD_SIM_SEEDS=100000 $(BIN)/pytest --timeout=14400 tests/simulation
 	SKYWARD_STRESS_SECONDS=3600 $(BIN)/pytest -v tests/stress
 	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/providers/aws/test_crashes.py \
-	  tests/e2e/test_torch_ports.py
+	  tests/e2e/frameworks/test_torch_ports.py
 
 hosts:                           ## what test hosts need of the system: sshd, network tools
 	$(BIN)/python -m tests.support.hosts install

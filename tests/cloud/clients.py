@@ -19,6 +19,7 @@ import pytest
 
 from skyward.testing import Cloud
 from skyward.testing.faults import Call
+from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until
 
 __all__ = ["BLOWS", "Blow", "Clients", "Strike"]
@@ -126,7 +127,7 @@ class Clients:
         program = directory / "clients.py"
         program.write_text(_PROGRAM)
         self._process = subprocess.Popen(
-            [sys.executable, str(program), cloud.endpoint, str(directory)],
+            [*USUAL_SIGNALS, sys.executable, str(program), cloud.endpoint, str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

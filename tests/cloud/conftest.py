@@ -17,6 +17,7 @@ from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
 from tests.support.hosts import Network, unavailable
 from tests.support.leftovers import watchdogs
+from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until
 
 
@@ -112,7 +113,16 @@ def client(cloud: Cloud, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
     def start(seconds: float = 600, lease: float = 900, lives: bool = False) -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
         path.write_text(CLIENT)
-        argv = [sys.executable, "-u", str(path), cloud.endpoint, str(seconds), str(lease), str(int(lives))]
+        argv = [
+            *USUAL_SIGNALS,
+            sys.executable,
+            "-u",
+            str(path),
+            cloud.endpoint,
+            str(seconds),
+            str(lease),
+            str(int(lives)),
+        ]
         process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

@@ -11,10 +11,8 @@ import pytest
 
 import skyward as sky
 from tests.support.leftovers import leftover_files, leftover_processes
+from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until
-
-# As in a terminal, even where the test run was started to ignore them; by a program, since the tests have threads.
-USUAL_SIGNALS = ["env", "--default-signal=INT,HUP,TERM"]
 
 
 @pytest.fixture(autouse=True)

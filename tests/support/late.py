@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import USUAL_SIGNALS
+
 __all__ = ["PROGRAMS", "check", "finished"]
 
 _HEAD = """
@@ -70,7 +72,7 @@ def finished(path: Path, what: str, provider: str, imports: str = "") -> tuple[i
     """Runs a program to its end: status, output, errors."""
     path.write_text(_HEAD.replace("{provider}", provider).replace("{imports}", imports) + PROGRAMS[what][0])
     program = subprocess.Popen(
-        [sys.executable, "-W", "default::ResourceWarning", str(path)],
+        [*USUAL_SIGNALS, sys.executable, "-W", "default::ResourceWarning", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

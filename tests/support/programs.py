@@ -1,4 +1,4 @@
-"""Loads a program's file as a module."""
+"""Programs that tests start or load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_program"]
+__all__ = ["USUAL_SIGNALS", "load_program"]
+
+# As in a terminal, even where the test run was started to ignore them; by a program, since the tests have threads.
+USUAL_SIGNALS = ["env", "--default-signal=INT,HUP,TERM"]
 
 
 def load_program(path: Path) -> Any:

@@ -20,6 +20,7 @@ from skyward.machines.reaper import down
 from skyward.providers.aws.api import Pace
 from skyward.testing import Cloud
 from skyward.testing.faults import Call
+from tests.support.programs import USUAL_SIGNALS
 
 HASTY = Pace(base=0.002, cap=0.02, budget=1.5, poll=0.01, settle=0.05, unanswered=1.0)
 SEEDS = int(os.environ.get("SKYWARD_SOAK_SEEDS", "100"))
@@ -72,7 +73,7 @@ class Clients:
 
     def __init__(self, cloud: Cloud, group: str = "") -> None:
         self.cloud = cloud
-        argv = [sys.executable, "-c", CLIENTS, cloud.endpoint, group]
+        argv = [*USUAL_SIGNALS, sys.executable, "-c", CLIENTS, cloud.endpoint, group]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._line() == "ready"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-GUIDES = Path(__file__).parents[2] / "examples" / "guides"
+GUIDES = Path(__file__).parents[3] / "examples" / "guides"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.ssh.places import CACHE, left, reached, specs
 from tests.support.hosts import Network
 from tests.support.programs import load_program
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "guides" / "11_your_own_machines.py"
 TORCH = sky.Image(pip=["torch==2.13.0", "numpy"])
 
@@ -149,7 +149,7 @@ def test_a_single_call_on_a_pool_with_a_group_waits_for_nobody(torch_pool: sky.C
 
 def test_a_program_written_for_torchrun_runs_over_hosts(pool: sky.ComputePool) -> None:
     """It forms its group itself, in processes that have had another one before."""
-    program = load_program(ROOT / "tests" / "e2e" / "ddp_scripts" / "launched.py")
+    program = load_program(ROOT / "tests" / "e2e" / "frameworks" / "ddp_scripts" / "launched.py")
     for _ in range(2):
         results = sky.compute(sky.integrations.torch(init=False)(program.main))(2, 8) @ pool
         assert [rank for rank, _, _ in results] == [0, 1, 2]

@@ -10,7 +10,7 @@ import pytest
 
 from skyward.testing import Cloud
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "guides" / "12_aws.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "guides" / "12_aws.py"
 HERE = ["--ssh-from", "192.0.2.1", "--username", "sky"]
 
 
