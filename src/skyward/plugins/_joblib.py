@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, cast
 
 import cloudpickle
@@ -33,6 +34,7 @@ __all__ = ["Slots", "Tasks", "install", "joblib", "joblib_backend", "open_pool",
 
 T = TypeVar("T", bound="Slots")
 
+_COMPANIONS = ("numpy", "scipy")
 Item = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -73,21 +75,35 @@ def joblib_backend(pool: T, *, max_inflight: int | None = None) -> Generator[T]:
 
 
 def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> Image:
-    """The image with the packages; what it names already stays as it is unless a version is asked for."""
+    """The image with the packages; what it names already stays as it is unless a version is asked for.
+
+    numpy and scipy come along as this computer has them, since arrays travel both ways; not where a version is asked
+    for, which may need others.
+    """
+    if find_spec("joblib") is None:
+        raise _no_joblib()  # before machines are launched
     named = {_project(entry) for entry in image.pip}
-    return image.adding(pip=[pinned(name, v) for name, v in packages.items() if v is not None or name not in named])
+    chosen = {name: version for name, version in packages.items() if version is not None or name not in named}
+    if not any(packages.values()):
+        chosen |= {name: version for name in _COMPANIONS if name not in named and (version := _here(name))}
+    return image.adding(pip=[pinned(name, version) for name, version in chosen.items()])
 
 
 def pinned(name: str, version: str | None) -> str:
     """A requirement: the version asked for, else the one that this computer has, since objects travel both ways."""
     if version is not None:
         return f"{name}{version}" if version.lstrip()[:1] in ("<", ">", "=", "!", "~") else f"{name}=={version}"
-    try:
-        here = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return name
+    here = _here(name)
     # a version made from a checkout is on no index
-    return f"{name}=={here}" if re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?", here) else name
+    return f"{name}=={here}" if here and re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?", here) else name
+
+
+def _here(name: str) -> str | None:
+    """The version of a package that this computer has."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def register() -> None:
@@ -133,10 +149,14 @@ def _backend_module() -> Any:
     except ModuleNotFoundError as exc:
         if exc.name != "joblib":
             raise
-        raise ModuleNotFoundError(
-            "joblib is not installed on this computer, where its calls are made. Install it: pip install joblib.",
-            name="joblib",
-        ) from exc
+        raise _no_joblib() from exc
+
+
+def _no_joblib() -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        "joblib is not installed on this computer, where its calls are made. Install it: pip install joblib.",
+        name="joblib",
+    )
 
 
 def _project(requirement: str) -> str:

@@ -12,7 +12,7 @@ from joblib import Parallel, delayed, parallel_config
 from joblib.parallel import get_active_backend
 
 import skyward as sky
-from skyward.errors import InvalidArgument, PoolClosed
+from skyward.errors import InvalidArgument, PluginError, PoolClosed
 
 
 def square(x: int) -> int:
@@ -108,12 +108,39 @@ def test_the_plugin_adds_joblib_and_leaves_the_image_as_it_is() -> None:
     image = sky.Image(includes=["a"], excludes=["b"], shell_vars={"C": "1"}, metrics=["cpu"], env={"D": "2"})
     cluster = sky.Cluster("p", 1, sky.Worker(), sky.Spec())
     made = sky.plugins.joblib().transform(image, cluster)  # type: ignore[misc]
-    assert made.pip == (f"joblib=={joblib.__version__}",)
+    assert made.pip[0] == f"joblib=={joblib.__version__}"
     assert image.adding(pip=made.pip) == made
     assert sky.plugins.joblib("1.4").transform(image, cluster).pip == ("joblib==1.4",)  # type: ignore[misc]
     assert sky.plugins.joblib("~=1.4").transform(image, cluster).pip == ("joblib~=1.4",)  # type: ignore[misc]
     own = image.adding(pip=["joblib>=1.3"])
-    assert sky.plugins.joblib().transform(own, cluster) == own  # type: ignore[misc]
+    assert "joblib>=1.3" in sky.plugins.joblib().transform(own, cluster).pip  # type: ignore[misc]
+    assert f"joblib=={joblib.__version__}" not in sky.plugins.joblib().transform(own, cluster).pip  # type: ignore[misc]
+
+
+def test_arrays_find_the_clients_versions_on_the_nodes() -> None:
+    """S0_9: what bodies need comes along; an image or a version that says otherwise is left to the resolver."""
+    import numpy
+    import scipy
+
+    cluster = sky.Cluster("p", 1, sky.Worker(), sky.Spec())
+    for plugin in (sky.plugins.joblib(), sky.plugins.sklearn()):
+        made = plugin.transform(sky.Image(), cluster)  # type: ignore[misc]
+        assert {f"numpy=={numpy.__version__}", f"scipy=={scipy.__version__}"} <= set(made.pip)
+        own = plugin.transform(sky.Image(pip=["numpy<2"]), cluster)  # type: ignore[misc]
+        assert f"numpy=={numpy.__version__}" not in own.pip
+    older = sky.plugins.sklearn("1.4").transform(sky.Image(), cluster)  # type: ignore[misc]
+    assert older.pip == ("scikit-learn==1.4", f"joblib=={joblib.__version__}")
+
+
+def test_without_joblib_on_this_computer_no_machine_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skyward.plugins import _joblib
+
+    monkeypatch.setattr(_joblib, "find_spec", lambda name: None)
+    asked: list[str] = []
+    monkeypatch.setattr("skyward.pool.pool.Acquisition.acquire", lambda *_: asked.append("machines"))
+    with pytest.raises(PluginError, match="pip install joblib"), sky.integrations.JoblibPool(console=False):
+        pass
+    assert asked == []
 
 
 def test_a_pool_for_joblib_keeps_what_the_user_said() -> None:
