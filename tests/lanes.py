@@ -2,36 +2,80 @@
 
     python tests/lanes.py [arguments for pytest]
 
-What the lane with the hosts prints is shown at the end.
+Lines of both are printed as they come, each with the name of its lane. Fails if either lane fails.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
+import time
 from pathlib import Path
 
+__all__ = ["HOSTS", "main"]
+
 ROOT = Path(__file__).parents[1]
-HOSTS = ["tests/ssh", "tests/cloud", "tests/support/test_hosts.py", "tests/support/test_hosts_leftovers.py"]
+HOSTS = ["tests/ssh", "tests/cloud", "tests/support", "tests/setup"]
+_LEAVE = 60.0
+"""Seconds that a lane has to tidy up when it is interrupted."""
 
 
-def main() -> int:
-    """Statuses of both lanes; 0 if both passed."""
-    here = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-    with tempfile.TemporaryFile() as quiet:
-        beside = subprocess.Popen([*here, *HOSTS], cwd=ROOT, stdout=quiet, stderr=subprocess.STDOUT)
+def main(arguments: list[str]) -> int:
+    """Runs both lanes to their ends; 0 if both passed."""
+    lanes = {"hosts": HOSTS, "here": ["tests", *(f"--ignore={path}" for path in HOSTS)]}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    started: dict[str, subprocess.Popen[str]] = {}
+    try:
+        for name, paths in lanes.items():
+            started[name] = _start([*arguments, *paths])
+        printers = [threading.Thread(target=_print, args=item, daemon=True) for item in started.items()]
+        for printer in printers:
+            printer.start()
+        statuses = {name: process.wait() for name, process in started.items()}
+        for printer in printers:
+            printer.join(10)
+    finally:
+        _end([process for process in started.values() if process.poll() is None])
+    failed = [f"{name} ended with {status}" for name, status in statuses.items() if status]
+    print(", ".join(failed) or "both lanes passed", flush=True)
+    return 1 if failed else 0
+
+
+def _start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _print(name: str, process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    began = time.monotonic()
+    for line in process.stdout:
+        print(f"{name:5} {time.monotonic() - began:4.0f} s | {line}", end="", flush=True)
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    """Interrupts lanes, which lets them tidy up, and then ends them."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + _LEAVE
+    for process in processes:
         try:
-            status = subprocess.call([*here, "tests", *(f"--ignore={path}" for path in HOSTS)], cwd=ROOT)
-            beside.wait()
-        finally:
-            beside.terminate()
-            beside.wait()
-        quiet.seek(0)
-        sys.stdout.flush()
-        sys.stdout.buffer.write(b"\nOn hosts:\n" + quiet.read())
-    return status or beside.returncode
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

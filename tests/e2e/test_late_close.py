@@ -345,7 +345,7 @@ def finished(path: Path, source: str, *flags: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_a_pool_that_a_program_does_not_close_is_closed_with_it(tmp_path: Path, what: str) -> None:
     source, said, status, last, unclosed = PROGRAMS[what]
-    code, out, err = finished(tmp_path / "program.py", source, until, "-X", "dev")
+    code, out, err = finished(tmp_path / "program.py", source, "-X", "dev")
     lines = err.splitlines()
     warned = [line for line in lines if "ResourceWarning: <ComputePool " in line]
     assert (code, out) == (status, said), err
@@ -360,7 +360,7 @@ def test_a_pool_that_a_program_does_not_close_is_closed_with_it(tmp_path: Path, 
 def test_the_warning_is_silent_unless_asked_for(tmp_path: Path, what: str) -> None:
     """As Python's own for files and sockets."""
     source, said, status, last, _ = PROGRAMS[what]
-    code, out, err = finished(tmp_path / "program.py", source, until)
+    code, out, err = finished(tmp_path / "program.py", source)
     assert (code, out) == (status, said), err
     assert "ResourceWarning" not in err
     assert err.splitlines()[-1:] == ([last] if last else [])
@@ -369,7 +369,7 @@ def test_the_warning_is_silent_unless_asked_for(tmp_path: Path, what: str) -> No
 @pytest.mark.parametrize("what", ["returns", "drops it and ends", "has two"])
 def test_a_pool_is_closed_although_warnings_are_errors(tmp_path: Path, what: str) -> None:
     source, said, *_ = PROGRAMS[what]
-    code, out, err = finished(tmp_path / "program.py", source, until, "-W", "error::ResourceWarning")
+    code, out, err = finished(tmp_path / "program.py", source, "-W", "error::ResourceWarning")
     assert (code, out) == (0, said), err
     assert "Exception ignored" in err  # as for a file that is not closed
     assert "ResourceWarning: <ComputePool " in err

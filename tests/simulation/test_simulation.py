@@ -15,7 +15,7 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.seeds import outcome, run_all
 from tests.simulation.world import World
 
-SEEDS = int(os.environ.get("SKYWARD_SIM_SEEDS", "2000"))
+SEEDS = int(os.environ.get("SKYWARD_SIM_SEEDS", "600"))
 FIRST = int(os.environ.get("SKYWARD_SIM_FIRST", "0"))
 ENOUGH = 500  # within so many seeds every mutation is found
 

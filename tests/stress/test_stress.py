@@ -25,7 +25,7 @@ from tests.stress.trial import Failed, Trial, within
 from tests.support.leftovers import leftover_files, leftover_processes
 from tests.support.waiting import until
 
-SECONDS = float(os.environ.get("SKYWARD_STRESS_SECONDS", "60")) / len(MODES)
+SECONDS = float(os.environ.get("SKYWARD_STRESS_SECONDS", "30")) / len(MODES)
 LIMIT = float(os.environ.get("SKYWARD_STRESS_LIMIT", "60"))
 SEED = os.environ.get("SKYWARD_STRESS_SEED") or secrets.token_hex(4)
 
