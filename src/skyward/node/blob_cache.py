@@ -1,9 +1,9 @@
-"""The large buffers of a node on another machine: they come from the client or from a peer, results go home in pieces.
+"""The large buffers of a node: arguments that come from the client or from another node, results that go to the client.
 
     client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...      an argument crosses the client's link once
     client <--pieces-- node                                            a result, as the link has room for it
 
-A node on the client's own computer shares the client's directory, and none of this is used.
+A node on the client's own computer shares the client's directory (`shared`), so nothing of this is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,17 +42,17 @@ Tell = Callable[[], None]
 
 @dataclass(eq=False)
 class _Load:
-    """What one message of a call has to wait for: files that go home before it."""
+    """A message about a call, and the files that the client must get before it."""
 
     call: str
-    files: deque[tuple[str, int, dict[str, Any]]]  # path, size, and what is said of the result
+    files: deque[tuple[str, int, dict[str, Any]]]  # path, size, and the metadata of the result
     tell: Tell
     file: int = -1
     done: int = 0
 
 
 class BlobCache:
-    """Blobs of one node, in `directory`; `wake` has the agent look at `arrivals`."""
+    """Blobs of one node, in `directory`. `arrivals` says which fetches have ended; `wake` has the agent look there."""
 
     def __init__(self, directory: str, context: ssl.SSLContext) -> None:
         self.shared = True
@@ -60,8 +60,7 @@ class BlobCache:
         self.wake: Callable[[], None] = lambda: None
         self._directory, self._context = directory, context
         self._lock = threading.Condition(threading.Lock())  # notified when a blob is no longer coming
-        self._present: OrderedDict[str, int] = OrderedDict()
-        self._uses: dict[str, int] = {}
+        self._present = blobs.BlobIndex(lambda: blobs.room(directory))
         self._coming: dict[str, int] = {}
         self._expected: set[str] = set()  # of those, what the client said that it would send
         self._loads: deque[_Load] = deque()
@@ -70,32 +69,23 @@ class BlobCache:
             if name.endswith(".part"):
                 os.unlink(path)  # of an agent that died
             elif re.fullmatch(r"[0-9a-f]{32}", name):
-                self._present[name] = os.path.getsize(path)
+                self._present.add(name, (path, os.path.getsize(path)))
 
     # arguments
 
-    def take(self, wanted: dict[str, list[Any]]) -> tuple[dict[str, blobs.Blob], set[str]]:
+    def take(self, needed: dict[str, list[Any]]) -> tuple[dict[str, blobs.Blob], set[str]]:
         """Where the blobs of a call lie, or will lie, and which are still missing; `drop` when the call has ended."""
-        missing: set[str] = set()
+        names = [name for name, _ in needed.values()]
         with self._lock:
-            for name, _ in wanted.values():
-                self._uses[name] = self._uses.get(name, 0) + 1
-                if name in self._present:
-                    self._present.move_to_end(name)
-                else:
-                    missing.add(name)
-        return {index: (self._path(name), size) for index, (name, size) in wanted.items()}, missing
+            self._present.use(names)
+            missing = {name for name in names if self._present.get(name) is None}
+        return {index: (self._path(name), size) for index, (name, size) in needed.items()}, missing
 
     def drop(self, names: Iterable[str]) -> None:
         """Says that a call no longer needs these blobs; they stay as long as there is room."""
         with self._lock:
-            for name in names:
-                left = self._uses.get(name, 0) - 1
-                if left > 0:
-                    self._uses[name] = left
-                else:
-                    self._uses.pop(name, None)
-            self._evict()
+            self._present.release(names)
+            self._make_room()
 
     def coming(self, name: str) -> bool:
         """Whether a blob is on its way."""
@@ -105,12 +95,12 @@ class BlobCache:
     def expect(self, name: str) -> None:
         """Says that the client is about to send a blob."""
         with self._lock:
-            if name not in self._present:
+            if self._present.get(name) is None:
                 self._coming.setdefault(name, 0)
                 self._expected.add(name)
 
     def unexpect(self, name: str) -> None:
-        """Says that the client does not send a blob after all; who needs it must ask for it."""
+        """Says that the client does not send a blob after all; calls that need it must ask for it."""
         self._give_up(name)
 
     def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
@@ -119,7 +109,7 @@ class BlobCache:
         If that fails, for whatever reason, the blob is no longer coming and the error is raised.
         """
         with self._lock:
-            if name in self._present:
+            if self._present.get(name) is not None:
                 return True  # a peer was faster
             if offset and self._coming.get(name) != offset:
                 return False  # an earlier piece found no room
@@ -136,9 +126,9 @@ class BlobCache:
         return True
 
     def fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
-        """Gets a blob from a peer, in a thread of its own; `arrivals` tells how that went."""
+        """Gets a blob from another node, in a thread; `arrivals` says whether it has come."""
         with self._lock:
-            if name in self._coming or name in self._present:
+            if name in self._coming or self._present.get(name) is not None:
                 return
             self._coming[name] = 0
         try:
@@ -152,20 +142,21 @@ class BlobCache:
         """Sends a blob to a peer that asks for it, as soon as it is here."""
         with self._lock:
             self._lock.wait_for(lambda: name not in self._coming, _PATIENCE)
-            size = self._present.get(name, -1)
-            if size >= 0:
-                self._uses[name] = self._uses.get(name, 0) + 1
+            blob = self._present.get(name)
+            size = blob[1] if blob is not None else -1
+            if blob is not None:
+                self._present.use([name])
         try:
             for piece in encode({"size": size}):
                 sock.sendall(piece)
-            if size >= 0:
-                with open(self._path(name), "rb") as file:
+            if blob is not None:
+                with open(blob[0], "rb") as file:
                     while data := file.read(1 << 20):
                         sock.sendall(data)
         except OSError:
             pass  # the peer asks somebody else
         finally:
-            if size >= 0:
+            if blob is not None:
                 self.drop([name])
             sock.close()
 
@@ -184,7 +175,7 @@ class BlobCache:
             self._fetch_from(name, size, host, port)
             self._complete(name, size)
         except Exception as exc:  # whatever it is: the next source, or the client
-            log.debug("blob %s cannot be had from %s: %r", name, source, exc)
+            log.debug("blob %s could not be fetched from %s: %r", name, source, exc)
             return False
         return True
 
@@ -214,16 +205,16 @@ class BlobCache:
         with self._lock:
             self._coming.pop(name, None)
             self._expected.discard(name)
-            self._present[name] = size
+            self._present.add(name, (self._path(name), size))
             self._lock.notify_all()
-            self._evict()
+            self._make_room()
 
     def _give_up(self, name: str) -> None:
-        """A blob does not come; what there is of it is removed, and peers that wait for it are told."""
+        """A blob does not come: its part is removed, and nodes that wait for it are told."""
         try:
             blobs.remove([self._path(name) + ".part"])
         except (OSError, ValueError) as exc:
-            log.debug("what there is of blob %s stays: %s", name, exc)
+            log.debug("the part of blob %s could not be removed: %s", name, exc)
         with self._lock:
             self._coming.pop(name, None)
             self._expected.discard(name)
@@ -233,48 +224,37 @@ class BlobCache:
         self.arrivals.put((name, good))
         self.wake()
 
-    def _evict(self) -> None:
-        """Removes blobs that no call needs, if there are too many; that it fails is no error of whoever calls."""
-        try:
-            self._make_room()
-        except OSError as exc:
-            log.warning("no room could be made in %s: %s", self._directory, exc)
-
     def _make_room(self) -> None:
-        held, limit = sum(self._present.values()), blobs.room(self._directory)
-        for name, size in list(self._present.items()):
-            if held <= limit:
-                return
-            if name not in self._uses:
-                blobs.remove([self._path(name)])
-                del self._present[name]
-                held -= size
+        try:
+            self._present.make_room()
+        except OSError as exc:  # not an error of the caller, whose blob is there
+            log.warning("no room could be made in %s: %s", self._directory, exc)
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name[:80]!r} is no name of a blob")
+            raise ValueError(f"{name[:80]!r} is not the name of a blob")
         return os.path.join(self._directory, name)
 
     # results
 
-    def ship(self, call: str, about: dict[str, Any] | list[Any], tell: Tell) -> None:
-        """Tells the client something of a call after the blobs that it speaks of have gone there."""
-        found = _with_blobs(about)
-        if not self.shared and (found or any(load.call == call for load in self._loads)):
-            files = deque((str(path), int(size), one) for one in found for path, size in one["blobs"].values())
-            for one in found:
-                for index, (path, size) in one["blobs"].items():
-                    one["blobs"][index] = [os.path.basename(str(path)), size]
+    def ship(self, call: str, metadata: dict[str, Any] | list[Any], tell: Tell) -> None:
+        """Calls `tell` after the blobs that the metadata names have been sent to the client, in order for each call."""
+        found = _with_blobs(metadata)
+        if not self.shared and (found or self.shipping(call)):
+            files = deque((str(path), int(size), entry) for entry in found for path, size in entry["blobs"].values())
+            for entry in found:
+                for index, (path, size) in entry["blobs"].items():
+                    entry["blobs"][index] = [os.path.basename(str(path)), size]
             self._loads.append(_Load(call, files, tell))
         else:
             tell()
 
     def shipping(self, call: str) -> bool:
-        """Whether something of a call is still on its way home."""
+        """Whether a part of a call's results has not been sent yet."""
         return any(load.call == call for load in self._loads)
 
     def abandon(self) -> None:
-        """The client begins anew: nobody waits for the results here, and what it said it would send does not come."""
+        """The client has begun a new session: it wants no results of the old one, and sends no blob as announced."""
         for name in list(self._expected):
             self._give_up(name)
         for load in self._loads:
@@ -291,21 +271,21 @@ class BlobCache:
                 self._loads.popleft()
                 load.tell()
                 continue
-            path, size, about = load.files[0]
+            path, size, metadata = load.files[0]
             try:
                 if load.file < 0:
                     load.file, load.done = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
                 data = os.pread(load.file, _PIECE, load.done)
             except OSError as exc:
                 if exc.errno in _PASSING:
-                    return True  # the agent comes again
+                    return True  # the agent calls this again
                 log.warning("a result cannot be sent: %s", exc)
                 data = b""
             if data:
                 tell("part", os.path.basename(path), load.done, buffers=[data])
                 load.done += len(data)
             else:  # the client must not wait for the rest
-                about["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"
+                metadata["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"
             if load.done >= size or not data:
                 if load.file >= 0:
                     os.close(load.file)
@@ -315,7 +295,8 @@ class BlobCache:
         return bool(self._loads)
 
 
-def _with_blobs(about: dict[str, Any] | list[Any]) -> list[dict[str, Any]]:
-    """What is said of a result, or of items of a stream, if it speaks of blobs."""
-    each: list[dict[str, Any]] = [about] if isinstance(about, dict) else [i[1] for i in about if isinstance(i, list)]
-    return [one for one in each if one.get("blobs")]
+def _with_blobs(metadata: dict[str, Any] | list[Any]) -> list[dict[str, Any]]:
+    """The metadata of a result, or of items of a stream, where they name blobs."""
+    if isinstance(metadata, dict):
+        return [metadata] if metadata.get("blobs") else []
+    return [item[1] for item in metadata if isinstance(item, list) and item[1].get("blobs")]

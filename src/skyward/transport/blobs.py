@@ -14,15 +14,15 @@ import secrets
 import stat
 import tempfile
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from skyward.transport.frames import Buffer, nbytes
+from skyward.transport.frames import Buffer
 
 # fmt: off
 __all__ = [
-    "LARGE", "SCRATCH", "Blob", "Store",
+    "LARGE", "SCRATCH", "Blob", "BlobIndex", "Store",
     "make_directory", "read", "remove", "remove_directory", "room", "write", "write_piece",
 ]
 # fmt: on
@@ -46,7 +46,7 @@ def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
     os.makedirs(spill, mode=0o700, exist_ok=True)
     found = os.lstat(spill)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(errno.EACCES, "somebody else has made a directory where blobs would go", spill)
+        raise PermissionError(errno.EACCES, "another user has made a directory where blobs would go", spill)
     return _write(spill, buffer, name)
 
 
@@ -86,10 +86,10 @@ def remove(paths: Iterable[str]) -> None:
 
 
 def make_directory() -> str:
-    """A new private directory for blobs, in memory where there is such a file system; goes with this process."""
+    """A new private directory for blobs, in memory where possible; removed after this process has ended."""
     base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
     _sweep(base)
-    # a pool inside another pool's body lies within that one's directory, and goes with it
+    # the directory of a pool inside another pool's body lies in that pool's directory, and is removed with it
     base = Path(os.environ.get(SCRATCH, base))
     return tempfile.mkdtemp(prefix=f"skyward-{os.getpid()}-", dir=base)
 
@@ -100,15 +100,62 @@ def room(directory: str) -> int:
     return max(LARGE, free.f_bavail * free.f_frsize // 4)
 
 
+class BlobIndex:
+    """Which blobs lie in a directory, and how many calls need each. Those that no call needs go when room is short.
+
+    Not thread-safe: its owner holds a lock. `limit` says how many bytes there may be.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
+        self._blobs: OrderedDict[str, Blob] = OrderedDict()  # least recently used first
+        self._uses: Counter[str] = Counter()
+        self._bytes = 0
+
+    def get(self, name: str) -> Blob | None:
+        """A blob that is there."""
+        return self._blobs.get(name)
+
+    def add(self, name: str, blob: Blob) -> None:
+        """A blob is there now."""
+        self._bytes += blob[1] - self._blobs.get(name, ("", 0))[1]
+        self._blobs[name] = blob
+
+    def use(self, names: Iterable[str]) -> None:
+        """One more call needs these blobs, there or not."""
+        for name in names:
+            self._uses[name] += 1
+            if name in self._blobs:
+                self._blobs.move_to_end(name)
+
+    def release(self, names: Iterable[str]) -> None:
+        """A call no longer needs these blobs; they stay as long as there is room."""
+        for name in names:
+            self._uses[name] -= 1
+            if self._uses[name] <= 0:
+                del self._uses[name]
+
+    def make_room(self) -> None:
+        """Removes blobs that no call needs until the rest is within the limit."""
+        limit = self._limit()
+        if self._bytes <= limit:
+            return
+        for name, (path, size) in list(self._blobs.items()):
+            if name not in self._uses:
+                remove([path])
+                del self._blobs[name]
+                self._bytes -= size
+                if self._bytes <= limit:
+                    return
+
+
 class Store:
-    """The client's side of a directory of blobs: arguments by content, least recently used ones evicted."""
+    """The client's directory of blobs: arguments of calls, named by their content."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.directory = make_directory()
-        self._limit = limit or room(self.directory)
-        self._blobs: OrderedDict[str, Blob] = OrderedDict()
-        self._uses: dict[str, int] = {}
-        self._held = 0
+        most = limit or room(self.directory)
+        self._index = BlobIndex(lambda: most)
         self._lock = threading.Lock()
 
     def put(self, buffer: Buffer) -> tuple[str, Blob]:
@@ -117,47 +164,28 @@ class Store:
 
         digest: str = xxhash.xxh3_128_hexdigest(buffer)
         with self._lock:
-            blob = self._blobs.get(digest)
+            blob = self._index.get(digest)
             if blob is None:
                 blob = write(self.directory, buffer, digest)
-                self._blobs[digest] = blob
-                self._held += nbytes(buffer)
-            self._blobs.move_to_end(digest)
-            self._uses[digest] = self._uses.get(digest, 0) + 1
-            self._evict()
+                self._index.add(digest, blob)
+            self._index.use([digest])
+            self._index.make_room()
             return digest, blob
 
     def retain(self, digests: Iterable[str]) -> None:
         """Says that one more call needs these blobs."""
         with self._lock:
-            for digest in digests:
-                self._uses[digest] = self._uses.get(digest, 0) + 1
+            self._index.use(digests)
 
     def release(self, digests: Iterable[str]) -> None:
         """Says that a call no longer needs these blobs; they stay as long as there is room."""
         with self._lock:
-            for digest in digests:
-                left = self._uses.get(digest, 0) - 1
-                if left > 0:
-                    self._uses[digest] = left
-                else:
-                    self._uses.pop(digest, None)
-            self._evict()
+            self._index.release(digests)
+            self._index.make_room()
 
     def close(self) -> None:
         """Removes the directory and everything in it."""
         remove_directory(self.directory)
-
-    def _evict(self) -> None:
-        if self._held <= self._limit:
-            return
-        for digest, (path, size) in list(self._blobs.items()):
-            if digest not in self._uses:
-                remove([path])
-                del self._blobs[digest]
-                self._held -= size
-                if self._held <= self._limit:
-                    return
 
 
 def remove_directory(directory: str) -> None:
@@ -174,7 +202,7 @@ def _spill(directory: str) -> str:
 
 
 def _sweep(base: Path) -> None:
-    """Removes what pools have left whose client was killed so hard that nobody was there to clean up."""
+    """Removes the directories of pools whose client was killed and could not clean up."""
     for path in base.glob("skyward-[0-9]*-*"):
         pid = path.name.split("-")[1]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and _is_private(str(path)):
