@@ -102,7 +102,7 @@ def test_the_four_variables_of_jax_name_the_group_and_this_node() -> None:
         ("jax", None, ("keras", "jax")),
         ("jax", "T4", ("keras", "jax[cuda12]")),
         ("jax", "TPU_V4", ("keras", "jax[tpu]")),
-        ("torch", "T4", ("keras", "torch")),
+        ("torch", "T4", ("keras", "torch", "numpy")),
         ("tensorflow", None, ("keras", "tensorflow")),
         ("tensorflow", "T4", ("keras", "tensorflow[and-cuda]")),
     ],
@@ -123,7 +123,11 @@ def test_keras_brings_the_package_of_its_backend(
 )
 def test_keras_adds_no_second_package_of_its_backend(backend: _keras.Backend, has: str) -> None:
     """S1-17: the framework's own plugin, or the user, has chosen it."""
-    assert transformed(sky.plugins.keras(backend), Image(pip=[has]), cluster("T4")).pip == (has, "keras")
+    assert transformed(sky.plugins.keras(backend), Image(pip=[has, "numpy"]), cluster("T4")).pip == (
+        has,
+        "numpy",
+        "keras",
+    )
 
 
 def test_a_package_is_known_by_its_whole_name() -> None:

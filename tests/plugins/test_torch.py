@@ -47,20 +47,88 @@ def test_the_defaults_are_those_of_the_documents() -> None:
 
 def test_the_newest_torch_alone_is_installed_by_default() -> None:
     """S4-04, S4-10, S1-13."""
-    assert transformed(sky.plugins.torch()).pip == ("torch",)
+    assert transformed(sky.plugins.torch()).pip == ("torch", "numpy")
+
+
+@pytest.mark.parametrize(("pin", "numpy"), [("2.2.0", "numpy<2"), ("2.3.0", "numpy"), (">=2.0", "numpy")])
+def test_numpy_comes_along_in_a_version_that_torch_can_use(pin: str, numpy: str) -> None:
+    """Without it, torch warns on every node."""
+    assert transformed(sky.plugins.torch(version=pin)).pip[-1] == numpy
+    own = transformed(sky.plugins.torch(version=pin), image=sky.Image(pip=["numpy==1.26.4"]))
+    assert own.pip == ("numpy==1.26.4", transformed(sky.plugins.torch(version=pin)).pip[0])
+
+
+@pytest.mark.parametrize(
+    ("pin", "index"),
+    [
+        ("torch==2.1.0", "cu121"),
+        ("torch==2.6.*", "cu126"),
+        ("torch<2.7", "cu126"),
+        ("torch~=2.7", "cu128"),
+        ("torch>=2.4", "cu128"),
+        ("torch==2.6.0+cu118", "cu118"),
+        ("torch==2.13.0", "cu128"),
+        ("torch==1.13.1", "cu128"),
+    ],
+)
+def test_a_version_that_the_image_pins_has_the_index_that_has_it(pin: str, index: str) -> None:
+    """S4-11: the pin counts, and the index for the accelerator follows from it."""
+    image = transformed(sky.plugins.torch(vision="latest"), "A100", sky.Image(pip=[pin]))
+    assert image.pip[:2] == (pin, "torchvision")
+    assert [entry.url for entry in image.pip_indexes] == [f"{WHEELS}/{index}"]
+    assert transformed(sky.plugins.torch(), None, sky.Image(pip=["torch==2.1.0"])).pip_indexes[0].url == f"{WHEELS}/cpu"
+    asked = transformed(sky.plugins.torch(version="2.3.0", cuda="cu124"), "A100")
+    assert asked.pip_indexes[0].url == f"{WHEELS}/cu124"  # S4-26: what is asked for is taken as it is
+
+
+@pytest.mark.parametrize(
+    ("options", "pip", "words"),
+    [
+        ({"version": "2.3.0", "cuda": "cu124", "vision": "0.18.0"}, "torch==2.1.0", "torch==2.1.0.*torch==2.3.0"),
+        ({"version": ">=2.3"}, "torch==2.1.0", "no version is both"),
+        ({"version": "2.3.0"}, "torch<2.2", "no version is both"),
+        ({"vision": "0.18.0"}, "torch==2.1.0", "torchvision 0.16"),
+        ({"audio": "2.3.0"}, "torch==2.1.0", "torchaudio 2.1"),
+        ({"version": "2.4.0", "vision": "0.18.0"}, "pandas", "torchvision 0.19"),
+    ],
+)
+def test_versions_that_cannot_fit_are_refused_in_words(options: dict[str, str], pip: str, words: str) -> None:
+    """S4-11."""
+    with pytest.raises(InvalidArgument, match=words):
+        transformed(sky.plugins.torch(**options), "A100", sky.Image(pip=[pip]))  # type: ignore[arg-type]
+
+
+def test_a_pin_and_a_wider_wish_are_one_requirement() -> None:
+    """S4-11, X5."""
+    wide = transformed(sky.plugins.torch(version=">=2.0"), "A100", sky.Image(pip=["torch==2.4.0", "numpy"]))
+    assert wide.pip == ("torch==2.4.0", "numpy")
+    narrow = transformed(sky.plugins.torch(version="2.4.0"), "A100", sky.Image(pip=["torch>=2.0", "numpy"]))
+    assert narrow.pip == ("torch>=2.0", "numpy", "torch==2.4.0")
+    file = sky.Image(pip=["torch @ https://wheels.example/torch-2.4.0-py3-none-any.whl", "numpy"])
+    assert transformed(sky.plugins.torch(), "A100", file).pip == file.pip
+
+
+def test_an_index_that_the_image_has_for_torch_is_the_only_one() -> None:
+    """Keras on torch after the torch plugin adds no second one."""
+    first = transformed(sky.plugins.torch(cuda="cu126"), "A100")
+    both = transformed(sky.plugins.keras(backend="torch"), "A100", first)
+    assert [index.url for index in both.pip_indexes] == [f"{WHEELS}/cu126"]
+    pinned = transformed(sky.plugins.keras(backend="torch"), "A100", sky.Image(pip=["torch==2.1.0"]))
+    assert [index.url for index in pinned.pip_indexes] == [f"{WHEELS}/cu121"]
 
 
 @pytest.mark.parametrize("constraint", ["==2.3", ">=2.3", "<=2.3", "~=2.3", "!=2.3", "<2.3", ">2.3", "===2.3"])
 def test_a_constraint_of_any_kind_is_passed_through(constraint: str) -> None:
     """S4-04, T3."""
-    image = transformed(sky.plugins.torch(version=constraint, vision=constraint, audio=constraint))
-    assert image.pip == tuple(f"{name}{constraint}" for name in NAMES)
+    vision = constraint.replace("2.3", "0.18")
+    image = transformed(sky.plugins.torch(version=constraint, vision=vision, audio=constraint))
+    assert image.pip[:3] == (f"torch{constraint}", f"torchvision{vision}", f"torchaudio{constraint}")
 
 
 def test_a_bare_version_is_pinned_and_each_package_has_its_own() -> None:
     """S4-04, S4-06, S4-26, T3: audio is not pinned to vision's version."""
     image = transformed(sky.plugins.torch(version="2.3.0", vision="0.18.0", audio="2.3.1", cuda="cu124"), "A100")
-    assert image.pip == ("torch==2.3.0", "torchvision==0.18.0", "torchaudio==2.3.1")
+    assert image.pip[:3] == ("torch==2.3.0", "torchvision==0.18.0", "torchaudio==2.3.1")
     assert image.pip_indexes == (sky.PipIndex(f"{WHEELS}/cu124", NAMES),)
 
 
@@ -74,7 +142,7 @@ def test_two_constraints_in_one_text_are_passed_through() -> None:
 def test_latest_vision_and_audio_come_unpinned_from_the_cuda_index() -> None:
     """S4-25."""
     image = transformed(sky.plugins.torch(vision="latest", audio="latest"), "A100")
-    assert image.pip == NAMES
+    assert image.pip[:3] == NAMES
     assert [index.url for index in image.pip_indexes] == [f"{WHEELS}/cu128"]
 
 

@@ -67,14 +67,14 @@ def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
             "backend. Leave one of the two out, or open a pool for each."
         )
     image = image.adding(pip=["keras"], env={VARIABLE: backend})
+    if backend == "torch":
+        with_wheels = _torch.torch().transform
+        return image if with_wheels is None else with_wheels(image, cluster)
     if any(_jax.has_package(image, name) for name in (backend, f"{backend}-cpu")):
         return image
     accelerator = cluster.spec.accelerator
     if backend == "jax":
         return image.adding(pip=[_jax.requirement(accelerator)])
-    if backend == "torch":
-        with_wheels = _torch.torch().transform
-        return image if with_wheels is None else with_wheels(image, cluster)
     cuda = accelerator is not None and accelerator.supports_cuda
     return image.adding(pip=["tensorflow[and-cuda]" if cuda else "tensorflow"])
 

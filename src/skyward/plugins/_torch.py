@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 
-from skyward.api.image import Image, PipIndex, check_number, check_one_of
+from skyward.api.image import check_number, check_one_of
 from skyward.api.info import InstanceInfo, instance_info
-from skyward.api.plugin import Cluster, Plugin
+from skyward.api.plugin import Plugin
 from skyward.errors import InvalidArgument
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._within import framework, within
@@ -30,9 +30,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Backend = Literal["nccl", "gloo"]
 
-_WHEELS = "https://download.pytorch.org/whl"
-_PACKAGES = ("torch", "torchvision", "torchaudio")
-_CONSTRAINT = re.compile(r"===|[=!~<>]=|[<>]")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
@@ -50,17 +47,19 @@ def torch(
     timeout: float = 600,
 ) -> Plugin:
     """PyTorch on every node, and on several nodes a process group that all calls find ready."""
+    from skyward.plugins._torch_wheels import PACKAGES, requirement, with_wheels  # needs packaging, which nodes lack
+
     _check_group(backend, timeout)
     if not isinstance(cuda, str) or not re.fullmatch(r"cu\d{2,3}", cuda):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise InvalidArgument(
             f'cuda={cuda!r} is no name of a wheel index; it is "cu" and the version of CUDA without its point. '
             'Write cuda="cu128" for CUDA 12.8.'
         )
-    wanted = zip(_PACKAGES, (version, vision, audio), strict=True)
-    pip = tuple(_requirement(name, value) for name, value in wanted if value is not None or name == "torch")
+    versions = zip(PACKAGES, (version, vision, audio), strict=True)
+    pip = tuple(requirement(name, value) for name, value in versions if value is not None or name == "torch")
     return Plugin(
         "torch",
-        transform=functools.partial(_with_wheels, pip=pip, cuda=cuda),
+        transform=functools.partial(with_wheels, pip=pip, cuda=cuda),
         around_app=functools.partial(_around_app, backend=backend, timeout=timeout),
     )
 
@@ -96,32 +95,6 @@ def _check_group(backend: object, timeout: object) -> None:
     if backend is not None:
         check_one_of("backend", backend, get_args(Backend))
     check_number("timeout", timeout, whole=False)
-
-
-def _requirement(name: str, version: object) -> str:
-    """What pip is asked for: a bare version is pinned, one that starts with a constraint is taken as it is."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    text = version.strip() if isinstance(version, str) else ""
-    pin = "==" if text[:1].isdecimal() else ""
-    try:
-        if text == "latest" or pin or _CONSTRAINT.match(text):
-            return str(Requirement(name if text == "latest" else f"{name}{pin}{text}"))
-    except InvalidRequirement:
-        pass
-    raise InvalidArgument(
-        f'{version!r} is no version of {name}. Write "latest", a version such as "2.3.0" (pinned), or a constraint '
-        'such as ">=2.3", "~=2.3" or ">=2.3,<3".'
-    )
-
-
-def _with_wheels(image: Image, cluster: Cluster, *, pip: tuple[str, ...], cuda: str) -> Image:
-    """The image with PyTorch from the index that has wheels for the accelerator; a version it pins stays its own."""
-    if any(re.match(r"torch\s*==", entry) for entry in image.pip):
-        return image.adding(pip=[entry for entry in pip if not re.match(r"torch(?![A-Za-z0-9._-])", entry)])
-    accelerator = cluster.spec.accelerator
-    kind = cuda if accelerator is not None and accelerator.supports_cuda else "cpu"
-    return image.adding(pip=pip, pip_indexes=[PipIndex(f"{_WHEELS}/{kind}", _PACKAGES)])
 
 
 @contextmanager
