@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from skyward.transport.frames import encode
 def test_a_new_connection_may_have_the_file_number_of_one_that_was_lost() -> None:
     """As happens when two nodes are replaced at once: the lost one is taken out before the new one is let in."""
     with ExitStack() as stack:
-        connections = Connections(2, lambda number: socket.socket(), ssl.create_default_context())
+        connections = Connections(2, lambda number: socket.socket())
         lost, peer = socket.socketpair()
         stack.callback(peer.close)
         connections.peers[1].link.sock = lost  # type: ignore[assignment] - any socket does
@@ -81,7 +80,7 @@ class Nodes:
 
     def __init__(self, count: int = 2) -> None:
         self.ears = Ears()
-        self.connections = Connections(count, lambda number: socket.socket(), ssl.create_default_context())
+        self.connections = Connections(count, lambda number: socket.socket())
         self.connections.follow(self.ears, self.ears)
         self.sockets: dict[int, socket.socket] = {}
         self._sent = [0] * count
@@ -220,7 +219,7 @@ def test_whatever_an_attempt_to_connect_raises_the_node_is_tried_again() -> None
         tries.append(number)
         raise RuntimeError("no tunnel")
 
-    connections = Connections(1, reach, ssl.create_default_context())
+    connections = Connections(1, reach)
     ears = Patience()
     connections.follow(ears, ears)
     connections._reconnect(0)  # pyright: ignore[reportPrivateUsage] - what its thread does

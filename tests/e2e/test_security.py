@@ -7,6 +7,8 @@ import resource
 import socket
 import ssl
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 
 import skyward as sky
 from skyward.transport import certificates
+from skyward.transport.frames import encode
 
 CANARIES = {
     "AWS_SECRET_ACCESS_KEY": "canary-aws",
@@ -55,7 +58,7 @@ def family(pool: sky.ComputePool) -> list[psutil.Process]:
 
 
 def listening(pool: sky.ComputePool) -> set[tuple[str, int]]:
-    """Where processes of the pool accept connections; agents, dask workers and the scheduler."""
+    """The ports on which processes of the pool accept connections: dask workers and the scheduler, no agents."""
     found: set[tuple[str, int]] = set()
     for process in family(pool):
         for connection in process.net_connections("inet"):
@@ -79,6 +82,23 @@ def answer(address: tuple[str, int], data: bytes, context: ssl.SSLContext | None
         return b""
 
 
+def doors(pool: sky.ComputePool) -> list[str]:
+    """The socket files on which agents accept connections."""
+    return sorted(pool._cluster.hosts[0].keeper.sockets.values())
+
+
+def said_at(path: str, data: bytes) -> bytes:
+    """What an agent answers to `data`; nothing when it refuses."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(2)
+        sock.connect(path)
+        try:
+            sock.sendall(data)
+            return sock.recv(4096)
+        except OSError:
+            return b""
+
+
 def stranger() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -87,10 +107,10 @@ def stranger() -> ssl.SSLContext:
 
 
 def test_every_listener_is_on_loopback(pool: sky.ComputePool) -> None:
-    """SEC-2: two agents, two dask workers, one scheduler, and nothing else (no HTTP port)."""
+    """SEC-2: two dask workers, one scheduler, and nothing else (no agent, no HTTP port)."""
     found = listening(pool)
     assert {ip for ip, _ in found} == {"127.0.0.1"}
-    assert len(found) == 5
+    assert len(found) == 3
     mine = psutil.Process().net_connections("inet")
     assert not [c for c in mine if c.status == psutil.CONN_LISTEN]
 
@@ -121,17 +141,60 @@ def test_no_listener_talks_to_a_member_of_another_pool(pool: sky.ComputePool) ->
     assert echo(1) @ pool == [1, 1]
 
 
-def test_the_client_refuses_a_node_of_another_pool(pool: sky.ComputePool) -> None:
-    """SEC-4: both sides ask for the pool's own authority."""
-    context = certificates.context(certificates.Authority("other").issue("client"), server=False)
-    address = next(iter(pool._cluster.hosts[0].keeper.ports.values()))
-    with socket.create_connection(address, timeout=5) as raw, pytest.raises(ssl.SSLError):
-        context.wrap_socket(raw)
+def test_agents_listen_on_private_files_only(pool: sky.ComputePool) -> None:
+    """SEC-2, SEC-3: no port, and nobody but this user can open the directory or the file."""
+    assert len(doors(pool)) == 2
+    for path in map(Path, doors(pool)):
+        assert stat.S_ISSOCK(path.lstat().st_mode)
+        for each in (path, path.parent):
+            assert stat.S_IMODE(each.lstat().st_mode) & 0o077 == 0
+            assert each.lstat().st_uid == os.geteuid()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_no_agent_talks_to_another_user(pool: sky.ComputePool) -> None:
+    """SEC-3: even with the file in hand, as if its modes had let it in."""
+    hello = b"".join(map(bytes, encode({"session": "other", "received": 0})))
+    for path in doors(pool):
+        directory = os.open(os.path.dirname(path), os.O_PATH)
+        os.chmod(path, 0o666)
+        program = (
+            f"import os, socket; s = socket.socket(socket.AF_UNIX); os.setgroups([]); os.setuid(65534)\n"
+            f"s.connect('/proc/self/fd/{directory}/{os.path.basename(path)}'); s.settimeout(60)\n"
+            f"s.sendall(bytes.fromhex('{hello.hex()}')); print(s.recv(100))"
+        )
+        try:
+            os.chmod(os.path.dirname(path), 0o711)
+            done = subprocess.run(
+                [sys.executable, "-IS", "-c", program],
+                pass_fds=[directory],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o600)
+            os.close(directory)
+        assert done.stdout.strip() in ("", "b''"), done
+        assert "Permission" not in done.stderr
+    assert echo(1) @ pool == [1, 1]
+
+
+def test_no_agent_answers_what_is_no_greeting(pool: sky.ComputePool) -> None:
+    """SEC-3, SEC-7."""
+    for path in doors(pool):
+        for data in (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x00" * 64, b"\x80\x05" + b"N." * 100):
+            assert said_at(path, data) == b""
+    assert echo(1) @ pool == [1, 1]
 
 
 def test_peers_that_say_nothing_delay_nobody(pool: sky.ComputePool) -> None:
     """SEC-3: half-open connections do not block a node."""
     idle = [socket.create_connection(a, timeout=5) for a in listening(pool) for _ in range(10)]
+    for path in doors(pool) * 10:
+        idle.append(socket.socket(socket.AF_UNIX))
+        idle[-1].connect(path)
     try:
         assert [f.result(45) for f in [echo(i) > pool for i in range(20)]] == list(range(20))
         assert echo(1) @ pool == [1, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import ssl
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +16,7 @@ IP_LOCAL_PORT_RANGE = 51  # of linux/in.h; since Linux 6.3
 @pytest.fixture
 def door() -> Iterator[ClientListener]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        made = ClientListener(listener, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), lambda: None, lambda sock, name: None)
+        made = ClientListener(listener, "127.0.0.1", None, lambda: None, lambda sock, name: None)
         yield made
         made.close()
 

@@ -21,8 +21,8 @@ def make_engine(world: World) -> Engine:
     """An engine whose pool has the world's machines."""
 
     class SimHub(Connections):
-        def __init__(self, nodes: int, reach: Any, context: Any, revive: Any) -> None:
-            super().__init__(nodes, reach, context, revive)
+        def __init__(self, nodes: int, reach: Any, revive: Any) -> None:
+            super().__init__(nodes, reach, revive)
             self._selector.close()
             self._wake_read.close()
             self._wake_write.close()
@@ -103,7 +103,6 @@ def make_engine(world: World) -> Engine:
         nodes=world.nodes,
         slots=world.processes * world.threads,
         reach=lambda node: None,  # type: ignore[arg-type, return-value]
-        context=None,  # type: ignore[arg-type]
         setup=setup,
         emit=world.event,
         listening=lambda: True,

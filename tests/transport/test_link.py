@@ -1,4 +1,4 @@
-"""A link over real TLS connections that break: every message arrives once and in order, both ways."""
+"""A link over real connections that break, with TLS and without: every message arrives once and in order, both ways."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from skyward.transport.link import Broken, Link, greet, tune
 
 
 class Wire:
-    """Connects two links over TLS on loopback, and cuts the connection."""
+    """Connects two links, over TLS on loopback or over unix sockets, and cuts the connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         authority = Authority("test")
         self._client = context(authority.issue("client"), server=False)
         self._server = context(authority.issue("node-0"), server=True)
@@ -32,8 +33,10 @@ class Wire:
     def close(self) -> None:
         self._listener.close()
 
-    def pair(self) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
-        """A TLS connection, as the client and the node see it."""
+    def pair(self) -> tuple[socket.socket, socket.socket]:
+        """A connection, as the client and the node see it."""
+        if self._kind == "unix":
+            return socket.socketpair()
         accepted: list[ssl.SSLSocket] = []
 
         def accept() -> None:
@@ -57,9 +60,9 @@ class Wire:
         b.attach(theirs, seen_by_a)
 
 
-@pytest.fixture(scope="module")
-def wire() -> Iterator[Wire]:
-    made = Wire()
+@pytest.fixture(scope="module", params=["tls", "unix"])
+def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
+    made = Wire(request.param)
     yield made
     made.close()
 

@@ -14,7 +14,6 @@ import os
 import selectors
 import signal
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from skyward.client.parsing import checked_greeting, messages_of
-from skyward.transport.link import Broken, Link, greet, tune
+from skyward.transport.link import Broken, Link, greet
 
 __all__ = ["SILENCE", "Connection", "Connections", "Listener", "Roster"]
 
@@ -54,7 +53,7 @@ class Connection:
         """What a node's agent is greeted with."""
         return {"session": self.session, "received": self.link.received}
 
-    def welcome(self, sock: ssl.SSLSocket, answer: dict[str, Any]) -> bool:
+    def welcome(self, sock: socket.socket, answer: dict[str, Any]) -> bool:
         """Goes on over a new socket; True if the agent is another one than before, and knows nothing of us."""
         restarted = self.incarnation not in ("", answer["incarnation"])
         self.incarnation, self.about = answer["incarnation"], answer
@@ -96,14 +95,13 @@ class Connections:
         self,
         nodes: int,
         reach: Callable[[int], socket.socket],
-        context: ssl.SSLContext,
         revive: Callable[[int], None] | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.peers = [Connection(i) for i in range(nodes)]
         self.closing = False
-        self._reach, self._context, self._revive = reach, context, revive
+        self._reach, self._revive = reach, revive
         self._clock: Callable[[], float] = time.monotonic
         self._listener: Listener
         self._roster: Roster
@@ -231,17 +229,7 @@ class Connections:
         self._unsettled = True
 
     def _attach(self, peer: Connection, deadline: float) -> None:
-        raw = self._reach(peer.number)
-        try:
-            raw.settimeout(_GREETING)
-            tune(raw)
-            sock = self._context.wrap_socket(raw)
-        except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as exc:
-            raw.close()
-            raise ConnectionRefusedError("nothing listens there any more") from exc
-        except BaseException:
-            raw.close()
-            raise
+        sock = self._reach(peer.number)
         try:
             session = peer.session
             welcome = checked_greeting(greet(sock, peer.hello(), min(deadline, time.monotonic() + _GREETING)))

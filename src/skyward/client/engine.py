@@ -50,7 +50,7 @@ class Engine:
     def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
         around = surroundings or Surroundings()
         self._plan, self._clock, self._feed = plan, around.clock, around.feed
-        self._connections = around.connections(plan.nodes, plan.reach, plan.context, plan.revive)
+        self._connections = around.connections(plan.nodes, plan.reach, plan.revive)
         self._lock, self._changed = self._connections.lock, self._connections.changed
         self._replacing = around.replacing(plan.substitutes, self)
         self._core = Core(plan, self._connections, self._replacing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ class PoolSettings:
     nodes: int
     slots: int
     reach: Callable[[int], socket.socket]
-    context: ssl.SSLContext
+    """Connects to a node's agent; both sides have checked who the other is."""
     setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
     emit: Callable[[events.Event], None]
     listening: Callable[[], bool]

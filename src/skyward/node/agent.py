@@ -1,7 +1,7 @@
 """One node: takes calls from the client, hands them to runners, sends home what they make. Never runs user code.
 
-    client <==TLS link==> Agent thread <==sockets, pipes==> runners (forked by the fork server)
-                          main thread: dask worker (membership; users' own dask work)
+    client <==link==> Agent thread <==sockets, pipes==> runners (forked by the fork server)
+                      main thread: dask worker (membership; users' own dask work)
 
 It hears the client, the runners and the clock, asks `AgentCalls` what that means, and does what it says. Payloads are
 forwarded as bytes. Results and output are kept until the client has acknowledged them, so a client that loses its
@@ -15,7 +15,6 @@ import os
 import queue
 import selectors
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,17 +47,15 @@ class Surroundings:
     token: Callable[[], str] = lambda: os.urandom(8).hex()
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector
     runners: type[Runners] = Runners
-    door: type[ClientListener] = ClientListener
     usage: type[UsageMeter] = UsageMeter
 
 
 class Agent:
-    """Serves the pool's client on `listener` until it says bye."""
+    """Serves the pool's client, which `listener` lets in, until it says bye."""
 
     def __init__(
         self,
-        listener: socket.socket,
-        context: ssl.SSLContext,
+        listener: Callable[[Callable[[], None], Callable[[socket.socket, str], None]], ClientListener],
         fork_server: socket.socket,
         join: Callable[[str], None],
         heard: Callable[[float], None],
@@ -72,7 +69,7 @@ class Agent:
         self._selector = around.selector()
         self._home = ClientLink(self._selector, about, self._obey, self._fence, around.token(), self._clock)
         self._tell = self._home.tell
-        self._door = around.door(listener, context, self._wake, blob_cache.serve)
+        self._listener = listener(self._wake, blob_cache.serve)
         blob_cache.wake = self._wake
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -93,7 +90,7 @@ class Agent:
     def run(self) -> None:
         """Runs until the client says bye, then returns."""
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
-        self._door.open()
+        self._listener.open()
         self._timers.after(_SAMPLE, self._sample)
         while not self._done:
             more = self._home.pending()
@@ -183,7 +180,7 @@ class Agent:
 
     def look_around(self) -> None:
         """Takes what other threads have left: connections, large buffers that came or did not, notices."""
-        while (admitted := self._door.next()) is not None:
+        while (admitted := self._listener.next()) is not None:
             self._home.attach(*admitted)
         while not self._blob_cache.arrivals.empty():
             name, good = self._blob_cache.arrivals.get()
@@ -230,7 +227,7 @@ class Agent:
         elif kind == "ask":
             self._answer(body[0])
         elif kind == "ports":
-            self._tell("ports", self._door.free_ports(body[0]), body[1])
+            self._tell("ports", self._listener.free_ports(body[0]), body[1])
         elif kind == "bye":
             self._close(body[0], now)
         else:  # about a stream: for the runner that has the call

@@ -14,17 +14,19 @@ import os
 import queue
 import re
 import socket
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.transport import blobs
 from skyward.transport.frames import encode
 from skyward.transport.link import greet, tune
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["BlobCache"]
 
@@ -54,7 +56,7 @@ class _Load:
 class BlobCache:
     """Blobs of one node, in `directory`. `arrivals` says which fetches have ended; `wake` has the agent look there."""
 
-    def __init__(self, directory: str, context: ssl.SSLContext) -> None:
+    def __init__(self, directory: str, context: ssl.SSLContext | None) -> None:
         self.shared = True
         self.arrivals: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
         self.wake: Callable[[], None] = lambda: None
@@ -138,7 +140,7 @@ class BlobCache:
             self._give_up(name)
             self._arrived(name, False)
 
-    def serve(self, sock: ssl.SSLSocket, name: str) -> None:
+    def serve(self, sock: socket.socket, name: str) -> None:
         """Sends a blob to a peer that asks for it, as soon as it is here."""
         with self._lock:
             self._lock.wait_for(lambda: name not in self._coming, _PATIENCE)
@@ -180,6 +182,7 @@ class BlobCache:
         return True
 
     def _fetch_from(self, name: str, size: int, host: str, port: int) -> None:
+        assert self._context is not None, "nodes of one computer share their blobs"
         raw = socket.create_connection((host, port), timeout=10)
         tune(raw)
         with self._context.wrap_socket(raw) as sock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import selectors
-import ssl
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +48,7 @@ class ClientLink:
         """When the client was last heard of."""
         return self._link.heard
 
-    def attach(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
+    def attach(self, sock: socket.socket, hello: dict[str, Any]) -> None:
         """The client has connected, again or anew; a new session means that this node had been given up."""
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)

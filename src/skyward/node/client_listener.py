@@ -1,17 +1,24 @@
-"""Where an agent lets its client in: certificate first, then a greeting, and nothing is read before both."""
+"""Where an agent lets its client in: it proves who it is, then greets, and nothing is read before both.
+
+A process of this computer connects to a unix socket, and the kernel says whose it is. A process of another machine has
+a certificate of the pool.
+"""
 
 from __future__ import annotations
 
 import queue
 import socket
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.transport.link import greet, tune
+from skyward.transport.local_sockets import check_peer
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["ClientListener"]
 
@@ -20,26 +27,31 @@ _WAITING = 64
 
 
 class ClientListener:
-    """Admits connections, each in a thread of its own, so that a slow or hostile peer delays nobody."""
+    """Admits connections, each in a thread of its own, so that a slow or hostile peer delays nobody.
+
+    `host` is the node's address for frameworks. Without a `context` for TLS, peers are of this computer.
+    """
 
     def __init__(
         self,
         listener: socket.socket,
-        context: ssl.SSLContext,
+        host: str,
+        context: ssl.SSLContext | None,
         wake: Callable[[], None],
-        serve: Callable[[ssl.SSLSocket, str], None],
+        serve: Callable[[socket.socket, str], None],
     ) -> None:
-        self._listener, self._context, self._wake, self._serve = listener, context, wake, serve
+        self._listener, self._host, self._context = listener, host, context
+        self._wake, self._serve = wake, serve
         self._held: list[socket.socket] = []
         self._lock = threading.Lock()
-        self._waiting: deque[ssl.SSLSocket] = deque()
-        self._admitted: queue.SimpleQueue[tuple[ssl.SSLSocket, dict[str, Any]]] = queue.SimpleQueue()
+        self._waiting: deque[socket.socket] = deque()
+        self._admitted: queue.SimpleQueue[tuple[socket.socket, dict[str, Any]]] = queue.SimpleQueue()
 
     def open(self) -> None:
         """Begins to admit."""
         threading.Thread(target=self._accept, name="skyward-accept", daemon=True).start()
 
-    def next(self) -> tuple[ssl.SSLSocket, dict[str, Any]] | None:
+    def next(self) -> tuple[socket.socket, dict[str, Any]] | None:
         """A connection that has been admitted, with its greeting."""
         try:
             return self._admitted.get_nowait()
@@ -54,9 +66,9 @@ class ClientListener:
         """
         self.close()
         for _ in range(count):
-            held = socket.socket(self._listener.family)
+            held = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind((self._listener.getsockname()[0], 0))
+            held.bind((self._host, 0))
             self._held.append(held)
         return [held.getsockname()[1] for held in self._held]
 
@@ -69,21 +81,25 @@ class ClientListener:
     def _accept(self) -> None:
         while self._listener.fileno() >= 0:
             try:
-                raw, _ = self._listener.accept()
-                sock = self._context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+                sock, _ = self._listener.accept()
+                if self._context is not None:
+                    sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
                 threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
             except (OSError, RuntimeError):
                 time.sleep(0.05)  # no room for one more at the moment; those who wait leave by themselves
 
-    def _admit(self, sock: ssl.SSLSocket) -> None:
+    def _admit(self, sock: Any) -> None:
         try:
             self._wait(sock)
             sock.settimeout(_GREETING)
             tune(sock)
-            sock.do_handshake()
+            if self._context is None:
+                check_peer(sock)
+            else:
+                sock.do_handshake()
             hello = greet(sock, None, time.monotonic() + _GREETING)
         except (OSError, ValueError):
-            sock.close()  # not one of this pool: no certificate, or no greeting
+            sock.close()  # not one of this pool: another user, no certificate, or no greeting
             return
         finally:
             with self._lock:
@@ -95,7 +111,7 @@ class ClientListener:
             self._admitted.put((sock, hello))
             self._wake()
 
-    def _wait(self, sock: ssl.SSLSocket) -> None:
+    def _wait(self, sock: socket.socket) -> None:
         """Puts a peer in line; when that is too long, whoever has said nothing for longest is sent away."""
         with self._lock:
             self._waiting.append(sock)

@@ -15,12 +15,14 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from dask import config
 
 from skyward.node.agent import Agent
 from skyward.node.blob_cache import BlobCache
+from skyward.node.client_listener import ClientListener
 from skyward.node.gpus import count_accelerators
 from skyward.transport.certificates import Identity, context, dask_security
 
@@ -85,7 +87,10 @@ def run_agent(
 ) -> NoReturn:
     """Runs a node's agent in this process, and its dask worker beside it; `heard` gets when the client last spoke."""
     addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
-    identity = Identity(**order["identity"])
+    server = client = None
+    if not order["local"]:
+        identity = Identity(**order["identity"])
+        server, client = context(identity, server=True), context(identity, server=False)
     about = {
         "node": order["node"],
         "python": list(sys.version_info[:3]),
@@ -95,8 +100,9 @@ def run_agent(
         "accelerators": count_accelerators(),
         "cpus": len(os.sched_getaffinity(0)),
     }
-    blob_cache = BlobCache(order["directory"], context(identity, server=False))
-    agent = Agent(listener, context(identity, server=True), fork_server, addresses.put, heard, blob_cache, about)
+    blob_cache = BlobCache(order["directory"], client)
+    admit = partial(ClientListener, listener, order["host"], server)
+    agent = Agent(admit, fork_server, addresses.put, heard, blob_cache, about)
 
     if order["notices"]:
         threading.Thread(target=_heed_notices, args=(order["notices"], agent.notice), daemon=True).start()

@@ -35,7 +35,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from skyward.node import addresses, processes
-from skyward.transport import blobs, includes
+from skyward.transport import blobs, includes, local_sockets
 
 __all__ = ["main"]
 
@@ -146,13 +146,18 @@ class _Keeper:
                 includes.unpack(file, Path(self._directory) / "includes")
             os.unlink(archive)
         for index, node in enumerate(order["nodes"]):
-            listener, self._listener = self._listener, None
-            if listener is None or listener.getsockname()[0] != node["host"]:
-                listener = _listener(node["host"])
+            place: dict[str, Any]
+            if node["local"]:
+                path = os.path.join(self._directory, f"agent-{node['node']}")
+                listener, place = local_sockets.listen(path), {"socket": path}
+            else:
+                listener, self._listener = self._listener, None
+                if listener is None or listener.getsockname()[0] != node["host"]:
+                    listener = _listener(node["host"])
+                place = {"host": node["host"], "port": listener.getsockname()[1]}
             struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
             self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
-            port = listener.getsockname()[1]
-            _say({"agent": node["node"], "host": node["host"], "port": port, "scratch": self._scratch})
+            _say({"agent": node["node"], **place, "scratch": self._scratch})
         address = self._start_scheduler(order["scheduler"]) if order["scheduler"] else None
         for node in self._nodes:
             self._start_agent(node)

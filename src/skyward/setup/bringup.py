@@ -26,12 +26,13 @@ from skyward.machines.replacement import Substitution
 from skyward.machines.supply import Supply
 from skyward.setup.hosts import Host, HostSetup, address_like, arrange
 from skyward.setup.network import Address, Layout
-from skyward.transport import certificates
+from skyward.transport import certificates, local_sockets
 from skyward.transport.blobs import SCRATCH
 from skyward.transport.payload import Packer
 
 __all__ = ["Bringup", "Cluster"]
 
+_REACH = 10.0
 _THREADS = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
     *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC"),  # NPROC is what XLA goes by
@@ -106,7 +107,7 @@ class Bringup:
         # keepers import distributed while we make certificates
         hosts = host_setup.set_up(self.machines, deadline)
         authority = certificates.Authority(self.pool)
-        context = certificates.context(authority.issue("client"), server=False)
+        context = None if self.access.local else certificates.context(authority.issue("client"), server=False)
         names = [str(machine.ssh or machine.id) for machine in self.machines]
         layout = arrange(hosts, names, self.access.network, deadline)
         blocked = self._why_star(layout, names)
@@ -126,7 +127,9 @@ class Bringup:
 
         def reach(node: int) -> socket.socket:
             keeper = home[node].keeper
-            return keeper.shell.reach(*keeper.ports[node])
+            if context is None:
+                return local_sockets.connect(keeper.sockets[node], _REACH)
+            return certificates.secure(keeper.shell.reach(*keeper.ports[node]), context, _REACH)
 
         def revive(node: int) -> None:
             """Sets up a machine again that had lost everything of ours."""
@@ -159,7 +162,6 @@ class Bringup:
                 nodes=len(self.machines),
                 slots=self.worker.concurrency,
                 reach=reach,
-                context=context,
                 setup=setup,
                 emit=self.emit,
                 listening=self.listening,
@@ -167,7 +169,7 @@ class Bringup:
                 gang=self._groups,
                 lease=0.0 if self.access.local else self.access.lease,
                 directory=self.workspace(),
-                address=lambda node: None if blocked else home[node].keeper.ports[node],
+                address=lambda node: None if blocked else home[node].keeper.ports.get(node),
                 revive=None if self.access.local else revive,
                 substitutes=self.supply
                 and Substitution(self.supply, self.machines, stand_in, host_setup.abort, report),
@@ -231,6 +233,7 @@ class Bringup:
         nodes = [
             {
                 "node": node,
+                "local": self.access.local,
                 "host": "127.0.0.1" if blocked else addresses[node].ip,
                 "notices": self.access.notices,
                 "identity": vars(authority.issue(f"node-{node}")),

@@ -37,6 +37,9 @@ class KeeperClient:
     ) -> None:
         self.shell, self.directory = shell, directory
         self.ports: dict[int, tuple[str, int]] = {}
+        """Where the agents of nodes on other machines listen."""
+        self.sockets: dict[int, str] = {}
+        """The socket files of the agents of nodes on this computer."""
         self.scratch = directory
         self.scheduler: str | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
@@ -60,10 +63,13 @@ class KeeperClient:
     def start(self, nodes: Sequence[Mapping[str, Any]], scheduler: Any, own_scratch: bool, deadline: float) -> None:
         """Says whom to start, and waits until every agent listens and the scheduler has an address."""
         self._tell({"do": "start", "nodes": nodes, "scheduler": scheduler, "own_scratch": own_scratch})
-        while len(self.ports) < len(nodes) or (scheduler and self.scheduler is None):
+        while len(self.ports) + len(self.sockets) < len(nodes) or (scheduler and self.scheduler is None):
             said = self._answer(deadline)
             if "agent" in said:
-                self.ports[said["agent"]] = (said["host"], said["port"])
+                if "socket" in said:
+                    self.sockets[said["agent"]] = said["socket"]
+                else:
+                    self.ports[said["agent"]] = (said["host"], said["port"])
                 self.scratch = said["scratch"]
             elif "scheduler" in said:
                 self.scheduler = said["scheduler"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Authority", "Identity", "context", "dask_security"]
+from skyward.transport.link import tune
+
+__all__ = ["Authority", "Identity", "context", "dask_security", "secure"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Authority:
 def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
     """A TLS context that accepts certificates of this pool only, on either side."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.sslsocket_class = _Socket
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # nodes are reached through tunnels; the authority vouches, not the name
     made.verify_mode = ssl.CERT_REQUIRED
@@ -92,6 +96,38 @@ def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
     finally:
         os.close(fd)
     return made
+
+
+def secure(sock: socket.socket, context: ssl.SSLContext, timeout: float) -> ssl.SSLSocket:
+    """Makes the TLS connection of a client over a socket; closes the socket if that fails."""
+    try:
+        sock.settimeout(timeout)
+        tune(sock)
+        return context.wrap_socket(sock)
+    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as exc:
+        sock.close()
+        raise ConnectionRefusedError("nothing listens there any more") from exc
+    except BaseException:
+        sock.close()
+        raise
+
+
+class _Socket(ssl.SSLSocket):
+    """A TLS socket that says as other sockets do that it has no data, no room, or has ended."""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            raise BlockingIOError from None
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        try:
+            return super().recv_into(buffer, nbytes, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return 0
 
 
 def dask_security(identity: Identity) -> Any:

@@ -8,7 +8,6 @@ Every message arrives exactly once and in order, whatever happens to the connect
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -36,7 +35,7 @@ class Link:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.lock = threading.Lock()
-        self.sock: ssl.SSLSocket | None = None
+        self.sock: socket.socket | None = None
         self._clock = clock
         self.heard = clock()
         self._reader = FrameReader()
@@ -69,7 +68,7 @@ class Link:
         """Whether something waits for the socket to take more."""
         return self.sock is not None and self._writer.pending > 0
 
-    def attach(self, sock: ssl.SSLSocket, peer_received: int) -> None:
+    def attach(self, sock: socket.socket, peer_received: int) -> None:
         """Goes on over a new socket, from the first frame that the other side has not seen."""
         with self.lock:
             sock.setblocking(False)
@@ -120,7 +119,7 @@ class Link:
                 raise Broken
             while budget > 0:
                 try:
-                    frames, alive = self._reader.read(self._recv_into)
+                    frames, alive = self._reader.read(self.sock.recv_into)
                 except BlockingIOError:
                     return arrived, False
                 except (OSError, ValueError):
@@ -175,25 +174,9 @@ class Link:
         if self.sock is None:
             return
         try:
-            self._writer.write(self._send)
+            self._writer.write(self.sock.send)
         except OSError:
             pass  # the next read says so
-
-    def _send(self, view: memoryview) -> int:
-        assert self.sock is not None
-        try:
-            return self.sock.send(view)
-        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            raise BlockingIOError from None
-
-    def _recv_into(self, view: memoryview) -> int:
-        assert self.sock is not None
-        try:
-            return self.sock.recv_into(view)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            return 0
 
     def _drop(self) -> None:
         if self.sock is not None:
@@ -207,7 +190,7 @@ def _nothing() -> int:
     return 0
 
 
-def greet(sock: ssl.SSLSocket, say: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+def greet(sock: socket.socket, say: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
     """Exchanges one JSON frame on a blocking socket: says `say` first, if given, and returns what comes."""
     sock.settimeout(max(0.1, deadline - time.monotonic()))
     if say is not None:
@@ -230,7 +213,7 @@ def greet(sock: ssl.SSLSocket, say: dict[str, Any] | None, deadline: float) -> d
 def tune(sock: socket.socket) -> None:
     """Sets what every connection of ours wants: no delay, and a kernel that notices a dead peer."""
     if sock.family == socket.AF_UNIX:
-        return  # the near end of a tunnel: ssh looks after the rest
+        return  # of this computer, or the near end of a tunnel: ssh looks after the rest
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 15_000)):

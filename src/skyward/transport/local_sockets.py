@@ -1,0 +1,71 @@
+"""Sockets between processes of one user on one computer: files in a private directory, with the peer's user checked."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+
+__all__ = ["check_peer", "connect", "listen"]
+
+_LONGEST_PATH = 103  # of what every kernel takes: 107 bytes on Linux, 103 on macOS
+_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE = 0, 1, 76  # macOS, sys/un.h
+
+
+def listen(path: str) -> socket.socket:
+    """Listens on a new socket file that only this user may open."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        with _short(path) as short:
+            sock.bind(short)
+        os.chmod(path, 0o600)
+        sock.listen(64)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def connect(path: str, timeout: float) -> socket.socket:
+    """Connects to a socket file; raises PermissionError if another user listens on it."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout)
+        with _short(path) as short:
+            sock.connect(short)
+        check_peer(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def check_peer(sock: socket.socket) -> None:
+    """Raises PermissionError unless the process at the other end belongs to this user."""
+    uid = _peer_uid(sock)
+    if uid != os.geteuid():
+        raise PermissionError(f"the process at the other end belongs to user {uid}, not to {os.geteuid()}.")
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    if hasattr(socket, "SO_PEERCRED"):
+        _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return uid
+    _, uid = struct.unpack_from("II", sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE))
+    return uid
+
+
+@contextmanager
+def _short(path: str) -> Generator[str]:
+    """The path, or one that leads through an open directory where the path is too long for a socket."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield path
+        return
+    directory, name = os.path.split(path)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
