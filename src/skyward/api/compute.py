@@ -201,7 +201,10 @@ class Compute(Generic[P, T]):
         signature = self._signature
         if signature is not None:
             try:
-                signature.bind(*args, **kwargs)
+                bound = signature.bind(*args, **kwargs)
+                for name in self._positional_only[len(args) :]:  # Python 3.13.0 overlooks one given by keyword
+                    if name not in bound.arguments:
+                        raise TypeError(f"missing a required positional-only argument: {name!r}")
             except TypeError as exc:
                 raise TypeError(f"{name_of(self.fn)}(): {exc}") from None
         return PendingCompute(self.fn, args, kwargs, self.timeout, self.retries)
@@ -242,6 +245,11 @@ class Compute(Generic[P, T]):
             return inspect.signature(self.fn)
         except (TypeError, ValueError):
             return None  # some built-in callables have none; Python itself checks those on the node
+
+    @functools.cached_property
+    def _positional_only(self) -> list[str]:
+        found = self._signature.parameters.values() if self._signature else ()
+        return [p.name for p in found if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
 
 
 @overload
