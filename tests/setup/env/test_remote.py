@@ -239,7 +239,7 @@ def test_a_host_without_a_fitting_python_says_so(cache: Path, tmp_path: Path, mo
         (few / name).symlink_to(shutil.which(name) or name)
     image = Image()
     packages = Packages(image)
-    packages.recipe(own_platform(), "/x", time.monotonic() + 60)
+    packages.recipe(own_platform(), "/x", time.monotonic() + 300)
     monkeypatch.setenv("PATH", str(few))
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
     with pytest.raises(PythonMismatch, match="UV_PYTHON_INSTALL_MIRROR") as caught:
@@ -398,7 +398,7 @@ def test_an_altered_package_is_refused(cache: Path, index: Index) -> None:
     index.add("tinything", "1.0")
     image = Image(pip=["tinything"], pip_indexes=[PipIndex(index.url, ["tinything"])])
     packages = Packages(image)
-    packages.recipe(own_platform(), "/x", time.monotonic() + 60)
+    packages.recipe(own_platform(), "/x", time.monotonic() + 300)
     index.add("tinything", "1.0", "evil = True\n")
     with pytest.raises(BootstrapError, match="Hash mismatch") as caught:
         ready(image)
@@ -413,7 +413,7 @@ def test_an_index_that_is_gone_is_told_from_a_bad_package(cache: Path, index: In
         pip=["tinything"], pip_indexes=[PipIndex(index.url, ["tinything"])], shell_vars={"UV_HTTP_RETRIES": "1"}
     )
     packages = Packages(image)
-    packages.recipe(own_platform(), "/x", time.monotonic() + 60)
+    packages.recipe(own_platform(), "/x", time.monotonic() + 300)
     index.refusals = 1000
     with pytest.raises(BootstrapError, match="could not be reached") as caught:
         ready(image, packages=packages)
@@ -422,7 +422,7 @@ def test_an_index_that_is_gone_is_told_from_a_bad_package(cache: Path, index: In
 
 def test_what_is_resolved_serves_without_a_network(cache: Path, no_network: Callable[[], None]) -> None:
     image = Image(pip=["cowsay"])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     first = Packages(image).recipe("aarch64-manylinux_2_28", "/x", deadline)
     no_network()
     kept = Packages(image)
@@ -438,7 +438,7 @@ def test_what_is_resolved_serves_without_a_network(cache: Path, no_network: Call
 
 def test_a_host_of_another_kind_gets_a_uv_that_runs_there(cache: Path) -> None:
     packages = Packages(Image())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     found = packages.uv("aarch64-unknown-linux-musl", deadline)
     assert found is not None
     assert found.read_bytes()[:20].endswith(b"\xb7\x00")  # ELF's number for 64-bit ARM
@@ -466,7 +466,7 @@ prepare_host(LocalShell(), image, pool="p", deadline=time.monotonic() + 110, rep
 
 def wait_until_gone(text: str) -> None:
     """Waits until no process has `text` in its command line."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while subprocess.run(["pgrep", "-f", "--", text], stdout=subprocess.DEVNULL).returncode == 0:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -492,7 +492,7 @@ def test_what_takes_too_long_is_ended_on_the_host(cache: Path) -> None:
     """The step is named, and bootstrap_timeout."""
     image = Image(pip=["cowsay"], bootstrap_timeout=3)
     packages = Packages(image)
-    packages.recipe(own_platform(), "/x", time.monotonic() + 60)
+    packages.recipe(own_platform(), "/x", time.monotonic() + 300)
     with pytest.raises(BootstrapError, match="bootstrap_timeout=3 s"):
         ready(image, packages=packages, seconds=0.6)
     wait_until_gone(f"{cache}/")
@@ -527,7 +527,7 @@ def test_includes_arrive_whole_and_are_importable(cache: Path, tmp_path: Path) -
 def reached(network: Network, machine: Machine) -> Generator[SshShell]:
     target = SshTarget(machine.address, "sky", key=str(network.key), known_hosts=str(network.known_hosts), config=False)
     shell = SshShell(target)
-    shell.connect(time.monotonic() + 60)
+    shell.connect(time.monotonic() + 300)
     try:
         yield shell
     finally:
@@ -600,7 +600,7 @@ def test_nothing_runs_on_when_the_connection_is_closed(cache: Path) -> None:
                     if step == "installing packages":
                         begun.set()
 
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + 300
                 try:
                     prepare_host(shell, image, pool="p", deadline=deadline, report=report, packages=Packages(image))
                 except BootstrapError as exc:
@@ -611,7 +611,7 @@ def test_nothing_runs_on_when_the_connection_is_closed(cache: Path) -> None:
             assert begun.wait(60)
         thread.join(60)
         assert len(errors) == 1
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while [process for process in network[0].processes(user="sky") if "skyward" in " ".join(process.argv)]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
