@@ -4,16 +4,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-lanes test-core soak hosts test-peers check bench clean
+.PHONY: demo test test-core soak hosts test-peers check bench clean
 
 demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
 	$(BIN)/python examples/hello_nodes.py
 
-test: $(VENV)/all.done hosts     ## set up, then run every test
-	$(BIN)/pytest tests
-
-test-lanes: $(VENV)/all.done hosts ## the same in two lanes side by side: half the time, on a machine with cores to spare
-	$(BIN)/python tests/lanes.py
+test: $(VENV)/all.done hosts     ## set up, then run every test, in two lanes side by side
+	$(BIN)/python tests/lanes.py --durations=15
 
 test-core: $(VENV)/dev.done hosts ## the tests that need no framework (also for other Pythons: make test-core PYTHON=python3.13 VENV=.venv-313)
 	$(BIN)/pytest tests --ignore-glob='*/frameworks'
