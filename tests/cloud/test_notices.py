@@ -60,4 +60,4 @@ def test_a_machine_is_told_by_its_own_metadata_service_and_taken_away(
         cloud.end(second)
         assert untold.stdout.read() == ""
     assert {instance.reason for instance in cloud.machines.all.values()} == {"Server.SpotInstanceTermination"}
-    provider.release(held.pool)
+    provider.give_back(held.pool)

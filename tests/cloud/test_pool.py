@@ -317,7 +317,7 @@ def test_replacing_a_host_key_may_be_cut_anywhere(cloud: Cloud, aws: Callable[..
         again = SshShell(target)
         again.connect(time.monotonic() + 20)
         again.close()
-    provider.release(held.pool)
+    provider.give_back(held.pool)
 
 
 def test_opening_a_pool_mentions_what_earlier_ones_have_left(cloud: Cloud, aws: Callable[..., AWS]) -> None:

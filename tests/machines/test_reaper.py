@@ -34,7 +34,7 @@ def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield shared
     shared.faults.clear()
     for found in list(histories()):
-        shared.aws().release(found.pool)
+        shared.aws().give_back(found.pool)
 
 
 def abandon(held: Holding) -> None:
@@ -57,34 +57,35 @@ def test_pools_are_listed_with_their_machines_price_and_condition(cloud: Cloud) 
     far = cloud.aws().acquire(T4, "far")
     abandon(dead)
     lose_ledger(far)
-    found = {item.pool: item for item in pools(cloud.aws())}
+    found = {item.pool: item for item in pools([cloud.aws()])}
     assert {name: item.condition for name, item in found.items()} == {
         used.pool: "in use",
         dead.pool: "abandoned",
         far.pool: "elsewhere",
     }
     for item in found.values():
-        assert len(item.machines) == 2
-        assert {thing.kind for thing in item.things} >= {"security-group", "key-pair", "placement-group", "volume"}
+        kinds = [leftover.kind for leftover in item.leftovers]
+        assert kinds.count("machine") == 2
+        assert {"security-group", "key-pair", "placement-group", "volume"} <= set(kinds)
         assert item.hourly_cost == pytest.approx(2 * 0.1578)
         assert item.pool in str(item)
     assert found[used.pool].pid is not None
-    cloud.aws().release(far.pool)
+    cloud.aws().give_back(far.pool)
 
 
 def test_nothing_is_ended_unless_it_is_told_twice(cloud: Cloud) -> None:
     """SEC-32: a dry run by default."""
     held = cloud.aws().acquire(T4, "p")
     abandon(held)
-    (outcome,) = down([held.pool], provider=cloud.aws())
+    (outcome,) = down([cloud.aws()], [held.pool])
     assert outcome.did == "would end"
     assert len(cloud.running()) == 2
-    (outcome,) = down([held.pool], really=True, provider=cloud.aws())
+    (outcome,) = down([cloud.aws()], [held.pool], really=True)
     assert outcome.did == "ended"
     assert outcome.receipt is not None
     assert len(outcome.receipt.machines) == 2
     assert cloud.leftovers() == []
-    assert pools(cloud.aws()) == []
+    assert pools([cloud.aws()]) == []
 
 
 def test_a_pool_in_use_is_left_alone_even_when_it_is_named_or_expired(cloud: Cloud) -> None:
@@ -92,7 +93,7 @@ def test_a_pool_in_use_is_left_alone_even_when_it_is_named_or_expired(cloud: Clo
     held = cloud.aws().acquire(Spec(nodes=1, ttl=0.001), "p")
     time.sleep(0.01)
     for how in ({"names": [held.pool]}, {"everything": True}, {"expired": True}):
-        (outcome,) = down(**how, really=True, provider=cloud.aws())  # type: ignore[arg-type]
+        (outcome,) = down([cloud.aws()], **how, really=True)  # type: ignore[arg-type]
         assert outcome.did == "left alone"
         assert "in use by process" in outcome.why
     assert len(cloud.running()) == 1
@@ -103,10 +104,10 @@ def test_all_means_what_is_abandoned_or_expired_but_not_what_may_be_in_use_elsew
     dead, far = cloud.aws().acquire(T4, "dead"), cloud.aws().acquire(T4, "far")
     abandon(dead)
     lose_ledger(far)
-    outcomes = {item.found.pool: item.did for item in down(everything=True, really=True, provider=cloud.aws())}
+    outcomes = {item.found.pool: item.did for item in down([cloud.aws()], everything=True, really=True)}
     assert outcomes == {dead.pool: "ended", far.pool: "left alone"}
     assert {instance.id for instance in cloud.running()} == {machine.id for machine in far.machines}
-    (outcome,) = down([far.pool], really=True, provider=cloud.aws())
+    (outcome,) = down([cloud.aws()], [far.pool], really=True)
     assert outcome.did == "ended"
     assert cloud.leftovers() == []
 
@@ -116,45 +117,45 @@ def test_expired_means_by_the_tag_wherever_the_pool_was_opened(cloud: Cloud) -> 
     old, young = cloud.aws().acquire(Spec(ttl=0.001), "old"), cloud.aws().acquire(Spec(ttl=3600), "young")
     lose_ledger(old)
     lose_ledger(young)
-    while not down(expired=True, provider=cloud.aws()):  # the tag counts in seconds
+    while not down([cloud.aws()], expired=True):  # the tag counts in seconds
         time.sleep(0.05)
-    outcomes = down(expired=True, really=True, provider=cloud.aws())
+    outcomes = down([cloud.aws()], expired=True, really=True)
     assert [item.found.pool for item in outcomes] == [old.pool]
     assert {instance.id for instance in cloud.running()} == {machine.id for machine in young.machines}
-    cloud.aws().release(young.pool)
+    cloud.aws().give_back(young.pool)
 
 
 def test_pools_of_other_owners_are_not_seen(cloud: Cloud) -> None:
     """Row 59."""
     other = cloud.aws(owner="somebody else").acquire(T4, "theirs")
     lose_ledger(other)
-    assert pools(cloud.aws()) == []
-    assert [item.pool for item in pools(cloud.aws(owner="somebody else"))] == [other.pool]
-    cloud.aws().release(other.pool)
+    assert pools([cloud.aws()]) == []
+    assert [item.pool for item in pools([cloud.aws(owner="somebody else")])] == [other.pool]
+    cloud.aws().give_back(other.pool)
 
 
 def test_ledgers_lead_to_other_regions(cloud: Cloud) -> None:
     held = cloud.aws(region="eu-west-1").acquire(T4, "p")
     abandon(held)
-    (found,) = pools(cloud.aws())
-    assert (found.region, len(found.machines)) == ("eu-west-1", 2)
-    down(everything=True, really=True, provider=cloud.aws())
+    (found,) = pools([cloud.aws()])
+    assert (found.region, sum(item.kind == "machine" for item in found.leftovers)) == ("eu-west-1", 2)
+    down([cloud.aws()], everything=True, really=True)
     assert cloud.leftovers() == []
 
 
 def test_regions_can_be_named_where_there_is_no_ledger(cloud: Cloud) -> None:
     held = cloud.aws(region="eu-west-1").acquire(T4, "p")
     lose_ledger(held)
-    assert pools(cloud.aws()) == []
-    assert [item.pool for item in pools(cloud.aws(), regions=["eu-west-1"])] == [held.pool]
-    down([held.pool], really=True, provider=cloud.aws(), regions=["eu-west-1"])
+    assert pools([cloud.aws()]) == []
+    assert [item.pool for item in pools([cloud.aws()], regions=["eu-west-1"])] == [held.pool]
+    down([cloud.aws()], [held.pool], really=True, regions=["eu-west-1"])
     assert cloud.leftovers() == []
 
 
 def test_a_ledger_without_anything_left_is_cleared_away(cloud: Cloud) -> None:
     ledger = Ledger.start("empty", {"provider": "AWS", "region": "us-east-1", "endpoint_url": cloud.endpoint})
     ledger.let_go()
-    (outcome,) = down(everything=True, really=True, provider=cloud.aws())
+    (outcome,) = down([cloud.aws()], everything=True, really=True)
     assert outcome.did == "ended"
     assert not pool_dir("empty").exists()
 
@@ -164,7 +165,7 @@ def test_keys_without_a_ledger_are_removed_with_the_pool(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
     abandon(held)
     (pool_dir(held.pool) / "ledger").unlink()
-    down([held.pool], really=True, provider=cloud.aws())
+    down([cloud.aws()], [held.pool], really=True)
     assert cloud.leftovers() == []
     assert not pool_dir(held.pool).exists()
 
@@ -174,7 +175,7 @@ def test_a_place_that_cannot_be_asked_hides_no_other(cloud: Cloud, unused_tcp_po
     Ledger.start("unreachable", gone).let_go()
     held = cloud.aws().acquire(T4, "p")
     aws = cloud.aws(pace=cloud.aws().pace.__class__(budget=0.1, base=0.01, poll=0.02))
-    found = {item.pool: item for item in pools(aws)}
+    found = {item.pool: item for item in pools([aws])}
     assert set(found) == {"unreachable", held.pool}
     assert "us-west-2" in found["unreachable"].trouble
     assert found["unreachable"].condition == "abandoned"
@@ -187,7 +188,7 @@ def test_one_that_fails_does_not_stop_the_rest(cloud: Cloud) -> None:
     abandon(second)
     bad = first.machines[0].id
     cloud.fail("TerminateInstances", "UnauthorizedOperation", times=-1, where=lambda c: bad in c.params.values())
-    outcomes = {item.found.pool: item for item in down(everything=True, really=True, provider=cloud.aws())}
+    outcomes = {item.found.pool: item for item in down([cloud.aws()], everything=True, really=True)}
     assert outcomes[first.pool].did == "failed"
     assert f"sky down {first.pool}" in outcomes[first.pool].why
     assert outcomes[second.pool].did == "ended"
@@ -206,7 +207,7 @@ def test_a_reaper_that_meets_another_one_leaves_the_pool_to_it(cloud: Cloud) -> 
     abandon(held)
     other = Ledger.resume(held.pool)
     assert other is not None
-    (outcome,) = down([held.pool], really=True, provider=cloud.aws())
+    (outcome,) = down([cloud.aws()], [held.pool], really=True)
     assert outcome.did == "left alone"
     other.let_go()
 
@@ -215,7 +216,7 @@ def test_nothing_said_and_unknown_names_are_refused(cloud: Cloud) -> None:
     with pytest.raises(InvalidArgument, match="--all or --expired"):
         chosen([])
     with pytest.raises(InvalidArgument, match="no pool nothing; there are none"):
-        down(["nothing"], provider=cloud.aws())
+        down([cloud.aws()], ["nothing"])
     one = Found("p", "r", "abandoned", cloud.aws())
     assert chosen([one], names=["p"]) == [(one, "")]
 
@@ -225,7 +226,7 @@ def test_without_a_login_the_reaper_says_so(cloud: Cloud, monkeypatch: pytest.Mo
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(errors.CredentialsMissing):
-        pools(cloud.aws())
+        pools([cloud.aws()])
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from skyward import errors
 from skyward.api.provider import Holding, Machine, Offer, Provider
+from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.machines.offers import CloudOffer, Plan
 from skyward.machines.selection import Candidate, Prospect, Selection, look, moves_on, ordered, taken
@@ -39,34 +40,22 @@ class Shop(Provider):
     plans: object = None
     region: str = ""
 
-    def plan(self, spec: Spec, count: int) -> object:
+    @property
+    def access(self) -> Access:
+        return Access(local=True)
+
+    def offers(self, spec: Spec, count: int) -> Any:
         if self.unplanned is not None:
             raise self.unplanned
-        return super().plan(spec, count) if self.plans is None else self.plans
+        return [Offer("a machine", self.price)] if self.plans is None else self.plans
 
-    def acquire(
-        self, spec: Spec, name: str, count: int, timeout: float, report: Any, joining: str | None = None
-    ) -> Any:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Holding:
         if self.fails is not None:
             raise self.fails
-        return super().acquire(spec, name, count, timeout, report, joining)
+        return Holding(pool, tuple(Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)))
 
-    def give_back(self, holding: Holding, report: Any) -> object:
-        return f"{holding.pool} given back to {self.region}"
-
-    def offers(self, spec: Spec) -> list[Offer]:
-        return [Offer("a machine", self.price)]
-
-    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
-        return [Machine(f"{label}-{i}", "local", "127.0.0.1") for i in range(count)]
-
-    def refresh(self, machines: Any) -> list[Machine]:
-        return list(machines)
-
-    def terminate(self, machines: Any) -> None: ...
-
-    def find(self, label: str) -> list[Machine]:
-        return []
+    def give_back(self, pool: str, report: Any) -> object:
+        return f"{pool} given back to {self.region}"
 
 
 def one(price: float = 0.0, nodes: int = 1, **shop: Any) -> Candidate:
@@ -92,8 +81,7 @@ def test_without_a_price_or_without_an_offer_comes_last() -> None:
     nothing = one(plans=Plan("Shop", "w", 1, ()))
     unknown = one(math.inf)
     refused = one(unplanned=DENIED)
-    words = one(plans="whatever you like")
-    assert order([nothing, refused, unknown, words, one(9.0)], "cheapest") == [4, 2, 3, 0, 1]
+    assert order([nothing, refused, unknown, one(9.0)], "cheapest") == [3, 2, 0, 1]
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), min_size=1, max_size=8))

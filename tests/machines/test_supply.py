@@ -39,30 +39,24 @@ class Slow(Provider):
     deaf: bool = False
     """Whether it does not report, and so cannot be told to stop."""
 
-    def acquire(
-        self, spec: Spec, name: str, count: int, timeout: float, report: Report, joining: str | None = None
-    ) -> Holding:
-        assert joining == name
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        raise AssertionError("the pool is open already")
+
+    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
         while not self.allowed.wait(0.01):
             if not self.deaf:
                 report("waiting")
             self.waiting.set()
-        return Holding(name, (Passing("m-2", "ssh", "10.0.0.2"),))
+        return Holding(pool, (Passing("m-2", "10.0.0.2"),))
 
-    def offers(self, spec: Spec) -> Iterable[Offer]:
-        return []
-
-    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         return []
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        return [Passing(m.id, "ssh", m.private_ip, why="taken back" if m.id == "m-1" else "") for m in machines]
+        return [Passing(m.id, m.private_ip, why="taken back" if m.id == "m-1" else "") for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
         self.ended.extend(machine.id for machine in machines)
-
-    def find(self, label: str) -> list[Machine]:
-        return []
 
 
 def supply(provider: Provider, replace: bool | None = None) -> Supply:
@@ -70,7 +64,7 @@ def supply(provider: Provider, replace: bool | None = None) -> Supply:
 
 
 def test_machines_that_may_be_taken_are_replaced_unless_said_otherwise() -> None:
-    mine, theirs = Machine("host", "ssh", ""), Passing("m-1", "ssh", "")
+    mine, theirs = Machine("host"), Passing("m-1")
     assert [supply(Slow()).replaces(machine) for machine in (mine, theirs)] == [False, True]
     assert [supply(Slow(), True).replaces(machine) for machine in (mine, theirs)] == [True, True]
     assert [supply(Slow(), False).replaces(machine) for machine in (mine, theirs)] == [False, False]
@@ -90,7 +84,7 @@ def test_closing_ends_the_wait_for_a_machine() -> None:
     with pytest.raises(PoolClosed):
         more.another(0, lambda text: None)
     with pytest.raises(PoolClosed):
-        more.discard(Machine("m-1", "ssh", ""))
+        more.discard(Machine("m-1"))
     assert provider.ended == []
 
 
@@ -111,5 +105,5 @@ def test_closing_waits_for_what_has_been_asked() -> None:
 
 
 def test_the_provider_knows_which_machines_are_gone() -> None:
-    machines = [Machine(id, "ssh", "") for id in ("m-1", "m-2")]
+    machines = [Machine(id) for id in ("m-1", "m-2")]
     assert supply(Slow()).ended(machines) == ["taken back", ""]

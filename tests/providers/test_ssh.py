@@ -148,19 +148,16 @@ def test_nodes_are_the_first_hosts_and_no_more_than_there_are() -> None:
     provider = SSH(["gpu1", "me@gpu2:23", "[2001:db8::1]:22"])
     assert provider.default_nodes == 3
     assert Local().default_nodes == 1
-    (offer,) = provider.offers(Spec(provider=provider, nodes=3))
+    (offer,) = provider.offers(Spec(), 3)
     assert (offer.name, offer.hourly_cost) == ("3 hosts", 0.0)
-    assert SSH(["gpu1"]).offers(Spec(nodes=1)) == [type(offer)("1 host")]
-    machines = provider.launch(offer, 2, "pool")
-    assert machines == [
-        Machine("gpu1", "ssh", "", ssh=SshTarget("gpu1")),
-        Machine("me@gpu2:23", "ssh", "", ssh=SshTarget("gpu2", "me", 23)),
-    ]
-    assert provider.launch(offer, 3, "pool")[2].id == "[2001:db8::1]:22"
-    assert provider.refresh(machines) == machines
-    assert provider.find("pool") == []
-    provider.terminate(machines)
-    for ask in (lambda: provider.offers(Spec(nodes=4)), lambda: provider.launch(offer, 4, "pool")):
+    assert SSH(["gpu1"]).offers(Spec(), 1) == [type(offer)("1 host")]
+    holding = provider.acquire(Spec(), "pool", 2, 1.0, print)
+    assert holding.machines == (
+        Machine("gpu1", ssh=SshTarget("gpu1")),
+        Machine("me@gpu2:23", ssh=SshTarget("gpu2", "me", 23)),
+    )
+    assert provider.acquire(Spec(), "pool", 3, 1.0, print).machines[2].id == "[2001:db8::1]:22"
+    for ask in (lambda: provider.offers(Spec(), 4), lambda: provider.acquire(Spec(), "pool", 4, 1.0, print)):
         with pytest.raises(InvalidArgument, match=r"nodes=4, but SSH names 3 host\(s\): gpu1, me@gpu2:23, "):
             ask()
 

@@ -1,24 +1,34 @@
-"""Where machines come from. A provider gets them and gives them back, and knows nothing else."""
+"""The contract of a provider: where machines come from, and how they are given back. It knows nothing else.
+
+    pool opens            offers (only to plan) -> acquire
+    while it is open      refresh, acquire_more, terminate      if the provider is `elastic`
+    pool closes           give_back
+    sky ps, sky down      reopened -> find -> give_back         if the provider is `rented`
+
+Every method blocks, and none keeps state: other threads and other processes call them too.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from skyward.accelerators import Accelerator
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
+from skyward.errors import SkywardError
 
-__all__ = ["Holding", "Machine", "Offer", "Provider", "Report"]
+__all__ = ["Holding", "Leftover", "Machine", "Offer", "Provider", "Report"]
 
 Report = Callable[[str], None]
+"""Tells the user, in a few words, what is being waited for."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What could be had, and for how much an hour."""
+    """A kind of machine that is available, and its price an hour; infinite if the price is not known."""
 
     name: str
     hourly_cost: float = 0.0
@@ -28,14 +38,19 @@ class Offer:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a pool; `reached` says how to talk to it, `private_ip` is empty until it is known."""
+    """A machine of a pool, and how it is reached: by ssh, or, without a target, as this computer."""
 
     id: str
-    reached: Literal["local", "ssh"]
-    private_ip: str
+    private_ip: str = ""
+    """The address by which the other machines reach it; empty if it is not known, then it is found out."""
     public_ip: str | None = None
     ssh: SshTarget | None = None
     hourly_cost: float = 0.0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this computer."""
+        return self.ssh is None
 
     @property
     def preemptible(self) -> bool:
@@ -44,23 +59,46 @@ class Machine:
 
     @property
     def gone(self) -> str:
-        """Why it is not there any more; empty if it is."""
+        """Why it does not exist any more; empty while it does."""
         return ""
 
 
 @dataclass(frozen=True)
 class Holding:
-    """The machines that a pool has, and the name under which its provider knows them."""
+    """The machines that a pool got."""
 
     pool: str
     machines: tuple[Machine, ...]
     hourly_cost: float = 0.0
     accelerator: Accelerator | None = None
-    """Which variant the machines have, where the spec left that open."""
+    """Which variant the machines have, if the spec left that open."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something of a pool that exists at a provider: a machine, or anything else that was created for it."""
+
+    pool: str
+    id: str
+    kind: str = "machine"
+    detail: str = ""
+    """For people, such as "g5.xlarge, running"."""
+    hourly_cost: float = 0.0
+    """Dollars an hour at this moment: 0 for a machine that is ending."""
+    expires: float | None = None
+    """When the pool's time is over, as the tags say (seconds since 1970)."""
+
+    def __str__(self) -> str:
+        name = self.id if self.kind == "machine" else f"{self.kind} {self.id}"
+        return f"{name} ({self.detail})" if self.detail else name
 
 
 class Provider(ABC):
-    """The contract of a provider; each is one frozen dataclass in one file of `providers/`."""
+    """Gets machines and gives them back. A provider is a frozen dataclass: its fields are its settings.
+
+    Only `offers` and `acquire` have to be written. A provider that rents machines (`rented`) also has `give_back` and
+    `find`; one that can give machines to an open pool (`elastic`) also has `acquire_more`, `refresh` and `terminate`.
+    """
 
     @property
     def name(self) -> str:
@@ -69,65 +107,62 @@ class Provider(ABC):
 
     @property
     def default_nodes(self) -> int:
-        """How many nodes a pool has if it does not say."""
+        """How many nodes a pool has if its user does not say."""
         return 1
 
     @property
     def access(self) -> Access:
-        """How its machines are got at."""
+        """How its machines are reached, beyond their addresses; the default is right for hosts with ssh."""
         return Access()
 
     @property
-    def elastic(self) -> bool:
-        """Whether a pool that is open can be given more machines."""
+    def rented(self) -> bool:
+        """Whether machines exist because of the pool, and cost something until they are given back."""
         return False
 
-    def plan(self, spec: Spec, count: int) -> object:
-        """What would be had for `spec`, and for how much; as text it is for people. Creates nothing."""
-        return list(self.offers(spec))
+    @property
+    def elastic(self) -> bool:
+        """Whether an open pool can get more machines, to replace those that are lost."""
+        return False
 
-    def acquire(
-        self, spec: Spec, name: str, count: int, timeout: float, report: Report, joining: str | None = None
-    ) -> Holding:
-        """Machines that run and have addresses, under `name` or, if given, among those of the pool `joining`.
+    @abstractmethod
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        """What is available for `count` nodes of `spec`, the first choice first. Creates nothing.
 
-        When this fails, or is interrupted, nothing that it created is left.
+        The text of what it returns is shown to people, so it may be more than a list.
         """
-        offer = next(iter(self.offers(spec)))
-        return Holding(name, tuple(self.launch(offer, count, name)))
 
-    def give_back(self, holding: Holding, report: Report) -> object:
-        """Ends all machines of a pool and confirms it; gives a receipt, where there is something to account for."""
-        self.terminate(holding.machines)
+    @abstractmethod
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        """`count` machines that run and have addresses. `pool` is a new name, and goes on everything created.
+
+        If this fails or is interrupted, nothing that it created is left.
+        """
+
+    def give_back(self, pool: str, report: Report) -> object:
+        """Ends everything that was created for a pool and confirms it; returns a receipt, or None if nothing was.
+
+        Called by the process that opened the pool and, if that was killed, by another one: it may be repeated, it
+        works without the ledger, and what is gone already is no error. If something is left, it raises `NotGivenBack`.
+        """
         return None
 
-    def ending(self, name: str) -> list[str] | None:
-        """The command that ends what a pool of that name has, should we be killed; None if nothing could be left."""
-        return None
+    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        """The same as `acquire`, for a pool that is open in this process."""
+        raise SkywardError(f"{self.name} has no more machines for an open pool.")
 
-    def let_go(self, name: str) -> None:  # noqa: B027 - most providers have nothing to let go of
-        """Leaves what a pool of that name has to whoever runs `ending`, although this process lives."""
-
-    def dismiss(self, machines: Sequence[Machine]) -> None:
-        """Gives back machines of a pool that goes on, with others or, for a while, with none."""
-        self.terminate(machines)
-
-    @abstractmethod
-    def offers(self, spec: Spec) -> Iterable[Offer]:
-        """What could be had for `spec`, with prices."""
-
-    @abstractmethod
-    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
-        """Machines, as soon as they have ids; `label` is on everything that is created."""
-
-    @abstractmethod
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        """The same machines as they are now; never waits."""
+        """The same machines as they are now, in the same order; never waits."""
+        return list(machines)
 
-    @abstractmethod
     def terminate(self, machines: Sequence[Machine]) -> None:
-        """Gives machines back; silent about those already gone."""
+        """Ends some machines of a pool that stays open; those that are gone already are no error."""
+        raise SkywardError(f"{self.name} cannot end single machines of a pool.")
 
-    @abstractmethod
-    def find(self, label: str) -> list[Machine]:
-        """Everything that carries `label`."""
+    def find(self) -> list[Leftover]:
+        """Everything that exists for pools of this user, whoever opened them, found without the ledger."""
+        return []
+
+    def reopened(self, metadata: Mapping[str, Any]) -> Provider:
+        """This provider with the settings that a ledger has of a pool, or that `sky ps --region` was given."""
+        return self

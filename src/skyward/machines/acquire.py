@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,21 +32,25 @@ class Acquisition:
     def acquire(self, one: Candidate, stack: ExitStack) -> Holding:
         """Machines, with their giving back on `stack`."""
         provider, name = one.provider, f"{self.pool}-{secrets.token_hex(3)}"
-        ending = provider.ending(name)
-        if ending is not None:
+        if provider.rented:
+            from skyward.machines.ledger import Ledger
             from skyward.machines.reaper import look_around
             from skyward.machines.watchdog import Watchdog
 
             stack.callback(look_around(provider, self.warn).join, 1)
             watchdog = Watchdog()
             stack.callback(watchdog.close)
-            watchdog.add("machines", ending, patience=_PATIENCE)
+            # the ledger knows the provider and its settings
+            argv = [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
+            watchdog.add("machines", argv, patience=_PATIENCE)
             stack.callback(watchdog.drop, "machines")
 
             def interrupted(kind: type[BaseException] | None, *_: object) -> None:
                 # an ExitStack goes on after an interrupt, so giving back may have been cut short just now
                 if self.hurried() or (kind is not None and not issubclass(kind, Exception)):
-                    provider.let_go(name)
+                    ledger = Ledger.held(name)
+                    if ledger is not None:
+                        ledger.let_go()  # so that the watchdog can take it over
                     watchdog.hand_over()
                 if self.hurried():
                     self.warn(
@@ -57,7 +62,7 @@ class Acquisition:
 
         def give_back() -> None:
             if not self.hurried():
-                self.given_back(provider.give_back(holding, self.report))
+                self.given_back(provider.give_back(holding.pool, self.report))
 
         stack.callback(give_back)
         return holding

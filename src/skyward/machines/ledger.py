@@ -68,7 +68,7 @@ class History:
     """How many lines could not be read; what they said has to be found by tags."""
 
     @property
-    def about(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """Who opened the pool, when and with what settings; empty where that line is lost."""
         return next((record.data for record in self.records if record.fact == "open"), dict[str, Any]())
 
@@ -86,7 +86,7 @@ class History:
     @property
     def certain(self) -> bool:
         """Whether every thing that was made is known by its id."""
-        return bool(self.about) and not self.damaged and not self.unanswered
+        return bool(self.metadata) and not self.damaged and not self.unanswered
 
     def made(self, kind: str) -> dict[str, Record]:
         """Things of one kind by id, with the record that answered their making."""
@@ -172,7 +172,7 @@ class Ledger:
         _HELD.add(self)
 
     @classmethod
-    def start(cls, pool: str, about: Mapping[str, Any], root: Path | None = None) -> Ledger:
+    def start(cls, pool: str, metadata: Mapping[str, Any], root: Path | None = None) -> Ledger:
         """A new ledger; refuses the name of a pool that has one."""
         directory = pool_dir(pool, root)
         directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -182,7 +182,7 @@ class Ledger:
         ledger = cls(pool, fresh, _locked(fresh / _FILE, create=True))
         try:
             who = {"host": socket.gethostname(), "pid": os.getpid()}
-            ledger._write(Record("open", time=time.time(), data={**about, **who}))
+            ledger._write(Record("open", time=time.time(), data={**metadata, **who}))
             os.rename(fresh, directory)  # only now others see it, and see it locked
         except OSError as exc:
             ledger.let_go()
@@ -207,9 +207,9 @@ class Ledger:
             return None
         except BlockingIOError as exc:
             found = read(pool, root)
-            about = found.about if found else dict[str, Any]()
+            user = found.metadata if found else dict[str, Any]()
             raise SkywardError(
-                f"pool {pool!r} is in use by process {about.get('pid', '?')} on {about.get('host', 'this computer')}. "
+                f"pool {pool!r} is in use by process {user.get('pid', '?')} on {user.get('host', 'this computer')}. "
                 "End that program, or wait until it has given its machines back."
             ) from exc
 

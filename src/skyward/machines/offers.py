@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,6 +100,9 @@ class Plan:
     offers: tuple[CloudOffer, ...]
     ruled_out: tuple[RuledOut, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[CloudOffer]:
+        return iter(self.offers)
 
     @property
     def hourly_cost(self) -> float:

@@ -1,4 +1,4 @@
-"""What is left of pools, found by ledgers and by tags, and ended when told: the work behind `sky ps` and `sky down`."""
+"""What is left of pools, found by ledgers and by providers, and ended: the work of `sky ps` and `sky down`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from skyward.api.provider import Provider
+from skyward import extensions
+from skyward.api.provider import Leftover, Provider
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import History, histories, in_use, read
 from skyward.machines.offers import money
-from skyward.providers.aws.giveback import Receipt
-from skyward.providers.aws.inventory import Thing
-from skyward.providers.aws.machines import CloudMachine
-from skyward.providers.aws.provider import AWS
-from skyward.providers.aws.tags import POOL, expiry
 
-__all__ = ["Found", "Outcome", "chosen", "down", "expired_leftovers", "look_around", "mentioned", "pools"]
+__all__ = [
+    "Found",
+    "Outcome",
+    "chosen",
+    "down",
+    "expired_leftovers",
+    "look_around",
+    "mentioned",
+    "pools",
+    "renting_providers",
+]
 
 log = logging.getLogger("skyward.reaper")
 
@@ -38,29 +44,26 @@ class Found:
     pool: str
     region: str
     condition: Condition
-    provider: AWS
-    machines: tuple[CloudMachine, ...] = ()
-    things: tuple[Thing, ...] = ()
+    provider: Provider
+    leftovers: tuple[Leftover, ...] = ()
     expires: float | None = None
     pid: int | None = None
     host: str | None = None
     unanswered: int = 0
-    """Calls that may have made something which is not seen yet."""
+    """Calls that may have created something which is not seen yet."""
     trouble: str = ""
-    """Why the place could not be asked, so that only the ledger speaks."""
+    """Why the provider could not be asked, so that only the ledger is known."""
 
     @property
     def hourly_cost(self) -> float:
-        """Dollars an hour that its machines cost at this moment."""
-        return sum(machine.hourly_cost for machine in self.machines if machine.alive)
+        """Dollars an hour that it costs at this moment."""
+        return sum(item.hourly_cost for item in self.leftovers)
 
     def __str__(self) -> str:
         who = f", process {self.pid} on {self.host}" if self.pid is not None else ""
-        what = [f"{machine.id} ({machine.kind}, {machine.state})" for machine in self.machines]
-        what += [f"{thing.kind} {thing.id}" for thing in self.things]
-        return f"{self.pool}  {self.region}  {self.condition}{who}  {money(self.hourly_cost)} an hour: " + (
-            ", ".join(what) or "nothing that is seen"
-        )
+        what = ", ".join(map(str, self.leftovers)) or "nothing that is seen"
+        where = self.region or self.provider.name
+        return f"{self.pool}  {where}  {self.condition}{who}  {money(self.hourly_cost)} an hour: {what}"
 
 
 @dataclass(frozen=True)
@@ -70,53 +73,69 @@ class Outcome:
     found: Found
     did: Literal["ended", "would end", "left alone", "failed"]
     why: str = ""
-    receipt: Receipt | None = None
+    receipt: object = None
 
     def __str__(self) -> str:
         return f"{self.found.pool}: {self.did}{f' ({self.why})' if self.why else ''}"
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What a provider with some settings says of leftovers, or why it does not."""
+
+    place: Provider
+    leftovers: Sequence[Leftover] = ()
+    error: SkywardError | None = None
+
+
 @dataclass
 class _Gathered:
-    # by id: one place may be known by two names
-    machines: dict[str, CloudMachine] = field(default_factory=dict[str, CloudMachine])
-    things: dict[tuple[str, str], Thing] = field(default_factory=dict[tuple[str, str], Thing])
+    answer: _Answer
     history: History | None = None
+    # by id: one place may be known by two names
+    leftovers: dict[tuple[str, str], Leftover] = field(default_factory=dict[tuple[str, str], Leftover])
 
 
-def pools(provider: AWS | None = None, regions: Iterable[str] = (), names: Sequence[str] = ()) -> list[Found]:
-    """Pools of this owner: those with a ledger here, and those whose tags are seen, in any state.
+def renting_providers() -> list[Provider]:
+    """The providers that may have left something, with their default settings."""
+    made: list[Provider] = []
+    for name, point in extensions.found("providers").items():
+        try:
+            kind: Any = point.load()
+            provider = kind() if issubclass(kind, Provider) and kind.rented is not Provider.rented else None
+        except Exception as exc:  # a package that is broken must not hide what others have left
+            log.warning("the provider %s (%s) cannot be used: %s", name, point.value, exc)
+            continue
+        if provider is not None and provider.rented:
+            made.append(provider)
+    return made
 
-    Looked at are the provider's region, `regions`, and those that ledgers name; if pools are named, and there is a
+
+def pools(
+    providers: Sequence[Provider], regions: Iterable[str] = (), names: Sequence[str] = (), profile: str | None = None
+) -> list[Found]:
+    """Pools of this user: those with a ledger here, and those that providers find, in any condition.
+
+    Asked are the providers' own regions, `regions`, and those that ledgers name; if pools are named, and there is a
     ledger for each, only theirs: ending one must not need anything else to work.
     """
-    aws = provider or AWS()
-    mine = [history for history in histories() if history.about.get("provider", "AWS") == "AWS"]
-    known = bool(names) and {history.pool for history in mine} >= set(names)
-    mine = [history for history in mine if not known or history.pool in names]
-    homes = {history.pool: aws.reopened(history.about, history.region) for history in mine}
-    places = {_place(there): there for there in homes.values()}
-    for region in () if known else (aws.region, *regions):
-        here = aws.reopened({"owner": aws.login()}, region)
-        places[_place(here)] = here
-    seen: dict[tuple[str, str], tuple[AWS, _Gathered]] = {}
-    trouble: dict[str, str] = {}
-    for place, there in places.items():
-        try:
-            machines, things = _hasty(there).inventory()
-        except SkywardError as exc:
-            if there.region == aws.region and there.endpoint_url == aws.endpoint_url:
-                raise
-            trouble[place] = str(exc)  # a place that cannot be asked must not hide the others
-            continue
-        for machine in machines:
-            _at(seen, there, machine.tags.get(POOL, "")).machines[machine.id] = machine
-        for thing in things:
-            _at(seen, there, thing.pool).things[thing.kind, thing.id] = thing
-    for history in mine:
-        _at(seen, homes[history.pool], history.pool).history = history
-    ordered = sorted(((key, value) for key, value in seen.items() if key[0]), key=lambda item: item[0])
-    return [_found(key[0], *value, trouble.get(_place(value[0]), "")) for key, value in ordered]
+    known = {provider.name: provider for provider in providers}
+    # a ledger whose first line is lost does not say whose it is: then the first provider is asked
+    owned = [(known.get(h.metadata.get("provider", next(iter(known), ""))), h) for h in histories()]
+    recorded = {history.pool for provider, history in owned if provider is not None}
+    named = bool(names) and recorded >= set(names)
+    answers: dict[Provider, _Answer] = {}
+    seen: dict[tuple[str, str, str], _Gathered] = {}
+    for provider, history in owned:
+        if provider is not None and (not named or history.pool in names):
+            answer = _ask(provider, {**history.metadata, "region": history.region}, answers)
+            region = history.region or _region(answer.place)
+            seen[history.pool, provider.name, region] = _Gathered(answer, history)
+    for answer in [*answers.values(), *([] if named else _ask_all(providers, regions, profile, answers))]:
+        for item in answer.leftovers:
+            key = (item.pool, answer.place.name, _region(answer.place))
+            seen.setdefault(key, _Gathered(answer)).leftovers[item.kind, item.id] = item
+    return [_found(*key, seen[key]) for key in sorted(seen) if key[0]]
 
 
 def chosen(
@@ -146,17 +165,18 @@ def chosen(
 
 
 def down(
+    providers: Sequence[Provider],
     names: Sequence[str] = (),
     everything: bool = False,
     expired: bool = False,
     really: bool = False,
-    provider: AWS | None = None,
     regions: Iterable[str] = (),
+    profile: str | None = None,
 ) -> list[Outcome]:
     """Ends pools and confirms it, or without `really` only says what it would do; one that fails stops no other."""
     outcomes: list[Outcome] = []
-    meant = () if everything or expired else names
-    for item, why in chosen(pools(provider, regions, meant), names, everything, expired):
+    only = () if everything or expired else names
+    for item, why in chosen(pools(providers, regions, only, profile), names, everything, expired):
         if why:
             outcomes.append(Outcome(item, "left alone", why))
         elif not really:
@@ -166,18 +186,21 @@ def down(
     return outcomes
 
 
-def expired_leftovers(provider: AWS) -> list[Found]:
+def expired_leftovers(provider: Provider) -> list[Found]:
     """What opening a pool mentions: pools whose time is over or whose process is gone, with something left."""
-    return [item for item in pools(provider) if item.condition in ("expired", "abandoned")]
+    return [item for item in pools([provider]) if item.condition in ("expired", "abandoned")]
 
 
 def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
     """Pools that were left behind in one sentence, with the command that ends them; None if there are none."""
     if not found:
         return None
-    what = [f"{item.pool} ({item.condition}, {item.region}, {money(item.hourly_cost)} an hour)" for item in found]
-    elsewhere = {item.region: "" for item in found if item.region != AWS.region and read(item.pool) is None}
-    words = [*(f"--region {region}" for region in elsewhere), *([f"--profile {profile}"] if profile else []), "--yes"]
+    what = [
+        f"{item.pool} ({item.condition}, {item.region or item.provider.name}, {money(item.hourly_cost)} an hour)"
+        for item in found
+    ]
+    regions = {item.region: "" for item in found if item.region and read(item.pool) is None}
+    words = [*(f"--region {region}" for region in regions), *([f"--profile {profile}"] if profile else []), "--yes"]
     names = " ".join(item.pool for item in found)
     return (
         f"earlier pools have left something behind: {', '.join(what)}. End it with: sky down {names} {' '.join(words)}"
@@ -185,12 +208,12 @@ def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
 
 
 def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Thread:
-    """Tells of leftovers of earlier pools while the caller does something else; whatever goes wrong is not told."""
+    """Tells of leftovers of earlier pools, in a thread; an error there is not told."""
 
     def look() -> None:
         try:
-            text = mentioned(expired_leftovers(provider), provider.profile) if isinstance(provider, AWS) else None
-        except Exception as exc:  # an aside: who opens a pool hears from the launch itself what is wrong
+            text = mentioned(expired_leftovers(provider), getattr(provider, "profile", None))
+        except Exception as exc:  # an aside: whoever opens a pool hears from the launch itself what is wrong
             log.debug("leftovers of earlier pools could not be looked for: %s", exc)
         else:
             if text:
@@ -201,33 +224,54 @@ def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Th
     return thread
 
 
+def _ask(provider: Provider, metadata: Mapping[str, Any], answers: dict[Provider, _Answer]) -> _Answer:
+    """What is left at a provider with these settings; each place is asked once."""
+    try:
+        place = provider.reopened(metadata)
+    except SkywardError as exc:
+        return _Answer(provider, error=exc)
+    if place not in answers:
+        try:
+            answers[place] = _Answer(place, place.find())
+        except SkywardError as exc:
+            answers[place] = _Answer(place, error=exc)
+    return answers[place]
+
+
+def _ask_all(
+    providers: Sequence[Provider], regions: Iterable[str], profile: str | None, answers: dict[Provider, _Answer]
+) -> list[_Answer]:
+    """What is left in the providers' own regions and in `regions`; an error if no provider can be asked at all."""
+    own = [_ask(provider, {"profile": profile}, answers) for provider in providers]
+    failed = [answer.error for answer in own if answer.error is not None]
+    if failed and len(failed) == len(own):
+        raise failed[0]
+    more = [_ask(p, {"profile": profile, "region": region}, answers) for p in providers for region in regions]
+    for answer in (*own, *more):
+        if answer.error is not None:
+            log.warning("%s could not be asked what is left there: %s", answer.place.name, answer.error)
+    return own + more
+
+
 def _ended(item: Found) -> Outcome:
     if in_use(item.pool):  # asked again: somebody may have begun to end it meanwhile
         return Outcome(item, "left alone", "somebody is ending it already")
     try:
-        return Outcome(item, "ended", receipt=item.provider.release(item.pool))
+        return Outcome(item, "ended", receipt=item.provider.give_back(item.pool, log.info))
     except SkywardError as exc:
         return Outcome(item, "failed", str(exc))
 
 
-def _at(seen: dict[tuple[str, str], tuple[AWS, _Gathered]], there: AWS, pool: str) -> _Gathered:
-    return seen.setdefault((pool, there.region), (there, _Gathered()))[1]
+def _region(place: Provider) -> str:
+    return getattr(place, "region", None) or ""
 
 
-def _place(there: AWS) -> str:
-    return f"{there.region} {there.profile} {there.endpoint_url} {there.owner}"
-
-
-def _hasty(there: AWS) -> AWS:
-    return replace(there, pace=replace(there.pace, budget=min(there.pace.budget, 20.0)))
-
-
-def _found(pool: str, there: AWS, some: _Gathered, trouble: str) -> Found:
-    history = some.history or read(pool)
-    about: Mapping[str, Any] = history.about if history is not None else {}
-    until = [expiry(item.tags) for item in [*some.machines.values(), *some.things.values()]]
-    tagged = max((moment for moment in until if moment is not None), default=None)
-    expires: float | None = about.get("expires") or tagged
+def _found(pool: str, provider: str, region: str, gathered: _Gathered) -> Found:
+    history = gathered.history or read(pool)
+    metadata: Mapping[str, Any] = history.metadata if history is not None else {}
+    leftovers = tuple(gathered.leftovers.values())
+    tagged = max((item.expires for item in leftovers if item.expires is not None), default=None)
+    expires: float | None = metadata.get("expires") or tagged
     if history is not None and in_use(pool):
         condition: Condition = "in use"
     elif expires is not None and expires < time.time():
@@ -236,14 +280,13 @@ def _found(pool: str, there: AWS, some: _Gathered, trouble: str) -> Found:
         condition = "abandoned" if history is not None else "elsewhere"
     return Found(
         pool=pool,
-        region=there.region,
+        region=region,
         condition=condition,
-        provider=there,
-        machines=tuple(some.machines.values()),
-        things=tuple(some.things.values()),
+        provider=gathered.answer.place,
+        leftovers=leftovers,
         expires=expires,
-        pid=about.get("pid"),
-        host=about.get("host"),
+        pid=metadata.get("pid"),
+        host=metadata.get("host"),
         unanswered=len(history.unanswered) if history is not None else 0,
-        trouble=trouble,
+        trouble=str(gathered.answer.error or ""),
     )

@@ -6,7 +6,7 @@ specs -> [Candidate] -> plans (asked only for "cheapest") -> in order -> the fir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, Literal, TypeVar, cast
@@ -48,20 +48,18 @@ class Prospect:
     """A candidate and what planning it has brought: a plan, or the reason why there is none."""
 
     candidate: Candidate
-    plan: object = None
+    plan: Iterable[Offer] = ()
     why_not: CloudError | None = None
 
     @property
     def possible(self) -> bool:
         """Whether there is anything to try."""
-        return self.why_not is None and self._offers != ()
+        return self.why_not is None and bool(self._offers)
 
     @property
     def hourly_cost(self) -> float:
         """What all nodes cost an hour; infinite where that is not known, or nothing is to be had."""
-        if not self.possible:
-            return math.inf
-        return self.candidate.nodes * self._offers[0].hourly_cost if self._offers else math.inf
+        return self.candidate.nodes * self._offers[0].hourly_cost if self.possible else math.inf
 
     @property
     def cost(self) -> str:
@@ -71,16 +69,14 @@ class Prospect:
         return "price unknown" if math.isinf(self.hourly_cost) else f"{money(self.hourly_cost)} an hour"
 
     @property
-    def _offers(self) -> tuple[Offer, ...] | None:
-        # a provider of somebody else may plan in words of its own: then nothing is known of its offers
-        offers = getattr(self.plan, "offers", self.plan)
-        return tuple(cast("Sequence[Offer]", offers)) if isinstance(offers, list | tuple) else None
+    def _offers(self) -> tuple[Offer, ...]:
+        return tuple(self.plan)
 
     def __str__(self) -> str:
         if self.why_not is not None:
             return f"{self.candidate}: {self.why_not}"
         if isinstance(self.plan, list):
-            return f"{self.candidate}: {', '.join(offer.name for offer in self._offers or ())}"
+            return f"{self.candidate}: {', '.join(offer.name for offer in self._offers)}"
         return str(self.plan)
 
 
@@ -168,7 +164,7 @@ def taken(candidates: Sequence[Candidate], acquire: Callable[[Candidate], T], te
 
 def _asked(one: Candidate) -> Prospect:
     try:
-        return Prospect(one, one.provider.plan(one.spec, one.nodes))
+        return Prospect(one, one.provider.offers(one.spec, one.nodes))
     except CloudError as exc:
         if not moves_on(exc):
             raise

@@ -42,7 +42,7 @@ class Supply:
             last = text
 
         with self._asking():
-            holding = self._provider.acquire(spec, self._name, 1, self._timeout, tell, joining=self._name)
+            holding = self._provider.acquire_more(spec, self._name, 1, self._timeout, tell)
         return holding.machines[0]
 
     def ended(self, machines: Sequence[Machine]) -> list[str]:
@@ -53,7 +53,7 @@ class Supply:
     def discard(self, machine: Machine) -> None:
         """Gives one machine back."""
         with self._asking():
-            self._provider.dismiss([machine])
+            self._provider.terminate([machine])
 
     def close(self, seconds: float) -> None:
         """Refuses what comes, and waits for what goes on: the pool gives back only what is known by then."""

@@ -505,7 +505,7 @@ class ComputePool:
         """
         if len(self._candidates) > 1:
             return look(self._candidates, self._selection)
-        return self.provider.plan(self.spec, self.nodes)
+        return self.provider.offers(self.spec, self.nodes)
 
     def script(self) -> str:
         """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from skyward.api.provider import Machine, Offer, Provider
+from skyward.api.provider import Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
@@ -24,19 +24,11 @@ class Local(Provider):
     def access(self) -> Access:
         return Access(local=True)
 
-    def offers(self, spec: Spec) -> Iterable[Offer]:
-        if isinstance(spec.nodes, int) and spec.nodes > _MOST:
-            raise InvalidArgument(f"nodes={spec.nodes}: this computer can play {_MOST} nodes at the most.")
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        if count > _MOST:
+            raise InvalidArgument(f"nodes={count}: this computer can play {_MOST} nodes at the most.")
         return [Offer("this computer", vcpus=os.cpu_count())]
 
-    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
-        return [Machine(f"{label}-{i}", "local", "127.0.0.1") for i in range(count)]
-
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        return list(machines)
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        """Nothing to give back: the pool has ended its own processes."""
-
-    def find(self, label: str) -> list[Machine]:
-        return []
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        self.offers(spec, count)
+        return Holding(pool, tuple(Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)))

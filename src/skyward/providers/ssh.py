@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import unquote
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.provider import Machine, Offer, Provider
+from skyward.api.provider import Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
@@ -105,29 +105,19 @@ class SSH(Provider):
         hosts = ", ".join(shown)
         return f"SSH({', '.join([f'hosts=[{hosts}]', *rest])})"
 
-    def offers(self, spec: Spec) -> Iterable[Offer]:
-        wanted = spec.nodes if isinstance(spec.nodes, int) else spec.nodes[0]
-        self._check_count(wanted)
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        self._check_count(count)
         return [Offer("1 host" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts")]
 
-    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
         """The first `count` hosts; nothing is started and no connection is made."""
         self._check_count(count)
-        return [Machine(_identity(target), "ssh", "", ssh=target) for target in self.targets[:count]]
+        return Holding(pool, tuple(Machine(_identity(target), ssh=target) for target in self.targets[:count]))
 
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        return list(machines)
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        """Nothing to give back: the pool has ended its own processes, and the hosts are the user's."""
-
-    def find(self, label: str) -> list[Machine]:
-        return []
-
-    def _check_count(self, wanted: int) -> None:
-        if wanted > len(self.hosts):
+    def _check_count(self, count: int) -> None:
+        if count > len(self.hosts):
             raise InvalidArgument(
-                f"nodes={wanted}, but SSH names {len(self.hosts)} host(s): {', '.join(map(str, self.hosts))}. "
+                f"nodes={count}, but SSH names {len(self.hosts)} host(s): {', '.join(map(str, self.hosts))}. "
                 "Name more hosts, or ask for fewer nodes."
             )
 

@@ -57,7 +57,7 @@ def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clo
 def test_an_accelerator_leads_to_the_cheapest_type_that_has_it(
     cloud: Cloud, wish: str, kind: str, accelerators: int
 ) -> None:
-    plan = cloud.aws().plan(Spec(accelerator=wish))
+    plan = cloud.aws().offers(Spec(accelerator=wish))
     first = plan.offers[0]
     assert (first.kind, first.accelerators) == (kind, accelerators)
     assert first.architecture == ("arm64" if kind.startswith("g5g") else "x86_64")
@@ -65,21 +65,21 @@ def test_an_accelerator_leads_to_the_cheapest_type_that_has_it(
 
 def test_the_wish_for_cpus_is_met_by_the_cheapest_machine_without_accelerators(cloud: Cloud) -> None:
     aws = cloud.aws()
-    small = aws.plan(Spec()).offers[0]
+    small = aws.offers(Spec()).offers[0]
     assert small.kind == "t3a.medium"
-    large = aws.plan(Spec(vcpus=8, memory_gb=30)).offers[0]
+    large = aws.offers(Spec(vcpus=8, memory_gb=30)).offers[0]
     assert large.vcpus is not None
     assert large.vcpus >= 8
     assert large.memory_gb is not None
     assert large.memory_gb >= 30 * 0.92
-    arm = aws.plan(Spec(architecture="arm64")).offers
+    arm = aws.offers(Spec(architecture="arm64")).offers
     assert {offer.architecture for offer in arm} == {"arm64"}
-    steady = cloud.aws(exclude_burstable=True).plan(Spec()).offers
+    steady = cloud.aws(exclude_burstable=True).offers(Spec()).offers
     assert not any(offer.kind.startswith("t") for offer in steady)
 
 
 def test_planning_creates_nothing(cloud: Cloud) -> None:
-    cloud.aws().plan(Spec(accelerator="T4", nodes=4))
+    cloud.aws().offers(Spec(accelerator="T4", nodes=4))
     assert cloud.leftovers() == []
     assert {call.action for call in cloud.calls} <= {
         "GetCallerIdentity",
@@ -92,20 +92,20 @@ def test_planning_creates_nothing(cloud: Cloud) -> None:
 
 
 def test_what_is_ruled_out_has_a_reason(cloud: Cloud) -> None:
-    plan = cloud.aws().plan(Spec(accelerator="A100-80GB", nodes=2))
+    plan = cloud.aws().offers(Spec(accelerator="A100-80GB", nodes=2))
     assert "p4d.24xlarge: its A100 has 43 GB, 80 GB asked" in str(plan)
-    assert "g4dn.metal: bare metal" in str(cloud.aws().plan(Spec(accelerator="T4")))
-    fractions = cloud.aws().plan(Spec(accelerator="L4"))
+    assert "g4dn.metal: bare metal" in str(cloud.aws().offers(Spec(accelerator="T4")))
+    fractions = cloud.aws().offers(Spec(accelerator="L4"))
     assert any("a fraction of one L4" in str(item) for item in fractions.ruled_out)
-    named = cloud.aws(instance_types=["g4dn.*", "c5.large"]).plan(Spec(accelerator="T4"))
+    named = cloud.aws(instance_types=["g4dn.*", "c5.large"]).offers(Spec(accelerator="T4"))
     assert any(item.what == "c5.large" for item in named.ruled_out)
-    dear = cloud.aws().plan(Spec(accelerator="T4", nodes=4, max_hourly_cost=0.64))
+    dear = cloud.aws().offers(Spec(accelerator="T4", nodes=4, max_hourly_cost=0.64))
     assert [(offer.kind, offer.zone) for offer in dear.offers] == [("g4dn.xlarge", "us-east-1a")]
     assert any("max_hourly_cost=0.64" in item.why for item in dear.ruled_out)
 
 
 def test_without_memory_every_variant_is_tried_the_cheapest_first(cloud: Cloud) -> None:
-    plan = cloud.aws().plan(Spec(accelerator="A100", allocation="on-demand"))
+    plan = cloud.aws().offers(Spec(accelerator="A100", allocation="on-demand"))
     variants = list(dict.fromkeys((offer.kind, offer.accelerator_gb) for offer in plan.offers))
     assert variants == [("p4d.24xlarge", 40), ("p4de.24xlarge", 80)]
     assert "with 8 x A100 (40GB)" in str(plan)
@@ -117,17 +117,17 @@ def test_which_variant_was_got_is_told(cloud: Cloud) -> None:
     cloud.room(0, kind="p4d.24xlarge")
     held = aws.acquire(Spec(accelerator="A100:4"), "p")
     assert held.accelerator == A100(count=4, memory="80GB")
-    aws.release("p")
+    aws.give_back("p")
     assert aws.acquire(Spec(accelerator="A100-80GB"), "q").accelerator is None, "nothing was left open"
-    aws.release("q")
+    aws.give_back("q")
 
 
 def test_old_gpus_without_a_driver_image_need_an_image_of_ones_own(cloud: Cloud) -> None:
     spec = Spec(accelerator="V100-32GB")
-    plan = cloud.aws().plan(spec)
+    plan = cloud.aws().offers(spec)
     assert not plan.offers
     assert "no image with drivers for V100" in str(plan)
-    assert cloud.aws(ami="ami-00000000000000004").plan(spec).offers[0].kind == "p3dn.24xlarge"
+    assert cloud.aws(ami="ami-00000000000000004").offers(spec).offers[0].kind == "p3dn.24xlarge"
 
 
 def test_nothing_that_fits_is_an_error_before_anything_is_created(cloud: Cloud) -> None:
@@ -149,20 +149,20 @@ def test_nothing_that_fits_is_an_error_before_anything_is_created(cloud: Cloud) 
     ],
 )
 def test_the_allocation_decides_on_price_classes(cloud: Cloud, allocation: str, markets: list[str]) -> None:
-    plan = cloud.aws().plan(Spec(accelerator="T4", allocation=allocation))  # type: ignore[arg-type]
+    plan = cloud.aws().offers(Spec(accelerator="T4", allocation=allocation))  # type: ignore[arg-type]
     assert list(dict.fromkeys(offer.market for offer in plan.offers)) == markets
 
 
 def test_zones_are_tried_in_order_of_price(cloud: Cloud) -> None:
     cloud.spot = {("g4dn.xlarge", "us-east-1c"): 0.01}
-    offers = cloud.aws(instance_types=["g4dn.xlarge"]).plan(Spec(accelerator="T4", allocation="spot")).offers
+    offers = cloud.aws(instance_types=["g4dn.xlarge"]).offers(Spec(accelerator="T4", allocation="spot")).offers
     assert [offer.zone[-1] for offer in offers] == ["c", "a", "b", "d", "f"]
-    named = cloud.aws(zones=["us-east-1b"]).plan(Spec(accelerator="T4")).offers
+    named = cloud.aws(zones=["us-east-1b"]).offers(Spec(accelerator="T4")).offers
     assert {offer.zone for offer in named} == {"us-east-1b"}
 
 
 def test_a_spec_names_its_own_region(cloud: Cloud) -> None:
-    offers = cloud.aws().plan(Spec(accelerator="T4", region="eu-west-1")).offers
+    offers = cloud.aws().offers(Spec(accelerator="T4", region="eu-west-1")).offers
     assert {offer.region for offer in offers} == {"eu-west-1"}
     assert offers[0].zone.startswith("eu-west-1")
 
@@ -170,24 +170,24 @@ def test_a_spec_names_its_own_region(cloud: Cloud) -> None:
 def test_who_may_not_ask_for_prices_gets_a_dated_table_and_is_told(cloud: Cloud) -> None:
     cloud.fail("GetProducts", "AccessDeniedException", times=-1)
     cloud.fail("DescribeSpotPriceHistory", "UnauthorizedOperation", times=-1)
-    plan = cloud.aws().plan(Spec(accelerator="T4"))
+    plan = cloud.aws().offers(Spec(accelerator="T4"))
     assert DATE in str(plan)
     assert "pricing:GetProducts" in str(plan)
     spot = plan.offers[0]
     assert (spot.market, spot.price, spot.hourly_cost) == ("spot", "at most", TABLE["g4dn.xlarge"])
     demand = next(offer for offer in plan.offers if offer.market == "on-demand")
     assert demand.price == "table"
-    elsewhere = cloud.aws(region="eu-west-1").plan(Spec(accelerator="T4"))
+    elsewhere = cloud.aws(region="eu-west-1").offers(Spec(accelerator="T4"))
     assert math.isinf(elsewhere.offers[0].hourly_cost), "no price is made up"
     assert "price unknown" in str(elsewhere)
-    limited = cloud.aws(region="eu-west-1").plan(Spec(accelerator="T4", max_hourly_cost=5))
+    limited = cloud.aws(region="eu-west-1").offers(Spec(accelerator="T4", max_hourly_cost=5))
     assert not limited.offers
 
 
 def test_live_prices_win_over_the_table(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["g4dn.xlarge"] = 0.5
-    demand = cloud.aws().plan(Spec(accelerator="T4", allocation="on-demand")).offers[0]
+    demand = cloud.aws().offers(Spec(accelerator="T4", allocation="on-demand")).offers[0]
     assert (demand.price, demand.hourly_cost) == ("live", 0.5)
 
 

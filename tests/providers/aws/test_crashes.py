@@ -36,7 +36,7 @@ pace = Pace(0.002, 0.02, 1.5, 0.01, 0.05, 1.0)
 group = sys.argv[2] or None
 aws = AWS(endpoint_url=sys.argv[1], ssh_from="192.0.2.1", security_group_id=group, placement_group=not group, pace=pace)
 spec = Spec(accelerator="T4", nodes=2)
-aws.plan(spec)
+aws.offers(spec)
 print("ready", flush=True)
 while os.read(0, 1) == b"n":
     pid = os.fork()
@@ -44,7 +44,7 @@ while os.read(0, 1) == b"n":
         os.read(0, 1)
         try:
             held = aws.acquire(spec, "p")
-            aws.release(held.pool)
+            aws.give_back(held.pool)
         except KeyboardInterrupt:
             os._exit(130)
         os._exit(0)
@@ -131,7 +131,7 @@ def clients(cloud: Cloud) -> Iterator[Clients]:
 
 def reap(cloud: Cloud) -> None:
     if list(histories()):
-        for outcome in down(everything=True, really=True, provider=cloud.aws(pace=HASTY)):
+        for outcome in down([cloud.aws(pace=HASTY)], everything=True, really=True):
             assert outcome.did == "ended", outcome
 
 
@@ -236,7 +236,7 @@ def test_random_faults_leave_nothing(cloud: Cloud) -> None:
             held = aws.acquire(spec, "p", timeout=5)
             assert len(held.machines) == spec.nodes
             assert len({machine.id for machine in held.machines}) == spec.nodes
-            aws.release(held.pool)
+            aws.give_back(held.pool)
         except SkywardError as exc:
             verdict = type(exc).__name__
         verdicts[verdict] = verdicts.get(verdict, 0) + 1

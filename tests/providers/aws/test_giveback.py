@@ -39,7 +39,7 @@ def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     shared.faults.clear()
     shared.expired = False
     for found in list(histories()):
-        shared.aws().release(found.pool)
+        shared.aws().give_back(found.pool)
 
 
 def nothing_left(cloud: Cloud) -> bool:
@@ -49,7 +49,7 @@ def nothing_left(cloud: Cloud) -> bool:
 def test_the_receipt_says_what_was_created_what_is_gone_and_what_it_cost(cloud: Cloud) -> None:
     aws = cloud.aws()
     held = aws.acquire(T4, "p")
-    receipt = aws.release(held.pool)
+    receipt = aws.give_back(held.pool)
     assert {bill.id for bill in receipt.machines} == {machine.id for machine in held.machines}
     assert set(receipt.created) == set(receipt.gone)
     assert len(receipt.gone) == 5, "two machines, a group, a key, a placement group"
@@ -71,8 +71,8 @@ def test_giving_back_twice_is_silent(cloud: Cloud) -> None:
     """Row 55."""
     aws = cloud.aws()
     held = aws.acquire(T4, "p")
-    aws.release(held.pool)
-    again = aws.release(held.pool)
+    aws.give_back(held.pool)
+    again = aws.give_back(held.pool)
     assert {bill.id for bill in again.machines} == {machine.id for machine in held.machines}
     assert nothing_left(cloud)
 
@@ -81,7 +81,7 @@ def test_slow_machines_are_waited_for_before_the_group_is_deleted(cloud: Cloud) 
     cloud.times.shutdown = 0.4
     aws = cloud.aws()
     held = aws.acquire(T4, "p")
-    aws.release(held.pool)
+    aws.give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -89,7 +89,7 @@ def test_things_that_are_in_use_for_a_while_are_deleted_later(cloud: Cloud) -> N
     held = cloud.aws().acquire(T4, "p")
     cloud.fail("DeleteSecurityGroup", "DependencyViolation", times=3)
     cloud.fail("DeletePlacementGroup", "InvalidPlacementGroup.InUse", times=2)
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -99,7 +99,7 @@ def test_faults_of_theirs_are_waited_out(cloud: Cloud, code: str) -> None:
     held = cloud.aws().acquire(T4, "p")
     for action in ("TerminateInstances", "DescribeInstances", "DeleteKeyPair", "DeleteSecurityGroup"):
         cloud.fail(action, code, times=3)
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -108,7 +108,7 @@ def test_answers_that_get_lost_do_no_harm(cloud: Cloud, mode: str) -> None:
     held = cloud.aws().acquire(T4, "p")
     for action in ("TerminateInstances", "DeleteKeyPair", "DeletePlacementGroup", "DeleteSecurityGroup"):
         cloud.fail(action, mode=mode)
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_given_back_is_named_with_its_price_and_the_command(
     held = cloud.aws().acquire(T4, "p")
     fault = cloud.fail(action, code, times=-1)
     with pytest.raises(errors.NotGivenBack) as caught:
-        cloud.aws(pace=IMPATIENT).release(held.pool)
+        cloud.aws(pace=IMPATIENT).give_back(held.pool)
     error = caught.value
     text = str(error)
     assert what in text
@@ -144,7 +144,7 @@ def test_what_cannot_be_given_back_is_named_with_its_price_and_the_command(
     assert pool_dir(held.pool).exists(), "the ledger is kept"
     assert not in_use(held.pool), "whoever finishes it can take it over"
     fault.times = 0
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -154,12 +154,12 @@ def test_one_machine_that_is_protected_does_not_keep_the_others(cloud: Cloud) ->
     stubborn = held.machines[0].id
     cloud.fail("TerminateInstances", "OperationNotPermitted", times=-1, where=lambda c: stubborn in c.params.values())
     with pytest.raises(errors.NotGivenBack) as caught:
-        cloud.aws(pace=IMPATIENT).release(held.pool)
+        cloud.aws(pace=IMPATIENT).give_back(held.pool)
     assert caught.value.ids == (stubborn,)
     assert "OperationNotPermitted" in str(caught.value)
     assert [instance.id for instance in cloud.running()] == [stubborn]
     cloud.faults.clear()
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -168,12 +168,12 @@ def test_a_login_that_expires_meanwhile_keeps_the_ledger(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
     cloud.expired = True
     with pytest.raises(errors.NotGivenBack, match="login has expired") as caught:
-        cloud.aws().release(held.pool)
+        cloud.aws().give_back(held.pool)
     assert isinstance(caught.value.__cause__, errors.CredentialsExpired)
     assert caught.value.hourly_cost == pytest.approx(2 * 0.1578)
     assert {machine.id for machine in held.machines} <= set(caught.value.ids)
     cloud.expired = False
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -189,7 +189,7 @@ def test_machines_that_have_ended_themselves_are_settled(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
     for machine in held.machines:
         cloud.end(machine.id, "Client.InstanceInitiatedShutdown")
-    receipt = cloud.aws().release(held.pool)
+    receipt = cloud.aws().give_back(held.pool)
     assert len(receipt.machines) == 2
     assert nothing_left(cloud)
 
@@ -200,7 +200,7 @@ def test_machines_that_aws_has_forgotten_are_settled(cloud: Cloud) -> None:
     for machine in held.machines:
         cloud.end(machine.id)
         cloud.machines.all[machine.id].visible_at = time.time() + 10_000
-    cloud.aws(pace=IMPATIENT).release(held.pool)
+    cloud.aws(pace=IMPATIENT).give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -210,7 +210,7 @@ def test_tags_alone_are_enough(cloud: Cloud) -> None:
     mine = Ledger.held(held.pool)
     assert mine is not None
     mine.remove()
-    receipt = cloud.aws().release(held.pool)
+    receipt = cloud.aws().give_back(held.pool)
     assert len(receipt.machines) == 2
     assert receipt.total > 0, "the price is in a tag as well"
     assert nothing_left(cloud)
@@ -226,7 +226,7 @@ def test_a_torn_ledger_is_made_up_for_by_tags(cloud: Cloud) -> None:
         path = pool_dir(held.pool) / "ledger"
         content = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join(content[:lines]) + (content[lines][:20] if lines < len(content) else b""))
-        cloud.aws().release(held.pool)
+        cloud.aws().give_back(held.pool)
         assert nothing_left(cloud), lines
 
 
@@ -253,19 +253,19 @@ def test_a_machine_of_which_only_the_id_is_known_is_waited_for_and_ended(cloud: 
 def test_other_pools_are_not_touched(cloud: Cloud) -> None:
     """Row 39."""
     first, second = cloud.aws().acquire(T4, "p"), cloud.aws().acquire(T4, "q")
-    cloud.aws().release(first.pool)
+    cloud.aws().give_back(first.pool)
     assert {instance.id for instance in cloud.running()} == {machine.id for machine in second.machines}
-    cloud.aws().release(second.pool)
+    cloud.aws().give_back(second.pool)
     assert nothing_left(cloud)
 
 
 def test_listing_takes_as_many_calls_for_many_machines_as_for_few(cloud: Cloud) -> None:
     """N25."""
     counts: list[int] = []
-    cloud.aws().plan(Spec())  # what is asked once a process is asked
+    cloud.aws().offers(Spec())  # what is asked once a process is asked
     for nodes in (1, 40):
         cloud.calls.clear()
         held = cloud.aws().acquire(Spec(nodes=nodes), "p")
-        cloud.aws().release(held.pool)
+        cloud.aws().give_back(held.pool)
         counts.append(len(cloud.calls))
     assert counts[0] == counts[1]

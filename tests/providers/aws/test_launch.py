@@ -18,7 +18,7 @@ from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import histories, pool_dir
 from skyward.providers.aws.api import Pace
-from skyward.providers.aws.provider import AWS, Holding
+from skyward.providers.aws.provider import Holding
 from skyward.testing import Cloud, Fault
 from skyward.testing.faults import Call
 
@@ -40,7 +40,7 @@ def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield shared
     for found in list(histories()):
         shared.faults.clear()
-        shared.aws().release(found.pool)
+        shared.aws().give_back(found.pool)
 
 
 def called(cloud: Cloud, action: str) -> list[Call]:
@@ -71,7 +71,7 @@ def test_machines_run_and_can_be_reached_when_acquire_returns(cloud: Cloud) -> N
         assert machine.private_ip.startswith("172.31.")
     assert said[0] == "asking for 3 x g4dn.xlarge (spot, us-east-1a)"
     assert held.hourly_cost == pytest.approx(3 * 0.1578)
-    assert held.machines[0].reached == "ssh"
+    assert not held.machines[0].is_local
     assert isinstance(held.machines[0], Machine)
 
 
@@ -192,7 +192,7 @@ def test_a_group_that_was_given_is_used_and_not_deleted(cloud: Cloud) -> None:
     held = cloud.aws(security_group_id="sg-12345678").acquire(Spec(), "p")
     assert not called(cloud, "CreateSecurityGroup")
     assert called(cloud, "RunInstances")[0].params["NetworkInterface.1.SecurityGroupId.1"] == "sg-12345678"
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert not called(cloud, "DeleteSecurityGroup")
 
 
@@ -302,7 +302,7 @@ def test_a_call_without_an_answer_is_repeated_and_makes_nothing_twice(cloud: Clo
     assert len(held.machines) == len(cloud.running()) == 3
     tokens = {call.params.get("ClientToken") for call in called(cloud, "RunInstances")}
     assert len(tokens) == 1
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -388,7 +388,7 @@ def test_an_expired_login_fails_first(cloud: Cloud) -> None:
 
 def test_a_pool_can_be_given_more_machines(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
-    more = cloud.aws().acquire(T4, "p", count=1, joining=held.pool)
+    more = cloud.aws().acquire_more(T4, held.pool, 1)
     assert more.pool == held.pool
     assert len(cloud.running()) == 4
     assert len(called(cloud, "CreateSecurityGroup")) == len(called(cloud, "ImportKeyPair")) == 1
@@ -396,9 +396,9 @@ def test_a_pool_can_be_given_more_machines(cloud: Cloud) -> None:
     assert len(known) == 4
     cloud.room(0)
     with pytest.raises(errors.NoCapacity):
-        cloud.aws().acquire(T4, "p", count=1, joining=held.pool)
+        cloud.aws().acquire_more(T4, held.pool, 1)
     assert len(cloud.running()) == 4, "what the pool had is not touched"
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     assert nothing_left(cloud)
 
 
@@ -415,7 +415,7 @@ def test_pools_do_not_meet(cloud: Cloud) -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert len(pools) == 3
-    cloud.aws().release(pools[0].pool)
+    cloud.aws().give_back(pools[0].pool)
     left = {machine.id for held in pools[1:] for machine in held.machines}
     assert {instance.id for instance in cloud.running()} == left
 
@@ -426,31 +426,10 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_created(cloud: Cloud
     with pytest.raises(InvalidArgument, match=r"pool 'same' already.*sky down same"):
         cloud.aws().acquire(T4, "same")
     assert cloud.leftovers() == before
-    cloud.aws().release(held.pool)
+    cloud.aws().give_back(held.pool)
     with pytest.raises(InvalidArgument, match="no pool 'same' is open"):
-        cloud.aws().acquire(T4, "same", joining="same")
+        cloud.aws().acquire_more(T4, "same", 1)
     assert nothing_left(cloud)
-
-
-def test_the_contract_of_all_providers_is_kept(cloud: Cloud) -> None:
-    aws: AWS = cloud.aws()
-    offer = next(iter(aws.offers(T4)))
-    cloud.times.boot = 0.2
-    machines = aws.launch(offer, 2, "label")
-    assert [machine.reached for machine in machines] == ["ssh", "ssh"]
-    assert {m.id for m in aws.find("label")} == {m.id for m in machines}
-    while any(machine.ssh is None for machine in machines):
-        machines = aws.refresh(machines)
-    aws.terminate(machines[:1])
-    assert len(cloud.running()) == 1
-    aws.terminate(machines)
-    aws.terminate(machines)
-    assert aws.find("label") == []
-    assert nothing_left(cloud)
-    with pytest.raises(InvalidArgument, match="no offer of AWS"):
-        from skyward.api.provider import Offer
-
-        aws.launch(Offer("x"), 1, "label")
 
 
 def test_the_library_reads_as_an_ssh_key_the_ssh_program_takes(cloud: Cloud) -> None:

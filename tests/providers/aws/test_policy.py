@@ -54,10 +54,10 @@ def test_the_calls_made_are_a_subset_of_the_policy(cloud: Cloud) -> None:
     cloud.fail("RunInstances", mode="lose")
     held = aws.acquire(Spec(accelerator="T4", nodes=2), "p")
     aws.refresh(held.machines)
-    aws.release(held.pool)
+    aws.give_back(held.pool)
     left = aws.acquire(Spec(), "q")
     Ledger.held(left.pool).let_go()  # type: ignore[union-attr]
-    down(everything=True, really=True, provider=aws)
+    down([aws], everything=True, really=True)
     assert cloud.leftovers() == []
     made = {f"{call.service}:{call.action}" for call in cloud.calls}
     assert made - FREE <= allowed()

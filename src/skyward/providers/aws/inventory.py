@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from skyward.api.provider import Leftover
 from skyward.errors import CloudRefused
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.tags import POOL, as_dict, filters
+from skyward.providers.aws.tags import POOL, as_dict, expiry, filters
 
 __all__ = ["KINDS", "Thing", "delete", "things"]
 
@@ -21,10 +22,9 @@ class Thing:
     id: str
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
-    @property
-    def pool(self) -> str:
-        """The pool to which it belongs."""
-        return self.tags.get(POOL, "")
+    def leftover(self) -> Leftover:
+        """It as `sky ps` lists it."""
+        return Leftover(self.tags.get(POOL, ""), self.id, self.kind, expires=expiry(self.tags))
 
 
 @dataclass(frozen=True)

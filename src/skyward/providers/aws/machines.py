@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from skyward.api.provider import Machine
+from skyward.api.provider import Leftover, Machine
 from skyward.api.shell import SshTarget
 from skyward.errors import CloudRefused, InvalidArgument
 from skyward.machines.ledger import pool_dir
 from skyward.machines.offers import Market
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.tags import POOL, PRICE, as_dict, filters
+from skyward.providers.aws.tags import POOL, PRICE, as_dict, expiry, filters
 
 __all__ = ["CloudMachine", "State", "described", "end", "machine", "tagged"]
 
@@ -53,6 +53,12 @@ class CloudMachine(Machine):
     def ready(self) -> bool:
         """Whether it runs and has an address by which it is reached."""
         return self.state == "running" and self.ssh is not None
+
+    def leftover(self) -> Leftover:
+        """The machine as `sky ps` lists it."""
+        cost = self.hourly_cost if self.alive else 0.0
+        detail = f"{self.kind}, {self.state}"
+        return Leftover(self.tags.get(POOL, ""), self.id, "machine", detail, cost, expiry(self.tags))
 
 
 def described(api: Api, ids: Sequence[str], **how: Any) -> list[CloudMachine]:
@@ -101,7 +107,6 @@ def machine(
     reason: dict[str, str] = item.get("StateReason") or {}
     return CloudMachine(
         id=item["InstanceId"],
-        reached="ssh",
         private_ip=private_ip,
         public_ip=public_ip,
         ssh=target,

@@ -95,7 +95,7 @@ def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
     if ssh_from is None and settings.group is None:
         ssh_from = own_address(settings.private)
     account = api.account
-    about = {
+    metadata = {
         "provider": "AWS",
         "region": account.region,
         "profile": account.profile,
@@ -105,7 +105,7 @@ def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
         "ssh_from": ssh_from,
         "pace": asdict(account.pace),
     }
-    return Ledger.start(pool, about)
+    return Ledger.start(pool, metadata)
 
 
 def _order(
@@ -116,11 +116,11 @@ def _order(
     settings: Settings,
     image_of: Callable[[CloudOffer], MachineImage],
 ) -> Order:
-    about = ledger.history.about
-    terms = Terms(ledger.pool, about["owner"], about["expires"], _version(), settings.tags)
+    metadata = ledger.history.metadata
+    terms = Terms(ledger.pool, metadata["owner"], metadata["expires"], _version(), settings.tags)
     keys = make_keys(ledger.directory)
     vpc = settings.subnets[0].vpc
-    group = settings.group or ensure_group(api, ledger, terms, vpc, about["ssh_from"])
+    group = settings.group or ensure_group(api, ledger, terms, vpc, metadata["ssh_from"])
     close = settings.close if settings.close is not None else spec.accelerator is not None
     return Order(
         api=api,

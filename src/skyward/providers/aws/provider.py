@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skyward.api.image import check_number
-from skyward.api.provider import Holding, Machine, Offer, Provider
+from skyward.api.provider import Holding, Leftover, Machine, Provider
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoOffer
 from skyward.machines.ledger import Ledger, remove
-from skyward.machines.offers import CloudOffer, Plan
+from skyward.machines.offers import Plan
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
 from skyward.providers.aws.checks import check_flag, check_lease, check_text, check_zones, tag_pairs, texts
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.giveback import Receipt, give_back
-from skyward.providers.aws.inventory import Thing, things
+from skyward.providers.aws.inventory import things
 from skyward.providers.aws.keys import replace_host_key
 from skyward.providers.aws.launch import Order, wait_ready
 from skyward.providers.aws.machines import CloudMachine, described, end, tagged
 from skyward.providers.aws.network import checked_cidr, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
-from skyward.providers.aws.tags import POOL
 from skyward.providers.aws.userdata import LEASE_FILE
 
 __all__ = ["AWS"]
 
 _NOTICES = "skyward.providers.aws.notices:wait"
+_HASTE = 20.0  # seconds that looking for leftovers may wait for one place
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,16 @@ class AWS(Provider):
         return Access(self.lease, self.ssh_timeout, network, LEASE_FILE, settle=replace_host_key, notices=_NOTICES)
 
     @property
+    def rented(self) -> bool:
+        return True
+
+    @property
     def elastic(self) -> bool:
         return True
 
-    # what a pool uses
+    # opening
 
-    def plan(self, spec: Spec, count: int | None = None, report: Report | None = None) -> Plan:
+    def offers(self, spec: Spec, count: int | None = None, report: Report | None = None) -> Plan:
         """What would be launched, where and for how much, and what was ruled out; creates nothing."""
         here = self._at(spec)
         api = here._api(report)
@@ -106,98 +109,22 @@ class AWS(Provider):
         return here._planned(api, spec, _count(spec, count))
 
     def acquire(
-        self,
-        spec: Spec,
-        name: str,
-        count: int | None = None,
-        timeout: float = 300,
-        report: Report | None = None,
-        joining: str | None = None,
+        self, spec: Spec, pool: str, count: int | None = None, timeout: float = 300, report: Report | None = None
     ) -> Holding:
-        """Machines that run and have addresses, of a new pool or, if `joining`, more for one of this process.
+        """Machines that run and have addresses, for a new pool.
 
-        Whatever goes wrong, nothing that was created here is left, or `NotGivenBack` says what is.
+        If it fails, nothing that was created here is left, or `NotGivenBack` says what is.
         """
-        here, count = self._at(spec), _count(spec, count)
-        if joining is not None and Ledger.held(joining) is None:
-            raise InvalidArgument(f"no pool {joining!r} is open in this process, so none can be given more machines.")
-        api = here._api(report)
-        owner = api.identity()
-        plan = here._planned(api, spec, count)
-        if not plan.offers:
-            raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
-        tries = attempts(plan.offers, count, spec.allocation == "cheapest")
-        deadline = time.monotonic() + timeout
+        return self._acquired(spec, pool, _count(spec, count), timeout, report, joining=False)
 
-        def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
-            return wait_ready(order, ids, deadline, here.username)
+    def acquire_more(
+        self, spec: Spec, pool: str, count: int, timeout: float = 300, report: Report | None = None
+    ) -> Holding:
+        if Ledger.held(pool) is None:
+            raise InvalidArgument(f"no pool {pool!r} is open in this process, so none can be given more machines.")
+        return self._acquired(spec, pool, count, timeout, report, joining=True)
 
-        pool = joining or name
-        made = open_pool(api, pool, spec, here._settings(api, owner), tries, count, ready, joining is not None)
-        accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
-        return Holding(pool, tuple(made), sum(machine.hourly_cost for machine in made), accelerator)
-
-    def give_back(self, holding: Holding, report: Report | None = None) -> Receipt:
-        return self.release(holding.pool, report)
-
-    def ending(self, name: str) -> list[str]:
-        # the ledger knows region, profile and the rest
-        return [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
-
-    def let_go(self, name: str) -> None:
-        ledger = Ledger.held(name)
-        if ledger is not None:
-            ledger.let_go()
-
-    def release(self, pool: str, report: Report | None = None) -> Receipt:
-        """Ends everything of a pool and confirms it by reading back; may be repeated, and works from tags alone."""
-        ledger = Ledger.held(pool) or Ledger.resume(pool)
-        here = self if ledger is None else self.reopened(ledger.history.about, ledger.history.region)
-        try:
-            receipt = give_back(here._api(report), pool, ledger, report or (lambda text: None))
-            remove(pool)
-            return receipt
-        except BaseException:
-            if ledger is not None:
-                ledger.let_go()  # whoever finishes it has to be able to take it over
-            raise
-
-    def inventory(self, owner: str | None = None) -> tuple[list[CloudMachine], list[Thing]]:
-        """Machines that may cost money, and other things, of one owner in this region, by their tags alone."""
-        who, api = owner or self.login(), self._api(None)
-        machines = [machine for machine in tagged(api, owner=who) if machine.state != "terminated"]
-        return machines, things(api, owner=who)
-
-    def login(self) -> str:
-        """Whose pools these are: the owner that was given, or who is logged in."""
-        return self.owner or self._api(None).identity()
-
-    def reopened(self, about: Mapping[str, Any], region: str | None = None) -> AWS:
-        """This provider as a ledger says it was when a pool was opened."""
-        known = {name: about[name] for name in ("profile", "endpoint_url", "owner") if about.get(name) is not None}
-        pace = recalled(about.get("pace")) if self.pace == Pace() else self.pace
-        return replace(self, region=region or about.get("region") or self.region, pace=pace, **known)
-
-    # the contract of all providers
-
-    def offers(self, spec: Spec) -> list[Offer]:
-        return list(self.plan(spec).offers)
-
-    def launch(self, offer: Offer, count: int, label: str) -> list[Machine]:
-        if not isinstance(offer, CloudOffer):
-            raise InvalidArgument(f"{offer!r} is no offer of AWS. Take one of AWS.offers(spec).")
-        here = replace(self, region=offer.region)
-        api = here._api(None)
-        owner = api.identity()
-
-        def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
-            found = {m.id: m for m in described(api, ids, user=here.username, private=here.use_private_ip)}
-            unseen = CloudMachine("", "ssh", "", region=offer.region, zone=offer.zone, kind=offer.kind)
-            return [found.get(id) or replace(unseen, id=id, hourly_cost=offer.hourly_cost) for id in ids]
-
-        spec = Spec(region=offer.region, nodes=count)
-        joining = Ledger.held(label) is not None
-        return list(open_pool(api, label, spec, here._settings(api, owner), [(offer,)], count, ready, joining))
+    # while a pool is open
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
         fresh: dict[str, CloudMachine] = {}
@@ -209,25 +136,70 @@ class AWS(Provider):
         return [fresh.get(machine.id, machine) for machine in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
-        self.dismiss(machines)
-        for region, ids in self._by_region(machines).items():
-            here = replace(self, region=region)
-            api = here._api(None)
-            for pool in dict.fromkeys(machine.tags.get(POOL, "") for machine in described(api, ids)):
-                if pool and not any(machine.alive for machine in tagged(api, pool=pool)):
-                    here.release(pool)
-
-    def dismiss(self, machines: Sequence[Machine]) -> None:
         for region, ids in self._by_region(machines).items():
             for refused in end(replace(self, region=region)._api(None), ids).values():
                 if refused.kind != "missing":
                     raise refused
             forget_machines([m for m in machines if isinstance(m, CloudMachine) and m.id in ids])
 
-    def find(self, label: str) -> list[Machine]:
-        return [machine for machine in tagged(self._api(None), pool=label) if machine.state != "terminated"]
+    # closing, and what is left
+
+    def give_back(self, pool: str, report: Report | None = None) -> Receipt:
+        """Ends everything of a pool and confirms it by reading back; may be repeated, and works from tags alone."""
+        ledger = Ledger.held(pool) or Ledger.resume(pool)
+        here = self if ledger is None else self._recorded(ledger.history.metadata, ledger.history.region)
+        try:
+            receipt = give_back(here._api(report), pool, ledger, report or (lambda text: None))
+            remove(pool)
+            return receipt
+        except BaseException:
+            if ledger is not None:
+                ledger.let_go()  # whoever finishes it has to be able to take it over
+            raise
+
+    def find(self) -> list[Leftover]:
+        hasty = replace(self, pace=replace(self.pace, budget=min(self.pace.budget, _HASTE)))
+        owner, api = hasty._login(), hasty._api(None)
+        machines = [machine for machine in tagged(api, owner=owner) if machine.state != "terminated"]
+        return [
+            *(machine.leftover() for machine in machines),
+            *(thing.leftover() for thing in things(api, owner=owner)),
+        ]
+
+    def reopened(self, metadata: Mapping[str, Any]) -> AWS:
+        known = self._recorded(metadata)
+        return known if known.owner is not None else replace(known, owner=known._login())
 
     # how
+
+    def _acquired(
+        self, spec: Spec, pool: str, count: int, timeout: float, report: Report | None, joining: bool
+    ) -> Holding:
+        here = self._at(spec)
+        api = here._api(report)
+        owner = api.identity()
+        plan = here._planned(api, spec, count)
+        if not plan.offers:
+            raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
+        tries = attempts(plan.offers, count, spec.allocation == "cheapest")
+        deadline = time.monotonic() + timeout
+
+        def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
+            return wait_ready(order, ids, deadline, here.username)
+
+        made = open_pool(api, pool, spec, here._settings(api, owner), tries, count, ready, joining)
+        accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
+        return Holding(pool, tuple(made), sum(machine.hourly_cost for machine in made), accelerator)
+
+    def _login(self) -> str:
+        """Whose pools these are: the owner that was given, or who is logged in."""
+        return self.owner or self._api(None).identity()
+
+    def _recorded(self, metadata: Mapping[str, Any], region: str | None = None) -> AWS:
+        """This provider with the settings that a ledger has."""
+        known = {name: metadata[name] for name in ("profile", "endpoint_url", "owner") if metadata.get(name)}
+        pace = recalled(metadata.get("pace")) if self.pace == Pace() else self.pace
+        return replace(self, region=region or metadata.get("region") or self.region, pace=pace, **known)
 
     def _at(self, spec: Spec) -> AWS:
         return self if spec.region is None or spec.region == self.region else replace(self, region=spec.region)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ __all__ = [
     "VERSION",
     "Terms",
     "as_dict",
-    "expired",
     "expiry",
     "filters",
     "specification",
@@ -72,9 +70,3 @@ def expiry(tags: Mapping[str, str]) -> float | None:
         return datetime.strptime(tags.get(EXPIRES, ""), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
-
-
-def expired(tags: Mapping[str, str], now: float | None = None) -> bool:
-    """Whether a tag says that the time of something is over."""
-    until = expiry(tags)
-    return until is not None and until < (time.time() if now is None else now)

@@ -1,0 +1,33 @@
+"""`sky ps`: lists pools that have machines, or may have left some."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+__all__ = ["add", "add_place", "run"]
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser("ps", help="list pools of yours that have machines, or may have left some")
+    add_place(parser)
+    parser.set_defaults(run=run)
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say where to look."""
+    parser.add_argument("--region", action="append", default=[], help="look there too (may be repeated)")
+    parser.add_argument("--profile", help="the profile of your cloud settings")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from skyward.machines import reaper
+
+    found = reaper.pools(reaper.renting_providers(), arguments.region, profile=arguments.profile)
+    for pool in found:
+        print(pool)
+    if not found:
+        print("no pools")
+    return 0
