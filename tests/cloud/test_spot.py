@@ -153,7 +153,7 @@ def test_a_group_that_lost_a_rank_starts_again_as_a_whole(
     cloud: Cloud, hosts: Hosts, opened: Callable[..., tuple[sky.ComputePool, Seen]]
 ) -> None:
     """With `attempt` raised on all of them, and the address of the new machine known to all."""
-    pool, seen = opened()
+    pool, seen = opened(image=sky.Image(pip=["distributed"]))
     with pool:
         old = dict(who() @ pool)
         found: list[Any] = []

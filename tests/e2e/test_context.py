@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -332,7 +334,9 @@ def test_a_package_that_is_not_installed_here_is_on_the_nodes() -> None:
 
 
 def test_a_pool_is_a_dask_cluster(pool: sky.ComputePool) -> None:
+    pytest.importorskip("distributed")
     with pool.dask() as client:
+        assert client.dashboard_link is None
         workers = client.scheduler_info(n_workers=-1)["workers"]
         assert len(workers) == 2
         assert {str(worker["name"]) for worker in workers.values()} == {"node-0", "node-1"}
@@ -340,6 +344,15 @@ def test_a_pool_is_a_dask_cluster(pool: sky.ComputePool) -> None:
         assert client.gather(client.map(abs, range(-5, 0))) == [5, 4, 3, 2, 1]
         assert all(address.startswith("tls://127.0.0.1") for address in workers)
     assert call(abs, -1) >> pool == 1
+
+
+def test_without_distributed_the_error_says_what_to_install(
+    pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "distributed" else find(name))
+    with pytest.raises(sky.SkywardError, match=re.escape("pip install 'skyward[dask]'")):
+        pool.dask()
 
 
 def test_events_tell_the_life_of_a_pool_in_order() -> None:
@@ -370,8 +383,7 @@ def test_events_tell_the_life_of_a_pool_in_order() -> None:
     for node in (0, 1):
         phases = [e.phase for e in listener.of(events.NodePhase) if e.node == node]
         assert phases[0] == "starting"
-        assert phases[-1] in ("ready", "joined")
-        assert {"starting", "joined", "ready"} <= set(phases)
+        assert phases[-1] == "ready"
     started, ended = listener.of(events.CallStarted), listener.of(events.CallEnded)
     assert [e.call for e in started] == [e.call for e in ended]
     assert [e.outcome for e in ended] == ["ok", "error"]

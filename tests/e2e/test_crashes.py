@@ -78,9 +78,9 @@ def fork_server(pool: sky.ComputePool) -> psutil.Process:
     return next(p for p in keeper(pool).children() if "skyward.node.fork_server" in p.cmdline())
 
 
-def scheduler(pool: sky.ComputePool) -> psutil.Process:
-    ours = {*agents(pool), fork_server(pool).pid}
-    return next(p for p in keeper(pool).children() if p.pid not in ours)
+def dask_processes(pool: sky.ComputePool) -> list[psutil.Process]:
+    """Scheduler and workers."""
+    return [p for p in keeper(pool).children() if "skyward.node.dask_worker" in p.cmdline()]
 
 
 def gone(pid: int) -> bool:
@@ -431,26 +431,36 @@ def test_the_pool_goes_on_when_the_nursery_is_killed(duo: sky.ComputePool, tmp_p
     assert len(set(my_pid() @ duo)) == 2
 
 
-def test_calls_do_not_need_the_scheduler(duo: sky.ComputePool) -> None:
-    """Row 19, here: losing dask's scheduler costs dask work only."""
-    scheduler(duo).kill()
+def test_dask_runs_in_processes_of_its_own_and_may_die_there(duo: sky.ComputePool) -> None:
+    """Row 19: losing dask costs dask work only. It is not there before it is asked for, and ends with the keeper."""
+    pytest.importorskip("distributed")
+    assert dask_processes(duo) == []
+    ours = {*agents(duo), fork_server(duo).pid, *(my_pid() @ duo)}
+    with duo.dask() as client:
+        workers = set(client.run(os.getpid).values())
+        assert len(workers) == 2
+        assert not workers & ours
+        assert len(dask_processes(duo)) == 3
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+
+        def members() -> set[int]:
+            return set(client.run(os.getpid, on_error="ignore").values()) - workers
+
+        until(lambda: len(members()) == 2)
+        next(p for p in dask_processes(duo) if p.pid not in members()).kill()  # the scheduler
     assert [echo(i) >> duo for i in range(20)] == list(range(20))
-    assert len(my_pid() @ duo) == 2
-
-
-def test_an_agent_comes_back_without_the_scheduler(duo: sky.ComputePool) -> None:
-    """Rows 5 and 19 together."""
-    scheduler(duo).kill()
-    before = agents(duo)[0]
-    os.kill(before, signal.SIGKILL)
-    until(lambda: agents(duo)[0] != before and duo.current_nodes() == 2)
-    first = agents(duo)[0]
-    assert len(my_pid() @ duo) == 2
-    deadline = time.monotonic() + 13  # longer than dask tries to reach a scheduler
-    while time.monotonic() < deadline:
-        assert echo(1) >> duo == 1
-        assert agents(duo)[0] == first
-        time.sleep(0.1)
+    until(lambda: duo._cluster.hosts[0].keeper.scheduler is None)
+    with duo.dask() as client:
+        assert client.submit(pow, 2, 10).result(timeout=45) == 1024
+        assert set(map(str, (w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()))) == {
+            "node-0",
+            "node-1",
+        }
+    processes = dask_processes(duo)
+    assert len(processes) == 3
+    keeper(duo).kill()
+    until(lambda: all(gone(process.pid) for process in processes))
 
 
 def test_every_call_gets_a_verdict_when_the_keeper_is_killed(tmp_path: Path) -> None:

@@ -40,13 +40,15 @@ def echo(x: int) -> int:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    """A pool of two nodes, opened with canaries in the environment and a careless umask."""
+    """A pool of two nodes with dask, opened with canaries in the environment and a careless umask."""
     before = os.umask(0)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CANARIES.items():
             patch.setenv(name, value)
         try:
             with sky.ComputePool(nodes=2, console=False) as opened:
+                assert not listening(opened)  # nothing without dask
+                opened.dask().close()
                 yield opened
         finally:
             os.umask(before)
@@ -58,7 +60,7 @@ def family(pool: sky.ComputePool) -> list[psutil.Process]:
 
 
 def listening(pool: sky.ComputePool) -> set[tuple[str, int]]:
-    """The ports on which processes of the pool accept connections: dask workers and the scheduler, no agents."""
+    """The ports on which processes of the pool accept connections: dask's, no agents."""
     found: set[tuple[str, int]] = set()
     for process in family(pool):
         for connection in process.net_connections("inet"):

@@ -87,7 +87,6 @@ def make_engine(world: World) -> Engine:
     def setup(node: int, abouts: Any, ports: Any) -> tuple[dict[str, Any], list[Any]]:
         settings = {
             "shared": world.lease == 0,
-            "scheduler": None,
             "processes": world.processes,
             "threads": world.threads,
             "grace": 2.0,

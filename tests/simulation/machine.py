@@ -162,7 +162,7 @@ class Machine:
         nothing: Any = lambda *_: None  # noqa: E731
         fork_server: Any = (world, self.node)
         blob_cache: Any = self.blob_cache
-        self.agent = Agent(_Door, fork_server, nothing, nothing, blob_cache, {}, around)  # type: ignore[arg-type]
+        self.agent = Agent(_Door, fork_server, nothing, blob_cache, {}, around)  # type: ignore[arg-type]
         for sock in (self.agent._wake_read, self.agent._wake_write):
             sock.close()
         self.runners: Any = self.agent._runners

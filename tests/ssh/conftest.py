@@ -80,5 +80,5 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pool(net: Network) -> Iterator[sky.ComputePool]:
     """A pool of three nodes for tests that leave it as they found it."""
-    with sky.ComputePool(provider=reached(net), image=sky.Image(pip=["numpy"]), console=False) as opened:
+    with sky.ComputePool(provider=reached(net), image=sky.Image(pip=["numpy", "distributed"]), console=False) as opened:
         yield opened

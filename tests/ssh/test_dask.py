@@ -12,12 +12,20 @@ from tests.ssh.places import reached
 from tests.support.hosts import Network
 from tests.support.waiting import until
 
+DASK = sky.Image(pip=["distributed"])
+
 
 @pytest.fixture
 def broken(net: Network, whole: Network) -> Iterator[tuple[sky.ComputePool, Network]]:
     """A pool of its own on hosts that may break."""
-    with sky.ComputePool(provider=reached(net), console=False) as pool:
+    with sky.ComputePool(provider=reached(net), image=DASK, console=False) as pool:
         yield pool, net
+
+
+def test_without_distributed_there_the_error_says_what_to_install(net: Network) -> None:
+    with sky.ComputePool(provider=reached(net, 1), console=False) as pool:
+        with pytest.raises(sky.SkywardError, match=r'Image\(pip=\["distributed"\]\)'):
+            pool.dask()
 
 
 @pytest.mark.timeout(400)

@@ -302,7 +302,7 @@ def test_a_broadcast_that_loses_a_host_fails_as_one_and_names_it(broken: Broken,
 
 @pytest.mark.timeout(400)
 def test_the_pool_goes_on_without_its_head(broken: Broken) -> None:
-    """Row 19: the head runs the dask scheduler, nothing that calls need."""
+    """Row 19: the head runs nothing that calls of other nodes need."""
     pool, _, net = broken
     net[0].kill()
     assert pool.map(lambda x: x + 1, range(30)) == list(range(1, 31))

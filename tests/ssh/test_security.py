@@ -85,8 +85,11 @@ def marker(cache: Path) -> Iterator[str]:
 def two_nodes(net: Network) -> Generator[sky.ComputePool]:
     """A pool on the first two hosts: an agent and a dask worker on each, and the scheduler on the first one."""
     before = len(ends(*net))
-    with sky.ComputePool(provider=reached(net, 2), console=False) as pool:
-        until(lambda: len(ends(*net)) == before + 5)
+    image = sky.Image(pip=["distributed"])
+    with sky.ComputePool(provider=reached(net, 2), image=image, console=False) as pool:
+        assert len(ends(*net)) == before + 2
+        pool.dask().close()
+        assert len(ends(*net)) == before + 5
         yield pool
 
 
@@ -205,14 +208,17 @@ def test_another_pools_certificate_opens_nothing(net: Network, pair: sky.Compute
     own = ends(*net)
     with two_nodes(net) as other:
         theirs = [end for end in ends(*net) if end not in own]
-        foreign = pem(other._cluster.authority.issue("client"))
-        tries = visit(from_outside(net), own, marker, foreign)
-        control = visit(from_outside(net), theirs, marker, foreign, ["fetch"])
+        authorities = [other._cluster.authority, other._cluster.dask._authority]
+        foreign = [pem(authority.issue("client")) for authority in authorities if authority]
+        tries = [visit(from_outside(net), own, marker, each) for each in foreign]
+        control = [visit(from_outside(net), theirs, marker, each, ["fetch"]) for each in foreign]
         assert add(1, 2) @ other == [3, 3]
-    refused(tries, {"plain", "anonymous", "certified"})
-    # the same attempts, by somebody who belongs there
-    assert len([each for each in control if each.manner == "certified" and each.answer]) == 5
-    refused([each for each in control if each.manner != "certified"], {"plain", "anonymous"})
+    for each in tries:
+        refused(each, {"plain", "anonymous", "certified"})
+    # the same attempts, by somebody who belongs there: agents and dask have an authority each
+    assert [len([t for t in each if t.manner == "certified" and t.answer]) for each in control] == [2, 3]
+    for each in control:
+        refused([t for t in each if t.manner != "certified"], {"plain", "anonymous"})
     assert add(1, 2) @ pair == [3, 3]
 
 

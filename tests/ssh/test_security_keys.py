@@ -26,7 +26,8 @@ def add(a: int, b: int) -> int:
 @pytest.fixture(scope="module")
 def pair(net: Network) -> Iterator[sky.ComputePool]:
     """Two nodes that have worked: what they were given is where it will be."""
-    with sky.ComputePool(provider=reached(net, 2), console=False) as pool:
+    image = sky.Image(pip=["distributed"])
+    with sky.ComputePool(provider=reached(net, 2), image=image, console=False) as pool:
         assert add(1, 2) @ pool == [3, 3]
         yield pool
 
@@ -116,12 +117,13 @@ sys.addaudithook(note)
 
 def test_a_nodes_key_is_not_even_for_a_moment_in_a_file(cache: Path) -> None:
     """SEC-4: what our processes remove is looked at just before that."""
+    image = sky.Image(pip=["distributed"])
     watching = {"PYTHONPATH": "/home/sky/watch"}
     with Network(specs(cache, 2, setenv=watching), internet=True) as net:
         for host in net:
             host.run(["mkdir", "/home/sky/watch"])
             host.put("/home/sky/watch/sitecustomize.py", NOTE.encode(), user="sky")
-        with sky.ComputePool(provider=reached(net), console=False) as pool:
+        with sky.ComputePool(provider=reached(net), image=image, console=False) as pool:
             assert add(1, 2) @ pool == [3, 3]
             with pool.dask() as client:
                 assert client.submit(len, "ab").result() == 2

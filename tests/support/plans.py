@@ -15,7 +15,7 @@ def plan_of_two(**given: Any) -> PoolSettings:
     known: dict[str, Any] = dict.fromkeys((field.name for field in fields(PoolSettings)), None)
     known |= {"pool": "pool", "nodes": 2, "slots": 1, "gang": False, "lease": 60.0, "directory": ""}
     known |= {
-        "setup": lambda node, abouts, ports: ({"info": f"info {node}", "scheduler": None}, [b"hook"]),
+        "setup": lambda node, abouts, ports: ({"info": f"info {node}"}, [b"hook"]),
         "listening": lambda: True,
     }
     return PoolSettings(**{field.name: (known | given)[field.name] for field in fields(PoolSettings)})

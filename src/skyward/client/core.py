@@ -88,8 +88,6 @@ class Core:
             case "repaired":
                 text = f"node {number} mended a mistake of its own: {body[0]['text']}. Nothing is lost; this is a bug."
                 return [("emit", events.Notice(self._plan.pool, text, "warning"))]
-            case "member":
-                return [("emit", events.NodePhase(self._plan.pool, number, "joined"))]
             case "sample":
                 return [("emit", events.NodeSample(self._plan.pool, number, **body[0]))]
             case _:

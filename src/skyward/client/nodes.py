@@ -198,12 +198,11 @@ class Nodes:
         self._out.append(("post", number, [message], hooks))
 
     def _inform(self, number: int) -> None:
-        """Tells the other nodes where a node is now, and the scheduler with it."""
+        """Tells the other nodes where a node is now."""
         for other in self.all:
             if other.number != number and not other.gone:
                 settings, _ = self._plan.setup(other.number, self._links.abouts(), self._ports)
-                news = {name: settings[name] for name in ("info", "scheduler")}
-                self._out.append(("post", other.number, [["info", news, 0]], ()))
+                self._out.append(("post", other.number, [["info", {"info": settings["info"]}, 0]], ()))
 
     # connections that come and go
 

@@ -1,7 +1,6 @@
 """One node: takes calls from the client, hands them to runners, sends home what they make. Never runs user code.
 
-    client <==link==> Agent thread <==sockets, pipes==> runners (forked by the fork server)
-                      main thread: dask worker (membership; users' own dask work)
+    client <==link==> Agent <==sockets, pipes==> runners (forked by the fork server)
 
 It hears the client, the runners and the clock, asks `AgentCalls` what that means, and does what it says. Payloads are
 forwarded as bytes. Results and output are kept until the client has acknowledged them, so a client that loses its
@@ -57,13 +56,12 @@ class Agent:
         self,
         listener: Callable[[Callable[[], None], Callable[[socket.socket, str], None]], ClientListener],
         fork_server: socket.socket,
-        join: Callable[[str], None],
         heard: Callable[[float], None],
         blob_cache: BlobCache,
         about: dict[str, Any],
         surroundings: Surroundings | None = None,
     ) -> None:
-        self._join, self._heard, self._blob_cache = join, heard, blob_cache
+        self._heard, self._blob_cache = heard, blob_cache
         around = surroundings or Surroundings()
         self._clock, self._token, self._usage = around.clock, around.token(), around.usage()
         self._selector = around.selector()
@@ -107,11 +105,6 @@ class Agent:
         self._pass_time(self._clock())
         self._blob_cache.send(lambda: self._home.kept_bytes, self._home.tell_now)
         self._home.flush()
-
-    def say(self, kind: str, body: Any) -> None:
-        """Sends a message to the client, from any thread of this process."""
-        self._home.say(kind, body)
-        self._wake()
 
     def notice(self, seconds: float) -> None:
         """Says, from any thread, that this machine will be taken away in so many seconds."""
@@ -255,8 +248,6 @@ class Agent:
         """(Re)makes every runner, with the pool's current view of itself and the plugins' hooks."""
         self._settings, self._hooks = settings, buffers
         self._blob_cache.shared = settings["shared"]
-        if settings["scheduler"] is not None:
-            self._join(settings["scheduler"])
         for name in list(self._calls.slots):
             self._look(name, now)
         self._do(self._calls.setup(settings, bool(buffers), now))
@@ -266,8 +257,6 @@ class Agent:
         if self._settings:
             self._settings |= settings
             self._runners.send_all(["info", settings["info"]])
-        if settings["scheduler"] is not None:
-            self._join(settings["scheduler"])
 
     def _on_notice(self, seconds: float) -> None:
         """This machine will be taken away: bodies are told, and calls that have not begun go back."""

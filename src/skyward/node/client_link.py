@@ -95,10 +95,6 @@ class ClientLink:
         decrypted, self._decrypted = self._decrypted, False
         return decrypted
 
-    def say(self, kind: str, body: Any) -> None:
-        """Sends a message at once, from any thread."""
-        self._link.post([[kind, body, 0]])
-
     def tell(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
         """Sends a message with the next `flush`."""
         self._messages.append([kind, *body, len(buffers) if buffers else 0])

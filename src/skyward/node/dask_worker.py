@@ -1,34 +1,29 @@
-"""The dask side: a scheduler on the head, and on every node a worker that makes the pool a real dask cluster."""
+"""dask on demand: the processes of its scheduler and workers, and the client's end. No other file imports dask.
+
+    python -m skyward.node.dask_worker        started by the keeper; reads one line of JSON: the order
+
+A worker's process runs the tasks of users, so it is apart from all of ours. It stays a member of the cluster of the
+scheduler that its order names; the keeper ends it when there is another scheduler, or none is needed any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
+import json
 import os
-import platform
-import queue
-import signal
-import socket
+import ssl
 import sys
 import tempfile
-import threading
-from collections.abc import Callable
+import warnings
+from collections import deque
 from contextlib import suppress
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
-from dask import config
+from skyward.node import processes
+from skyward.transport.certificates import Identity, context
 
-from skyward.node.agent import Agent
-from skyward.node.blob_cache import BlobCache
-from skyward.node.client_listener import ClientListener
-from skyward.node.gpus import count_accelerators
-from skyward.transport.certificates import Identity, context, dask_security
-
-log = logging.getLogger("skyward.engine")
-
-__all__ = ["configure", "run_agent", "run_scheduler", "stay_member"]
+__all__ = ["connect", "main", "run_scheduler", "stay_member"]
 
 _SETTINGS: dict[str, Any] = {
     "logging.distributed": "critical",
@@ -47,131 +42,140 @@ _SETTINGS: dict[str, Any] = {
     "distributed.admin.tick.interval": "1s",
     "distributed.diagnostics.nvml": False,
     "distributed.comm.require-encryption": True,
-    "distributed.comm.timeouts.tcp": "15s",  # a machine that fell silent is forgotten after that, and its name is free
+    "distributed.comm.timeouts.tcp": "15s",  # a silent machine is forgotten after that, and its name is free
     "distributed.comm.timeouts.connect": "10s",
 }
 _JOINING = 60.0
 _LEAVING = 2.0
 _PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0)
+_HANDSHAKE = 10.0
+_HANDSHAKES = 64
 
 
-def configure(directory: str) -> None:
-    """Sets dask up and imports what the forked processes will need; whatever is written goes into `directory`."""
+def connect(address: str, identity: Identity) -> Any:
+    """A dask client of the scheduler at `address`."""
+    from distributed import Client
+
+    class PoolClient(Client):
+        @property
+        def dashboard_link(self) -> None:
+            """There is no dashboard: its port would be open to anyone."""
+
+    with warnings.catch_warnings():  # the packages that must have one version have it
+        warnings.filterwarnings("ignore", "Mismatched versions found")
+        return PoolClient(address, security=_security(identity), set_as_default=False)
+
+
+def main() -> None:
+    """Does what the order on standard input says, until it is killed."""
+    order = json.loads(sys.stdin.readline())
+    processes.die_with_parent(order["keeper"])
+    answer = os.dup(1)  # the keeper's own standard output; the tasks of users must not write there
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+    if "scheduler" not in order:
+        _serve(order, answer)
+        return
+    os.close(answer)
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    sys.path[:0] = order["paths"]
+    processes.prefer_for_oom()
+    _configure(order["directory"])
+    asyncio.run(stay_member(order))
+
+
+def _serve(order: dict[str, Any], answer: int) -> None:
+    try:
+        _configure(order["directory"])
+    except ImportError as exc:
+        _reply(answer, {"scheduler_failed": str(exc)})
+    else:
+        asyncio.run(run_scheduler(order, answer))
+
+
+def _reply(answer: int, message: dict[str, str]) -> None:
+    os.write(answer, json.dumps(message).encode() + b"\n")
+    os.close(answer)
+
+
+def _configure(directory: str) -> None:
+    """Sets dask up and imports it; whatever it writes goes into `directory`."""
+    from dask import config
+
     tempfile.tempdir = directory
     # before distributed is imported: it reads its logging settings then
     config.set({**_SETTINGS, "temporary-directory": directory})
     importlib.import_module("distributed")
+    _limit_handshakes()
 
 
-def run_scheduler(order: dict[str, Any], ready: int) -> None:
-    """Runs the scheduler in this process; writes its address to the file descriptor `ready`."""
+def _limit_handshakes() -> None:
+    """Makes listeners drop peers that do not finish their TLS handshake; dask itself waits for them for ever."""
+    from distributed.comm import tcp
+
+    waiting: deque[Any] = deque()
+
+    class LimitedListener(tcp.TLSListener):
+        async def _prepare_stream(self, stream: Any, address: str) -> Any:
+            waiting.append(stream)
+            if len(waiting) > _HANDSHAKES:
+                waiting.popleft().close()
+            try:
+                async with asyncio.timeout(_HANDSHAKE):
+                    return cast("Any", await super()._prepare_stream(stream, address))
+            except TimeoutError:
+                stream.close()
+                return None
+            finally:
+                with suppress(ValueError):
+                    waiting.remove(stream)
+
+    tcp.TLSBackend._listener_class = LimitedListener  # pyright: ignore[reportPrivateUsage] - dask has no other way
+
+
+async def run_scheduler(order: dict[str, Any], answer: int) -> None:
+    """Runs the scheduler; writes its address to the file descriptor `answer`."""
     from distributed import Scheduler
 
     class PoolScheduler(Scheduler):
         def start_http_server(self, *_: Any, **__: Any) -> None:
             """No HTTP port: it would be open to anyone, beside the TLS one."""
 
-    async def serve() -> None:
-        scheduler = await PoolScheduler(
-            host=order["host"], port=0, protocol="tls", security=dask_security(Identity(**order["identity"]))
-        )
-        os.write(ready, scheduler.address.encode() + b"\n")
-        os.close(ready)
-        await scheduler.finished()
-
-    asyncio.run(serve())
+    scheduler = await PoolScheduler(
+        host=order["host"], port=0, protocol="tls", security=_security(Identity(**order["identity"]))
+    )
+    _reply(answer, {"scheduler": scheduler.address})
+    await scheduler.finished()
 
 
-def run_agent(
-    order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, heard: Callable[[float], None]
-) -> NoReturn:
-    """Runs a node's agent in this process, and its dask worker beside it; `heard` gets when the client last spoke."""
-    addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
-    server = client = None
-    if not order["local"]:
-        identity = Identity(**order["identity"])
-        server, client = context(identity, server=True), context(identity, server=False)
-    about = {
-        "node": order["node"],
-        "python": list(sys.version_info[:3]),
-        "path": sys.path,
-        "hostname": platform.node(),
-        "pid": os.getpid(),
-        "accelerators": count_accelerators(),
-        "cpus": len(os.sched_getaffinity(0)),
-    }
-    blob_cache = BlobCache(order["directory"], client)
-    admit = partial(ClientListener, listener, order["host"], server)
-    agent = Agent(admit, fork_server, addresses.put, heard, blob_cache, about)
-
-    if order["notices"]:
-        threading.Thread(target=_heed_notices, args=(order["notices"], agent.notice), daemon=True).start()
-
-    def relay() -> None:
-        code = 1
-        try:
-            agent.run()
-            code = 0  # the client has said goodbye
-        except BaseException:
-            log.exception("the agent of node %d failed", order["node"])
-        finally:
-            os._exit(code)
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    thread = threading.Thread(target=relay, name="skyward-agent", daemon=True)
-    thread.start()
-    try:
-        asyncio.run(stay_member(order, addresses.get, lambda address: agent.say("member", {"address": address})))
-    except BaseException:
-        log.exception("node %d is no longer a member of the dask cluster", order["node"])
-    while True:
-        thread.join()  # calls do not need the scheduler; the thread ends the process
-
-
-def _heed_notices(name: str, notice: Callable[[float], None]) -> None:
-    """Waits, as the provider says how, until this machine is to be taken away."""
-    module, _, function = name.partition(":")
-    notice(getattr(importlib.import_module(module), function)())
-
-
-async def stay_member(order: dict[str, Any], named: Callable[[], str], joined: Callable[[str], None]) -> NoReturn:
-    """Keeps this node in the cluster of the scheduler that `named` gave last; `joined` is told of each joining."""
-    address, stay = "", None
-    while True:
-        other = await asyncio.to_thread(named)
-        if other == address:
-            continue
-        if stay is not None:
-            stay.cancel()  # not waited for: the scheduler that it leaves may be dead
-        address, stay = other, asyncio.create_task(_stay(order, other, joined))
-
-
-async def _stay(order: dict[str, Any], scheduler: str, joined: Callable[[str], None]) -> NoReturn:
-    """Joins, and joins again: its name may still be taken by a machine that is gone, or the scheduler be away."""
+async def stay_member(order: dict[str, Any]) -> NoReturn:
+    """Joins, and joins again: the name may still be taken by a machine that is gone, or the scheduler be away."""
     failures = 0
     while True:
         try:
-            await _join(order, scheduler, joined)
+            await _join(order)
             failures = 0  # it was a member for a while
         except Exception as exc:
-            log.info("node %d could not join %s: %s", order["node"], scheduler, exc.__cause__ or exc)
+            print(f"node {order['node']} could not join: {exc.__cause__ or exc}", file=sys.stderr, flush=True)
             failures += 1
         await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
 
 
-async def _join(order: dict[str, Any], scheduler: str, joined: Callable[[str], None]) -> None:
-    """A member until the scheduler is gone, or this is cancelled."""
-    worker = _worker(order, scheduler)
+async def _join(order: dict[str, Any]) -> None:
+    """A member until the scheduler is gone."""
+    worker = _worker(order)
     try:
         await worker
-        joined(worker.address)
         await worker.finished()
     finally:
-        with suppress(Exception):  # one that cannot be closed is left behind
+        with suppress(Exception):  # a worker that cannot be closed is left behind
             await asyncio.wait_for(worker.close(), 3 * _LEAVING)
 
 
-def _worker(order: dict[str, Any], scheduler: str) -> Any:
+def _worker(order: dict[str, Any]) -> Any:
     from distributed import Worker
 
     class NodeWorker(Worker):
@@ -179,17 +183,34 @@ def _worker(order: dict[str, Any], scheduler: str) -> Any:
             """No HTTP port, as above."""
 
         async def close(self, *_: Any, reason: str = "left", **__: Any) -> str | None:
-            """Without waiting for bodies that still run here: nobody takes their results any more."""
+            """Without waiting for tasks that still run here: nobody takes their results any more."""
             return await super().close(_LEAVING, executor_wait=False, nanny=False, reason=reason)
 
     return NodeWorker(
-        scheduler,
+        order["scheduler"],
         name=f"node-{order['node']}",
         nthreads=1,
         host=order["host"],
         protocol="tls",
         memory_limit=0,
         local_directory=order["directory"],
-        security=dask_security(Identity(**order["identity"])),
+        security=_security(Identity(**order["identity"])),
         death_timeout=_JOINING,
     )
+
+
+def _security(identity: Identity) -> Any:
+    """TLS with the pool's certificates, in any role; by itself dask would write the key to a file for a moment."""
+    from distributed.security import Security
+
+    class PoolSecurity(Security):
+        def _get_tls_context(self, tls: Any, purpose: ssl.Purpose) -> ssl.SSLContext:
+            made = context(identity, server=purpose is ssl.Purpose.CLIENT_AUTH)
+            made.sslsocket_class = ssl.SSLSocket  # our own has other errors than tornado expects
+            return made
+
+    return PoolSecurity(require_encryption=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -109,7 +109,7 @@ class _ForkServer:
             os.setsid()
             processes.die_with_parent(parent)
             processes.adopt_orphans()
-            _prefer_for_oom()
+            processes.prefer_for_oom()
             os.dup2(fds[1], 1)
             os.dup2(fds[2], 2)
             os.close(fds[1])
@@ -184,15 +184,6 @@ def _kill_group(pid: int, number: int) -> None:
             os.kill(pid, number)  # before its setsid
         except ProcessLookupError:
             pass
-
-
-def _prefer_for_oom() -> None:
-    """Has the kernel take a runner, not our own processes, when memory runs out."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

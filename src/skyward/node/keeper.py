@@ -1,9 +1,10 @@
 """What runs on one machine, and its watchdog: started by the client, ends everything when the client is gone.
 
-    client --stdin--> keeper       lines of JSON: look around, listen, probe your peers; then whom to start
-    client <--stdout-- keeper      lines of JSON: answers, ports, the scheduler's address, deaths
-    keeper --fork--> scheduler (on the head), one agent for each node
+    client --stdin--> keeper       lines of JSON: look around, listen, probe your peers; whom to start; dask
+    client <--stdout-- keeper      lines of JSON: answers, ports, deaths
+    keeper --fork--> one agent for each node
     keeper --exec--> fork_server --fork--> runners
+    keeper --exec--> dask scheduler and workers, when they are asked for
 
 Its arguments are the pool's directory on this machine, which it removes when it ends, the lease and the longest life
 in seconds, and the file, if any, by whose touch the machine knows that it is wanted. It ends when its time is over,
@@ -11,8 +12,8 @@ when all agents have taken their leave, on SIGTERM, and when the client is gone:
 standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends
 nothing.
 
-It imports distributed once and forks from there, which is what makes a pool open fast. It stays single-threaded, and
-starts an agent that has died again, on the same port.
+It imports what agents need once and forks them, which makes a pool open fast. It stays single-threaded, and starts an
+agent that has died again, on the same port.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from skyward.node import addresses, processes
+from skyward.node.agent_main import run_agent
+from skyward.node.dask_processes import DaskProcesses
 from skyward.transport import blobs, includes, local_sockets
 
 __all__ = ["main"]
@@ -55,13 +58,18 @@ class _Node:
 
 class _Keeper:
     def __init__(
-        self, directory: str, lease: float, ttl: float, file: str | None, fork_server: _ForkServerProcess
+        self,
+        directory: str,
+        lease: float,
+        ttl: float,
+        file: str | None,
+        fork_server: _ForkServerProcess,
+        dask: DaskProcesses,
     ) -> None:
         self._directory = self._scratch = directory
-        self._fork_server = fork_server
+        self._fork_server, self._dask = fork_server, dask
         self._listener: socket.socket | None = None
         self._nodes: list[_Node] = []
-        self._scheduler = 0
         self._lease, self._ttl, self._file, self._born = lease, ttl, file, time.monotonic()
         self._renewed = 0.0
         self._heard = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the agents: when one last heard of the client
@@ -125,6 +133,10 @@ class _Keeper:
                 _say({"probed": addresses.probe(peers, order["timeout"])})
             case "start":
                 self._start(order)
+            case "dask_scheduler":
+                self._dask.start_scheduler(order["scheduler"])
+            case "dask_worker":
+                self._dask.start_worker(order["worker"])
             case other:
                 raise ValueError(f"unknown order {other!r}")
 
@@ -158,12 +170,8 @@ class _Keeper:
             struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
             self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
             _say({"agent": node["node"], **place, "scratch": self._scratch})
-        address = self._start_scheduler(order["scheduler"]) if order["scheduler"] else None
         for node in self._nodes:
             self._start_agent(node)
-        if address is not None:
-            with address:
-                _say({"scheduler": address.readline().strip()})
 
     def _reap(self) -> None:
         while True:
@@ -178,7 +186,7 @@ class _Keeper:
                 self._fork_server = _ForkServerProcess()
                 for node in self._nodes:
                     _kill(node.pid)  # their runners are gone with the old one
-            elif pid == self._scheduler:
+            elif self._dask.ended(pid, code):
                 _say({"scheduler_died": code})
             else:
                 for node in self._nodes:
@@ -195,19 +203,6 @@ class _Keeper:
             time.sleep(0.05 * (node.restarts - 1))
             self._start_agent(node)
 
-    def _start_scheduler(self, order: dict[str, Any]) -> TextIO:
-        read, write = os.pipe()
-        self._scheduler = os.fork()
-        if self._scheduler == 0:
-            self._enter_child()
-            os.close(read)
-            from skyward.node import dask_worker
-
-            dask_worker.run_scheduler(order, write)
-            os._exit(0)
-        os.close(write)
-        return os.fdopen(read)
-
     def _start_agent(self, node: _Node) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._fork_server.admit(theirs)
@@ -219,9 +214,7 @@ class _Keeper:
             for other in self._nodes:
                 if other is not node:
                     other.listener.close()
-            from skyward.node import dask_worker
-
-            dask_worker.run_agent(node.order, node.listener, ours, self._hears(node.order["index"]))
+            run_agent(node.order, node.listener, ours, self._hears(node.order["index"]))
         ours.close()
         node.pid = pid
 
@@ -244,8 +237,9 @@ class _Keeper:
 
     def end(self) -> NoReturn:
         """Ends everything on this machine that belongs to the pool."""
-        for pid in [*(node.pid for node in self._nodes), self._scheduler]:
-            _kill(pid)
+        for node in self._nodes:
+            _kill(node.pid)
+        self._dask.end()
         self._fork_server.end()
         processes.end_children()
         blobs.remove_directory(self._scratch)
@@ -296,13 +290,10 @@ def main() -> None:
     _allow_many_files()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it would hold keys
     fork_server = _ForkServerProcess()
-    os.umask(0o077)  # after the fork server, whose runners keep the user's own
+    umask = os.umask(0o077)  # after the fork server: user code keeps the user's own
     Path(directory, "keeper.pid").write_text(str(os.getpid()))
-    from skyward.node import dask_worker
-
-    dask_worker.configure(directory)
     file = sys.argv[4] if len(sys.argv) > 4 else None
-    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server)
+    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server, DaskProcesses(umask))
     try:
         keeper.serve()
     finally:

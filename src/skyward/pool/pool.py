@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -517,24 +516,14 @@ class ComputePool:
         return script.script(image, metadata.version("uv"))
 
     def dask(self) -> Any:
-        """A dask client of this pool: every pool is a real dask cluster."""
+        """A dask client of this pool's nodes; the first call starts dask there, in processes of its own.
+
+        Needs distributed here (`pip install 'skyward[dask]'`) and on other machines (`Image(pip=["distributed"])`).
+        """
         self._check_open()
-        from distributed import Client
-
-        from skyward.transport.certificates import dask_security
-
-        address = self._cluster.dask_address()
-        if address is None:
-            raise SkywardError(
-                "the nodes of this pool cannot reach each other, so they form no dask cluster; "
-                "calls with >> and @ work."
-            )
-        security = dask_security(self._cluster.authority.issue("dask-client"))
-        with warnings.catch_warnings():  # what must be of one version is: bootstrap has seen to it
-            warnings.filterwarnings("ignore", "Mismatched versions found")
-            client = Client(address, security=security, set_as_default=False)
+        client = self._cluster.dask.connect()
         self._dask_clients.add(client)
-        client.wait_for_workers(self.nodes, timeout=30)
+        client.wait_for_workers(self.nodes, timeout=60)
         return client
 
     def __reduce__(self) -> Any:

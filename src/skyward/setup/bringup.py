@@ -24,6 +24,7 @@ from skyward.errors import BootstrapError, NodeLost
 from skyward.machines.parallel import each
 from skyward.machines.replacement import Substitution
 from skyward.machines.supply import Supply
+from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup, address_like, arrange
 from skyward.setup.network import Address, Layout
 from skyward.transport import certificates, local_sockets
@@ -45,16 +46,8 @@ class Cluster:
 
     engine: Engine
     hosts: dict[int, Host]
-    authority: certificates.Authority
-
-    def dask_address(self) -> str | None:
-        """Where a dask client on this computer finds the scheduler; None where nodes cannot form a cluster."""
-        keeper = self.hosts[0].keeper
-        if keeper.scheduler is None:
-            return None
-        host, port = keeper.scheduler.removeprefix("tls://").rsplit(":", 1)
-        near, near_port = keeper.shell.forward(host.strip("[]"), int(port))
-        return f"tls://{near}:{near_port}"
+    authority: certificates.Authority | None
+    dask: DaskCluster
 
     def after_fork(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""
@@ -104,10 +97,9 @@ class Bringup:
             endings,
             self.supply and self.supply.ended,
         )
-        # keepers import distributed while we make certificates
         hosts = host_setup.set_up(self.machines, deadline)
-        authority = certificates.Authority(self.pool)
-        context = None if self.access.local else certificates.context(authority.issue("client"), server=False)
+        authority = None if self.access.local else certificates.Authority(self.pool)  # while the keepers start
+        context = authority and certificates.context(authority.issue("client"), server=False)
         names = [str(machine.ssh or machine.id) for machine in self.machines]
         layout = arrange(hosts, names, self.access.network, deadline)
         blocked = self._why_star(layout, names)
@@ -119,11 +111,12 @@ class Bringup:
 
         each(start, hosts)
         home = {node: host for host in hosts for node in host.nodes}
+        dask = DaskCluster(self.pool, home, addresses, blocked)
         hooks = self._hooks(hosts)
 
         def setup(node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
             info = self._info(node, addresses, blocked, abouts, ports)
-            return self._settings(node, home[node], info, abouts, home[0].keeper.scheduler), hooks
+            return self._settings(node, home[node], info, abouts), hooks
 
         def reach(node: int) -> socket.socket:
             keeper = home[node].keeper
@@ -138,6 +131,7 @@ class Bringup:
             host = host_setup.set_up_one(node, self.machines[node], limit)
             self._start(host, addresses, authority, blocked, limit)
             home[node] = host
+            dask.rejoin(node)
 
         def stand_in(node: int, machine: Machine) -> Callable[[], None]:
             """Sets up a machine that is to take another one's place; what it returns puts it there."""
@@ -150,6 +144,7 @@ class Bringup:
             def put() -> None:
                 host_setup.leave(home[node])
                 addresses[node], home[node] = there[node], host
+                dask.rejoin(node)
 
             return put
 
@@ -189,7 +184,7 @@ class Bringup:
                     exc.node,
                 ) from exc
             raise
-        return Cluster(engine, home, authority)
+        return Cluster(engine, home, authority, dask)
 
     @property
     def _groups(self) -> bool:
@@ -225,24 +220,22 @@ class Bringup:
         self,
         host: Host,
         addresses: Sequence[Address],
-        authority: certificates.Authority,
+        authority: certificates.Authority | None,
         blocked: str | None,
         deadline: float,
     ) -> None:
-        """Has a keeper start its agents; the one of node 0 starts the scheduler too."""
+        """Has a keeper start its agents."""
         nodes = [
             {
                 "node": node,
                 "local": self.access.local,
                 "host": "127.0.0.1" if blocked else addresses[node].ip,
                 "notices": self.access.notices,
-                "identity": vars(authority.issue(f"node-{node}")),
+                "identity": vars(authority.issue(f"node-{node}")) if authority else None,
             }
             for node in host.nodes
         ]
-        head = 0 in host.nodes and not blocked
-        scheduler = {"host": addresses[0].ip, "identity": vars(authority.issue("scheduler"))}
-        host.keeper.start(nodes, scheduler if head else None, not self.access.local, deadline)
+        host.keeper.start(nodes, not self.access.local, deadline)
 
     def _hooks(self, hosts: Sequence[Host]) -> list[Any]:
         wanted = [(p.name, p.around_app, p.decorate) for p in self.plugins if p.around_app or p.decorate]
@@ -251,15 +244,12 @@ class Bringup:
         head, buffers = Packer([path for s in hosts for path in s.paths]).pack(wanted, "the plugins' hooks")
         return [head, *map(bytes, buffers)]
 
-    def _settings(
-        self, node: int, host: Host, info: InstanceInfo, abouts: list[dict[str, Any]], scheduler: str | None
-    ) -> dict[str, Any]:
+    def _settings(self, node: int, host: Host, info: InstanceInfo, abouts: list[dict[str, Any]]) -> dict[str, Any]:
         """What an agent is told to make its runners with."""
         slots = self.worker.concurrency
         processes, threads = (slots, 1) if self.worker.process else (1, slots)
         counts = self._thread_counts(host, processes, abouts[node]["cpus"])
         return {
-            "scheduler": scheduler,
             "shared": self.access.local,
             "info": info.to_json(),
             "env": {**counts, **host.env, SCRATCH: host.keeper.scratch},

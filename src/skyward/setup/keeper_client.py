@@ -60,10 +60,14 @@ class KeeperClient:
         self._tell({"do": do, **order})
         return self._answer(deadline)
 
-    def start(self, nodes: Sequence[Mapping[str, Any]], scheduler: Any, own_scratch: bool, deadline: float) -> None:
-        """Says whom to start, and waits until every agent listens and the scheduler has an address."""
-        self._tell({"do": "start", "nodes": nodes, "scheduler": scheduler, "own_scratch": own_scratch})
-        while len(self.ports) + len(self.sockets) < len(nodes) or (scheduler and self.scheduler is None):
+    def order(self, do: str, **order: Any) -> None:
+        """Gives an order that has no answer."""
+        self._tell({"do": do, **order})
+
+    def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
+        """Says whom to start, and waits until every agent listens."""
+        self._tell({"do": "start", "nodes": nodes, "own_scratch": own_scratch})
+        while len(self.ports) + len(self.sockets) < len(nodes):
             said = self._answer(deadline)
             if "agent" in said:
                 if "socket" in said:
@@ -71,8 +75,26 @@ class KeeperClient:
                 else:
                     self.ports[said["agent"]] = (said["host"], said["port"])
                 self.scratch = said["scratch"]
-            elif "scheduler" in said:
-                self.scheduler = said["scheduler"]
+
+    def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
+        """Has a dask scheduler started; when it runs, `scheduler` is its address, otherwise this returns why not."""
+        while not self._said.empty():
+            self._said.get()  # of an earlier scheduler, of agents
+        try:
+            self._tell({"do": "dask_scheduler", "scheduler": scheduler})
+            while True:
+                said = self._answer(deadline)
+                if "scheduler" in said:
+                    self.scheduler = said["scheduler"]
+                    return ""
+                if "scheduler_failed" in said:
+                    return said["scheduler_failed"]
+                if "scheduler_died" in said:
+                    return f"it ended with code {said['scheduler_died']}.\n{self._stderr()}"
+        except BootstrapError:
+            if self._process.poll() is None:
+                raise
+            return "the connection broke after the pool was opened, and the keeper there takes no more orders"
 
     def end(self, seconds: float) -> bool:
         """Waits for the keeper, which goes when its agents have taken leave; False if it had to be left behind."""
@@ -123,6 +145,8 @@ class KeeperClient:
                 said = json.loads(line)
                 log.debug("keeper: %s", said)
                 self._said.put(said)
+                if "scheduler_died" in said:
+                    self.scheduler = None
         except ValueError:
             pass  # closed while we were reading
         self._said.put({"eof": True})

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyward.transport.link import tune
 
-__all__ = ["Authority", "Identity", "context", "dask_security", "secure"]
+__all__ = ["Authority", "Identity", "context", "secure"]
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,3 @@ class _Socket(ssl.SSLSocket):
             raise BlockingIOError from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             return 0
-
-
-def dask_security(identity: Identity) -> Any:
-    """The same for dask, in any role; by itself it would write the key to a file for a moment."""
-    from distributed.security import Security
-
-    class PoolSecurity(Security):
-        def _get_tls_context(self, tls: Any, purpose: ssl.Purpose) -> ssl.SSLContext:
-            return context(identity, server=purpose is ssl.Purpose.CLIENT_AUTH)
-
-    return PoolSecurity(require_encryption=True)

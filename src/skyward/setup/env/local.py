@@ -154,7 +154,7 @@ class _Build:
         self.uv("making the environment", work, "venv", "--quiet", "--relocatable", "--python", python, "env")
 
         named, direct = sorted_out(self.image.pip)
-        named += pins()
+        named += pins(self.image.pip)
         direct.append(f"skyward @ {build_wheel(work).as_uri()}")
         (work / "requirements.txt").write_text("\n".join([*direct, ""]))
         options = ["--python", "env/bin/python", *(["--no-index"] if no_index(os.environ) else [])]

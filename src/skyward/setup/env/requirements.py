@@ -40,9 +40,11 @@ MISLEADING = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH",
     "UV_NO_SOURCES", "UV_PROJECT", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY",
 )  # fmt: skip
-# Both ends of a connection must agree on these; the last one, which counts GPUs, only where the client has it.
-_SAME_VERSION = ("distributed", "dask", "cloudpickle")
+# Both ends of a connection must agree on these: always, if the image asks for dask, if the client has it (counts GPUs).
+_SAME_VERSION = ("cloudpickle",)
+_DASK = ("distributed", "dask")
 _IF_PRESENT = ("nvidia-ml-py",)
+_DASK_ENTRY = re.compile(r"(distributed|dask)(?![\w.-])", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 # A login that uv has to fill in from a variable is left to it.
 _GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/@\s$]+)@(?P<host>[^/@\s#]+)(?P<path>[^@\s#]*)")
@@ -79,8 +81,9 @@ def check_python(image: Image) -> None:
         )
 
 
-def pins() -> list[str]:
-    """What both sides must have in the same version, with the version in use here."""
+def pins(entries: Iterable[str]) -> list[str]:
+    """What both sides must have in the same version beside the `pip` entries, with the version in use here."""
+    asked = any(_DASK_ENTRY.match(entry) for entry in entries)
 
     def version(name: str) -> str | None:
         try:
@@ -88,7 +91,7 @@ def pins() -> list[str]:
         except metadata.PackageNotFoundError:
             return None
 
-    found = {name: version(name) for name in (*_SAME_VERSION, *_IF_PRESENT)}
+    found = {name: version(name) for name in (*_SAME_VERSION, *(_DASK if asked else ()), *_IF_PRESENT)}
     return [f"{name}=={exact}" for name, exact in found.items() if exact]
 
 
@@ -101,7 +104,7 @@ def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[
         [hash_of(path) for path in paths if path],
         [(index.url, index.packages) for index in image.pip_indexes],
         sorted(image.shell_vars.items()),
-        pins(),
+        pins(image.pip),
         source,
     ]
 

@@ -183,7 +183,7 @@ class Packages:
             lines.append(entry if path is None else self._sendable(entry, path, work / str(number), deadline))
         lines.append(f"skyward @ {self._keep(build_wheel(work)).as_uri()}")
         named, direct = sorted_out(lines)
-        return [*named, *pins()], direct
+        return [*named, *pins(self._image.pip)], direct
 
     def _sendable(self, entry: str, path: Path, out: Path, deadline: float) -> str:
         """The requirement for a file or directory of this computer, built if it is not a wheel yet."""

@@ -14,7 +14,6 @@ __all__ = ["build_wheel", "source_hash", "tree_hash"]
 # For a checkout that is on the import path without being installed; a test compares them with pyproject.toml.
 VERSION = "0.1.0"
 REQUIRES = (
-    "distributed>=2026.8",
     "cloudpickle>=3.1",
     "rich>=15",
     "cryptography>=50",

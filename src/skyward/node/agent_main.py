@@ -1,0 +1,70 @@
+"""The process of a node's agent: what it is made of, and how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import platform
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from skyward.node.agent import Agent
+from skyward.node.blob_cache import BlobCache
+from skyward.node.client_listener import ClientListener
+from skyward.node.gpus import count_accelerators
+from skyward.transport.certificates import Identity, context
+
+__all__ = ["run_agent"]
+
+log = logging.getLogger("skyward.engine")
+
+
+def run_agent(
+    order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, heard: Callable[[float], None]
+) -> NoReturn:
+    """Runs a node's agent in this process, and ends the process with it: with 0 after the client's `bye`.
+
+    `heard` gets the time when the client last spoke.
+    """
+    code = 1
+    try:
+        agent = _agent(order, listener, fork_server, heard)
+        if order["notices"]:
+            threading.Thread(target=_wait_for_notice, args=(order["notices"], agent.notice), daemon=True).start()
+        agent.run()
+        code = 0
+    except BaseException:
+        log.exception("the agent of node %d failed", order["node"])
+    finally:
+        os._exit(code)
+
+
+def _agent(
+    order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, heard: Callable[[float], None]
+) -> Agent:
+    server = client = None
+    if not order["local"]:
+        identity = Identity(**order["identity"])
+        server, client = context(identity, server=True), context(identity, server=False)
+    metadata = {
+        "node": order["node"],
+        "python": list(sys.version_info[:3]),
+        "path": sys.path,
+        "hostname": platform.node(),
+        "pid": os.getpid(),
+        "accelerators": count_accelerators(),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+    admit = partial(ClientListener, listener, order["host"], server)
+    return Agent(admit, fork_server, heard, BlobCache(order["directory"], client), metadata)
+
+
+def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:
+    """Waits, with the provider's function, until this machine is about to be taken away."""
+    module, _, function = name.partition(":")
+    notice(getattr(importlib.import_module(module), function)())

@@ -1,0 +1,84 @@
+"""The keeper's dask processes: starts them when the client asks, starts workers again that have died, ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DaskProcesses"]
+
+_RESTARTS = 20
+_SCHEDULER = "scheduler"
+
+
+@dataclass
+class _Process:
+    popen: subprocess.Popen[bytes]
+    order: dict[str, Any]
+    restarts: int = 0
+
+
+class DaskProcesses:
+    """The dask scheduler and workers of one machine, each a new interpreter: user tasks run in the workers."""
+
+    def __init__(self, umask: int) -> None:
+        self._umask = umask
+        self._running: dict[str, _Process] = {}  # by dask's name
+
+    def start_scheduler(self, order: dict[str, Any]) -> None:
+        """Starts a scheduler, in place of any other; it tells the client its address by itself."""
+        self._start(_SCHEDULER, order, None)
+
+    def start_worker(self, order: dict[str, Any]) -> None:
+        """Starts the worker of a node, unless there is one that belongs to the same scheduler."""
+        name = f"node-{order['node']}"
+        known = self._running.get(name)
+        if known is None or known.order["scheduler"] != order["scheduler"]:
+            self._start(name, order, subprocess.DEVNULL)
+
+    def ended(self, pid: int, code: int) -> bool:
+        """Notes that a child has ended, and starts it again if it was a worker; True if it was the scheduler."""
+        name = next((name for name, known in self._running.items() if known.popen.pid == pid), None)
+        if name is None:
+            return False
+        known = self._running.pop(name)
+        known.popen.returncode = code
+        if name != _SCHEDULER and known.restarts < _RESTARTS:
+            self._start(name, known.order, subprocess.DEVNULL, known.restarts + 1)
+        return name == _SCHEDULER
+
+    def end(self) -> None:
+        """Kills them all, and what shares their process groups."""
+        for name in list(self._running):
+            self._kill(name)
+
+    def _start(self, name: str, order: dict[str, Any], stdout: int | None, restarts: int = 0) -> None:
+        self._kill(name)
+        popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "skyward.node.dask_worker"],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            start_new_session=True,
+            umask=self._umask if name != _SCHEDULER else -1,
+        )
+        assert popen.stdin is not None
+        try:
+            popen.stdin.write(json.dumps({**order, "keeper": os.getpid()}).encode() + b"\n")
+            popen.stdin.close()
+        except BrokenPipeError:
+            pass  # it has just died; `ended` is told next
+        self._running[name] = _Process(popen, order, restarts)
+
+    def _kill(self, name: str) -> None:
+        known = self._running.pop(name, None)
+        if known is not None:
+            try:
+                os.killpg(known.popen.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            known.popen.wait()
