@@ -20,6 +20,7 @@ from skyward.api.info import (
     NetworkInfo,
     Peer,
     call_context,
+    current_broadcast,
     current_call,
     instance_info,
     is_head,
@@ -184,11 +185,13 @@ def test_the_current_call_is_part_of_the_info(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_calls_nest_and_end_when_the_body_raises(threads: bool) -> None:
-    with call_context("outer", 0, threads=threads):
+    with call_context("outer", 0, threads=threads, broadcast="all"):
         with pytest.raises(ZeroDivisionError), call_context("inner", 1, threads=threads):
             assert current_call() == ("inner", 1)
+            assert current_broadcast() is None
             raise ZeroDivisionError
         assert current_call() == ("outer", 0)
+        assert current_broadcast() == "all"
     assert current_call() is None
 
 

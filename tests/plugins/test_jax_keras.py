@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -236,3 +237,34 @@ def test_plugins_and_decorators_import_no_framework() -> None:
 def test_a_missing_framework_is_named_with_what_to_add() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"no not_there, .*sky\.plugins\.jax\(\).*pip=\[\"not_there\"\]"):
         framework("not_there", "jax")
+
+
+def test_keras_takes_the_steps_of_its_distribution_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3-09, S3-10, S3-11, S3-12: devices, DataParallel over them, then Keras' own `initialize_rng`."""
+    steps: list[str] = []
+
+    def step(name: str, result: object = None) -> Callable[..., object]:
+        return lambda *args, **kwargs: (steps.append(name), result)[1]
+
+    def data_parallel(devices: object, auto_shard_dataset: bool) -> object:
+        return steps.append(f"DataParallel {devices} {auto_shard_dataset}")
+
+    distribution = SimpleNamespace(
+        list_devices=step("list_devices", ["cpu:0", "cpu:1"]),
+        DataParallel=data_parallel,
+        set_distribution=step("set_distribution"),
+    )
+    modules = {
+        "keras": SimpleNamespace(distribution=distribution, utils=SimpleNamespace(set_random_seed=step("seed"))),
+        "keras.src.backend.jax.distribution_lib": SimpleNamespace(initialize_rng=step("initialize_rng")),
+    }
+    monkeypatch.setattr(_keras, "framework", lambda module, plugin: modules[module])
+    monkeypatch.setattr(_keras, "_state", _keras._State())
+    _keras._distribute(7)
+    assert steps == [
+        "list_devices",
+        "DataParallel ['cpu:0', 'cpu:1'] False",
+        "set_distribution",
+        "seed",
+        "initialize_rng",
+    ]

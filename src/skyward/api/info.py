@@ -23,6 +23,7 @@ __all__ = [
     "NetworkInfo",
     "Peer",
     "call_context",
+    "current_broadcast",
     "current_call",
     "holds_group",
     "instance_info",
@@ -34,6 +35,7 @@ __all__ = [
 VARIABLE = "COMPUTE_POOL"
 
 Call = tuple[str, int]
+_Served = tuple[Call, str | None]
 
 
 def instance_info() -> InstanceInfo | None:
@@ -52,14 +54,23 @@ def is_head(info: InstanceInfo | None = None) -> bool:
     return info is None or info.is_head
 
 
-def call_context(task_id: str, attempt: int, *, threads: bool) -> AbstractContextManager[None]:
+def call_context(
+    task_id: str, attempt: int, *, threads: bool, broadcast: str | None = None
+) -> AbstractContextManager[None]:
     """Name the call that runs inside the block, for the process or (`threads`) for this context alone."""
-    return (_ContextCall if threads else _ProcessCall)((task_id, attempt))
+    return (_ContextCall if threads else _ProcessCall)(((task_id, attempt), broadcast))
 
 
 def current_call() -> Call | None:
     """Id and attempt of the call that this code runs for, if any."""
-    return _context_call.get() or _process_call
+    served = _context_call.get() or _process_call
+    return served[0] if served else None
+
+
+def current_broadcast() -> str | None:
+    """What all nodes call the broadcast that this code is a rank of; None in a call to one node."""
+    served = _context_call.get() or _process_call
+    return served[1] if served else None
 
 
 def require_peers(info: InstanceInfo) -> None:
@@ -90,14 +101,14 @@ def _parsed(raw: str) -> InstanceInfo:
     return InstanceInfo.from_json(raw)
 
 
-_context_call: ContextVar[Call | None] = ContextVar("skyward_call", default=None)
-_process_call: Call | None = None
+_context_call: ContextVar[_Served | None] = ContextVar("skyward_call", default=None)
+_process_call: _Served | None = None
 
 
 class _ProcessCall(AbstractContextManager[None]):
     __slots__ = ("before", "call")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: _Served) -> None:
         self.call = call
 
     def __enter__(self) -> None:
@@ -112,7 +123,7 @@ class _ProcessCall(AbstractContextManager[None]):
 class _ContextCall(AbstractContextManager[None]):
     __slots__ = ("before", "call")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: _Served) -> None:
         self.call = call
 
     def __enter__(self) -> None:

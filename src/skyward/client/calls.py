@@ -66,7 +66,7 @@ class ClientCalls:
         for number, call in calls:
             self.calls[call.id] = call
             call.gang = gang if len(gang) > 1 else ()
-            call.about["gang"] = True
+            call.about["gang"] = gang[0].id
             self.dispatch.pin(call, number, now)
             self._step(call, "send")
         return self._taken()

@@ -297,7 +297,8 @@ class Runner:
                 _raise_in_thread(threading.get_ident(), None)
 
     def _run_in_context(self, call: RunnerCall) -> Verdict:
-        with call_context(call.id, call.about["attempt"], threads=self._threads > 1):
+        about = call.about
+        with call_context(call.id, about["attempt"], threads=self._threads > 1, broadcast=about.get("gang")):
             try:
                 return self._bodies.run(call)
             finally:

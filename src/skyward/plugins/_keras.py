@@ -1,9 +1,11 @@
 """Keras 3: its backend is chosen before anything imports it, and on JAX all nodes train one model.
 
-                plugin, one node     plugin, several nodes          decorator, several nodes
-jax             backend              + DataParallel, equal seeds    the same, and JAX's group
-torch           backend              backend                        + torch's process group
-tensorflow      backend              backend                        + TF_CONFIG
+                plugin, one node     plugin, several nodes                       decorator, several nodes
+jax             backend              + JAX's group, DataParallel, equal seeds    the same
+torch           backend              backend                                     + torch's process group
+tensorflow      backend              backend                                     + TF_CONFIG
+
+The distribution holds in broadcasts. A call to one node trains there by itself: the others would never join it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import secrets
 import sys
+import zlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 
 from skyward.api.image import Image, check_one_of
-from skyward.api.info import InstanceInfo, instance_info
+from skyward.api.info import InstanceInfo, current_broadcast, instance_info
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.plugins import _jax, _torch
@@ -81,11 +84,14 @@ def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
 
 @contextmanager
 def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Generator[None]:
-    """The backend for this process; on several nodes with JAX also one distribution over all devices."""
+    """The backend for this process; on several nodes with JAX also its group, and one distribution over all devices."""
     claim(backend)
-    if backend == "jax" and info.total_nodes > 1:
+    if backend != "jax" or info.total_nodes < 2:
+        yield
+        return
+    with _jax.distributed(info):  # nothing more where the JAX plugin has been: without a group each would train apart
         _distribute(seed)
-    yield
+        yield
 
 
 def claim(backend: Backend) -> None:
@@ -157,9 +163,11 @@ def _around_body(seed: int | None) -> Generator[None]:
     """What each call finds: Keras keeps its distribution and its seed per thread, and calls run in several."""
     if instance_info() is not None and (seed is not None or _state.distribution is not None):
         keras = framework("keras", "keras")
-        if _state.distribution is not None and keras.distribution.distribution() is None:
-            keras.distribution.set_distribution(_state.distribution)
-            seed = _state.seed if seed is None else seed
+        if _state.distribution is not None:
+            broadcast = current_broadcast()
+            keras.distribution.set_distribution(_state.distribution if broadcast else None)
+            if seed is None and broadcast:  # what earlier calls to this node alone have drawn must not matter
+                seed = zlib.crc32(f"{_state.seed} {broadcast}".encode())
         if seed is not None:
             keras.utils.set_random_seed(seed)
     yield
@@ -177,16 +185,14 @@ def _distribute(seed: int | None) -> None:
             'bring their own data. Ask for a version that has it, e.g. image=sky.Image(pip=["keras>=3.9"]).'
         )
     _state.distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
-    _state.seed = _agreed_seed() if seed is None else seed
     keras.distribution.set_distribution(_state.distribution)
-    if _state.seed is not None:
-        keras.utils.set_random_seed(_state.seed)
+    _state.seed = _agreed_seed() if seed is None else seed
+    keras.utils.set_random_seed(_state.seed)
+    framework("keras.src.backend.jax.distribution_lib", "keras").initialize_rng()
 
 
-def _agreed_seed() -> int | None:
+def _agreed_seed() -> int:
     """A random number that all nodes of JAX's group have in common, so that they start with the same weights."""
-    if framework("jax", "keras").process_count() == 1:
-        return None  # nothing joins the nodes: each trains by itself
     import numpy
 
     own = numpy.uint32(secrets.randbits(32))

@@ -20,12 +20,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
-from skyward.api.info import InstanceInfo, require_peers
+from skyward.api.info import InstanceInfo, current_broadcast, current_call, require_peers
 from skyward.errors import SkywardError
 
 __all__ = ["Rendezvous"]
 
 _NOTICE = 10.0
+_NOTICE_ALONE = 0.5
 _STEP = 0.02
 _LINE = 65_536
 _ADVICE = (
@@ -117,11 +118,12 @@ class Rendezvous:
     def _steps(self, missing: Callable[[], list[int]]) -> Iterator[None]:
         """The steps of a wait: one message to the user when it becomes long, an error when the time is over."""
         began, told = time.monotonic(), False
+        alone = current_call() is not None and current_broadcast() is None  # then the others may well never come
         while absent := missing():
             waited = time.monotonic() - began
             if waited >= self.seconds:
                 raise self._failure(absent)
-            if waited > _NOTICE and not told:
+            if waited > (_NOTICE_ALONE if alone else _NOTICE) and not told:
                 told = True
                 print(f"{self._waiting(absent)}, at most {self.seconds:g} s. {_ADVICE}", file=sys.stderr, flush=True)
             yield

@@ -47,7 +47,7 @@ def torch(
     timeout: float = 600,
 ) -> Plugin:
     """PyTorch on every node, and on several nodes a process group that all calls find ready."""
-    from skyward.plugins._torch_wheels import PACKAGES, requirement, with_wheels  # needs packaging, which nodes lack
+    from skyward.plugins._torch_wheels import PACKAGES, requirement, with_wheels  # for weight
 
     _check_group(backend, timeout)
     if not isinstance(cuda, str) or not re.fullmatch(r"cu\d{2,3}", cuda):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
