@@ -9,7 +9,7 @@ from skyward.api.plugin import Cluster, Plugin
 from skyward.api.preemption import Preemption, preempted
 from skyward.api.provider import Machine, Offer, Provider
 from skyward.api.sharding import shard
-from skyward.api.spec import Spec, Volume, Worker
+from skyward.api.spec import Spec, Worker
 from skyward.errors import Preempted, SkywardError
 from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
 from skyward.pool.pool import ComputePool, plan
@@ -39,7 +39,6 @@ __all__ = [
     "Provider",
     "SkywardError",
     "Spec",
-    "Volume",
     "Worker",
     "accelerators",
     "compute",

@@ -1,4 +1,4 @@
-"""Images, specs, workers and volumes: values that are checked when they are made (D6, SEC-9, SEC-16 to SEC-18)."""
+"""Images, specs and workers: values that are checked when they are made (D6, SEC-9, SEC-16 to SEC-18)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.accelerators import A100
-from skyward.api.spec import Image, PipIndex, Spec, Volume, Worker
+from skyward.api.spec import Image, PipIndex, Spec, Worker
 from skyward.errors import InvalidArgument
 
 
@@ -57,7 +57,7 @@ def test_a_python_that_cannot_work_is_refused(python: Any) -> None:
         Image(python=python)
 
 
-@pytest.mark.parametrize("field", ["pip", "apt", "includes", "excludes", "metrics", "allow_env"])
+@pytest.mark.parametrize("field", ["pip", "apt", "includes", "excludes", "allow_env"])
 def test_a_string_where_a_list_is_wanted_is_an_error_in_words(field: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"Write {field}=\['torch'\]"):
         Image(**{field: "torch"})
@@ -175,7 +175,7 @@ def test_includes_stay_in_the_project(entry: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("skyward_source", "pypi"), ("metrics", ["disk"]), ("bootstrap_timeout", 0), ("bootstrap_timeout", float("nan"))],
+    [("bootstrap_timeout", 0), ("bootstrap_timeout", float("nan"))],
 )
 def test_other_settings_of_an_image_are_checked(field: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=field):
@@ -252,31 +252,3 @@ def test_a_spec_that_cannot_work_is_refused(field: str, value: Any) -> None:
     """D6."""
     with pytest.raises(InvalidArgument, match=field):
         Spec(**{field: value})
-
-
-def test_a_volume_is_mounted_beside_the_system() -> None:
-    """D6."""
-    assert Volume("data", "//mnt/./data/").mount == "/mnt/data"
-    assert Volume("data", "/mnt/data").read_only
-    for mount in (
-        "data",
-        "",
-        "/",
-        "/usr",
-        "/usr/share/x",
-        "/etc",
-        "//etc",
-        "/mnt/../etc",
-        "/home",
-        "/proc/1",
-        "/tmp/.",
-    ):
-        with pytest.raises(InvalidArgument, match="mount="):
-            Volume("data", mount)
-    for bucket in ("", "s3://data", "a/b", "-x", "a b"):
-        with pytest.raises(InvalidArgument, match="bucket="):
-            Volume(bucket, "/mnt/data")
-    with pytest.raises(InvalidArgument, match="prefix="):
-        Volume("data", "/mnt/data", prefix="../x")
-    with pytest.raises(InvalidArgument, match="read_only="):
-        Volume("data", "/mnt/data", read_only="yes")  # type: ignore[arg-type]

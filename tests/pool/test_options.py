@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.api.spec import Volume
 from skyward.errors import InvalidArgument
 from skyward.node.gpus import count_accelerators
 
@@ -54,7 +53,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[("selection", {"selection": v}, "cheapest, first") for v in ("best", None, 1)],
     *[("cost", {"max_hourly_cost": v}, "max_hourly_cost") for v in (0, -2, "1")],
     *[("ttl", {"ttl": v}, "ttl") for v in (0, "600", None)],
-    ("volumes", {"volumes": [Volume("bucket", "/mnt/data")]}, "volumes"),
     *[("retries", {"retries": v}, "retries") for v in (-1, 1.5, "3", None, True)],
     *[("replace", {"replace": v}, "replace") for v in (1, "yes", True)],
     *[("timeout", {"default_compute_timeout": v}, "default_compute_timeout") for v in (0, -1, "60", True)],

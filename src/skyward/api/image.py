@@ -9,16 +9,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import cast
 
 from skyward.errors import InvalidArgument
 
 __all__ = ["Image", "PipIndex", "Variables", "check_number", "check_one_of", "check_texts", "mask", "requirement_path"]
 
-Source = Literal["auto", "local", "github", "registry"]
 
 _OLDEST = (3, 11)
-_METRICS = ("cpu", "memory", "gpu")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
@@ -192,14 +190,12 @@ class Image:
     shell_vars: Mapping[str, str] = Variables()
     includes: Sequence[str] = ()
     excludes: Sequence[str] = ()
-    skyward_source: Source = "auto"
-    metrics: Sequence[str] = _METRICS
     bootstrap_timeout: float = 300
     allow_env: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _check_python(self.python)
-        for name in ("pip", "apt", "includes", "excludes", "metrics", "allow_env"):
+        for name in ("pip", "apt", "includes", "excludes", "allow_env"):
             object.__setattr__(self, name, check_texts(name, getattr(self, name)))
         for name in ("env", "shell_vars"):
             object.__setattr__(self, name, Variables(getattr(self, name), name))
@@ -207,9 +203,6 @@ class Image:
             _check_requirement(entry)
         for entry in self.includes:
             _check_include(entry)
-        for entry in self.metrics:
-            check_one_of("metrics", entry, _METRICS)
-        check_one_of("skyward_source", self.skyward_source, get_args(Source))
         check_number("bootstrap_timeout", self.bootstrap_timeout, whole=False)
         self._check_indexes()
         self._check_apt()

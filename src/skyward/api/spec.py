@@ -1,8 +1,7 @@
-"""What a user asks for: machines, how calls run on them, and what is mounted; frozen, and checked when made."""
+"""What a user asks for: machines, and how calls run on them; frozen, and checked when made."""
 
 from __future__ import annotations
 
-import posixpath
 import re
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -11,16 +10,11 @@ from skyward.accelerators import Accelerator, Model, resolve
 from skyward.api.image import Image, PipIndex, check_number, check_one_of
 from skyward.errors import InvalidArgument
 
-__all__ = ["Allocation", "Architecture", "Image", "PipIndex", "Spec", "Volume", "Worker", "check_nodes"]
+__all__ = ["Allocation", "Architecture", "Image", "PipIndex", "Spec", "Worker", "check_nodes"]
 
 Allocation = Literal["spot", "on-demand", "spot-if-available", "cheapest"]
 Architecture = Literal["x86_64", "arm64"]
 Executor = Literal["auto", "thread", "process"]
-
-# The system lives in these and below them ...
-_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
-# ... and only below these there is room for others.
-_PARENTS = ("/", "/home", "/opt", "/root", "/srv", "/tmp", "/var")
 
 
 def check_nodes(nodes: object) -> None:
@@ -116,39 +110,3 @@ class Spec:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A bucket, or what lies under `prefix` in it, as a directory of every node."""
-
-    bucket: str
-    mount: str
-    prefix: str = ""
-    read_only: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("bucket", "mount", "prefix"):
-            value: object = getattr(self, name)
-            if not isinstance(value, str) or not value.isprintable():
-                raise InvalidArgument(f"{name}={value!r} of a volume is not a line of text. Give a string.")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.bucket):
-            raise InvalidArgument(
-                f"bucket={self.bucket!r} is no name of a bucket. Give the bare name, and the rest as prefix."
-            )
-        if ".." in self.prefix.split("/") or self.prefix.startswith("/"):
-            raise InvalidArgument(f'prefix={self.prefix!r} is not a path in a bucket. Write it like "data/train".')
-        if not isinstance(self.read_only, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-            raise InvalidArgument(f"read_only={self.read_only!r} is neither True nor False. Give one of them.")
-        self._check_mount()
-
-    def _check_mount(self) -> None:
-        if not self.mount.startswith("/") or ".." in self.mount.split("/"):
-            raise InvalidArgument(f'mount={self.mount!r} is not an absolute path. Write it like "/mnt/data".')
-        mount = posixpath.normpath("/" + self.mount.lstrip("/"))
-        if mount in _PARENTS or any(mount == system or mount.startswith(f"{system}/") for system in _SYSTEM):
-            raise InvalidArgument(
-                f"mount={self.mount!r} belongs to the system, whose files it would hide. "
-                'Mount it somewhere else, e.g. "/mnt/data".'
-            )
-        object.__setattr__(self, "mount", mount)

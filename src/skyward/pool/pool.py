@@ -33,7 +33,7 @@ from skyward.api.compute import (
 from skyward.api.image import Image, check_number
 from skyward.api.plugin import Cluster, Plugin
 from skyward.api.provider import Holding, Machine, Provider
-from skyward.api.spec import WEEK, Spec, Volume, Worker
+from skyward.api.spec import WEEK, Spec, Worker
 from skyward.client import gather
 from skyward.client.callbacks import UserCode
 from skyward.client.executor import PoolExecutor
@@ -99,7 +99,6 @@ class ComputePool:
         selection: Literal["cheapest", "first"] = "cheapest",
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
-        volumes: Sequence[Volume] = (),
         retries: int = 3,
         replace: bool | None = None,
         default_compute_timeout: float | None = None,
@@ -123,10 +122,6 @@ class ComputePool:
                 "ttl": ttl,
             },
         )
-        if volumes:
-            raise InvalidArgument(
-                "volumes=...: no provider here mounts volumes yet; read the data inside the function."
-            )
         self._selection: Selection = checked_selection(selection)
         self._take(self._candidates[0])
         self.worker = chosen_worker(concurrency, worker)

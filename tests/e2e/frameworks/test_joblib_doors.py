@@ -105,7 +105,7 @@ def test_without_an_open_pool_the_name_says_so() -> None:
 
 def test_the_plugin_adds_joblib_and_leaves_the_image_as_it_is() -> None:
     """S1-28, T10."""
-    image = sky.Image(includes=["a"], excludes=["b"], shell_vars={"C": "1"}, metrics=["cpu"], env={"D": "2"})
+    image = sky.Image(includes=["a"], excludes=["b"], shell_vars={"C": "1"}, env={"D": "2"})
     cluster = sky.Cluster("p", 1, sky.Worker(), sky.Spec())
     made = sky.plugins.joblib().transform(image, cluster)  # type: ignore[misc]
     assert made.pip[0] == f"joblib=={joblib.__version__}"
