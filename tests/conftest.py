@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +35,17 @@ def quiet() -> Iterator[None]:
 def no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is on no node."""
     monkeypatch.delenv("COMPUTE_POOL", raising=False)
+
+
+@pytest.fixture(scope="session")
+def hosts_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What hosts and machines of the test cloud keep between pools, one for all: environments are made once."""
+    directory = tmp_path_factory.mktemp("hosts-cache")
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)  # gigabytes, once torch is in it
+
+
+@pytest.fixture(scope="session")
+def client_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client's own cache of resolved packages, for tests on hosts."""
+    return tmp_path_factory.mktemp("client-cache")

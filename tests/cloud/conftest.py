@@ -21,24 +21,12 @@ from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What machines keep between pools, one for all: environments are made once."""
-    return tmp_path_factory.mktemp("machines-cache")
-
-
-@pytest.fixture(scope="session")
-def client_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client's own cache of resolved packages."""
-    return tmp_path_factory.mktemp("client-cache")
-
-
 @pytest.fixture(scope="module")
-def served(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, Hosts]]:
+def served(hosts_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, Hosts]]:
     """A cloud and its hosts, for a module."""
     if reason := unavailable():
         pytest.skip(reason)
-    with Network(specs(cache, 48), internet=True, idle=True) as network:
+    with Network(specs(hosts_cache, 48), internet=True, idle=True) as network:
         hosts = Hosts(network, tmp_path_factory.mktemp("machines"))
         with Cloud(hosts) as cloud:
             hosts.end = cloud.end

@@ -23,18 +23,17 @@ def _hosts_possible() -> None:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What hosts keep between pools, one for all hosts of this run: environments are made once."""
-    directory = tmp_path_factory.mktemp("hosts-cache")
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)  # gigabytes, once torch is in it
+def cache(hosts_cache: Path) -> Path:
+    """What hosts keep between pools, without what machines of the test cloud have left by dying."""
+    shutil.rmtree(hosts_cache / "pools", ignore_errors=True)
+    return hosts_cache
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _home(client_cache: Path) -> Iterator[None]:
     """The client's own cache of resolved packages lies in a directory of this run."""
     before = os.environ.get("SKYWARD_CACHE")
-    os.environ["SKYWARD_CACHE"] = str(tmp_path_factory.mktemp("client-cache"))
+    os.environ["SKYWARD_CACHE"] = str(client_cache)
     yield
     if before is None:
         del os.environ["SKYWARD_CACHE"]

@@ -10,7 +10,7 @@ from tests.support.hosts import Host, HostSpec, Network
 
 __all__ = ["CACHE", "OURS", "left", "ours", "reached", "specs"]
 
-CACHE = "/run/skyward"
+CACHE = "/run/cache"
 OURS = ("skyward.node.keeper", "skyward.node.fork_server", "skyward.node.runner")
 
 
