@@ -127,7 +127,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def soon(seconds: float = 20.0) -> float:
+def soon(seconds: float = 60.0) -> float:
     return time.monotonic() + seconds
 
 
