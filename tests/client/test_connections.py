@@ -181,7 +181,13 @@ def test_what_is_put_off_is_done_by_the_io_thread_without_the_lock(nodes: Nodes)
     connections, seen, done = nodes.connections, list[Any](), threading.Event()
 
     def act(i: int) -> None:
-        free = ThreadPoolExecutor(1).submit(connections.lock.acquire, timeout=10).result()
+        def try_lock() -> bool:
+            free = connections.lock.acquire(timeout=10)
+            connections.lock.release()
+            return free
+
+        with ThreadPoolExecutor(1) as other:
+            free = other.submit(try_lock).result()
         seen.append((i, threading.current_thread() is connections.thread, free))
         done.set()
 

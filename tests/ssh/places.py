@@ -8,9 +8,14 @@ from typing import Any
 import skyward as sky
 from tests.support.hosts import Host, HostSpec, Network
 
-__all__ = ["CACHE", "OURS", "left", "ours", "reached", "specs"]
+__all__ = ["CACHE", "OURS", "TORCH", "left", "ours", "reached", "specs"]
 
 CACHE = "/run/cache"
+# Torch as any package, not from its own index: the plugin leaves an image alone that says where torch is from.
+TORCH = sky.Image(
+    pip=["torch==2.13.0", "numpy"],
+    pip_indexes=[sky.PipIndex("https://pypi.org/simple", packages=["torch", "torchvision", "torchaudio"])],
+)
 OURS = ("skyward.node.keeper", "skyward.node.fork_server", "skyward.node.runner")
 
 

@@ -20,13 +20,12 @@ import torch
 
 import skyward as sky
 from skyward.errors import PluginError
-from tests.ssh.places import CACHE, left, reached, specs
+from tests.ssh.places import CACHE, TORCH, left, reached, specs
 from tests.support.hosts import Network
 from tests.support.programs import load_program
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "guides" / "11_your_own_machines.py"
-TORCH = sky.Image(pip=["torch==2.13.0", "numpy"])
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,10 @@ import torch
 import skyward as sky
 from skyward import events
 from skyward.errors import NodeLost, TaskCrashed, TaskTimeout
-from tests.ssh.places import ours, reached
+from tests.ssh.places import TORCH, ours, reached
 from tests.support.hosts import Network
 from tests.support.waiting import until
 
-TORCH = sky.Image(pip=["torch==2.13.0", "numpy"])
 FORMS = pytest.mark.parametrize("gang", ["plugin", "decorator"], indirect=True)
 PLUGIN = pytest.mark.parametrize("gang", ["plugin"], indirect=True)
 DECORATOR = pytest.mark.parametrize("gang", ["decorator"], indirect=True)
