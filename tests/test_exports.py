@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pkgutil
 import subprocess
 import sys
-from types import ModuleType
+from pathlib import Path
 
 import pytest
 
@@ -18,13 +19,40 @@ NEEDS_FRAMEWORK = {"skyward.plugins._joblib_backend", "skyward.__main__"}
 MODULES = sorted(m.name for m in pkgutil.walk_packages(skyward.__path__, "skyward.") if m.name not in NEEDS_FRAMEWORK)
 
 
-def test_all_is_exactly_what_is_public() -> None:
-    public = {
-        name
-        for name, value in vars(skyward).items()
-        if not name.startswith("_") and not (isinstance(value, ModuleType) and name not in skyward.__all__)
+def test_all_is_exactly_what_can_be_imported_and_what_type_checkers_see() -> None:
+    tree = ast.parse(Path(skyward.__file__).read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert public == set(skyward.__all__)
+    modules = {name for name, module in seen.items() if module == "skyward"}
+    assert {name: module for name, module in seen.items() if module != "skyward"} == skyward._HOMES
+    assert modules == set(skyward._MODULES)
+    assert set(seen) - {"providers", "testing"} == set(skyward.__all__)  # as submodules they are there, too
+    assert set(seen) <= set(dir(skyward))
+    for name, module in seen.items():
+        expected = (
+            importlib.import_module(f"skyward.{name}")
+            if name in modules
+            else getattr(importlib.import_module(str(module)), name)
+        )
+        assert getattr(skyward, name) is expected
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'computer'"):
+        _ = skyward.computer  # type: ignore[attr-defined]
+    assert not hasattr(skyward, "api_")
+
+
+def test_importing_loads_nothing_of_skyward_but_what_is_used() -> None:
+    """What runs on nodes imports parts of the package; each part loads what it needs, not everything."""
+    source = (
+        "import sys, skyward; loaded = {n for n in sys.modules if 'skyward' in n}; skyward.instance_info; "
+        "print(loaded, 'skyward.pool' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=180)
+    assert out.stdout == "{'skyward'} False\n"
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -43,7 +71,7 @@ def test_importing_loads_no_framework_and_nothing_heavy() -> None:
         "distributed dask rich numpy pandas torch jax keras tensorflow transformers joblib sklearn cryptography boto3 "
         "psutil packaging tornado yaml asyncssh"
     ).split()
-    source = f"import json, sys, skyward; print(json.dumps([n for n in {heavy} if n in sys.modules]))"
+    source = f"import json, sys; from skyward import *; print(json.dumps([n for n in {heavy} if n in sys.modules]))"
     out = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=180)
     assert json.loads(out.stdout) == []
     assert out.stderr == ""

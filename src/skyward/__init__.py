@@ -1,19 +1,10 @@
-"""Compute that exists only while it is needed."""
+"""Compute that exists only while it is needed.
 
-from skyward import accelerators, errors, events, integrations, plugins
-from skyward.accelerators import Accelerator
-from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather, sky
-from skyward.api.image import Image, PipIndex
-from skyward.api.info import InstanceInfo, instance_info, is_head
-from skyward.api.plugin import Cluster, Plugin
-from skyward.api.preemption import Preemption, preempted
-from skyward.api.provider import Machine, Offer, Provider
-from skyward.api.sharding import shard
-from skyward.api.spec import Spec, Worker
-from skyward.errors import Preempted, SkywardError
-from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
-from skyward.pool.pool import ComputePool, plan
-from skyward.providers import AWS, SSH, Local
+Names are imported when they are first used: the processes of a node import parts of this package and must stay small.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -58,3 +49,52 @@ __all__ = [
     "stderr",
     "stdout",
 ]
+
+_MODULES = ("accelerators", "errors", "events", "integrations", "plugins", "providers", "testing")
+_NAMES = {
+    "skyward.accelerators": "Accelerator",
+    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute gather sky",
+    "skyward.api.image": "Image PipIndex",
+    "skyward.api.info": "InstanceInfo instance_info is_head",
+    "skyward.api.plugin": "Cluster Plugin",
+    "skyward.api.preemption": "Preemption preempted",
+    "skyward.api.provider": "Machine Offer Provider",
+    "skyward.api.sharding": "shard",
+    "skyward.api.spec": "Spec Worker",
+    "skyward.errors": "Preempted SkywardError",
+    "skyward.node.output": "CallbackWriter redirect_output silent stderr stdout",
+    "skyward.pool.pool": "ComputePool plan",
+    "skyward.providers": "AWS SSH Local",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+if TYPE_CHECKING:
+    from skyward import accelerators, errors, events, integrations, plugins
+    from skyward import providers as providers
+    from skyward import testing as testing
+    from skyward.accelerators import Accelerator
+    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather, sky
+    from skyward.api.image import Image, PipIndex
+    from skyward.api.info import InstanceInfo, instance_info, is_head
+    from skyward.api.plugin import Cluster, Plugin
+    from skyward.api.preemption import Preemption, preempted
+    from skyward.api.provider import Machine, Offer, Provider
+    from skyward.api.sharding import shard
+    from skyward.api.spec import Spec, Worker
+    from skyward.errors import Preempted, SkywardError
+    from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
+    from skyward.pool.pool import ComputePool, plan
+    from skyward.providers import AWS, SSH, Local
+else:  # hidden from type checkers, for which every name would exist otherwise
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"skyward.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'skyward' has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(_HOMES[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
