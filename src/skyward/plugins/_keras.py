@@ -141,7 +141,33 @@ def _decorated(fn: Callable[P, R], backend: Backend, seed: int | None) -> Callab
     body = within(fn, partial(_around_body, seed), "keras")
     if backend == "torch":
         body = _torch.decorated(body)
-    return within(body, partial(_around_call, backend, seed), "keras")
+    return _claiming(within(body, partial(_around_call, backend, seed), "keras"), backend)
+
+
+def _claiming(fn: Callable[P, R], backend: Backend) -> Callable[P, R]:
+    """`fn` with its backend chosen on the node before its globals are unpickled, of which keras may be one."""
+    # cloudpickle restores a function's attributes before its globals and its closure, in their order; what wraps it
+    # further takes them over in the same order.
+    attributes = vars(fn).copy()
+    vars(fn).clear()
+    vars(fn).update({"__skyward_keras__": _Claim(backend)} | attributes)
+    return fn
+
+
+class _Claim:
+    """Chooses the backend where it is unpickled, on a node that has none yet."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend: Backend = backend
+
+    def __reduce__(self) -> Any:
+        return _claimed, (self.backend,)
+
+
+def _claimed(backend: Backend) -> _Claim:
+    if instance_info() is not None and _used() is None:
+        claim(backend)
+    return _Claim(backend)
 
 
 @contextmanager

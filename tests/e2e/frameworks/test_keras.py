@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,25 @@ def test_the_decorator_joins_the_nodes_and_holds_in_threads() -> None:
         assert second["distribution"]
         assert same(first["weights"], second["weights"])
         assert same(first["weights"], runs[0][0]["weights"])
+
+
+def test_the_decorator_is_in_time_for_a_script_that_imports_keras(script: Callable[..., Any]) -> None:
+    """S0-22: with keras as a global, unpickling the function imports it."""
+    program = script("""
+import skyward as sky
+import keras
+
+@sky.compute
+@sky.silent
+@sky.integrations.keras(backend="jax")
+def chosen():
+    return keras.config.backend()
+
+with sky.ComputePool(console=False) as pool:
+    print(chosen() >> pool)
+""")
+    out, errors = program.communicate(timeout=300)
+    assert out == "jax\n", errors
 
 
 def test_jax_may_stand_after_keras() -> None:
