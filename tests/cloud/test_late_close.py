@@ -11,7 +11,7 @@ from skyward.testing import Cloud
 from tests.support import late
 
 
-@pytest.mark.parametrize("what", late.PROGRAMS)
+@pytest.mark.parametrize("what", ["ends with a call running", "drops it and ends"])  # more of them in tests/ssh
 def test_a_pool_that_a_program_does_not_close_gives_its_machines_back(cloud: Cloud, tmp_path: Path, what: str) -> None:
     pace = "Pace(base=0.01, cap=0.1, budget=20.0, poll=0.1, settle=0.1, unanswered=1.0, boot=1.0)"
     provider = f"sky.AWS(endpoint_url={cloud.endpoint!r}, ssh_from='192.0.2.1', username='sky', pace={pace})"

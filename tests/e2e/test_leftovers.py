@@ -242,6 +242,8 @@ def test_nothing_grows_over_many_calls(solo: sky.ComputePool) -> None:
     until(lambda: all(now <= was + 2 for now, was in zip(counts(), before, strict=True)))
 
 
+TIMES = 10 if os.environ.get("SKYWARD_SOAK") else 1
+
 PROGRAM = """
 import os, signal, sys, threading, time
 import skyward as sky
@@ -373,9 +375,9 @@ def test_ctrl_c_twice_ends_at_once(script: Script) -> None:
 
 
 def test_no_sequence_of_interrupts_leaves_anything(script: Script) -> None:
-    """Rows 33 and 34: eight random offsets, one to three times, from the first line to the end."""
+    """Rows 33 and 34: random offsets, one to three times, from the first line to the end."""
     rng = random.Random(33)
-    for _ in range(8):
+    for _ in range(4 * TIMES):
         program = script(PROGRAM, rng.choice(["call", "normal", "broadcast"]))
         read_until(program, "begin")
         time.sleep(rng.uniform(0, 1.6))
@@ -390,7 +392,7 @@ def test_no_sequence_of_interrupts_leaves_anything(script: Script) -> None:
 def test_nothing_is_left_of_a_client_that_is_killed(script: Script, moment: str) -> None:
     """Row 31: the keeper ends everything within seconds."""
     rng = random.Random(31)
-    for _ in range(3):
+    for _ in range(2 * TIMES):
         program = script(PROGRAM, "call" if moment == "call" else "normal")
         read_until(program, "begin" if moment == "opening" else "open")
         time.sleep(rng.uniform(0, {"opening": 0.9, "call": 0.1, "closing": 0.03}[moment]))

@@ -22,7 +22,6 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("name", "arguments", "words"),
     [
         ("06_pytorch_distributed.py", [], "rank 1: 2000 points"),
-        ("06_pytorch_distributed.py", ["--nodes", "1", "--provider", "local"], "rank 0: 4000 points"),
         ("07_torch_model_roundtrip.py", [], "at the end"),
         ("08_huggingface_finetuning.py", [], "rank 1 of 2: accuracy"),
     ],

@@ -14,6 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PluginError, TaskCrashed, TaskTimeout
+from tests.support.listener import Listener
 from tests.support.programs import load_program
 
 SCRIPTS = Path(__file__).parent / "ddp_scripts"
@@ -187,25 +188,14 @@ def train_as_documented(epochs: int) -> dict[str, Any]:
     return {"final_loss": loss.item(), "rank": rank}
 
 
-def test_the_documented_loop_runs_and_prints_once(torch_pool: sky.ComputePool) -> None:
-    """S4-23, S4-24, S0-13, S0-14: on four nodes by decorator, on two by plugin and decorator together."""
-    for nodes, opened in ((2, torch_pool), (4, None)):
-        printed: list[str] = []
-
-        def listen(event: object, printed: list[str] = printed) -> None:
-            if isinstance(event, sky.events.Output):
-                printed.append(event.text)
-
-        if opened is None:
-            with sky.ComputePool(nodes=4, console=False) as four:
-                four.on_event(listen)
-                results = train_as_documented(2) @ four
-        else:
-            end = opened.on_event(listen)
-            results = train_as_documented(2) @ opened
-            end()
-        assert [result["rank"] for result in results] == list(range(nodes))
-        assert [text[:7] for text in printed if text.startswith("Epoch")] == ["Epoch 0", "Epoch 1"]
+@pytest.mark.parametrize("form", ["plugin", "decorator"])
+def test_the_documented_loop_runs_and_prints_once(form: str, pools: dict[str, sky.ComputePool]) -> None:
+    """S4-23, S4-24, S0-13, S0-14: by decorator, and by plugin and decorator together."""
+    listener = Listener(pools[form])
+    results = train_as_documented(2) @ pools[form]
+    listener.stop()
+    assert [result["rank"] for result in results] == [0, 1]
+    assert [text[:7] for text in listener.lines() if text.startswith("Epoch")] == ["Epoch 0", "Epoch 1"]
 
 
 def test_plugin_and_decorator_together_form_one_group(torch_pool: sky.ComputePool) -> None:

@@ -12,7 +12,7 @@ import skyward as sky
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
-TIMES = 10 if os.environ.get("SKYWARD_SOAK") else 3
+TIMES = 10 if os.environ.get("SKYWARD_SOAK") else 1
 
 
 @sky.compute

@@ -376,6 +376,6 @@ def test_the_five_lines_of_the_example_train_a_model(
 
 
 def test_environments_are_kept_for_the_next_pool(net: Network, pool: sky.ComputePool) -> None:
-    """Everything above installed torch once."""
+    """Everything above installed torch once for each image: with an index of its own, and without."""
     found = net[0].run(["sh", "-c", f"ls -d {CACHE}/envs/*/lib/python*/site-packages/torch"], user="sky").stdout
-    assert len(found.splitlines()) == 1
+    assert 1 <= len(found.splitlines()) <= 2
