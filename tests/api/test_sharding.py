@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skyward.api import sharding
 from skyward.api.info import InstanceInfo, Peer
 from skyward.api.sharding import shard
+from skyward.errors import InvalidArgument
 
 
 def parts(data: Any, total: int, **options: Any) -> list[Any]:
@@ -292,3 +294,51 @@ def test_hugging_face_datasets_stay_datasets() -> None:
     assert all(isinstance(part, datasets.Dataset) for part in found)
     assert sorted(chain(*(part["x"] for part in found))) == list(range(7))
     assert list(shard(data, node=1, total_nodes=2, drop_last=True)["x"]) == [3, 4, 5]
+
+
+@pytest.mark.parametrize(("length", "total"), [(129, 2), (10, 4), (7, 7), (1, 3), (0, 2), (8, 4)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_padded_parts_are_equally_long_and_hold_everything(length: int, total: int, shuffle: bool) -> None:
+    """Nodes that train together make equally many steps; nothing is left out, and no more is repeated than needed."""
+    data = list(range(length))
+    padded, plain = parts(data, total, shuffle=shuffle, pad=True), parts(data, total, shuffle=shuffle)
+    assert {len(part) for part in padded} == {-(-length // total)}
+    assert sorted(set(chain(*padded))) == data
+    assert sum(map(len, padded)) - length < total
+    assert all(part[: len(own)] == own for part, own in zip(padded, plain, strict=True))
+
+
+def test_padding_keeps_types_and_correspondence() -> None:
+    x, y = np.arange(5) * 10, tuple(range(5))
+    for node in (0, 1):
+        mine, own = shard(x, y, pad=True, node=node, total_nodes=2)
+        assert isinstance(mine, np.ndarray)
+        assert isinstance(own, tuple)
+        assert mine.tolist() == [10 * i for i in own]
+        assert len(own) == 3
+    assert shard("abc", pad=True, node=1, total_nodes=2) == "ba"
+
+
+def test_leaving_out_and_repeating_at_once_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="not both"):
+        shard([1], drop_last=True, pad=True)
+
+
+def test_uneven_parts_are_noted_once_where_nodes_form_a_group(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """S3-22: they hang in the step that some nodes do not make."""
+    monkeypatch.setattr(sharding, "_warned", set())
+    enter_pool(monkeypatch, 0, 2)
+    shard(range(129))
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(sharding, "_in_group", lambda: True)
+    shard(range(128))
+    shard(range(129), drop_last=True)
+    shard(range(129), pad=True)
+    assert capfd.readouterr().err == ""
+    for _ in range(2):
+        shard(range(129))
+    told = capfd.readouterr().err
+    assert told.count("drop_last=True") == 1
+    assert "1 of them gets 65, the others 64" in told

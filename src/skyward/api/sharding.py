@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
-from skyward.api.info import instance_info
+from skyward.api.info import holds_group, instance_info, is_head
 from skyward.errors import InvalidArgument
 
 __all__ = ["shard"]
@@ -29,6 +29,7 @@ def shard(
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
+    pad: bool = False,
     node: int | None = None,
     total_nodes: int | None = None,
 ) -> A: ...
@@ -43,6 +44,7 @@ def shard(
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
+    pad: bool = False,
     node: int | None = None,
     total_nodes: int | None = None,
 ) -> tuple[A, B, *Rest]: ...
@@ -53,12 +55,15 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
+    pad: bool = False,
     node: int | None = None,
     total_nodes: int | None = None,
 ) -> Any:
     """This node's part of each of `data`: every N-th element, or with `drop_last` one of N equal blocks.
 
-    All nodes together hold every element once (`drop_last` leaves out the rest of the division). `shuffle` permutes
+    All nodes together hold every element once. Where the length is no multiple of N, some parts are longer by one;
+    nodes that train together then wait for each other for ever. `drop_last` leaves out the rest of the division, `pad`
+    repeats elements from the start until all parts are equally long. `shuffle` permutes
     first, the same way on every node for the same `seed` and length. Several arrays must be equally long; their parts
     come as a tuple and still correspond. `node` and `total_nodes` stand in for the pool's; one alone is completed from
     the pool. Outside a pool the part is everything.
@@ -76,8 +81,13 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
             f"shard() got data of different lengths ({', '.join(map(str, lengths))}): their parts would not "
             "correspond. Cut them to one length, or call shard() for each."
         )
+    if drop_last and pad:
+        raise InvalidArgument("shard() got drop_last=True and pad=True: leave elements out or repeat some, not both.")
+    explicit = node is not None and total_nodes is not None
     node, total_nodes = _place(node, total_nodes)
-    indices = _indices(lengths[0], node, total_nodes, _seed(seed) if shuffle else None, drop_last)
+    if lengths[0] % total_nodes and not (drop_last or pad or explicit):
+        _warn_uneven(lengths[0], total_nodes)
+    indices = _indices(lengths[0], node, total_nodes, _seed(seed) if shuffle else None, drop_last, pad)
     parts = tuple(_take(item, indices) for item in data)
     return parts[0] if len(parts) == 1 else parts
 
@@ -114,15 +124,44 @@ def _seed(seed: int) -> int:
         ) from None
 
 
-def _indices(length: int, node: int, total: int, seed: int | None, drop_last: bool) -> Indices:
+_warned: set[tuple[int, int]] = set()
+
+
+def _warn_uneven(length: int, total: int) -> None:
+    """Says once that parts differ in length, in a process that is in a group: such nodes hang in their last step."""
+    if not _in_group() or not is_head() or (length, total) in _warned:
+        return
+    _warned.add((length, total))
+    longer = length % total
+    print(
+        f"sky.shard: {length} elements over {total} nodes: {longer} of them get{'s' if longer == 1 else ''} "
+        f"{length // total + 1}, the others {length // total}. Nodes that train together must make equally many steps, "
+        "or they wait for each other for ever. Write sky.shard(..., drop_last=True), or pad=True.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _in_group() -> bool:
+    """Whether a framework has joined this process with those of other nodes."""
+    dist: Any = sys.modules.get("torch.distributed")
+    return holds_group() or (dist is not None and dist.is_available() and dist.is_initialized())
+
+
+def _indices(length: int, node: int, total: int, seed: int | None, drop_last: bool, pad: bool) -> Indices:
     order: Indices = range(length)
     if seed is not None:
         order = array("q", order)
         random.Random(seed).shuffle(cast("Any", order))
-    if not drop_last:
-        return order[node::total]
-    size = length // total
-    return order[node * size : (node + 1) * size]
+    if drop_last:
+        size = length // total
+        return order[node * size : (node + 1) * size]
+    part = order[node::total]
+    if pad and length and length % total and node >= length % total:
+        # The elements after the last one are those from the start again, as torch's DistributedSampler has it.
+        part = array("q", part)
+        part.append(order[(length // total * total + node) % length])
+    return part
 
 
 def _length(data: Any) -> int:
