@@ -18,7 +18,7 @@ from skyward.providers.aws.provider import AWS
 from skyward.setup import host_watch
 from skyward.testing import Cloud
 from tests.cloud.machines import CACHE, Hosts
-from tests.ssh.places import TORCH
+from tests.ssh.places import TORCH, torch_plugin
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(480)
@@ -201,7 +201,7 @@ def test_training_goes_on_from_its_checkpoint_when_a_machine_is_taken(
                 time.sleep(0.05)
         return info.attempt, start, total.item()
 
-    pool, seen = opened(image=TORCH, plugins=[sky.plugins.torch(backend="gloo")])
+    pool, seen = opened(image=TORCH, plugins=[torch_plugin(backend="gloo")])
     with pool:
         old = dict(who() @ pool)
         found: list[Any] = []

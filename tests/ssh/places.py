@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import skyward as sky
 from tests.support.hosts import Host, HostSpec, Network
 
-__all__ = ["CACHE", "OURS", "TORCH", "left", "ours", "reached", "specs"]
+__all__ = ["CACHE", "OURS", "TORCH", "left", "ours", "reached", "specs", "torch_plugin"]
 
 CACHE = "/run/cache"
-# Torch as any package, not from its own index: the plugin leaves an image alone that says where torch is from.
-TORCH = sky.Image(
-    pip=["torch==2.13.0", "numpy"],
-    pip_indexes=[sky.PipIndex("https://pypi.org/simple", packages=["torch", "torchvision", "torchaudio"])],
-)
+TORCH = sky.Image(pip=["torch==2.13.0", "numpy"])
 OURS = ("skyward.node.keeper", "skyward.node.fork_server", "skyward.node.runner")
 
 
@@ -42,3 +39,8 @@ def reached(net: Network, count: int | None = None, **options: Any) -> sky.SSH:
     """The provider for a network's hosts."""
     hosts = [host.address for host in net][:count]
     return sky.SSH(hosts=hosts, user="sky", key=str(net.key), known_hosts=str(net.known_hosts), **options)
+
+
+def torch_plugin(**options: Any) -> sky.Plugin:
+    """The plugin for images that have torch: without the index of its own, which need not be reachable from hosts."""
+    return replace(sky.plugins.torch(**options), transform=None)

@@ -15,7 +15,7 @@ import torch
 import skyward as sky
 from skyward import events
 from skyward.errors import NodeLost, TaskCrashed, TaskTimeout
-from tests.ssh.places import TORCH, ours, reached
+from tests.ssh.places import TORCH, ours, reached, torch_plugin
 from tests.support.hosts import Network
 from tests.support.waiting import until
 
@@ -93,7 +93,7 @@ def pools(net: Network) -> Iterator[Callable[[str], sky.ComputePool]]:
 
         def pool(form: str) -> sky.ComputePool:
             if form not in opened:
-                plugins = [sky.plugins.torch()] if form == "plugin" else []
+                plugins = [torch_plugin()] if form == "plugin" else []
                 made = sky.ComputePool(provider=reached(net), image=TORCH, plugins=plugins, console=False)
                 opened[form] = stack.enter_context(made)
             return opened[form]
@@ -213,7 +213,7 @@ def test_a_host_that_stands_still_is_given_up_and_its_rank_comes_back_into_no_gr
 def test_a_host_may_be_away_for_longer_than_the_others_wait_for_a_group(whole: Network) -> None:
     """Rows 16, 18: they give up forming one, and are still there when it is back."""
     limit = 3
-    plugins = [sky.plugins.torch(timeout=limit)]
+    plugins = [torch_plugin(timeout=limit)]
     with sky.ComputePool(provider=reached(whole), image=TORCH, plugins=plugins, console=False) as pool:
         gang = Gang("plugin", pool, whole)
         failed = gang.begin(turning)
