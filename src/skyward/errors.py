@@ -345,7 +345,7 @@ class NotGivenBack(CloudError):
 
 
 class CloudRefused(CloudError):
-    """A call that a cloud did not carry out, or of which no answer came; `kind` sorts its codes."""
+    """A call that a cloud refused, or did not answer; `kind` sorts its codes. Providers raise subclasses."""
 
     def __init__(self, action: str, code: str, message: str, region: str, kind: str = "other") -> None:
         super().__init__(action, code, message, region, kind)
@@ -357,14 +357,18 @@ class CloudRefused(CloudError):
         return self.kind == "server"
 
     def __str__(self) -> str:
-        said = f"AWS did not carry out {self.action} in {self.region}: {self.message} ({self.code})."
+        said = f"the provider refused {self.action} in {self.region}: {self.message} ({self.code})."
+        return f"{said} {self._advice}".rstrip()
+
+    @property
+    def _advice(self) -> str:
         match self.kind:
             case "server" | "throttled":
-                return f"{said} It was tried again until patience ran out. Look at the line and at AWS's status page."
+                return "It was tried again for a while. Check the network, and the provider's status page."
             case "capacity":
-                return f"{said} Try another zone, type or price class, or later."
+                return "Try another zone, type or price class, or try later."
             case _:
-                return f"{said} Check what was given to sky.AWS(...) and what exists in this account."
+                return "Check the provider's settings, and what exists in this account."
 
 
 class CredentialsMissing(CloudRefused):
@@ -383,21 +387,19 @@ class CredentialsMissing(CloudRefused):
         self.looked_at = tuple(looked_at)
         self.args = (*self.args, self.looked_at)
 
-    def __str__(self) -> str:
-        looked = f" Looked at: {', '.join(self.looked_at)}." if self.looked_at else ""
-        return (
-            f"no AWS login that works: {self.message}.{looked} Nothing was created. "
-            "Log in (`aws configure`, `aws sso login`), set AWS_PROFILE, or give sky.AWS(profile=...)."
-        )
+    @property
+    def _advice(self) -> str:
+        looked = f"Looked at: {', '.join(self.looked_at)}. " if self.looked_at else ""
+        return f"{looked}Nothing was created. Log in, or give the provider credentials that work."
 
 
 class CredentialsExpired(CloudRefused):
-    """The login has run out."""
+    """The login has expired."""
 
-    def __str__(self) -> str:
+    @property
+    def _advice(self) -> str:
         return (
-            f"the AWS login has expired: {self.action} in {self.region} was refused ({self.code}). "
-            "Machines end themselves when their lease runs out. Log in again (`aws sso login`, or new keys), then "
+            "The login has expired. Machines end themselves when their lease runs out. Log in again, then "
             "`sky down --all --yes` gives back what is left; `sky ps` shows it."
         )
 
@@ -405,12 +407,9 @@ class CredentialsExpired(CloudRefused):
 class PermissionDenied(CloudRefused):
     """The account, or the user in it, is not allowed to do this."""
 
-    def __str__(self) -> str:
-        message = self.message.split(" Encoded authorization failure message")[0]
-        said = f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
-        if self.code in ("PendingVerification", "OptInRequired", "Blocked"):
-            return said + "It is the account that has to be verified, or opted in: see its AWS console and e-mail."
-        return said + (f"Have {self.action} allowed for this user; docs/aws-policy.json lists all that Skyward needs.")
+    @property
+    def _advice(self) -> str:
+        return f"Have {self.action} allowed for this user."
 
 
 class QuotaExceeded(CloudRefused):
@@ -421,10 +420,7 @@ class QuotaExceeded(CloudRefused):
         self.quota = quota
         self.args = (*self.args, quota)
 
-    def __str__(self) -> str:
-        which = f"the quota {self.quota}" if self.quota else "a quota"
-        return (
-            f"{which} in {self.region} does not allow this: {self.message} ({self.code} from {self.action}). "
-            "Nothing was left running. Ask for more under 'Service Quotas' in the AWS console, or use another region, "
-            "smaller machines or fewer nodes."
-        )
+    @property
+    def _advice(self) -> str:
+        which = f"the quota {self.quota}" if self.quota else "the quota"
+        return f"Nothing was left running. Have {which} raised, or use another region, smaller machines or fewer nodes."

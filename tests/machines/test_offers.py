@@ -116,11 +116,11 @@ def test_the_variant_of_an_accelerator_is_known_by_its_memory() -> None:
 
 
 def test_a_plan_reads_like_a_sentence() -> None:
-    offers = (offer("g4dn.xlarge", "spot", 0.2), offer("g4dn.xlarge", "on-demand", 0.526, price="table"))
+    offers = (offer("g4dn.xlarge", "spot", 0.2), offer("g4dn.xlarge", "on-demand", 0.526, price="at most"))
     text = str(Plan("AWS", wish(Spec(nodes=4, accelerator="T4")), 4, offers))
     assert "4 nodes with 1 x T4 (16GB each), spot-if-available, from AWS:" in text
     assert "1. 4 x g4dn.xlarge (spot, a), $0.8 an hour" in text
-    assert "$2.10 an hour (list price)" in text
+    assert "$2.10 an hour at most" in text
     assert "nothing fits" in str(Plan("AWS", "w", 1, ()))
     small = CloudOffer("", 2, kind="p4d.24xlarge", zone="a", accelerator="A100", accelerators=8, accelerator_gb=40)
     text = str(Plan("AWS", wish(Spec(accelerator="A100")), 1, (small,)))

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Market = Literal["spot", "on-demand"]
-PriceSource = Literal["live", "table", "at most", "unknown"]
+PriceSource = Literal["live", "at most", "unknown"]
 
 # What devices report lies a little beside the number they are sold with: 22888 MiB is a "24 GB" card.
 _TOLERANCE = 0.08
@@ -228,8 +228,7 @@ def _too_dear(offer: CloudOffer, nodes: int, limit: float) -> str:
 def _priced(offer: CloudOffer, nodes: int) -> str:
     if math.isinf(offer.hourly_cost):
         return "price unknown"
-    source = {"live": "", "table": " (list price)", "at most": " at most", "unknown": ""}[offer.price]
-    return f"{money(nodes * offer.hourly_cost)} an hour{source}"
+    return f"{money(nodes * offer.hourly_cost)} an hour{' at most' if offer.price == 'at most' else ''}"
 
 
 def _other_accelerator(shape: Shape, wanted: Accelerator) -> str | None:

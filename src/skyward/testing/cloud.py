@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from skyward.errors import SkywardError
-from skyward.providers.aws.pricetable import TABLE
 from skyward.providers.aws.provider import AWS, Pace
 from skyward.testing.ec2 import Ec2
 from skyward.testing.faults import Call, Fault, Faults
 from skyward.testing.machines import Hooks, Instance, Machines, Times
+from skyward.testing.prices import TABLE
 from skyward.testing.wire import Answer, Request, error, parse
 
 __all__ = ["Cloud"]

@@ -16,9 +16,9 @@ from skyward.providers.aws import prices
 from skyward.providers.aws.choose import attempts
 from skyward.providers.aws.errors import kind_of, quota_of
 from skyward.providers.aws.images import image_parameter
-from skyward.providers.aws.pricetable import DATE, TABLE
 from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud
+from skyward.testing.prices import TABLE
 
 
 @pytest.fixture(scope="module")
@@ -167,24 +167,28 @@ def test_a_spec_names_its_own_region(cloud: Cloud) -> None:
     assert offers[0].zone.startswith("eu-west-1")
 
 
-def test_who_may_not_ask_for_prices_gets_a_dated_table_and_is_told(cloud: Cloud) -> None:
+def test_who_may_not_ask_for_prices_is_told_and_none_is_made_up(cloud: Cloud) -> None:
     cloud.fail("GetProducts", "AccessDeniedException", times=-1)
+    spot = cloud.aws().offers(Spec(accelerator="T4"))
+    assert "on-demand prices are not known, since AWS refused pricing:GetProducts" in str(spot)
+    assert (spot.offers[0].market, spot.offers[0].price) == ("spot", "live")
     cloud.fail("DescribeSpotPriceHistory", "UnauthorizedOperation", times=-1)
     plan = cloud.aws().offers(Spec(accelerator="T4"))
-    assert DATE in str(plan)
-    assert "pricing:GetProducts" in str(plan)
-    spot = plan.offers[0]
-    assert (spot.market, spot.price, spot.hourly_cost) == ("spot", "at most", TABLE["g4dn.xlarge"])
-    demand = next(offer for offer in plan.offers if offer.market == "on-demand")
-    assert demand.price == "table"
-    elsewhere = cloud.aws(region="eu-west-1").offers(Spec(accelerator="T4"))
-    assert math.isinf(elsewhere.offers[0].hourly_cost), "no price is made up"
-    assert "price unknown" in str(elsewhere)
-    limited = cloud.aws(region="eu-west-1").offers(Spec(accelerator="T4", max_hourly_cost=5))
+    assert {offer.price for offer in plan} == {"unknown"}
+    assert all(math.isinf(offer.hourly_cost) for offer in plan)
+    assert "price unknown" in str(plan)
+    limited = cloud.aws().offers(Spec(accelerator="T4", max_hourly_cost=5))
     assert not limited.offers
+    assert "its price is not known, and max_hourly_cost=5 is set" in str(limited)
 
 
-def test_live_prices_win_over_the_table(cloud: Cloud) -> None:
+def test_without_spot_prices_the_on_demand_price_is_the_limit(cloud: Cloud) -> None:
+    cloud.fail("DescribeSpotPriceHistory", "UnauthorizedOperation", times=-1)
+    spot = cloud.aws().offers(Spec(accelerator="T4")).offers[0]
+    assert (spot.market, spot.price, spot.hourly_cost) == ("spot", "at most", TABLE["g4dn.xlarge"])
+
+
+def test_prices_are_asked_of_the_cloud(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["g4dn.xlarge"] = 0.5
     demand = cloud.aws().offers(Spec(accelerator="T4", allocation="on-demand")).offers[0]

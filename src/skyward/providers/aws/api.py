@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from skyward.errors import CloudRefused, CredentialsMissing, SkywardError
+from skyward.errors import CloudRefused, SkywardError
 from skyward.providers.aws.checks import check_region
-from skyward.providers.aws.errors import refusal
+from skyward.providers.aws.errors import CredentialsMissing, refusal
 
 __all__ = ["Account", "Api", "Pace", "Report", "connect", "recalled"]
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from skyward.errors import CloudRefused, CredentialsExpired, CredentialsMissing, PermissionDenied, QuotaExceeded
+from skyward import errors
 
-__all__ = ["Kind", "kind_of", "quota_of", "refusal"]
+__all__ = [
+    "CloudRefused",
+    "CredentialsExpired",
+    "CredentialsMissing",
+    "Kind",
+    "PermissionDenied",
+    "QuotaExceeded",
+    "kind_of",
+    "quota_of",
+    "refusal",
+]
 
 Kind = Literal[
     "capacity",  # not here, not now: try the next zone, type or price class
@@ -55,6 +65,65 @@ _FAMILIES = (
 )
 
 
+class CloudRefused(errors.CloudRefused):
+    """A call that AWS did not carry out, or did not answer."""
+
+    def __str__(self) -> str:
+        said = f"AWS did not carry out {self.action} in {self.region}: {self.message} ({self.code})."
+        match self.kind:
+            case "server" | "throttled":
+                return f"{said} It was tried again until patience ran out. Look at the line and at AWS's status page."
+            case "capacity":
+                return f"{said} Try another zone, type or price class, or later."
+            case _:
+                return f"{said} Check what was given to sky.AWS(...) and what exists in this account."
+
+
+class CredentialsMissing(errors.CredentialsMissing):
+    """Nobody is logged in to AWS, or AWS does not know who it is; nothing was created."""
+
+    def __str__(self) -> str:
+        looked = f" Looked at: {', '.join(self.looked_at)}." if self.looked_at else ""
+        return (
+            f"no AWS login that works: {self.message}.{looked} Nothing was created. "
+            "Log in (`aws configure`, `aws sso login`), set AWS_PROFILE, or give sky.AWS(profile=...)."
+        )
+
+
+class CredentialsExpired(errors.CredentialsExpired):
+    """The login to AWS has expired."""
+
+    def __str__(self) -> str:
+        return (
+            f"the AWS login has expired: {self.action} in {self.region} was refused ({self.code}). "
+            "Machines end themselves when their lease runs out. Log in again (`aws sso login`, or new keys), then "
+            "`sky down --all --yes` gives back what is left; `sky ps` shows it."
+        )
+
+
+class PermissionDenied(errors.PermissionDenied):
+    """The AWS account, or the user in it, is not allowed to do this."""
+
+    def __str__(self) -> str:
+        message = self.message.split(" Encoded authorization failure message")[0]
+        said = f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
+        if self.code in ("PendingVerification", "OptInRequired", "Blocked"):
+            return said + "It is the account that has to be verified, or opted in: see its AWS console and e-mail."
+        return said + f"Have {self.action} allowed for this user; docs/aws-policy.json lists all that Skyward needs."
+
+
+class QuotaExceeded(errors.QuotaExceeded):
+    """A quota of the AWS account is used up."""
+
+    def __str__(self) -> str:
+        which = f"the quota {self.quota}" if self.quota else "a quota"
+        return (
+            f"{which} in {self.region} does not allow this: {self.message} ({self.code} from {self.action}). "
+            "Nothing was left running. Ask for more under 'Service Quotas' in the AWS console, or use another region, "
+            "smaller machines or fewer nodes."
+        )
+
+
 def kind_of(code: str, status: int = 400) -> Kind:
     """What sort of refusal an error code of AWS is."""
     known = _CODES.get(code)
@@ -83,7 +152,7 @@ def quota_of(kind: str, market: str) -> str:
     return "of this instance type"
 
 
-def refusal(action: str, code: str, message: str, region: str, status: int = 400) -> CloudRefused:
+def refusal(action: str, code: str, message: str, region: str, status: int = 400) -> errors.CloudRefused:
     """The error for an answer of AWS."""
     kind = kind_of(code, status)
     if "ServiceLinkedRole" in code:  # the first spot machine of an account needs a role that AWS makes itself

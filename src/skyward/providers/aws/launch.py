@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skyward.errors import CloudError, CloudRefused, NoCapacity, QuotaExceeded
+from skyward.errors import CloudError, CloudRefused, NoCapacity
 from skyward.machines.ledger import Ledger
 from skyward.machines.offers import CloudOffer
 from skyward.providers.aws.api import Api, Report
-from skyward.providers.aws.errors import quota_of
+from skyward.providers.aws.errors import QuotaExceeded, quota_of
 from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.tags import PRICE, Terms, specification

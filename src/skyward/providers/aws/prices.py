@@ -1,4 +1,4 @@
-"""What machines cost an hour: asked where the account may ask, from a dated table otherwise."""
+"""What machines cost an hour: asked of AWS, and unknown where the account may not ask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from skyward.errors import CloudRefused
 from skyward.machines.offers import Market, PriceSource
 from skyward.machines.parallel import each
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.pricetable import DATE, REGION, TABLE
 
 __all__ = ["Prices", "ask", "list_price"]
 
@@ -36,7 +35,6 @@ class Prices:
     """Prices of one region, and a sentence on where they come from."""
 
     demand: dict[str, float]
-    demand_source: PriceSource
     spot: dict[tuple[str, str], float]
     notes: tuple[str, ...] = ()
 
@@ -44,7 +42,7 @@ class Prices:
         """Dollars an hour and how far to trust them; without a spot price, what spot costs at most."""
         demand = self.demand.get(kind, math.inf)
         if market == "on-demand":
-            return demand, "unknown" if math.isinf(demand) else self.demand_source
+            return demand, "unknown" if math.isinf(demand) else "live"
         spot = self.spot.get((kind, zone))
         if spot is not None:
             return spot, "live"
@@ -55,8 +53,8 @@ class Prices:
 def ask(api: Api, kinds: Sequence[str], spot: bool = True) -> Prices:
     """Prices for these kinds in the region of `api`."""
     notes: list[str] = []
-    demand, source = _demand(api, sorted(set(kinds)), notes)
-    return Prices(demand, source, _spot(api, sorted(set(kinds)), notes) if spot else {}, tuple(notes))
+    demand = _demand(api, sorted(set(kinds)), notes)
+    return Prices(demand, _spot(api, sorted(set(kinds)), notes) if spot else {}, tuple(notes))
 
 
 def list_price(product: dict[str, Any]) -> tuple[str, float] | None:
@@ -71,20 +69,18 @@ def list_price(product: dict[str, Any]) -> tuple[str, float] | None:
     return None
 
 
-def _demand(api: Api, kinds: list[str], notes: list[str]) -> tuple[dict[str, float], PriceSource]:
+def _demand(api: Api, kinds: list[str], notes: list[str]) -> dict[str, float]:
     region = api.account.region
     key = (api.account.endpoint_url, api.account.profile, region, tuple(kinds))
     try:
         with _lock:
             if key not in _lists:
                 _lists[key] = _asked(api, kinds, region)
-            return _lists[key], "live"
+            return _lists[key]
     except CloudRefused as exc:
-        # Prices are not worth failing for: whoever may not ask gets the table, and is told.
-        known = {kind: TABLE[kind] for kind in kinds if kind in TABLE} if region == REGION else {}
-        table = f"the list of {DATE} for {REGION} is used" if known else "on-demand prices are not known here"
-        notes.append(f"prices: {table}, since {exc.action} is not to be had ({exc.code})")
-        return known, "table"
+        # Prices are not worth failing for: whoever may not ask is told.
+        notes.append(f"prices: on-demand prices are not known, since AWS refused {exc.action} ({exc.code})")
+        return {}
 
 
 def _asked(api: Api, kinds: list[str], region: str) -> dict[str, float]:
@@ -129,7 +125,7 @@ def _spot(api: Api, kinds: list[str], notes: list[str]) -> dict[tuple[str, str],
     except CloudRefused as exc:
         if exc.kind in ("credentials", "expired"):
             raise
-        notes.append(f"prices: spot prices are not to be had ({exc.code}); on-demand prices are what they are at most")
+        notes.append(f"prices: spot prices are not known ({exc.code}); spot costs at most the on-demand price")
         return {}
     newest: dict[tuple[str, str], tuple[str, float]] = {}
     for item in history:

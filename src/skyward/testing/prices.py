@@ -1,12 +1,10 @@
-"""List prices for accounts that may not ask for prices; never used where AWS answers."""
+"""What machines cost in the test cloud: list prices of AWS on one day in one region."""
 
 from __future__ import annotations
 
-__all__ = ["DATE", "REGION", "TABLE"]
+__all__ = ["TABLE"]
 
-DATE = "2026-09-24"
-REGION = "us-east-1"
-
+# 2026-09-24, us-east-1.
 # On-demand, Linux, shared tenancy, dollars an hour: the price of the smallest size listed, then the sizes and how
 # many times that price each is. Only families in which that holds exactly are written so.
 _DOUBLING = """
