@@ -71,7 +71,7 @@ def agents(pool: sky.ComputePool) -> list[int]:
 
 
 def keeper(pool: sky.ComputePool) -> psutil.Process:
-    return psutil.Process(pool._cluster.hosts[0].keeper.pid)
+    return psutil.Process(pool._hosts.by_node[0].keeper.pid)
 
 
 def fork_server(pool: sky.ComputePool) -> psutil.Process:
@@ -450,7 +450,7 @@ def test_dask_runs_in_processes_of_its_own_and_may_die_there(duo: sky.ComputePoo
         until(lambda: len(members()) == 2)
         next(p for p in dask_processes(duo) if p.pid not in members()).kill()  # the scheduler
     assert [echo(i) >> duo for i in range(20)] == list(range(20))
-    until(lambda: duo._cluster.hosts[0].keeper.scheduler is None)
+    until(lambda: duo._hosts.by_node[0].keeper.scheduler is None)
     with duo.dask() as client:
         assert client.submit(pow, 2, 10).result(timeout=45) == 1024
         assert set(map(str, (w["name"] for w in client.scheduler_info(n_workers=-1)["workers"].values()))) == {

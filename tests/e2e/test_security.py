@@ -55,7 +55,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 def family(pool: sky.ComputePool) -> list[psutil.Process]:
-    keeper = psutil.Process(pool._cluster.hosts[0].keeper.pid)
+    keeper = psutil.Process(pool._hosts.by_node[0].keeper.pid)
     return [keeper, *keeper.children(recursive=True)]
 
 
@@ -86,7 +86,7 @@ def answer(address: tuple[str, int], data: bytes, context: ssl.SSLContext | None
 
 def doors(pool: sky.ComputePool) -> list[str]:
     """The socket files on which agents accept connections."""
-    return sorted(pool._cluster.hosts[0].keeper.sockets.values())
+    return sorted(pool._hosts.by_node[0].keeper.sockets.values())
 
 
 def said_at(path: str, data: bytes) -> bytes:

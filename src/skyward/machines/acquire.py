@@ -1,4 +1,4 @@
-"""Machines for a pool, got and given back; should we be killed in between, a watchdog gives them back."""
+"""Gets machines for a pool and gives them back; if the client dies in between, the watchdog gives them back."""
 
 from __future__ import annotations
 
@@ -6,63 +6,61 @@ import secrets
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-from skyward.api.provider import Holding, Report
-from skyward.machines.selection import Candidate
+from skyward.api.context import PoolContext
+from skyward.api.provider import Holding
+from skyward.machines.watchdog import Watchdog
 
-__all__ = ["Acquisition"]
+__all__ = ["acquire"]
 
 _PATIENCE = 600.0  # machines take minutes to shut down
+_KEY = "machines"
 
 
-@dataclass(frozen=True)
-class Acquisition:
-    """How one pool gets its machines."""
+def acquire(
+    context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[object], None]
+) -> Holding:
+    """The pool's machines; giving them back is a step on `steps`."""
+    provider, name = context.provider, f"{context.name}-{secrets.token_hex(3)}"
+    if provider.rented:
+        from skyward.machines.reaper import look_around
 
-    pool: str
-    timeout: float
-    report: Report
-    warn: Report
-    hurried: Callable[[], bool]
-    """Whether the user has no more patience: then the watchdog does what is left to do."""
-    given_back: Callable[[object], None]
-    """Gets the receipt."""
+        steps.callback(look_around(provider, context.warn).join, 1)
+        # the ledger knows the provider and its settings
+        argv = [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
+        watchdog.add(_KEY, argv, patience=_PATIENCE)
 
-    def acquire(self, one: Candidate, stack: ExitStack) -> Holding:
-        """Machines, with their giving back on `stack`."""
-        provider, name = one.provider, f"{self.pool}-{secrets.token_hex(3)}"
-        if provider.rented:
-            from skyward.machines.ledger import Ledger
-            from skyward.machines.reaper import look_around
-            from skyward.machines.watchdog import Watchdog
+    def leave_to_watchdog() -> None:
+        from skyward.machines.ledger import Ledger
 
-            stack.callback(look_around(provider, self.warn).join, 1)
-            watchdog = Watchdog()
-            stack.callback(watchdog.close)
-            # the ledger knows the provider and its settings
-            argv = [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
-            watchdog.add("machines", argv, patience=_PATIENCE)
-            stack.callback(watchdog.drop, "machines")
+        ledger = Ledger.held(name)
+        if ledger is not None:
+            ledger.let_go()  # so that the watchdog can take it over
+        if provider.rented and context.hurried():
+            context.warn(f"giving back was interrupted; a watchdog does it now. `sky ps` shows when {name} is gone.")
 
-            def interrupted(kind: type[BaseException] | None, *_: object) -> None:
-                # an ExitStack goes on after an interrupt, so giving back may have been cut short just now
-                if self.hurried() or (kind is not None and not issubclass(kind, Exception)):
-                    ledger = Ledger.held(name)
-                    if ledger is not None:
-                        ledger.let_go()  # so that the watchdog can take it over
-                    watchdog.hand_over()
-                if self.hurried():
-                    self.warn(
-                        f"giving back was interrupted; a watchdog does it now. `sky ps` shows when {name} is gone."
-                    )
+    def give_back() -> None:
+        if context.hurried() and provider.rented:
+            leave_to_watchdog()
+            return
+        try:
+            receipt = provider.give_back(name, context.report)
+        except Exception:
+            watchdog.drop(_KEY)  # the error names what is left
+            raise
+        except BaseException:
+            leave_to_watchdog()
+            raise
+        watchdog.drop(_KEY)
+        keep_receipt(receipt)
 
-            stack.push(interrupted)
-        holding = provider.acquire(one.spec, name, one.nodes, self.timeout, self.report)
-
-        def give_back() -> None:
-            if not self.hurried():
-                self.given_back(provider.give_back(holding.pool, self.report))
-
-        stack.callback(give_back)
-        return holding
+    try:
+        holding = provider.acquire(context.spec, name, context.nodes, context.provision_timeout, context.report)
+    except Exception:
+        watchdog.drop(_KEY)
+        raise
+    except BaseException:
+        leave_to_watchdog()
+        raise
+    steps.callback(give_back)
+    return holding

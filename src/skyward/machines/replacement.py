@@ -1,61 +1,129 @@
-"""Other machines for nodes that are lost or being taken away: asked for at once, put in place when it harms nobody."""
+"""Other machines for nodes that are lost or about to be taken away.
+
+Replacing (a thread a node) --prepare--> Substitutes (setup/bringup.py) --another--> Supply --> provider
+         --await_vacant, connect--> Place (the engine)
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
-from skyward.api.provider import Machine
+from skyward.api.context import PoolContext
+from skyward.api.provider import Machine, Report
 from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
-from skyward.machines.supply import Supply
 
-__all__ = ["Replacing", "Substitutes", "Substitution"]
+__all__ = ["Replacing", "Substitutes", "Supply"]
 
 log = logging.getLogger("skyward.engine")
 
-_PAUSES = (5.0, 15.0, 30.0, 60.0, 60.0)  # more than the two minutes in which the old machine still counts
-_PASSING = (NoCapacity, QuotaExceeded, CredentialsExpired, BootstrapError)
+_PAUSES = (5.0, 15.0, 30.0, 60.0, 60.0)  # longer than the two minutes in which the old machine still counts
+_TEMPORARY = (NoCapacity, QuotaExceeded, CredentialsExpired, BootstrapError)
 _FIRST_INQUIRY = 1.0
 _INQUIRY = 5.0
-_CLOSING = 120.0
+
+
+class Supply:
+    """Asks a provider for machines that join those it holds under `name`, from any thread, until it is closed."""
+
+    def __init__(self, context: PoolContext, name: str) -> None:
+        self._context, self._name = context, name
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._closed = False
+
+    def replaces(self, machine: Machine) -> bool:
+        """Whether a machine is replaced when it is lost; if the user did not say, those are that may be taken away."""
+        return machine.preemptible if self._context.replace is None else self._context.replace
+
+    def another(self, spent: float, report: Report) -> Machine:
+        """One more machine, beside others that cost `spent` an hour; PoolClosed if the pool is closed meanwhile."""
+        last, spec = "", self._context.spec
+        if spec.max_hourly_cost is not None:
+            spec = replace(spec, max_hourly_cost=max(spec.max_hourly_cost - spent, 1e-9))
+
+        def tell(text: str) -> None:
+            nonlocal last
+            self._check_open()  # providers report while they wait
+            if text != last:
+                report(text)
+            last = text
+
+        provider, timeout = self._context.provider, self._context.provision_timeout
+        with self._asking():
+            holding = provider.acquire_more(spec, self._name, 1, timeout, tell)
+        return holding.machines[0]
+
+    def ended(self, machines: Sequence[Machine]) -> list[str]:
+        """Why machines are gone, as their provider knows; empty for those that are there."""
+        with self._asking():
+            return [machine.gone for machine in self._context.provider.refresh(machines)]
+
+    def discard(self, machine: Machine) -> None:
+        """Gives one machine back; if that fails now, it goes with the pool, whose receipt says so."""
+        try:
+            with self._asking():
+                self._context.provider.terminate([machine])
+        except SkywardError as exc:
+            log.debug("%s is not given back yet: %s", machine.id, exc)
+
+    def close(self, seconds: float) -> None:
+        """Refuses new requests and waits for running ones: the pool gives back only machines that are known by then."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._busy, seconds)
+
+    @contextmanager
+    def _asking(self) -> Generator[None]:
+        with self._changed:
+            self._check_open()
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolClosed("the pool was closed while another machine was asked for.")
 
 
 class Substitutes(Protocol):
-    """Where other machines come from."""
+    """Gets and sets up other machines; `setup/bringup.py: PoolHosts` does it."""
 
     def wanted(self, node: int) -> bool:
-        """Whether a node's machine is to be replaced when it goes."""
+        """Whether a node's machine is replaced when it is lost."""
         ...
 
     def prepare(self, node: int) -> Callable[[], None]:
-        """Gets a machine and sets it up; what it returns puts it in the place of the node's old one."""
+        """Gets a machine and sets it up; the returned function makes it the node's machine."""
         ...
 
     def ended(self, nodes: Sequence[int]) -> dict[int, str]:
         """Which machines of these nodes are gone, as their provider knows, and why."""
         ...
 
-    def close(self) -> None:
-        """Stops what is being prepared."""
-        ...
-
 
 class Place(Protocol):
-    """What is replaced, as the engine sees it; called without its lock."""
+    """What `Replacing` needs of the engine; called without the engine's lock."""
 
     def await_vacant(self, node: int) -> bool:
         """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
         ...
 
     def connect(self, node: int) -> None:
-        """Connects to the machine that stands in for a node's old one."""
+        """Connects to the node's new machine."""
         ...
 
     def not_replaced(self, node: int, reason: str) -> None:
-        """No machine could be had."""
+        """No other machine was available."""
         ...
 
     def missing(self) -> list[int]:
@@ -75,54 +143,6 @@ class Place(Protocol):
         ...
 
 
-class Substitution:
-    """Machines of a pool that others stand in for."""
-
-    def __init__(
-        self,
-        supply: Supply,
-        machines: list[Machine],
-        set_up: Callable[[int, Machine], Callable[[], None]],
-        halt: Callable[[], None],
-        report: Callable[[int, str], None],
-    ) -> None:
-        self._supply, self._machines, self._set_up = supply, machines, set_up
-        self._halt, self._report = halt, report
-
-    def wanted(self, node: int) -> bool:
-        return self._supply.replaces(self._machines[node])
-
-    def ended(self, nodes: Sequence[int]) -> dict[int, str]:
-        reasons = self._supply.ended([self._machines[node] for node in nodes])
-        return {node: reason for node, reason in zip(nodes, reasons, strict=True) if reason}
-
-    def prepare(self, node: int) -> Callable[[], None]:
-        others = sum(machine.hourly_cost for other, machine in enumerate(self._machines) if other != node)
-        machine = self._supply.another(others, lambda text: self._report(node, text))
-        try:
-            put = self._set_up(node, machine)
-        except BaseException:
-            self._discard(machine)
-            raise
-
-        def stand_in() -> None:
-            old, self._machines[node] = self._machines[node], machine
-            put()
-            threading.Thread(target=self._discard, args=(old,), name="skyward-discard", daemon=True).start()
-
-        return stand_in
-
-    def close(self) -> None:
-        self._supply.close(_CLOSING)
-        self._halt()
-
-    def _discard(self, machine: Machine) -> None:
-        try:
-            self._supply.discard(machine)
-        except SkywardError as exc:  # it goes with the pool, whose receipt says so
-            log.debug("%s is not given back yet: %s", machine.id, exc)
-
-
 class Replacing:
     """One thread for every node that is being replaced."""
 
@@ -140,10 +160,10 @@ class Replacing:
         return node in self._going
 
     def begin(self, node: int) -> bool:
-        """Has a node's machine replaced, if that is wanted; once, however often this is said."""
+        """Starts to replace a node's machine, if it is to be replaced; calling it again changes nothing."""
         with self._lock:
             if node in self._going:
-                if node in self._placed:  # it is the other machine that is spoken of, just when we connect to it
+                if node in self._placed:  # the new machine is meant, to which we are connecting just now
                     self._again.add(node)
                 return True
             if self._source is None or not self._source.wanted(node):
@@ -161,9 +181,7 @@ class Replacing:
             threading.Thread(target=self._ask, args=(self._source,), name="skyward-ask", daemon=True).start()
 
     def close(self, seconds: float) -> None:
-        """Stops asking for machines, and waits for those that have been asked for; the pool is closing."""
-        if self._source is not None:
-            self._source.close()
+        """Waits for replacements that are under way; the pool has closed its `Supply`, so they end soon."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -181,7 +199,7 @@ class Replacing:
                     self._again.discard(node)  # the machine that took the place is being taken away as well
         except PoolClosed:
             pass
-        except Exception as exc:  # whatever a provider or a machine does: told to the user by the engine
+        except Exception as exc:  # whatever a provider or a machine does: the engine tells the user
             log.debug("node %d could not be replaced", node, exc_info=True)
             reason = _short(exc)
         with self._lock:
@@ -191,7 +209,7 @@ class Replacing:
             self._place.not_replaced(node, reason)
 
     def _try(self, source: Substitutes, node: int) -> None:
-        """Capacity comes and goes, machines break while they are set up, a login can be renewed; all else is final."""
+        """Tries again after errors that may pass: no capacity, a machine that breaks, an expired login."""
         for pause in (*_PAUSES, None):
             try:
                 put = source.prepare(node)
@@ -202,10 +220,10 @@ class Replacing:
                     self._placed.add(node)
                 self._place.connect(node)
                 return
-            except _PASSING as exc:
+            except _TEMPORARY as exc:
                 with self._lock:
                     self._placed.discard(node)
-                    self._again.discard(node)  # said of the machine that we could not connect to
+                    self._again.discard(node)  # it was about the machine that we could not connect to
                 if pause is None:
                     raise
                 self._place.tell(node, f"no other machine yet: {_short(exc)}. The next try is in {pause:.0f} s")
@@ -222,7 +240,7 @@ class Replacing:
         finally:
             self._asking = False
         if self._place.pause_for(0) and self._place.missing():
-            self.inquire()  # one has fallen silent just now
+            self.inquire()  # another node stopped answering just now
 
     def _answer(self, source: Substitutes, nodes: Sequence[int]) -> dict[int, str]:
         try:
@@ -233,7 +251,7 @@ class Replacing:
 
 
 def _short(error: Exception) -> str:
-    """What went wrong, in one line: what the errors of an opening pool advise does not hold for one that is open."""
+    """The error in one line, without its advice, which is for pools that are being opened."""
     if isinstance(error, NoCapacity) and error.attempts:
         return f"there is no capacity ({len(error.attempts)} offers were tried; the last: {error.attempts[-1]})"
     return str(error).partition("\n")[0].rstrip(".")

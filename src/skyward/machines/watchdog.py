@@ -1,8 +1,8 @@
-"""A small process beside the client that ends what a pool has on its hosts if the client dies before doing so.
+"""A small process beside the client that ends what a pool has elsewhere if the client dies, or cannot do it.
 
-The client tells it, over a pipe and in JSON lines, what there is to do. The end of the pipe without a last word means
-that the client is gone; so does another parent, for a forked child of the client may hold the pipe open.
-It is run as a program, by its path: it needs the standard library only, and starts whatever the client's sys.path is.
+The client sends it orders over a pipe, as lines of JSON. If the pipe ends without a last message, the client is gone.
+It is also gone if the parent process has changed, because a forked child of the client may hold the pipe open.
+It is run as a program, by its path: it needs the standard library only, and works whatever the client's sys.path is.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 __all__ = ["Watchdog", "pauses"]
 
 _GIVE_UP = 60.0
-_ONE_TRY = 20.0
-_LETTING_GO = 5.0
-_GLANCE = 1.0
+_TRY_TIMEOUT = 20.0
+_ENDING_TIMEOUT = 5.0
+_CHECK_PARENT = 1.0
 
 
 def pauses(seconds: float) -> list[float]:
@@ -38,19 +38,31 @@ def pauses(seconds: float) -> list[float]:
 
 
 class Watchdog:
-    """The client's side: what is to be done on the hosts if this process dies. Usable from many threads."""
+    """The client's side: what is to be done if this process dies. Usable from many threads.
+
+    At the end of a with-block the watchdog carries out the orders that were not dropped. So each step of closing drops
+    its own order when it is done, and what was interrupted or failed is tried again.
+    """
 
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._orders: dict[str, dict[str, Any]] = {}
-        self._handed_over = False
-        self._process = _spawn()
+        self._handed_over = self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None  # started with the first order
+
+    def __enter__(self) -> Watchdog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.hand_over()
+        self.close()
 
     @property
     def pid(self) -> int:
-        """The process id of the watchdog."""
-        return self._process.pid
+        """The process id of the watchdog, which is started if it does not run yet."""
+        with self._lock:
+            return self._started().pid
 
     def add(
         self,
@@ -58,11 +70,11 @@ class Watchdog:
         argv: Sequence[str],
         ending: Sequence[str] = (),
         directory: str | None = None,
-        patience: float = _ONE_TRY,
+        patience: float = _TRY_TIMEOUT,
     ) -> None:
-        """Notes a command to be tried until it works, then one to run once, then a directory to remove.
+        """Adds an order: a command to try until it works, then one to run once, then a directory to remove.
 
-        `ending` and `directory` are `SshShell.ending()`; `argv` may be empty, if there is nothing on the host. A try
+        `ending` and `directory` are `SshShell.ending()`; `argv` may be empty if there is nothing on the host. A try
         that takes more than `patience` seconds has failed.
         """
         order = {
@@ -73,63 +85,75 @@ class Watchdog:
             "patience": patience,
         }
         with self._lock:
-            self._orders[key] = order
-            self._tell({"add": order})
+            if not self._closed:  # a thread may still be setting up a host that the pool has given up
+                self._orders[key] = order
+                self._tell({"add": order})
 
     def drop(self, key: str) -> None:
-        """Forgets a command: it has been done, or must not be."""
+        """Removes an order: it has been done, or must not be."""
         with self._lock:
             if self._orders.pop(key, None) is not None:
                 self._tell({"drop": key})
 
     def hand_over(self) -> None:
-        """Has it do everything now, although this process lives; does not wait, and there is no way back."""
+        """Makes it carry out all orders now, although this process lives; does not wait, and cannot be undone."""
         with self._lock:
             if self._orders and not self._handed_over:
                 self._tell({"now": True})
                 self._handed_over = True
 
     def close(self) -> None:
-        """Ends it without doing anything, unless it was told to; a fork of the process that made it only forgets it."""
+        """Ends it without carrying out orders, unless they were handed over; a forked child only closes its copy."""
         if os.getpid() != self._owner:
             self.after_fork()
             return
         with self._lock:
-            stdin = self._process.stdin
+            self._closed, process = True, self._process
+            if process is None:
+                return
+            stdin = process.stdin
             assert stdin is not None
             if stdin.closed:
                 return
             if self._handed_over:
-                self._process.returncode = 0  # it outlives us
+                process.returncode = 0  # it outlives us
             else:
                 self._orders.clear()
                 self._tell({"done": True})
             stdin.close()
         if not self._handed_over:
             try:
-                self._process.wait(5)
+                process.wait(5)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                process.kill()
+                process.wait()
 
     def after_fork(self) -> None:
         """For a forked child: closes its copy of the pipe, so that the end of the parent is seen."""
         self._lock = threading.Lock()
         self._orders.clear()
+        if self._process is None:
+            return
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.returncode = 0
 
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = _spawn()
+        return self._process
+
     def _tell(self, message: dict[str, Any]) -> None:
-        """Says it; if the watchdog itself was killed, to a new one that hears everything again."""
+        """Sends a message; if the watchdog itself was killed, a new one is told everything again."""
+        process = self._started()
         try:
-            _write(self._process, message)
+            _write(process, message)
         except BrokenPipeError:
             if self._handed_over or "done" in message:
                 return
-            self._process.wait()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
             self._process = _spawn()
             for order in self._orders.values():
                 _write(self._process, {"add": order})
@@ -159,11 +183,11 @@ def _write(process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
 
 
 def _watch(parent: int) -> dict[str, dict[str, Any]]:
-    """Listens until the client is done, gone, or hands over; what is to be done then."""
+    """Listens until the client is done, gone, or hands over; returns the orders to carry out then."""
     orders: dict[str, dict[str, Any]] = {}
     heard = b""
     while True:
-        readable, _, _ = select.select([0], [], [], _GLANCE)
+        readable, _, _ = select.select([0], [], [], _CHECK_PARENT)
         if not readable:
             if os.getppid() != parent:
                 return orders
@@ -185,13 +209,13 @@ def _watch(parent: int) -> dict[str, dict[str, Any]]:
 
 
 def _carry_out(order: dict[str, Any]) -> None:
-    """Does what is to be done for one host: the command until it works or time is up, then the rest."""
+    """Carries out one order: the command until it works or the time is up, then the rest."""
     for pause in [0.0, *pauses(_GIVE_UP)]:
         time.sleep(pause)
         if not order["argv"] or _works(order["argv"], order["patience"]):
             break
     if order["ending"]:
-        _works(order["ending"], _LETTING_GO)
+        _works(order["ending"], _ENDING_TIMEOUT)
     if order["directory"]:
         shutil.rmtree(order["directory"], ignore_errors=True)
 
@@ -212,15 +236,15 @@ def _works(argv: list[str], seconds: float) -> bool:
         return False
 
 
-def _unmoved(_: int, __: FrameType | None) -> None:
-    """Ignores a signal, and leaves it to programs that are started to do otherwise."""
+def _ignore(_: int, __: FrameType | None) -> None:
+    """Ignores a signal here; programs that are started get the default handler again."""
 
 
 def main() -> None:
     """The watchdog's own program; its argument is the client's process id."""
-    # Who shuts a computer down or closes a terminal sends these to all; whether the client is gone is seen otherwise.
+    # Shutting down or closing a terminal sends these to all processes; the pipe says whether the client is gone.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, _unmoved)
+        signal.signal(number, _ignore)
     threads = [threading.Thread(target=_carry_out, args=(order,)) for order in _watch(int(sys.argv[1])).values()]
     for thread in threads:
         thread.start()

@@ -6,7 +6,6 @@ with sky.ComputePool(nodes=4) as pool:      console, image, machines, environmen
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -15,8 +14,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
 from skyward import events
@@ -30,9 +27,10 @@ from skyward.api.compute import (
     enter_target,
     leave_target,
 )
+from skyward.api.context import PoolContext
 from skyward.api.image import Image, check_number
-from skyward.api.plugin import Cluster, Plugin
-from skyward.api.provider import Holding, Machine, Provider
+from skyward.api.plugin import Plugin
+from skyward.api.provider import Provider
 from skyward.api.spec import WEEK, Spec, Worker
 from skyward.client import gather
 from skyward.client.callbacks import UserCode
@@ -41,14 +39,13 @@ from skyward.errors import (
     ForkedPoolError,
     InvalidArgument,
     NestedPoolError,
-    NodeLost,
     PoolClosed,
-    SkywardError,
 )
-from skyward.machines.acquire import Acquisition
-from skyward.machines.selection import Candidate, Selection, look, taken
-from skyward.machines.supply import Supply
+from skyward.machines.selection import Candidate, Selection, look
+from skyward.machines.watchdog import Watchdog
 from skyward.pool import hooks, lifetime
+from skyward.pool.closing import Steps
+from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes
 from skyward.pool.options import (
     checked,
     checked_group,
@@ -59,9 +56,8 @@ from skyward.pool.options import (
     chosen_specs,
     chosen_worker,
 )
+from skyward.pool.sending import Sender
 from skyward.pool.signals import OrderlyExit
-from skyward.transport import blobs
-from skyward.transport.payload import Packer
 
 __all__ = ["ComputePool", "plan"]
 
@@ -152,7 +148,7 @@ class ComputePool:
         self._state_lock = threading.Lock()
         self._closed = threading.Event()
         self._closer: threading.Thread | None = None
-        self._stack = ExitStack()
+        self._steps: ExitStack = Steps()
         self._pid = os.getpid()
         self._hurry = threading.Event()
         self._weak = lifetime.Reference(self)
@@ -176,34 +172,42 @@ class ComputePool:
                 raise PoolClosed(f"the pool is {self._state} already; make another ComputePool for a second block.")
             self._state = "opening"
         try:
-            with ExitStack() as stack:
-                self._open(stack)
-                self._stack = stack.pop_all()
+            with Steps(self._hurry) as steps:
+                self._open(steps)
+                self._steps = steps.pop_all()
         except BaseException:
             self._state = "closed"
             raise
         return self
 
-    def _open(self, stack: ExitStack) -> None:
+    def _open(self, steps: Steps) -> None:
         """Every step registers how it is undone before the next begins."""
         lifetime.check_threads()
         began = time.monotonic()
         self._pid = os.getpid()
         self._hurry.clear()
-        stack.enter_context(OrderlyExit())
-        stack.enter_context(self._user)
-        self._attach_console(stack)
-        stack.callback(self._weak.call(ComputePool._tell_closed), began)
+        steps.enter_context(OrderlyExit())
+        steps.enter_context(self._user)
+        attach_console(self._console, self.on_event, steps)
+        steps.callback(self._weak.call(ComputePool._tell_closed), began)
+        watchdog = steps.enter_context(Watchdog())
         self._take(self._candidates[0])
         self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
-        cluster, image, holding = self._launched(stack)
-        commands = hooks.commands(self.plugins, cluster)
-        self._bring_up(stack, holding, image, commands, time.monotonic() + max(self._patience, image.bootstrap_timeout))
+        keep_receipt = self._weak.call(ComputePool._keep_receipt)
+        context, holding = get_machines(
+            self._context(), self._candidates, self._selection, self._choose, keep_receipt, watchdog, steps
+        )
+        self.spec = context.spec
+        steps.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._after_fork)))
+        self._hosts = open_nodes(context, holding, watchdog, steps)
+        self._engine, self._store = self._hosts.engine, self._hosts.store
+        packing = make_packing(context, self._hosts, self._user)
+        self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)
         clients = self._dask_clients = weakref.WeakSet[Any]()
-        stack.callback(lambda: [client.close(timeout=2) for client in list(clients)])
-        hooks.enter(self.plugins, self, cluster, stack)
+        steps.callback(lambda: [client.close(timeout=2) for client in list(clients)])
+        hooks.enter(self.plugins, self, context.cluster, steps)
         enter_target(self)
-        stack.callback(self._weak.call(leave_target))
+        steps.callback(self._weak.call(leave_target))
         if "joblib" in sys.modules:
             from skyward.plugins._joblib import register
 
@@ -240,25 +244,16 @@ class ComputePool:
         self._closed.clear()
         self._emit(events.PoolClosing(self.name))
         try:
-            self._stack.close()
+            self._steps.close()
         except KeyboardInterrupt:
             # the second Ctrl-C: no more patience. Whatever is left of the stack goes quickly, and the keeper, which
             # sees our end of its pipe close, ends the rest.
             self._hurry.set()
-            self._stack.close()
+            self._steps.close()
             raise
         finally:
             self._state = "closed"
             self._closed.set()
-
-    def _attach_console(self, stack: ExitStack) -> None:
-        if self._console is False:
-            return
-        from skyward.view.console import attach
-
-        view = attach(self._console)
-        stack.callback(view.close)
-        stack.callback(self.on_event(view))
 
     def _tell_closed(self, began: float) -> None:
         engine = self.__dict__.get("_engine")
@@ -268,109 +263,34 @@ class ComputePool:
     def _take(self, one: Candidate) -> None:
         self.provider, self.spec, self.nodes = one.provider, one.spec, one.nodes
 
-    def _launched(self, stack: ExitStack) -> tuple[Cluster, Image, Holding]:
-        """Machines of the first spec that can be had, with their giving back on `stack`."""
-        launching = Acquisition(
-            self.name,
-            self._patience,
-            self._weak.call(ComputePool._report),
-            self._weak.call(ComputePool._warn),
-            self._hurry.is_set,
-            self._weak.call(ComputePool._keep_receipt),
+    def _choose(self, candidate: Candidate) -> None:
+        """Told before machines of a spec are asked for."""
+        if candidate.spec is not self.spec:
+            self._take(candidate)
+            self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
+
+    def _context(self) -> PoolContext:
+        return PoolContext(
+            name=self.name,
+            provider=self.provider,
+            spec=self.spec,
+            nodes=self.nodes,
+            image=self.image,
+            plugins=self.plugins,
+            worker=self.worker,
+            provision_timeout=self._patience,
+            replace=self._replace,
+            grace=self._grace,
+            max_result=self._max_result,
+            emit=self._weak.call(ComputePool._emit),  # listeners may hold the pool, and must not keep it alive
+            listening=self._weak.ask(ComputePool._listening),
+            hurried=self._hurry.is_set,
         )
-        several = self._candidates
-        if len(several) > 1 and self._selection == "cheapest":
-            self._report("comparing prices")
-            several = [prospect.candidate for prospect in look(several, "cheapest").prospects]
-
-        def attempt(one: Candidate) -> tuple[Cluster, Image, Holding]:
-            if one.spec is not self.spec:
-                self._take(one)
-                self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
-            cluster = Cluster(self.name, self.nodes, self.worker, self.spec)
-            image = hooks.transformed(self.plugins, self.image, cluster)
-            holding = launching.acquire(
-                one, stack
-            )  # a spec that cannot be had leaves a watchdog there, with nothing to do
-            if holding.accelerator is not None:  # machines that come later must have the same
-                self.spec = replace(self.spec, accelerator=holding.accelerator)
-            return cluster, image, holding
-
-        return taken(several, attempt, self._warn)
 
     def _keep_receipt(self, receipt: object) -> None:
         self.receipt = receipt
         if receipt is not None:
             self._emit(events.Notice(self.name, str(receipt)))
-
-    def _interrupted(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._state == "closing" and kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._hurry.set()  # the second Ctrl-C; what is left goes quickly
-
-    def _warn(self, text: str) -> None:
-        self._emit(events.Notice(self.name, text, "warning"))
-
-    def _report(self, text: str) -> None:
-        self._emit(events.NodePhase(self.name, None, text))
-
-    def _bring_up(
-        self,
-        stack: ExitStack,
-        holding: Holding,
-        image: Image,
-        commands: dict[str, Sequence[str]],
-        deadline: float,
-    ) -> None:
-        from skyward.client.call import Packing
-        from skyward.setup.bringup import Bringup
-
-        stores: list[blobs.Store] = []
-
-        def workspace() -> str:
-            if not stores:
-                stores.append(blobs.Store())
-                stack.callback(stores[0].close)
-            return stores[0].directory
-
-        stack.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._let_go)))
-        supply, hurried = None, self._hurry.is_set
-        if self.provider.elastic:
-            supply = Supply(self.provider, self.spec, holding.pool, self._patience, self._replace)
-            stack.callback(lambda: supply.close(0.5 if hurried() else 120.0))
-        bringup = Bringup(
-            pool=self.name,
-            machines=list(holding.machines),
-            image=image,
-            commands=commands,
-            access=self.provider.access,
-            supply=supply,
-            ttl=self.spec.ttl,
-            worker=self.worker,
-            plugins=self.plugins,
-            accelerator=self.spec.accelerator,
-            workspace=workspace,
-            max_result=self._max_result,
-            grace=self._grace,
-            emit=self._weak.call(ComputePool._emit),  # listeners may hold the pool, and must not keep it
-            listening=self._weak.ask(ComputePool._listening),
-            release=lambda digests: stores[0].release(digests),
-            hurried=hurried,
-            interrupted=self._weak.call(ComputePool._interrupted),
-        )
-        try:
-            self._cluster = bringup.open(stack, deadline)
-        except SkywardError as exc:
-            if supply is not None:
-                _blame(exc, supply, holding.machines)
-            raise
-        self._engine = self._cluster.engine
-        if self.spec.accelerator is not None and not any(about["accelerators"] for about in self._engine.abouts()):
-            text = f"accelerator={self.spec.accelerator.name}: none was found on the nodes; they run on their CPUs."
-            self._emit(events.Notice(self.name, text, "warning"))
-        roots = [path for about in self._engine.abouts() for path in about["path"]]
-        included = [str((Path.cwd() / include).resolve()) for include in image.includes]
-        self._store, shared = stores[0], self.provider.access.local
-        self._packing = Packing(Packer([*roots, *included]), self._store, shared, self._user)
 
     # calls
 
@@ -401,38 +321,7 @@ class ComputePool:
         If the call has retries and a node is lost, all of it is started again when every node is there.
         """
         self._check_open()
-        call = self._limited(call)
-        for attempt in itertools.count():
-            try:
-                return self._together(call, attempt)
-            except NodeLost as exc:
-                if attempt >= (call.retries or 0) or not exc.attempts:
-                    raise
-                text = (
-                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {self.nodes} start again when every "
-                    f"node is there, attempt {attempt + 1} of {call.retries}."
-                )
-                self._warn(text)
-        raise AssertionError
-
-    def _together(self, call: PendingCompute[T], attempt: int) -> list[T]:
-        calls = self._packing.copies(call, self.nodes, attempt)
-        for c in calls:
-            c.future.owner = self
-        futures = [c.future for c in calls]
-        self._engine.send_to(list(enumerate(calls)))
-        try:
-            for future in futures:
-                future.wait()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-        errors = [(c, gather.error_of(future)) for c, future in zip(calls, futures, strict=True)]
-        failed = [(c, error) for c, error in errors if error is not None]
-        if failed:  # the one that failed by itself, not those that were stopped because of it
-            raise min(failed, key=lambda pair: pair[0].stopping is not None)[1]
-        return [future.result() for future in futures]
+        return self._sender.broadcast(call, self)
 
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
         """Runs several calls at once; results in their order."""
@@ -449,7 +338,8 @@ class ComputePool:
     def map(self, fn: Callable[[S], T] | Compute[[S], T], items: Iterable[S]) -> list[T]:
         """Applies a function to every item, in chunks sized by how long items take; results in order."""
         known: Compute[[S], T] = cast("Compute[[S], T]", fn) if isinstance(fn, Compute) else Compute(fn)
-        each = self._limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
+        self._check_open()
+        each = self._sender.limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
         return gather.mapped(self._send, each, list(items), self.nodes * self.worker.concurrency)
 
     @property
@@ -460,17 +350,7 @@ class ComputePool:
 
     def _send(self, calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
         self._check_open()
-        packed = self._packing.calls([self._limited(call) for call in calls], self._retries)
-        for call in packed:
-            call.future.owner = self
-        futures: list[Future[Any]] = [call.future for call in packed]
-        self._engine.send(packed)
-        return futures
-
-    def _limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
-        if not isinstance(call, PendingCompute):
-            raise TypeError(f"a pool runs calls, such as `train(x)` of an @sky.compute function, not {call!r}.")
-        return call.with_timeout(self._timeout) if call.timeout is None and self._timeout is not None else call
+        return self._sender.send(calls, self)
 
     # what is known of it
 
@@ -507,7 +387,7 @@ class ComputePool:
 
         from skyward.setup.env import script
 
-        image = hooks.transformed(self.plugins, self.image, Cluster(self.name, self.nodes, self.worker, self.spec))
+        image = hooks.transformed(self.plugins, self.image, self._context().cluster)
         return script.script(image, metadata.version("uv"))
 
     def dask(self) -> Any:
@@ -516,7 +396,7 @@ class ComputePool:
         Needs distributed here (`pip install 'skyward[dask]'`) and on other machines (`Image(pip=["distributed"])`).
         """
         self._check_open()
-        client = self._cluster.dask.connect()
+        client = self._hosts.dask.connect()
         self._dask_clients.add(client)
         client.wait_for_workers(self.nodes, timeout=60)
         return client
@@ -545,19 +425,8 @@ class ComputePool:
                 "Use it there, or open another pool here."
             )
 
-    def _let_go(self) -> None:
+    def _after_fork(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""
-        cluster = self.__dict__.get("_cluster")
-        if cluster is not None:
-            cluster.after_fork()
-
-
-def _blame(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> None:
-    """Adds which machines are gone: not the user's fault, if one was taken away while it was set up."""
-    try:
-        reasons = supply.ended(machines)
-    except SkywardError:
-        return  # the error stands as it is
-    for machine, reason in zip(machines, reasons, strict=True):
-        if reason:
-            error.add_note(f"{machine.id}: {reason}. Open the pool again for another machine.")
+        hosts = self.__dict__.get("_hosts")
+        if hosts is not None:
+            hosts.after_fork()

@@ -1,306 +1,241 @@
-"""From machines to an open engine: certificates, keepers, links, and what each node is told of the pool."""
+"""From machines to an open engine: hosts, addresses, certificates, keepers, links.
+
+machines --HostSetup--> hosts --find_layout--> addresses --keepers start agents--> Engine --setup--> nodes
+"""
 
 from __future__ import annotations
 
-import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
-from skyward import events
-from skyward.accelerators import Accelerator
-from skyward.api.image import Image
-from skyward.api.info import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
-from skyward.api.plugin import Plugin
+from skyward.api.context import PoolContext
 from skyward.api.provider import Machine
-from skyward.api.shell import Access
-from skyward.api.spec import Worker
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
 from skyward.errors import BootstrapError, NodeLost
 from skyward.machines.parallel import each
-from skyward.machines.replacement import Substitution
-from skyward.machines.supply import Supply
+from skyward.machines.replacement import Supply
+from skyward.setup.connectivity import find_layout, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
-from skyward.setup.hosts import Host, HostSetup, address_like, arrange
+from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout
+from skyward.setup.node_settings import agent_settings, instance_info, packed_hooks
 from skyward.transport import certificates, local_sockets
-from skyward.transport.blobs import SCRATCH
-from skyward.transport.payload import Packer
+from skyward.transport.blobs import Store
 
-__all__ = ["Bringup", "Cluster"]
+__all__ = ["PoolHosts"]
 
-_REACH = 10.0
-_THREADS = (
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
-    *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC"),  # NPROC is what XLA goes by
-)
+_REACH_TIMEOUT = 10.0
+_SUPPLY_CLOSING = 120.0
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """What runs: the engine, the machines beneath it, and who vouches for whom."""
+class PoolHosts:
+    """The hosts of an open pool, and the engine that talks to their nodes.
+
+    The engine calls `reach`, `setup`, `address` and `revive`; the replacement calls `wanted`, `ended` and `prepare`.
+    """
 
     engine: Engine
-    hosts: dict[int, Host]
-    authority: certificates.Authority | None
     dask: DaskCluster
+    authority: certificates.Authority | None
+    """Vouches for the client and the nodes; None on this computer, where the kernel does."""
+
+    def __init__(
+        self, context: PoolContext, machines: Sequence[Machine], supply: Supply | None, host_setup: HostSetup
+    ) -> None:
+        self._context, self._supply, self._setup = context, supply, host_setup
+        self._machines = list(machines)
+        self._names = [str(machine.ssh or machine.id) for machine in machines]
+        self._blocked: str | None = None
+        self._addresses: list[Address] = []
+        self._hooks: list[Any] = []
+        self.by_node: dict[int, Host] = {}
+
+    @property
+    def store(self) -> Store:
+        """The client's directory for large buffers."""
+        return self._setup.store()
+
+    def open(self, steps: ExitStack, deadline: float) -> None:
+        """Starts everything; how it ends is on `steps`. Returns when every node is ready for calls."""
+        context = self._context
+        hosts = self._setup.set_up(self._machines, deadline)
+        self.authority = None if context.local else certificates.Authority(context.name)  # while the keepers start
+        self._tls = self.authority and certificates.context(self.authority.issue("client"), server=False)
+        layout = find_layout(hosts, self._names, context.access.network, deadline)
+        self._blocked = self._check_layout(layout)
+        self._addresses = list(layout.addresses)
+        each(lambda host: self._start(host, self._addresses, deadline), hosts)
+        self.by_node.update((node, host) for host in hosts for node in host.nodes)
+        self.dask = DaskCluster(context.name, self.by_node, self._addresses, self._blocked)
+        self._hooks = packed_hooks(context, hosts)
+        self.engine = Engine(self._engine_settings())
+        steps.callback(self._close_engine)
+        steps.callback(self._close_supply)
+        try:
+            self.engine.open(deadline)
+        except NodeLost as exc:
+            self._explain(exc)
+            raise
+
+    # for the engine
+
+    def reach(self, node: int) -> socket.socket:
+        """A connection to a node's agent; both sides have checked who the other is."""
+        keeper = self.by_node[node].keeper
+        if self._tls is None:
+            return local_sockets.connect(keeper.sockets[node], _REACH_TIMEOUT)
+        return certificates.secure(keeper.shell.reach(*keeper.ports[node]), self._tls, _REACH_TIMEOUT)
+
+    def address(self, node: int) -> tuple[str, int] | None:
+        """Where other nodes reach a node's agent; None if they cannot."""
+        return None if self._blocked else self.by_node[node].keeper.ports.get(node)
+
+    def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
+        """What a node's agent is told before it starts runners: settings, and the plugins' hooks."""
+        counts = [about["accelerators"] for about in abouts]
+        info = instance_info(self._context, node, self._machines, self._addresses, self._blocked, counts, ports)
+        settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node]["cpus"])
+        return settings, self._hooks
+
+    def revive(self, node: int) -> None:
+        """Sets up a machine again that had lost everything of ours."""
+        limit = time.monotonic() + self._context.access.ssh_timeout
+        self._setup.stop(self.by_node[node])  # what it still runs was given up, and may run elsewhere by now
+        host = self._setup.set_up_one(node, self._machines[node], limit)
+        self._start(host, self._addresses, limit)
+        self.by_node[node] = host
+        self.dask.rejoin(node)
+
+    # for the replacement of machines
+
+    def wanted(self, node: int) -> bool:
+        """Whether a node's machine is replaced when it is lost."""
+        return self._supply is not None and self._supply.replaces(self._machines[node])
+
+    def ended(self, nodes: Sequence[int]) -> dict[int, str]:
+        """Which machines of these nodes are gone, as their provider knows, and why."""
+        assert self._supply is not None
+        reasons = self._supply.ended([self._machines[node] for node in nodes])
+        return {node: reason for node, reason in zip(nodes, reasons, strict=True) if reason}
+
+    def prepare(self, node: int) -> Callable[[], None]:
+        """Gets another machine and sets it up; the returned function makes it the node's machine."""
+        supply = self._supply
+        assert supply is not None
+        others = sum(machine.hourly_cost for other, machine in enumerate(self._machines) if other != node)
+        machine = supply.another(others, lambda text: self._context.report(text, node))
+        try:
+            host, address = self._set_up_replacement(node, machine)
+        except BaseException:
+            supply.discard(machine)
+            raise
+
+        def put_in_place() -> None:
+            old, self._machines[node] = self._machines[node], machine
+            self._setup.release(self.by_node[node])
+            self._addresses[node], self.by_node[node] = address, host
+            self.dask.rejoin(node)
+            threading.Thread(target=supply.discard, args=(old,), name="skyward-discard", daemon=True).start()
+
+        return put_in_place
+
+    def _set_up_replacement(self, node: int, machine: Machine) -> tuple[Host, Address]:
+        context = self._context
+        limit = time.monotonic() + context.access.ssh_timeout + context.image.bootstrap_timeout
+        host = self._setup.set_up_one(node, machine, limit)
+        address = replacement_address(host, machine.private_ip, self._addresses[node], limit)
+        addresses = [*self._addresses]
+        addresses[node] = address
+        self._start(host, addresses, limit)
+        return host, address
+
+    # for the pool
 
     def after_fork(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""
         self.engine.after_fork()
-        for keeper in {host.keeper for host in self.hosts.values()}:
+        for keeper in {host.keeper for host in self.by_node.values()}:
             keeper.after_fork()
 
+    # how
 
-@dataclass(frozen=True)
-class Bringup:
-    """What is needed to bring the nodes of a pool up."""
-
-    pool: str
-    machines: list[Machine]
-    image: Image
-    commands: Mapping[str, Sequence[str]]
-    access: Access
-    supply: Supply | None
-    """Where more machines come from, if the provider has any."""
-    ttl: float
-    worker: Worker
-    plugins: Sequence[Plugin]
-    accelerator: Accelerator | None
-    workspace: Callable[[], str]
-    """Makes the client's directory for large buffers, as late as may be, and says where; the same one every time."""
-    max_result: int
-    grace: float
-    emit: Callable[[events.Event], None]
-    listening: Callable[[], bool]
-    release: Callable[[Sequence[str]], None]
-    hurried: Callable[[], bool]
-    interrupted: Callable[..., None]
-    """Told, while things are ended, that the user has no more patience."""
-
-    def open(self, stack: ExitStack, deadline: float) -> Cluster:
-        """Starts everything, with its ending on `stack`; returns when every node is ready for calls."""
-        endings = stack.enter_context(ExitStack())  # nodes that come back later add to it
-        host_setup = HostSetup(
-            self.pool,
-            self.image,
-            self.commands,
-            self.access,
-            self.ttl,
-            self.workspace,
-            self.emit,
-            self.hurried,
-            endings,
-            self.supply and self.supply.ended,
+    def _engine_settings(self) -> PoolSettings:
+        context = self._context
+        return PoolSettings(
+            pool=context.name,
+            nodes=context.nodes,
+            slots=context.worker.concurrency,
+            reach=self.reach,
+            setup=self.setup,
+            emit=context.emit,
+            listening=context.listening,
+            release=self.store.release,
+            gang=context.forms_groups,
+            lease=0.0 if context.local else context.access.lease,
+            directory=self.store.directory,
+            address=self.address,
+            revive=None if context.local else self.revive,
+            substitutes=self if self._supply is not None else None,
         )
-        hosts = host_setup.set_up(self.machines, deadline)
-        authority = None if self.access.local else certificates.Authority(self.pool)  # while the keepers start
-        context = authority and certificates.context(authority.issue("client"), server=False)
-        names = [str(machine.ssh or machine.id) for machine in self.machines]
-        layout = arrange(hosts, names, self.access.network, deadline)
-        blocked = self._why_star(layout, names)
 
-        addresses = list(layout.addresses)  # of machines that others stand in for, theirs
+    def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
+        """Makes a keeper start its agents."""
+        nodes = [
+            {
+                "node": node,
+                "local": self._context.local,
+                "host": "127.0.0.1" if self._blocked else addresses[node].ip,
+                "notices": self._context.access.notices,
+                "identity": vars(self.authority.issue(f"node-{node}")) if self.authority else None,
+            }
+            for node in host.nodes
+        ]
+        host.keeper.start(nodes, not self._context.local, deadline)
 
-        def start(host: Host) -> None:
-            self._start(host, addresses, authority, blocked, deadline)
-
-        each(start, hosts)
-        home = {node: host for host in hosts for node in host.nodes}
-        dask = DaskCluster(self.pool, home, addresses, blocked)
-        hooks = self._hooks(hosts)
-
-        def setup(node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
-            info = self._info(node, addresses, blocked, abouts, ports)
-            return self._settings(node, home[node], info, abouts), hooks
-
-        def reach(node: int) -> socket.socket:
-            keeper = home[node].keeper
-            if context is None:
-                return local_sockets.connect(keeper.sockets[node], _REACH)
-            return certificates.secure(keeper.shell.reach(*keeper.ports[node]), context, _REACH)
-
-        def revive(node: int) -> None:
-            """Sets up a machine again that had lost everything of ours."""
-            limit = time.monotonic() + self.access.ssh_timeout
-            host_setup.stop(home[node])  # whatever it still runs has been given up, and may run elsewhere by now
-            host = host_setup.set_up_one(node, self.machines[node], limit)
-            self._start(host, addresses, authority, blocked, limit)
-            home[node] = host
-            dask.rejoin(node)
-
-        def stand_in(node: int, machine: Machine) -> Callable[[], None]:
-            """Sets up a machine that is to take another one's place; what it returns puts it there."""
-            limit = time.monotonic() + self.access.ssh_timeout + self.image.bootstrap_timeout
-            host = host_setup.set_up_one(node, machine, limit)
-            there = [*addresses]
-            there[node] = address_like(host, machine.private_ip, addresses[node], limit)
-            self._start(host, there, authority, blocked, limit)
-
-            def put() -> None:
-                host_setup.leave(home[node])
-                addresses[node], home[node] = there[node], host
-                dask.rejoin(node)
-
-            return put
-
-        def report(node: int, text: str) -> None:
-            self.emit(events.NodePhase(self.pool, node, text))
-
-        engine = Engine(
-            PoolSettings(
-                pool=self.pool,
-                nodes=len(self.machines),
-                slots=self.worker.concurrency,
-                reach=reach,
-                setup=setup,
-                emit=self.emit,
-                listening=self.listening,
-                release=self.release,
-                gang=self._groups,
-                lease=0.0 if self.access.local else self.access.lease,
-                directory=self.workspace(),
-                address=lambda node: None if blocked else home[node].keeper.ports.get(node),
-                revive=None if self.access.local else revive,
-                substitutes=self.supply
-                and Substitution(self.supply, self.machines, stand_in, host_setup.abort, report),
-            )
-        )
-        stack.push(self.interrupted)
-        stack.callback(self._close, engine)
-        try:
-            engine.open(deadline)
-        except NodeLost as exc:
-            said = home[exc.node].keeper.shell.said()
-            if "prohibited" in said:
-                raise BootstrapError(
-                    "connecting",
-                    f"{names[exc.node]}: its sshd does not let us reach ports through it. Set AllowTcpForwarding yes "
-                    f"(or local) in its sshd_config.\nssh said: {said.strip()}",
-                    exc.node,
-                ) from exc
-            raise
-        return Cluster(engine, home, authority, dask)
-
-    @property
-    def _groups(self) -> bool:
-        return len(self.machines) > 1 and any(p.around_app for p in self.plugins)
-
-    def _close(self, engine: Engine) -> None:
-        if self.hurried():
-            engine.abandon()
-        else:
-            engine.close(self.grace)
-
-    def _why_star(self, layout: Layout, names: Sequence[str]) -> str | None:
+    def _check_layout(self, layout: Layout) -> str | None:
         """Why nodes cannot form groups, if they cannot; a pool whose plugins need one is refused."""
-        if self.access.network == "star" and len(self.machines) > 1 and not self.access.local:
+        context = self._context
+        if context.access.network == "star" and context.nodes > 1 and not context.local:
             why = 'the pool was opened with network="star"; leave that out to have it tried'
         elif layout.star:
-            why = layout.explain(names)
+            why = layout.explain(self._names)
         else:
             return None
-        if self._groups:
-            asking = ", ".join(p.name for p in self.plugins if p.around_app)
+        if context.forms_groups:
+            asking = ", ".join(plugin.name for plugin in context.plugins if plugin.around_app)
             raise BootstrapError(
                 "network",
                 f"the nodes cannot form the group that plugins=[{asking}] needs: {why}. Open the hosts' firewalls to "
                 "each other, or leave the plugin out: calls with >> go through this computer and work without.",
             )
         if layout.star:
-            text = f"{why}. Calls work all the same, through this computer; groups of nodes (torch, jax) do not."
-            self.emit(events.Notice(self.pool, text, "warning"))
+            context.warn(f"{why}. Calls work all the same, through this computer; groups of nodes (torch, jax) do not.")
         return why
 
-    def _start(
-        self,
-        host: Host,
-        addresses: Sequence[Address],
-        authority: certificates.Authority | None,
-        blocked: str | None,
-        deadline: float,
-    ) -> None:
-        """Has a keeper start its agents."""
-        nodes = [
-            {
-                "node": node,
-                "local": self.access.local,
-                "host": "127.0.0.1" if blocked else addresses[node].ip,
-                "notices": self.access.notices,
-                "identity": vars(authority.issue(f"node-{node}")) if authority else None,
-            }
-            for node in host.nodes
-        ]
-        host.keeper.start(nodes, not self.access.local, deadline)
+    def _explain(self, error: NodeLost) -> None:
+        """Raises an error that helps, if a host's sshd is why its node could not be reached."""
+        message = self.by_node[error.node].keeper.shell.said()
+        if "prohibited" in message:
+            raise BootstrapError(
+                "connecting",
+                f"{self._names[error.node]}: its sshd does not let us reach ports through it. Set AllowTcpForwarding "
+                f"yes (or local) in its sshd_config.\nssh said: {message.strip()}",
+                error.node,
+            ) from error
 
-    def _hooks(self, hosts: Sequence[Host]) -> list[Any]:
-        wanted = [(p.name, p.around_app, p.decorate) for p in self.plugins if p.around_app or p.decorate]
-        if not wanted:
-            return []
-        head, buffers = Packer([path for s in hosts for path in s.paths]).pack(wanted, "the plugins' hooks")
-        return [head, *map(bytes, buffers)]
+    def _close_supply(self) -> None:
+        """No more machines: waits for requests to the provider, and gives up hosts that are still being set up."""
+        if self._supply is not None:
+            self._supply.close(0.5 if self._context.hurried() else _SUPPLY_CLOSING)
+            self._setup.abort()
 
-    def _settings(self, node: int, host: Host, info: InstanceInfo, abouts: list[dict[str, Any]]) -> dict[str, Any]:
-        """What an agent is told to make its runners with."""
-        slots = self.worker.concurrency
-        processes, threads = (slots, 1) if self.worker.process else (1, slots)
-        counts = self._thread_counts(host, processes, abouts[node]["cpus"])
-        return {
-            "shared": self.access.local,
-            "info": info.to_json(),
-            "env": {**counts, **host.env, SCRATCH: host.keeper.scratch},
-            "cwd": host.cwd,
-            "grace": self.grace,
-            "threads": threads,
-            "processes": processes,
-            "runner": {
-                "node": node,
-                "threads": threads,
-                "paths": list(host.paths),
-                "blobs": host.keeper.scratch,
-                "max_result": self.max_result,
-            },
-        }
-
-    def _info(
-        self,
-        node: int,
-        addresses: Sequence[Address],
-        blocked: str | None,
-        abouts: list[dict[str, Any]],
-        ports: list[int],
-    ) -> InstanceInfo:
-        wanted = self.accelerator
-        counts = [about["accelerators"] for about in abouts]
-        return InstanceInfo(
-            node=node,
-            total_nodes=len(self.machines),
-            accelerators=counts[node],
-            total_accelerators=sum(counts),
-            head_addr=addresses[0].ip,
-            head_port=ports[0],
-            job_id=self.pool,
-            peers=tuple(Peer(i, addresses[i].ip, m.public_ip) for i, m in enumerate(self.machines)),
-            accelerator=None
-            if wanted is None
-            else AcceleratorInfo(
-                type=wanted.name,
-                count=counts[node],
-                memory_gb=wanted.memory_gb or 0.0,
-                is_trainium=wanted.name.lower().startswith("trainium"),
-            ),
-            network=NetworkInfo(interface=addresses[node].interface, blocked=blocked),
-            ports={"torch": ports[0], "jax": ports[1], "tensorflow": ports[2]},
-        )
-
-    def _thread_counts(self, host: Host, processes: int, cpus: int) -> dict[str, str]:
-        """Runners that share a machine's cores must not each start a thread for every one of them."""
-        sharing = len(host.nodes) * processes
-        known = dict(os.environ) if self.access.local else {}
-        if (sharing == 1 and not self.access.local) or any(name in known or name in host.env for name in _THREADS):
-            return {}  # nobody to share with, or the user has decided
-        return dict.fromkeys(_THREADS, str(max(1, cpus // sharing)))
+    def _close_engine(self) -> None:
+        if self._context.hurried():
+            self.engine.abandon()
+        else:
+            self.engine.close(self._context.grace)

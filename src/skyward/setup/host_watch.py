@@ -1,5 +1,5 @@
-"""What goes on beside the setting up of a machine: its lease is renewed, its provider's own wishes are seen to, and
-the provider is asked whether it is still there."""
+"""What runs beside the setup of a machine: its lease is renewed, the provider's own step is done, and the provider is
+asked whether the machine still exists."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 
 @contextmanager
-def during_setup(shell: Shell, target: SshTarget, access: Access, tell: Callable[[str], None]) -> Generator[None]:
-    """Tends a machine that has let us in; at the end its provider has had what it wanted, or `tell` was told why not.
+def during_setup(shell: Shell, target: SshTarget, access: Access, warn: Callable[[str], None]) -> Generator[None]:
+    """Renews the machine's lease and runs the provider's setup step while the block runs; waits for that step.
 
-    The lease is renewed until then; from there on the machine's keeper does it.
+    `warn` is told if it fails. After the block the machine's keeper renews the lease.
     """
-    over = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(shell, access, over), name="skyward-lease", daemon=True)
-    settling = threading.Thread(target=_settle, args=(shell, target, access, tell), name="skyward-settle", daemon=True)
+    ended = threading.Event()
+    renewing = threading.Thread(target=_renew, args=(shell, access, ended), name="skyward-lease", daemon=True)
+    settling = threading.Thread(target=_settle, args=(shell, target, access, warn), name="skyward-settle", daemon=True)
     renewing.start()
     settling.start()
     try:
         yield
     finally:
         settling.join()
-        over.set()
+        ended.set()
 
 
-def _renew(shell: Shell, access: Access, over: threading.Event) -> None:
-    """Keeps a machine that ends itself when nobody touches a file from doing so."""
-    while access.lease_file is not None and not over.wait(access.lease / 4):
+def _renew(shell: Shell, access: Access, ended: threading.Event) -> None:
+    """Touches the file without which the machine shuts itself down."""
+    while access.lease_file is not None and not ended.wait(access.lease / 4):
         try:
             shell.run(["touch", access.lease_file], timeout=10)
         except _FAILURES:
-            continue  # setting up finds out by itself that the machine is gone
+            continue  # the setup notices by itself if the machine is gone
 
 
-def _settle(shell: Shell, target: SshTarget, access: Access, tell: Callable[[str], None]) -> None:
+def _settle(shell: Shell, target: SshTarget, access: Access, warn: Callable[[str], None]) -> None:
     if access.settle is None:
         return
     try:
@@ -53,26 +53,26 @@ def _settle(shell: Shell, target: SshTarget, access: Access, tell: Callable[[str
     except _FAILURES as exc:
         text = str(exc).partition("\n")[0]
     if text:
-        tell(text)
+        warn(text)
 
 
 class MachineWatch:
-    """Asks a provider, while machines do not let us in, whether they are still there: one question for all of them."""
+    """Asks the provider whether machines that do not accept our login yet still exist: one question for all."""
 
     def __init__(self, ended: Callable[[Sequence[Machine]], list[str]] | None) -> None:
         self._ended = ended
         self._lock = threading.Lock()
         self._waiting: dict[Shell, Machine] = {}
         self._gone: dict[Shell, str] = {}
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     @contextmanager
-    def over(self, shell: Shell, machine: Machine) -> Generator[None]:
-        """While open, the shell is closed if its machine is gone; the error then says so."""
+    def watching(self, shell: Shell, machine: Machine) -> Generator[None]:
+        """Closes the shell if its machine is gone; the error of the block then says so."""
         with self._lock:
             if self._ended is not None and not self._waiting:
-                self._over = threading.Event()
-                asking = threading.Thread(target=self._ask, args=(self._ended, self._over), name="skyward-watch")
+                self._stopped = threading.Event()
+                asking = threading.Thread(target=self._ask, args=(self._ended, self._stopped), name="skyward-watch")
                 asking.daemon = True
                 asking.start()
             self._waiting[shell] = machine
@@ -89,10 +89,10 @@ class MachineWatch:
             with self._lock:
                 del self._waiting[shell]
                 if not self._waiting:
-                    self._over.set()
+                    self._stopped.set()
 
-    def _ask(self, ended: Callable[[Sequence[Machine]], list[str]], over: threading.Event) -> None:
-        while not over.wait(_INTERVAL):
+    def _ask(self, ended: Callable[[Sequence[Machine]], list[str]], stopped: threading.Event) -> None:
+        while not stopped.wait(_INTERVAL):
             with self._lock:
                 waiting = dict(self._waiting)
             try:

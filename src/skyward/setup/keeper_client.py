@@ -1,4 +1,4 @@
-"""One machine's keeper, as the client sees it: started over a shell, ordered about in JSON."""
+"""The client's side of a machine's keeper: started over a shell, with orders and answers in JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("skyward.engine")
 
 
 class KeeperClient:
-    """A keeper and what it has started."""
+    """A keeper on one machine, and what it has started."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class KeeperClient:
         self.scratch = directory
         self.scheduler: str | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
-        # -P: the client's working directory must not become a place to import from
+        # -P: the working directory must not be searched for modules
         argv = [python, "-P", "-m", "skyward.node.keeper", directory, str(lease), str(ttl)]
         argv += [lease_file] if lease_file else []
         self._process = shell.start(argv, env, self._errors)
-        self._said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()
 
     @property
@@ -65,39 +65,39 @@ class KeeperClient:
         self._tell({"do": do, **order})
 
     def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
-        """Says whom to start, and waits until every agent listens."""
+        """Starts agents, and waits until every one listens."""
         self._tell({"do": "start", "nodes": nodes, "own_scratch": own_scratch})
         while len(self.ports) + len(self.sockets) < len(nodes):
-            said = self._answer(deadline)
-            if "agent" in said:
-                if "socket" in said:
-                    self.sockets[said["agent"]] = said["socket"]
+            message = self._answer(deadline)
+            if "agent" in message:
+                if "socket" in message:
+                    self.sockets[message["agent"]] = message["socket"]
                 else:
-                    self.ports[said["agent"]] = (said["host"], said["port"])
-                self.scratch = said["scratch"]
+                    self.ports[message["agent"]] = (message["host"], message["port"])
+                self.scratch = message["scratch"]
 
     def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
-        """Has a dask scheduler started; when it runs, `scheduler` is its address, otherwise this returns why not."""
-        while not self._said.empty():
-            self._said.get()  # of an earlier scheduler, of agents
+        """Starts a dask scheduler; if it runs, `scheduler` is its address, otherwise this returns why it does not."""
+        while not self._messages.empty():
+            self._messages.get()  # of an earlier scheduler, of agents
         try:
             self._tell({"do": "dask_scheduler", "scheduler": scheduler})
             while True:
-                said = self._answer(deadline)
-                if "scheduler" in said:
-                    self.scheduler = said["scheduler"]
+                message = self._answer(deadline)
+                if "scheduler" in message:
+                    self.scheduler = message["scheduler"]
                     return ""
-                if "scheduler_failed" in said:
-                    return said["scheduler_failed"]
-                if "scheduler_died" in said:
-                    return f"it ended with code {said['scheduler_died']}.\n{self._stderr()}"
+                if "scheduler_failed" in message:
+                    return message["scheduler_failed"]
+                if "scheduler_died" in message:
+                    return f"it ended with code {message['scheduler_died']}.\n{self._stderr()}"
         except BootstrapError:
             if self._process.poll() is None:
                 raise
             return "the connection broke after the pool was opened, and the keeper there takes no more orders"
 
     def end(self, seconds: float) -> bool:
-        """Waits for the keeper, which goes when its agents have taken leave; False if it had to be left behind."""
+        """Waits for the keeper, which ends when its agents have ended; False if it did not end, or failed."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -130,26 +130,26 @@ class KeeperClient:
 
     def _answer(self, deadline: float) -> dict[str, Any]:
         try:
-            said = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
+            message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise BootstrapError("keeper", f"the processes of {self.shell.name} did not start in time.") from None
-        if "eof" in said:
+        if "eof" in message:
             raise self._failure()
-        return said
+        return message
 
     def _listen(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
         try:
             for line in stdout:
-                said = json.loads(line)
-                log.debug("keeper: %s", said)
-                self._said.put(said)
-                if "scheduler_died" in said:
+                message = json.loads(line)
+                log.debug("keeper: %s", message)
+                self._messages.put(message)
+                if "scheduler_died" in message:
                     self.scheduler = None
         except ValueError:
             pass  # closed while we were reading
-        self._said.put({"eof": True})
+        self._messages.put({"eof": True})
 
     def _failure(self) -> BootstrapError:
         code = self._process.wait(5)

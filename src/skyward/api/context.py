@@ -1,0 +1,66 @@
+"""What every layer below a pool knows about it: its options, who hears of events, whether the user is in a hurry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skyward import events
+from skyward.api.image import Image
+from skyward.api.plugin import Cluster, Plugin
+from skyward.api.provider import Provider
+from skyward.api.shell import Access
+from skyward.api.spec import Spec, Worker
+
+__all__ = ["PoolContext"]
+
+
+@dataclass(frozen=True)
+class PoolContext:
+    """Made by the pool and handed down to whatever opens, uses and closes machines."""
+
+    name: str
+    provider: Provider
+    spec: Spec
+    nodes: int
+    image: Image
+    """The image as the plugins have changed it."""
+    plugins: tuple[Plugin, ...]
+    worker: Worker
+    provision_timeout: float
+    replace: bool | None
+    grace: float
+    max_result: int
+    emit: Callable[[events.Event], None]
+    listening: Callable[[], bool]
+    """Whether anybody listens to events of calls."""
+    hurried: Callable[[], bool]
+    """Whether the user has pressed Ctrl-C while the pool was closing: then nothing waits any more."""
+
+    @property
+    def access(self) -> Access:
+        """How the machines are reached."""
+        return self.provider.access
+
+    @property
+    def local(self) -> bool:
+        """Whether the nodes are processes of this computer."""
+        return self.access.local
+
+    @property
+    def cluster(self) -> Cluster:
+        """What plugins are told about the pool."""
+        return Cluster(self.name, self.nodes, self.worker, self.spec)
+
+    @property
+    def forms_groups(self) -> bool:
+        """Whether plugins connect the runners of several nodes."""
+        return self.nodes > 1 and any(plugin.around_app for plugin in self.plugins)
+
+    def report(self, text: str, node: int | None = None) -> None:
+        """Says what is being done, for all nodes or for one."""
+        self.emit(events.NodePhase(self.name, node, text))
+
+    def warn(self, text: str) -> None:
+        """Shows the user a warning."""
+        self.emit(events.Notice(self.name, text, "warning"))

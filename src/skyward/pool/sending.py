@@ -1,0 +1,84 @@
+"""Sends the calls of an open pool; a broadcast is a gang, which succeeds, fails and is retried as a whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from skyward.api.compute import PendingCompute
+from skyward.api.context import PoolContext
+from skyward.client import gather
+from skyward.errors import NodeLost
+
+if TYPE_CHECKING:
+    from skyward.client.call import Call, Packing
+    from skyward.client.engine import Engine
+
+__all__ = ["Sender"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Turns pending calls into bytes and gives them to the engine.
+
+    `owner` is the pool, which must live as long as one of its futures.
+    """
+
+    context: PoolContext
+    engine: Engine
+    packing: Packing
+    retries: int
+    timeout: float | None
+
+    def send(self, calls: Sequence[PendingCompute[Any]], owner: object) -> list[Future[Any]]:
+        """Sends calls to any nodes."""
+        packed = self.packing.calls([self.limited(call) for call in calls], self.retries)
+        for call in packed:
+            call.future.owner = owner
+        futures: list[Future[Any]] = [call.future for call in packed]
+        self.engine.send(packed)
+        return futures
+
+    def broadcast(self, call: PendingCompute[T], owner: object) -> list[T]:
+        """Runs a call on every node at once; if a node is lost and retries are left, all of it starts again."""
+        call, nodes = self.limited(call), self.context.nodes
+        for attempt in itertools.count():
+            ranks = self.packing.copies(call, nodes, attempt)
+            for rank in ranks:
+                rank.future.owner = owner
+            try:
+                return self._run_together(ranks)
+            except NodeLost as exc:
+                if attempt >= (call.retries or 0) or not exc.attempts:
+                    raise
+                self.context.warn(
+                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {nodes} start again when every "
+                    f"node is there, attempt {attempt + 1} of {call.retries}."
+                )
+        raise AssertionError
+
+    def limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
+        """The call, with the pool's time limit if it has none of its own."""
+        if not isinstance(call, PendingCompute):
+            raise TypeError(f"a pool runs calls, such as `train(x)` of an @sky.compute function, not {call!r}.")
+        return call.with_timeout(self.timeout) if call.timeout is None and self.timeout is not None else call
+
+    def _run_together(self, ranks: Sequence[Call]) -> list[Any]:
+        futures = [rank.future for rank in ranks]
+        self.engine.send_to(list(enumerate(ranks)))
+        try:
+            for future in futures:
+                future.wait()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        failed = [(rank, error) for rank in ranks if (error := gather.error_of(rank.future)) is not None]
+        if failed:  # the rank that failed by itself, not those that were stopped because of it
+            raise min(failed, key=lambda pair: pair[0].stopping is not None)[1]
+        return [future.result() for future in futures]

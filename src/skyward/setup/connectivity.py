@@ -1,0 +1,74 @@
+"""Asks hosts for their addresses, and tries which of them can connect to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skyward.errors import BootstrapError
+from skyward.machines.parallel import each
+from skyward.setup.hosts import Host
+from skyward.setup.network import Address, Blocked, Layout, blocked_pairs, candidates
+
+__all__ = ["find_layout", "replacement_address"]
+
+_LOOPBACK = Address("lo", "127.0.0.1", "255.0.0.0")
+_PROBE_TIMEOUT = 3.0
+
+
+def find_layout(hosts: Sequence[Host], names: Sequence[str], network: str, deadline: float) -> Layout:
+    """The addresses by which nodes reach each other, a listener left on each; every pair has been tried."""
+    if len(hosts) == 1:
+        return Layout((_LOOPBACK,) * len(hosts[0].nodes))
+    if network == "star":
+        return Layout((_LOOPBACK,) * len(hosts))
+    known = each(lambda host: _addresses(host, deadline), hosts)
+    for node, found in enumerate(known):
+        if not found:
+            raise BootstrapError("network", f"{names[node]} has no address but its loopback's.", node)
+    best: Layout | None = None
+    for addresses in candidates(known):
+        layout = Layout(addresses, _blocked(hosts, addresses, deadline))
+        if not layout.blocked:
+            return layout
+        if best is None or len(layout.blocked) < len(best.blocked):
+            best = layout
+    assert best is not None
+    if network == "mesh":
+        raise BootstrapError("network", f"{best.explain(names)}. Open the hosts' firewalls to each other.")
+    return best
+
+
+def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> Address:
+    """The address of a host that replaces one with the address `old`: in the same network, if it has one there."""
+    if old == _LOOPBACK:
+        return old
+    found = _addresses(host, deadline)
+    if not found:
+        raise BootstrapError("network", f"{host.keeper.shell.name} has no address but its loopback's.")
+    return next((address for address in found if address.ip == ip or address.network == old.network), found[0])
+
+
+def _addresses(host: Host, deadline: float) -> list[Address]:
+    return [Address(*entry) for entry in host.keeper.ask("look", deadline)["addresses"]]
+
+
+def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
+    """The pairs that cannot connect; all hosts try at the same time."""
+    nodes = range(len(hosts))
+    listening: dict[str, tuple[str, int]] = {}
+
+    def listen(node: int) -> None:
+        answer = hosts[node].keeper.ask("listen", deadline, host=addresses[node].ip)
+        if "listening" in answer:
+            listening[str(node)] = (addresses[node].ip, answer["listening"])
+
+    def probe(node: int) -> dict[int, str]:
+        peers = {name: end for name, end in listening.items() if name != str(node)}
+        answer: dict[str, str] = hosts[node].keeper.ask("probe", deadline, peers=peers, timeout=_PROBE_TIMEOUT)[
+            "probed"
+        ]
+        silent = {other: "it cannot listen there" for other in nodes if str(other) not in listening and other != node}
+        return silent | {int(name): reason for name, reason in answer.items()}
+
+    each(listen, nodes)
+    return blocked_pairs(dict(enumerate(each(probe, nodes))))
