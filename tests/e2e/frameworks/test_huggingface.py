@@ -41,13 +41,13 @@ def nothing_is_left() -> None:
 
 @sky.compute
 def login() -> dict[str, Any]:
-    """What the connections's client of this process knows, and what anybody could see of the process."""
+    """What the hub's client of this process knows, and what anybody could see of the process."""
     import subprocess
 
     from huggingface_hub import constants, get_token
 
     path = Path(constants.HF_TOKEN_PATH)
-    child = "import huggingface_hub as connections; print(connections.get_token())"
+    child = "import huggingface_hub as hub; print(hub.get_token())"
     info = sky.instance_info()
     assert info is not None
     return {

@@ -634,7 +634,7 @@ def test_an_unknown_host_key_is_accepted_only_if_said_so(
     error = failure(sshd.target(), 60)
     assert type(error) is HostKeyMismatch
     assert "not known yet" in str(error)
-    with caplog.at_level(logging.INFO, "skyward.setup.ssh.shell"):
+    with caplog.at_level(logging.INFO, "skyward.ssh"):
         opened(sshd.target(host_keys="accept-new"))
     assert "accept-new" in caplog.text
     assert (sshd.directory / "known").read_text()
