@@ -48,15 +48,28 @@ def test_calls_go_round_the_nodes_in_turn() -> None:
     assert [(item.node, item.sent) for item in items] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
 
 
-def test_single_calls_one_after_the_other_visit_every_node() -> None:
-    dispatch, _ = opened(3, 1)
-    visited = []
-    for _ in range(6):
+def test_of_idle_nodes_the_one_that_ended_a_call_last_is_next() -> None:
+    """Its caches are warm, and its processes have not been paged out."""
+    dispatch, items = opened(3, 1, 3)
+    dispatch.next(0.0)
+    for item in (items[0], items[2], items[1]):
+        dispatch.settle(item, 10.0)
+    for _ in range(3):
         item = Item()
         dispatch.add(item)
-        visited += nodes_of(dispatch.next(0.0))
+        assert nodes_of(dispatch.next(0.0)) == [1]
         dispatch.settle(item, 10.0)
-    assert visited == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_node_whose_call_gave_no_result_is_not_preferred() -> None:
+    """Its process may have to be started again."""
+    dispatch, items = opened(3, 1, 3)
+    dispatch.next(0.0)
+    dispatch.settle(items[1], 10.0)
+    dispatch.settle(items[2])
+    dispatch.settle(items[0])
+    dispatch.add(Item())
+    assert nodes_of(dispatch.next(0.0)) == [1]
 
 
 def test_a_node_gets_as_many_as_it_has_slots_while_nothing_is_known() -> None:

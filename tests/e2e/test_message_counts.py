@@ -40,8 +40,12 @@ class CountingSocket:
         return sent
 
     def recv_into(self, *args: Any) -> int:
-        got = self._sock.recv_into(*args)
-        self._counts.add(bytes_in=got)
+        try:
+            got = self._sock.recv_into(*args)
+        except BlockingIOError:
+            self._counts.add(reads_without_data=1)
+            raise
+        self._counts.add(reads=1, bytes_in=got)
         return got
 
     def __getattr__(self, name: str) -> Any:
@@ -89,6 +93,8 @@ def test_a_call_is_one_small_frame_each_way(counts: Counts) -> None:
     assert CALLS <= seen["frames_out"] <= CALLS + beside, seen
     assert CALLS <= seen["frames_in"] <= CALLS + beside, seen
     assert CALLS <= seen["sends"] <= CALLS + beside, seen  # acknowledgements are among these
+    assert CALLS <= seen["reads"] <= CALLS + beside, seen
+    assert seen.get("reads_without_data", 0) == 0, seen  # a short read says that there is no more
     assert CALLS <= seen["bytes_out"] <= BYTES_OUT * (CALLS + beside), seen
     assert CALLS <= seen["bytes_in"] <= BYTES_IN * (CALLS + beside), seen
 

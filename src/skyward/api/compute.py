@@ -198,8 +198,8 @@ class Compute(Generic[P, T]):
         functools.update_wrapper(self, fn)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T]:
-        signature = self._signature
-        if signature is not None:
+        signature, fewest, most = self._signature
+        if signature is not None and (kwargs or not fewest <= len(args) <= most):
             try:
                 bound = signature.bind(*args, **kwargs)
                 for name in self._positional_only[len(args) :]:  # Python 3.13.0 overlooks one given by keyword
@@ -240,15 +240,25 @@ class Compute(Generic[P, T]):
         return f"<compute {name_of(self.fn)}>"
 
     @functools.cached_property
-    def _signature(self) -> inspect.Signature | None:
+    def _signature(self) -> tuple[inspect.Signature | None, int, int]:
+        """The signature, and from and up to how many arguments without names it certainly takes."""
         try:
-            return inspect.signature(self.fn)
+            signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
-            return None  # some built-in callables have none; Python itself checks those on the node
+            return None, 0, 0  # some built-in callables have none; Python itself checks those on the node
+        fewest = most = 0
+        for parameter in signature.parameters.values():
+            required = parameter.default is parameter.empty
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                fewest, most = fewest + required, most + 1
+            elif parameter.kind is parameter.KEYWORD_ONLY and required:
+                return signature, 1, 0  # none: a name is missing
+        return signature, fewest, most
 
     @functools.cached_property
     def _positional_only(self) -> list[str]:
-        found = self._signature.parameters.values() if self._signature else ()
+        signature = self._signature[0]
+        found = signature.parameters.values() if signature is not None else ()
         return [p.name for p in found if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
 
 

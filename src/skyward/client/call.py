@@ -7,9 +7,11 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from skyward.api.compute import PendingCompute
@@ -18,7 +20,7 @@ from skyward.client.functions import remembers_nothing, streamed_parameters, unb
 from skyward.errors import ResultNotSerializable
 from skyward.transport import blobs
 from skyward.transport.frames import nbytes
-from skyward.transport.payload import Packer, unpack
+from skyward.transport.payload import Packed, Packer, unpack
 from skyward.transport.streams import Consumer, Producer
 
 __all__ = ["Call", "CallFuture", "Packing", "discard", "unpacked"]
@@ -162,6 +164,7 @@ class Packing:
     def __init__(self, packer: Packer, store: blobs.Store, shared: bool, user: UserCode | None = None) -> None:
         self._packer, self._store, self._user = packer, store, user
         self._shared = shared  # whether nodes read the store's files themselves
+        self._digests: weakref.WeakKeyDictionary[FunctionType, tuple[Packed, str]] = weakref.WeakKeyDictionary()
 
     def calls(self, pending: Sequence[PendingCompute[Any]], retries: int) -> list[Call]:
         """The calls, ready to be sent; raises NotSerializable before any of them is."""
@@ -172,7 +175,7 @@ class Packing:
             fn, args, kwargs = unbound(item)
             known = functions.get(id(fn))
             if known is None:
-                known = functions[id(fn)] = self._function(fn, item.name)
+                known = functions[id(fn)] = self._function(fn, f"function {item.name}")
             shift = len(args) - len(item.args)
             positions = {index + shift for index in streams[0]}
             made.append(self._call(item, *known, args, kwargs, positions, streams[1], retries))
@@ -196,16 +199,15 @@ class Packing:
         return [first, *rest]
 
     def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:
-        import xxhash
-
-        head, buffers = self._packer.pack_function(fn, f"function {name}")
-        if not remembers_nothing(fn):
-            return "", [head, *buffers]
-        digest = xxhash.xxh3_128()
-        digest.update(head)
-        for buffer in buffers:
-            digest.update(buffer)
-        return digest.hexdigest(), [head, *buffers]
+        packed = self._packer.pack_function(fn, name)
+        head, buffers = packed
+        known = self._digests.get(fn) if isinstance(fn, FunctionType) else None
+        if known is not None and known[0] is packed:
+            return known[1], [head, *buffers]
+        digest = _digest(packed) if remembers_nothing(fn) else ""
+        if isinstance(fn, FunctionType):
+            self._digests[fn] = packed, digest
+        return digest, [head, *buffers]
 
     def _call(
         self,
@@ -245,6 +247,15 @@ class Packing:
                 )  # the caller may change its array as soon as we return
         chosen = retries if item.retries is None else item.retries
         return Call(item, about, pieces, uploads, inputs, chosen, self._user)
+
+
+def _digest(packed: Packed) -> str:
+    import xxhash
+
+    made = xxhash.xxh3_128(packed[0])
+    for buffer in packed[1]:
+        made.update(buffer)
+    return made.hexdigest()
 
 
 def discard(about: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Which node gets which call: a pure bookkeeping of queues, slots and windows.
 
+The node with the fewest calls is next; of several, the one that ended a call last, since its caches are warm.
+
 A node gets as many calls as it has slots, and some ahead when calls are so short that a round trip would cost more than
 it saves. A call that waits behind a long one is taken back when another node has nothing to do.
 """
@@ -51,7 +53,7 @@ class Dispatch(Generic[C]):
         self._slots = slots
         self._queue: OrderedDict[str, C] = OrderedDict()
         self._mean: float | None = None
-        self._turn = 0
+        self._last = 0  # where a call ended last: of idle nodes this one is warm
 
     def up(self, node: int, is_up: bool) -> None:
         """Says whether a node takes calls."""
@@ -101,6 +103,8 @@ class Dispatch(Generic[C]):
             node.inflight.pop(call.id, None)
             node.recalled.discard(call.id)
             node.stopping.discard(call.id)
+            if seconds is not None:
+                self._last = call.node
         else:
             self._queue.pop(call.id, None)
         if seconds is not None:
@@ -150,11 +154,11 @@ class Dispatch(Generic[C]):
         best: int | None = None
         least = 0
         for step in range(count):
-            index = (self._turn + step) % count
+            index = (self._last + step) % count
             node = self._nodes[index]
             load = len(node.inflight)
             if node.up and load - len(node.stopping) < window and (best is None or load < least):
                 best, least = index, load
-        if best is not None:
-            self._turn = (best + 1) % count
+                if not load:
+                    break
         return best

@@ -32,6 +32,7 @@ class ClientLink:
         self._messages: list[Any] = []
         self._buffers: list[Any] = []
         self._decrypted = False  # whether bytes may be there that the selector does not know of
+        self._writing = False  # whether the selector says when the socket takes more
 
     @property
     def connected(self) -> bool:
@@ -67,7 +68,7 @@ class ClientLink:
             return
         self._link.attach(sock, hello["received"])
         self._selector.register(sock, selectors.EVENT_READ, self.hear)
-        self._decrypted = True
+        self._decrypted, self._writing = True, False
 
     def hear(self, events: int) -> None:
         """Takes what the client has sent, and sends what it was not ready for."""
@@ -112,11 +113,10 @@ class ClientLink:
             messages, self._messages = self._messages, []
             buffers, self._buffers = self._buffers, []
             self._link.post(messages, buffers)
-        sock = self._link.sock
-        if sock is not None:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._link.writing else 0)
-            if self._selector.get_key(sock).events != wanted:
-                self._selector.modify(sock, wanted, self.hear)
+        if self._link.writing is not self._writing and self._link.sock is not None:
+            self._writing = not self._writing
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)
+            self._selector.modify(self._link.sock, events, self.hear)
 
     def acknowledge(self) -> None:
         """Says how far the client was heard."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -79,6 +80,9 @@ class RunnerProcess:
         self.name, self.sock, self.out, self.err, self.status, self.threads = name, sock, out, err, status, threads
         self.pid: int | None = None
         self.eof = False
+        self._output = select.poll()
+        for pipe in (out, err):
+            self._output.register(pipe.fd, select.POLLIN)
         self._reader = FrameReader()
         self._writer = FrameWriter()
 
@@ -110,6 +114,11 @@ class RunnerProcess:
             if self._reader.last < _SHORT and not ended:
                 break
         return frames
+
+    def unread(self) -> list[Pipe]:
+        """The pipes in which something lies, or whose writers are gone; one system call that does not fail."""
+        ready = [fd for fd, _ in self._output.poll(0)]
+        return [pipe for pipe in (self.out, self.err) if pipe.fd in ready and pipe.open] if ready else []
 
     def new_call(self, mark: bytes) -> None:
         """A call has ended: what stderr says from here on is the next one's, where only one runs at a time."""
@@ -224,9 +233,9 @@ class Runners:
 
     def drain(self, process: RunnerProcess) -> None:
         """Passes on everything a runner has written so far."""
-        for pipe in (process.out, process.err):
-            while pipe.open and self._forward(process, pipe):
-                pass
+        while pipes := process.unread():
+            for pipe in pipes:
+                self._forward(process, pipe)
 
     def resume(self) -> None:
         """Listens again to pipes that were left alone while the client did not keep up."""
@@ -251,15 +260,12 @@ class Runners:
         else:
             self._forward(process, pipe)
 
-    def _forward(self, process: RunnerProcess, pipe: Pipe) -> bool:
+    def _forward(self, process: RunnerProcess, pipe: Pipe) -> None:
         data = pipe.read()
-        if data is None:
-            return False
-        if not data:
+        if data:
+            self._output(process, pipe, data)
+        elif data is not None:
             self._unregister(pipe.fd)
-            return False
-        self._output(process, pipe, data)
-        return True
 
     def _on_runner(self, process: RunnerProcess, events: int, *, ended: bool = False) -> None:
         if self._processes.get(process.name) is not process:

@@ -8,6 +8,7 @@ Control travels as JSON so that nothing is unpickled but what the user's own cal
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections import deque
@@ -23,11 +24,18 @@ _PREFIX = struct.Struct("!II")
 _CHUNK = 1 << 18
 _SMALL = 1 << 16
 _MAX_HEADER = 1 << 30
-_loads = json.loads
+_decoder: Any = json.JSONDecoder()
+_scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # what json.loads comes down to
 
 
-def _dumps(value: Any) -> str:
-    return "".join(_encoder(value, 0))
+def _loads(text: str) -> Any:
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        value, end = None, -1
+    if end != len(text):
+        raise ValueError("the header of a frame is no JSON")
+    return value
 
 
 def _make_encoder() -> Callable[[Any, int], Iterable[str]]:
@@ -46,6 +54,15 @@ def _refuse(value: object) -> None:
 _encoder = _make_encoder()
 
 
+_EMPTY = bytearray()  # never changed
+
+
+@functools.lru_cache(256)
+def _prefix(buffers: int) -> struct.Struct:
+    """What stands before the header: its length, the number of buffers, their lengths."""
+    return struct.Struct(f"!II{buffers}Q")
+
+
 def nbytes(buffer: Buffer) -> int:
     """The size of a buffer in bytes."""
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
@@ -53,12 +70,13 @@ def nbytes(buffer: Buffer) -> int:
 
 def encode(header: Any, buffers: Sequence[Buffer] = ()) -> list[Buffer]:
     """A frame as pieces ready to be sent; small buffers are joined, large ones are not copied."""
-    text = _dumps(header).encode("utf-8", "surrogatepass")
-    lengths = [nbytes(b) for b in buffers]
-    head = _PREFIX.pack(len(text), len(lengths)) + struct.pack(f"!{len(lengths)}Q", *lengths) + text
+    text = "".join(_encoder(header, 0)).encode("utf-8", "surrogatepass")
+    lengths = [b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers]
+    count = len(lengths)
+    head = _prefix(count).pack(len(text), count, *lengths)
     if sum(lengths) <= _SMALL:
-        return [b"".join([head, *buffers])]
-    return [head, *(b for b in buffers if nbytes(b))]
+        return [b"".join((head, text, *buffers))]
+    return [head + text, *(b for b in buffers if nbytes(b))]
 
 
 class FrameWriter:
@@ -101,7 +119,7 @@ class FrameReader:
     """Turns what arrives on a socket into frames; large buffers are received in place."""
 
     def __init__(self) -> None:
-        self._data = bytearray()  # bytes of frames that are not complete yet
+        self._data = _EMPTY  # bytes of frames that are not complete yet
         self._chunk = memoryview(bytearray(_CHUNK))
         self._big: bytearray | None = None  # a frame too large for chunks, filled in place
         self._filled = 0
@@ -122,8 +140,11 @@ class FrameReader:
         got = self.last = recv_into(self._chunk)
         if not got:
             return [], False
-        self._data += self._chunk[:got]
-        data, self._data = self._data, bytearray()
+        data = self._data
+        if data:
+            data += self._chunk[:got]
+        else:
+            data = bytearray(self._chunk[:got])
         return self._parse(data), True
 
     def _parse(self, data: bytearray) -> list[Frame]:
@@ -134,18 +155,17 @@ class FrameReader:
             head, count = _PREFIX.unpack_from(view, start)
             if head > _MAX_HEADER:
                 raise ValueError("this is not one of our frames: the peer speaks another protocol.")
-            at = start + _PREFIX.size
-            if end - at < 8 * count:
+            at = start + _PREFIX.size + 8 * count
+            if end < at:
                 break
-            lengths = struct.unpack_from(f"!{count}Q", view, at)
-            at += 8 * count
+            lengths = _prefix(count).unpack_from(view, start)[2:]
             size = at + head + sum(lengths) - start
             if end - start < size:
                 if size > 2 * _CHUNK:
                     self._big = bytearray(size)
                     self._big[: end - start] = view[start:end]
                     self._filled = end - start
-                    return frames
+                    start = end
                 break
             header = _loads(str(view[at : at + head], "utf-8", "surrogatepass"))
             at += head
@@ -155,5 +175,5 @@ class FrameReader:
                 at += length
             frames.append((header, buffers))
             start += size
-        self._data = data[start:] if start else data
+        self._data = (data[start:] if start else data) if start < end else _EMPTY
         return frames

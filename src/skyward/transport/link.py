@@ -92,7 +92,7 @@ class Link:
         with self.lock:
             self._sent += 1
             pieces = encode({"s": self._sent, "a": self._received, "m": messages}, buffers)
-            size = sum(map(nbytes, pieces))
+            size = len(pieces[0]) if len(pieces) == 1 else sum(map(nbytes, pieces))
             self._kept.append((self._sent, size, pieces))
             self._kept_bytes += size
             self._unacked_frames = self._unacked_bytes = 0

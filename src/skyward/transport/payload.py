@@ -26,7 +26,7 @@ import cloudpickle
 
 from skyward.errors import NotSerializable
 
-__all__ = ["Packer", "pack_plain", "unpack"]
+__all__ = ["Packed", "Packer", "pack_plain", "unpack"]
 
 Packed = tuple[bytes, list[memoryview]]
 
