@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
 	$(BIN)/python examples/hello_nodes.py
 
-test: $(VENV)/all.done hosts     ## set up, then run every test, in two lanes side by side
+test: $(VENV)/all.done hosts     ## set up, then run every test, in lanes side by side
 	$(BIN)/python tests/lanes.py --durations=15
 
 test-core: $(VENV)/dev.done hosts ## the tests that need no framework (also for other Pythons: make test-core PYTHON=python3.13 VENV=.venv-313)

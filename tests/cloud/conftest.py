@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import skyward as sky
 from skyward.machines.ledger import histories
 from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
+from tests.cloud.spot import Seen
 from tests.support.hosts import Network, unavailable
 from tests.support.leftovers import watchdogs
 from tests.support.programs import USUAL_SIGNALS
@@ -60,6 +63,19 @@ def cloud(
 def aws(cloud: Cloud) -> Callable[..., AWS]:
     """The provider, with the user that the hosts have."""
     return lambda **settings: cloud.aws(**{"username": "sky", **settings})
+
+
+@pytest.fixture
+def opened(aws: Callable[..., AWS]) -> Callable[..., tuple[sky.ComputePool, Seen]]:
+    """Makes a pool of spot machines that is to be entered, and what it tells."""
+
+    def make(nodes: int = 2, **how: Any) -> tuple[sky.ComputePool, Seen]:
+        pool = sky.ComputePool(provider=aws(), nodes=nodes, allocation="spot", console=False, **how)
+        seen = Seen()
+        pool.on_event(seen.append)
+        return pool, seen
+
+    return make
 
 
 CLIENT = """

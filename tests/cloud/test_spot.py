@@ -14,20 +14,13 @@ import pytest
 import skyward as sky
 from skyward import errors, events
 from skyward.machines import replacement
-from skyward.providers.aws.provider import AWS
 from skyward.setup import host_watch
 from skyward.testing import Cloud
-from tests.cloud.machines import CACHE, Hosts
-from tests.ssh.places import TORCH, torch_plugin
+from tests.cloud.machines import Hosts
+from tests.cloud.spot import Seen, instance, who
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(480)
-
-
-@sky.compute
-def who() -> tuple[int, str]:
-    info: Any = sky.instance_info()
-    return info.node, socket.gethostname()
 
 
 @sky.compute
@@ -69,34 +62,6 @@ def together() -> tuple[int, int, list[str]]:
             raise sky.Preempted
         time.sleep(0.02)
     return info.node, info.attempt, [peer.private_ip for peer in info.peers]
-
-
-class Seen(list[events.Event]):
-    """What a pool has told."""
-
-    def texts(self) -> str:
-        return "\n".join(event.text for event in self if isinstance(event, events.Notice))
-
-    def working(self) -> int:
-        return sum(isinstance(event, events.Output) and event.text == "working" for event in self)
-
-
-@pytest.fixture
-def opened(aws: Callable[..., AWS]) -> Callable[..., tuple[sky.ComputePool, Seen]]:
-    """Makes a pool of spot machines that is to be entered, and what it tells."""
-
-    def make(nodes: int = 2, **how: Any) -> tuple[sky.ComputePool, Seen]:
-        pool = sky.ComputePool(provider=aws(), nodes=nodes, allocation="spot", console=False, **how)
-        seen = Seen()
-        pool.on_event(seen.append)
-        return pool, seen
-
-    return make
-
-
-def instance(cloud: Cloud, hosts: Hosts, host: str) -> str:
-    """The machine that runs under a host's name now."""
-    return next(one.id for one in cloud.running() if hosts.of[one.id].name == host)
 
 
 def test_a_body_is_told_and_its_machine_is_replaced(
@@ -171,47 +136,6 @@ def test_a_group_that_lost_a_rank_starts_again_as_a_whole(
         assert sorted(
             client.submit(socket.gethostname, pure=False, workers=[name]).result(60) for name in ("node-0", "node-1")
         ) == sorted(hosts.of[one.id].name for one in cloud.running())
-
-
-def test_training_goes_on_from_its_checkpoint_when_a_machine_is_taken(
-    cloud: Cloud, hosts: Hosts, opened: Callable[..., tuple[sky.ComputePool, Seen]]
-) -> None:
-    """DDP over two machines, one of which dies without the body heeding its notice; a new group resumes."""
-
-    @sky.compute(retries=1)
-    def train(steps: int, shared: str) -> tuple[int, int, float]:
-        from pathlib import Path
-
-        import torch
-        import torch.distributed as dist
-
-        info: Any = sky.instance_info()
-        saved = Path(shared, f"{info.job_id}.step")
-        start = int(saved.read_text()) if saved.exists() else 0
-        total = torch.tensor([float(start)])
-        for step in range(start, steps):
-            if step == steps // 2 and info.attempt == 0:
-                print("working", flush=True)
-            one = torch.ones(1) / 2
-            dist.all_reduce(one)  # fails, or waits for ever, when the other rank is gone
-            total += one
-            if sky.is_head():
-                saved.write_text(str(step + 1))
-            while step > steps // 2 and info.attempt == 0 and info.node == 1:
-                time.sleep(0.05)
-        return info.attempt, start, total.item()
-
-    pool, seen = opened(image=TORCH, plugins=[torch_plugin(backend="gloo")])
-    with pool:
-        old = dict(who() @ pool)
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.extend(train(20, CACHE) @ pool))
-        thread.start()
-        until(lambda: seen.working() == 2)
-        cloud.notice(instance(cloud, hosts, old[1]), 4)
-        thread.join(150)
-        assert [(attempt, total) for attempt, _, total in found] == [(1, 20.0)] * 2
-        assert all(start >= 10 for _, start, _ in found)
 
 
 def test_a_machine_that_vanishes_is_replaced_too(
