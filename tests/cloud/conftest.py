@@ -18,7 +18,7 @@ from skyward.providers.aws.provider import AWS
 from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
 from tests.cloud.spot import Seen
-from tests.support.hosts import Network, unavailable
+from tests.support.hosts import Network, lacks_python, unavailable
 from tests.support.leftovers import watchdogs
 from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until
@@ -27,7 +27,7 @@ from tests.support.waiting import until
 @pytest.fixture(scope="module")
 def served(hosts_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, Hosts]]:
     """A cloud and its hosts, for a module."""
-    if reason := unavailable():
+    if reason := unavailable() or lacks_python():
         pytest.skip(reason)
     with Network(specs(hosts_cache, 48), internet=True, idle=True) as network:
         hosts = Hosts(network, tmp_path_factory.mktemp("machines"))

@@ -11,14 +11,14 @@ import pytest
 
 import skyward as sky
 from tests.ssh.places import ours, reached, specs
-from tests.support.hosts import Network, unavailable
+from tests.support.hosts import Network, lacks_python, unavailable
 from tests.support.waiting import until
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _hosts_possible() -> None:
     """All of these tests need hosts."""
-    if reason := unavailable():
+    if reason := unavailable() or lacks_python():
         pytest.skip(reason)
 
 

@@ -67,7 +67,8 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Path) -> Path:
-    """An empty cache, for the client and for the host that it is, too."""
+    """An empty cache, for the client and for the host that it is, too: one that has the client's Python."""
+    monkeypatch.setenv("PATH", os.pathsep.join((str(Path(sys.executable).resolve().parent), os.environ["PATH"])))
     monkeypatch.setenv("SKYWARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(resolve, "source_hash", lambda: "one state of the source")
     monkeypatch.setattr(resolve, "build_wheel", lambda dest: Path(shutil.copy(snapshot, dest)))

@@ -8,8 +8,9 @@ with Network(3) as net:
 from __future__ import annotations
 
 from .host import Host, Listener, Process, Traffic
-from .machine import HostsError, install, unavailable
+from .machine import HostsError, install, lacks_python, unavailable
 from .network import Network
 from .spec import HostSpec
 
-__all__ = ["Host", "HostSpec", "HostsError", "Listener", "Network", "Process", "Traffic", "install", "unavailable"]
+__all__ = ["Host", "HostSpec", "HostsError", "Listener", "Network", "Process", "Traffic"]
+__all__ += ["install", "lacks_python", "unavailable"]

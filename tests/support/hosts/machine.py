@@ -6,11 +6,12 @@ import fcntl
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 
-__all__ = ["HostsError", "as_root", "install", "root", "unavailable"]
+__all__ = ["HostsError", "as_root", "install", "lacks_python", "root", "unavailable"]
 
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _PACKAGES = {
@@ -77,6 +78,19 @@ def unavailable() -> str | None:
         return (
             f"This machine, as containers often do, does not let even root make namespaces with links and mounts: {exc}"
         )
+    return None
+
+
+@functools.cache
+def lacks_python() -> str | None:
+    """Why hosts cannot have the Python of this process, which pools on them need; None when they can."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if shutil.which(f"python{version}", path="/usr/local/bin:/usr/bin:/bin"):
+        return None
+    try:
+        socket.create_connection(("github.com", 443), timeout=10).close()  # where uv has its Pythons from
+    except OSError:
+        return f"Test hosts have no Python {version} and cannot download one; install python{version} in /usr/bin."
     return None
 
 
