@@ -5,19 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from skyward.client import call_table, node_table
-from skyward.client.core import VERDICTS, Core
-from skyward.client.engine import Engine
-from skyward.node import agent_tables, runner_calls
-from skyward.node.agent import Agent
-from skyward.node.runner import Runner
+from skyward.node import agent_tables, protocol, runner_calls
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -76,47 +70,44 @@ def test_every_state_event_and_action_of_a_table_is_explained_above_it(title: st
         assert sorted(names) == sorted(expected), f"{kind} of {title!r}"
 
 
-def kinds_in(function: Callable[..., Any]) -> set[str]:
-    """The message kinds that a dispatcher compares `kind` with, or matches."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == "kind":
-            values = [value for comparator in node.comparators for value in ast.walk(comparator)]
-        elif isinstance(node, ast.match_case):
-            values = list(ast.walk(node.pattern))
-        else:
-            continue
-        found |= {value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)}
-    return found
+LINKS = {
+    re.sub(r"(?<!^)(?=[A-Z])", " ", name).capitalize(): link
+    for name, link in vars(protocol).items()
+    if inspect.isclass(link) and link.__bases__ == (protocol.Link,)
+}
+"""The links by the headings of the page: "Client to agent" for ClientToAgent."""
 
 
-def kinds_on_page(title: str) -> set[str]:
-    return {kind for row in rows(section(title)) for kind in re.findall(r"`(\w+)`", row[0])}
+def table_of(link: type[protocol.Link]) -> str:
+    """The page's table of the messages of a link."""
+    lines = ["| kind | fields | meaning |", "|---|---|---|"]
+    for kind, fields in link.kinds().items():
+        meaning = " ".join((inspect.getdoc(getattr(link, kind)) or "").split())
+        assert meaning, f"{link.__name__}.{kind} does not say what it means"
+        names = ", ".join(name for name in fields if name not in ("kind", "buffers"))
+        kinds = {name: protocol.VERDICTS[name] for name in link.verdicts} if kind == "verdict" else {kind: meaning}
+        lines += [f"| `{name}` | {names} | {text} |" for name, text in kinds.items()]
+    return "\n".join(lines)
 
 
-STREAMS = kinds_in(Runner._pass_on)
-HANDLERS = {name.removeprefix("_on_") for name in vars(Engine) if name.startswith("_on_")}
+@pytest.mark.parametrize("title", LINKS)
+def test_the_messages_of_a_link_are_on_the_page(title: str) -> None:
+    """`python -m tests.test_architecture` prints the tables."""
+    assert table_of(LINKS[title]) in section(title)
 
 
-@pytest.mark.parametrize(
-    ("title", "handled"),
-    [
-        ("Client to agent", kinds_in(Agent._obey) | STREAMS),
-        ("Agent to client", kinds_in(Core.heed) | VERDICTS | HANDLERS),
-        ("Agent to runner", kinds_in(Runner._obey) | kinds_in(Runner.serve) | STREAMS | {"init"}),
-        ("Runner to agent", kinds_in(Agent._heed) | {"done", "error", "stopped"}),
-    ],
-)
-def test_the_messages_that_are_handled_are_those_of_the_page(title: str, handled: set[str]) -> None:
-    assert len(handled) > 5, "the dispatchers are written in another way now; this test must follow"
-    assert kinds_on_page(title) == handled
+@pytest.mark.parametrize("link", LINKS.values())
+def test_a_message_is_its_kind_its_fields_and_the_number_of_its_buffers(link: type[protocol.Link]) -> None:
+    for kind, fields in link.kinds().items():
+        message = getattr(link, kind)(*fields)
+        expected = [*fields] if kind == "verdict" else [kind, *fields]
+        assert message == (expected if fields[-1:] == ("buffers",) else [*expected, 0])
 
 
-def test_the_orders_to_a_keeper_and_to_the_fork_server_are_on_the_page() -> None:
-    for file, title in (("node/keeper.py", "Client and keeper"), ("node/fork_server.py", "Agent and fork server")):
-        source = (SOURCE / file).read_text()
-        for name in re.findall(r'case "(\w+)"|(?:_say|_tell)\((?:agent, |known\[0\], )?\{"(\w+)"', source):
-            assert f"`{''.join(name)}`" in section(title), f"{file} knows {''.join(name)!r}"
+def test_the_orders_to_a_keeper_are_on_the_page() -> None:
+    source = (SOURCE / "node/keeper.py").read_text()
+    for name in re.findall(r'case "(\w+)"|_say\(\{"(\w+)"', source):
+        assert f"`{''.join(name)}`" in section("Client and keeper"), f"the keeper knows {''.join(name)!r}"
 
 
 def defined_in(file: Path) -> set[str]:
@@ -148,3 +139,8 @@ def test_the_threads_that_are_named_exist() -> None:
     source = "\n".join(file.read_text() for file in SOURCE.rglob("*.py"))
     for name in set(re.findall(r"`(skyward-[a-z]+)", PAGE)):
         assert f'"{name}"' in source or f'"{name}-' in source, f"no thread is called {name}"
+
+
+if __name__ == "__main__":
+    for title, link in LINKS.items():
+        print(f"### {title}\n\n{table_of(link)}\n")

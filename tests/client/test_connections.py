@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.client.connections import Connections
-from skyward.client.parsing import checked_greeting
+from skyward.node.receiver import checked_greeting
 from skyward.transport.frames import encode
 
 
@@ -50,7 +50,8 @@ class Ears:
         self.gone: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[tuple[int, list[Any], BaseException]] = queue.SimpleQueue()
 
-    def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None:
+    def heed(self, number: int, message: list[Any], buffers: list[Any]) -> None:
+        kind, body = message[0], message[1:-1]
         if kind == "bad":
             raise KeyError("a bug")
         self.heard.put((number, kind, body, [bytes(buffer) for buffer in buffers]))

@@ -46,8 +46,8 @@ def test_a_call_whose_argument_cannot_be_sent_is_cancelled_with_a_reason_that_th
     """The reason becomes the kind of the node's last word: without one that would be no message of ours."""
     core, call = _core(_Links()), _call()
     core.nodes.renew(100.0)
-    core.heed(0, "ports", [[1, 2, 3], 1], [], 100.0)
-    core.heed(0, "ready", [{"generation": 1}], [], 100.0)
+    core._from_agent_ports(0, 100.0, [1, 2, 3], 1)
+    core._from_agent_ready(0, 100.0, 1)
     call.uploads["blob"] = ("/nowhere", 10)
     core.submit([call], 100.0)
     did = core.calls.unsendable(0, "blob", OSError("gone"), 101.0)
@@ -65,12 +65,12 @@ def test_the_calls_of_a_node_that_sends_nonsense_for_the_third_time_end() -> Non
         links = _Links()
         core, call = _core(links), _call()
         core.nodes.renew(100.0)
-        core.heed(0, "ports", [[1, 2, 3], 1], [], 100.0)
-        core.heed(0, "ready", [{"generation": 1}], [], 100.0)
+        core._from_agent_ports(0, 100.0, [1, 2, 3], 1)
+        core._from_agent_ready(0, 100.0, 1)
         core.submit([call], 100.0)
         assert call.state == "sent"
         if notice:
-            core.heed(0, "notice", [{"seconds": 120.0}], [], 100.0)
+            core._from_agent_notice(0, 100.0, 120.0)
         links.linked.discard(0)
         did = core.unreachable(0, ConnectionError("what it sends is no message of ours"), 101.0)
         assert [action[1] for action in did if action[0] == "fail"] == [call]

@@ -69,11 +69,11 @@ class Bench:
         return self.nodes.all[1]
 
     def ready(self, number: int = 1) -> list[Action]:
-        return self.nodes.on_ready(number, {"generation": self.generation}, self.now)
+        return self.nodes.on_ready(number, self.generation, self.now)
 
     def failed(self) -> list[Action]:
-        about = {"type": "", "message": "no runner", "traceback": "", "generation": self.generation}
-        return self.nodes.on_failed(1, about, [b""], self.now)
+        error = {"type": "", "message": "no runner", "traceback": ""}
+        return self.nodes.on_failed(1, error, self.generation, [b""], self.now)
 
     def broken(self) -> list[Action]:
         self.links.linked.discard(1)
@@ -205,7 +205,7 @@ def test_nodes_of_a_group_take_calls_only_together() -> None:
     assert bench.nodes.takes_calls() == set()
     bench.ready(1)
     assert bench.nodes.takes_calls() == {0, 1}
-    bench.nodes.on_replaced(1, {"generation": bench.generation}, bench.now)
+    bench.nodes.on_replaced(bench.generation, bench.now)
     assert bench.nodes.tainted
     assert bench.nodes.takes_calls() == set()
     bench.renew()
@@ -217,9 +217,9 @@ def test_nodes_of_a_group_take_calls_only_together() -> None:
 def test_what_is_said_of_runners_of_an_earlier_generation_counts_for_nothing() -> None:
     bench = Bench()
     bench.renew()
-    assert bench.nodes.on_ready(1, {"generation": 1}, bench.now) == []
+    assert bench.nodes.on_ready(1, 1, bench.now) == []
     assert bench.node.state == "opening"
-    assert bench.nodes.on_replaced(1, {"generation": 1}, bench.now) == []
+    assert bench.nodes.on_replaced(1, bench.now) == []
 
 
 def test_runners_that_become_ready_while_the_connection_breaks_are_ready_when_it_is_back() -> None:

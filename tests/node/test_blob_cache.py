@@ -143,8 +143,8 @@ def test_a_result_goes_home_in_pieces_before_the_word_that_it_is_done(
     result.write_bytes(DATA)
     said: list[Any] = []
 
-    def tell(kind: str, *body: Any, buffers: list[Any]) -> None:
-        said.append((kind, *body, bytes(buffers[0])))
+    def tell(message: list[Any], buffers: list[Any]) -> None:
+        said.append((*message[:-1], bytes(buffers[0])))
 
     about = {"blobs": {"1": [str(result), len(DATA)]}}
     node.ship("call", about, lambda: said.append("done"))
@@ -428,7 +428,7 @@ def shipped(tmp_path: Path, node: BlobCache, about: Any, *, before: Any = lambda
     node.ship("call", about, lambda: said.append("done"))
     before()
     for _ in range(3):
-        node.send(lambda: 0, lambda kind, *body, buffers: said.append((*body, bytes(buffers[0]))))
+        node.send(lambda: 0, lambda message, buffers: said.append((*message[1:-1], bytes(buffers[0]))))
     home = Parts(str(tmp_path))
     for name, offset, data in said[:-1]:
         home.accept(name, offset, data)

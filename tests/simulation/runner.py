@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.body import RunnerCall
+from skyward.node.protocol import RunnerToAgent
 from skyward.node.runner_calls import RunnerCalls
 
 if TYPE_CHECKING:
@@ -79,24 +80,24 @@ class SimProcess:
         if self.exit is not None or now < max(self.frozen_until, self.deaf_until) or not self.inbox:
             return False
         message, buffers = self.inbox.popleft()
-        kind, body = message[0], message[1:]
+        kind, body = message[0], message[1:-1]
         if kind == "init":
             self.started = True
             if self.world.hooks_fail > 0:
                 self.world.hooks_fail -= 1
                 self.die(70)
             else:
-                self.say(["ready", {}])
+                self.say(RunnerToAgent.ready())
         elif kind == "call":
             call = RunnerCall(body[0], body[1], buffers)
             self.arrived.pop((call.id, "0"), None)  # of an earlier time that it was sent here
             if self.calls.add(call):
                 self.queue.append(call)
             else:
-                self.say(["recalled", call.id])
+                self.say(RunnerToAgent.recalled(call.id))
         elif kind == "recall":
             if self.calls.recall(body[0]):
-                self.say(["recalled", body[0]])
+                self.say(RunnerToAgent.recalled(body[0]))
         elif kind == "cancel":
             self._cancel(body[0])
         elif kind == "exit":
@@ -115,9 +116,9 @@ class SimProcess:
         call, given = self.calls.cancel(call_id)
         if call is None:
             if given:
-                self.say(["recalled", call_id])
+                self.say(RunnerToAgent.recalled(call_id))
             return
-        self.say(["leaving", given])
+        self.say(RunnerToAgent.leaving(given))
         for worker in self.workers:
             if worker.call is call:
                 worker.interrupted = True
@@ -138,7 +139,7 @@ class SimProcess:
             worker.phase, worker.until, worker.left = "body", world.now + plan.seconds, plan.items
             self.credit.setdefault(call.id, 256)
             if plan.outcome == "stream":
-                self.say(["streaming", call.id])
+                self.say(RunnerToAgent.streaming(call.id))
             return True
         if worker.phase == "body":
             return self._body(call, worker)
@@ -146,7 +147,8 @@ class SimProcess:
         worker.verdict[1]["s"] = max(0.0, world.now - self.page[index][1])
         if world.groups:
             worker.verdict[1]["group"] = True
-        self.say([worker.verdict[0], call.id, worker.verdict[1]], worker.verdict[2])
+        kind, metadata, buffers = worker.verdict
+        self.say(RunnerToAgent.verdict(kind, call.id, metadata, len(buffers)), buffers)
         worker.phase, worker.call, worker.interrupted = "idle", None, False
         if self.calls.leaving and all(w.phase == "idle" for w in self.workers):
             self.die(0)
@@ -181,12 +183,12 @@ class SimProcess:
             self.credit[call.id] -= 1
             worker.left -= 1
             data = pickle.dumps((call.id, plan.items - worker.left))
-            self.say(["items", call.id, [1]], [data])
+            self.say(RunnerToAgent.items(call.id, [1], 1), [data])
             return True
         if plan.reads and (call.id, "0") in self.arrived and None not in self.arrived[call.id, "0"]:
             count = len(self.arrived[call.id, "0"])
             if count > worker.wanted.get("0", 0):
-                self.say(["want", call.id, "0", count - worker.wanted.get("0", 0)])
+                self.say(RunnerToAgent.want(call.id, "0", count - worker.wanted.get("0", 0)))
                 worker.wanted["0"] = count
                 return True
         if plan.reads and None not in self.arrived.get((call.id, "0"), []):
@@ -225,9 +227,9 @@ _ERROR = {"type": "builtins.ValueError", "message": "no", "traceback": "ValueErr
 class SimRunners:
     """What an agent has of its runner processes."""
 
-    def __init__(self, selector: Any, world_and_node: Any, heed: Any, output: Any, ended: Any, full: Any) -> None:
+    def __init__(self, selector: Any, world_and_node: Any, hear: Any, output: Any, ended: Any, full: Any) -> None:
         self.world, self.node = world_and_node
-        self._heed, self._ended = heed, ended
+        self._hear, self._ended = hear, ended
         self.processes: dict[str, SimProcess] = {}
 
     @property
@@ -279,7 +281,7 @@ class SimRunners:
         for _ in range(count):
             message, buffers = process.outbox.popleft()
             self.world.t("agent %d <- %s %s", self.node, process.name, message[:2])
-            self._heed(process, message[0], message[1:], buffers)
+            self._hear([message], buffers, process)
         if process.exit is not None and not process.outbox and process.name in self.processes:
             del self.processes[process.name]
             self.world.t("agent %d: %s exited %s", self.node, process.name, process.exit)

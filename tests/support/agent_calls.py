@@ -109,8 +109,8 @@ class Bench:
         assert self.calls.mean == 0.0005
 
     def messages(self, kind: str = "tell") -> list[list[Any]]:
-        """The messages to the client ("tell") or to runners ("send") that the last event led to."""
-        return [action[2] for action in self.did if action[0] == kind]
+        """The messages to the client ("tell") or to runners ("send") after the last event, without their counts."""
+        return [action[2][:-1] for action in self.did if action[0] == kind]
 
     def sent(self) -> list[list[Any]]:
         """The kinds and calls of the messages to runners that the last event led to."""

@@ -17,6 +17,7 @@ from skyward.client.call import Call
 from skyward.client.call_table import CALLS
 from skyward.client.dispatch import Dispatch
 from skyward.errors import NodeLost, SkywardError
+from skyward.node.protocol import ClientToAgent
 
 __all__ = ["CALLS", "Action", "ClientCalls"]
 
@@ -89,7 +90,7 @@ class ClientCalls:
         self._now = now
         if call.id not in self.calls or call.node is None:
             return []
-        self._out.append(("post", call.node, [["close", call.id, 0]], ()))
+        self._out.append(("post", call.node, [ClientToAgent.close(call.id)], ()))
         self._after(_STOP_GRACE, "stop", call)
         return self._taken()
 
@@ -269,7 +270,7 @@ class ClientCalls:
         for number, calls in silent.items():
             for call in calls:
                 call.asked, call.heard = True, self._now
-            self._out.append(("post", number, [["ask", [call.id for call in calls], 0]], ()))
+            self._out.append(("post", number, [ClientToAgent.ask([call.id for call in calls])], ()))
 
     def _warn_of_streams(self) -> None:
         """Says so when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""
@@ -326,7 +327,7 @@ class ClientCalls:
         call.heard, call.asked = self._now, False
         if call.uploads:
             self._out.append(("load", call.node, call.uploads))
-        message = ["call", call.id, call.about, len(call.pieces)]
+        message = ClientToAgent.call(call.id, call.about, len(call.pieces))
         last = self._out[-1] if self._out else None
         if last is not None and last[0] == "post" and last[1] == call.node and last[2][-1][0] == "call":
             last[2].append(message)  # calls for one node share a frame
@@ -337,11 +338,12 @@ class ClientCalls:
             self._out.append(("feed", call, call.node))
 
     def _post_recall(self, call: Call, _: Any) -> None:
-        self._out.append(("post", call.node, [["recall", call.id, 0]], ()))
+        self._out.append(("post", call.node, [ClientToAgent.recall(call.id)], ()))
 
     def _post_cancel(self, call: Call, _: Any = None) -> None:
         self.dispatch.stop(call)
-        self._out.append(("post", call.node, [["cancel", call.id, call.stopping or "cancelled", _STOP_GRACE, 0]], ()))
+        message = ClientToAgent.cancel(call.id, call.stopping or "cancelled", _STOP_GRACE)
+        self._out.append(("post", call.node, [message], ()))
 
     def _count_attempt(self, call: Call, _: Any) -> None:
         call.attempt += 1

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from skyward.client.parsing import checked_greeting, messages_of
+from skyward.node.protocol import Message
+from skyward.node.receiver import checked_greeting, split
 from skyward.transport.link import Broken, Link, greet
 
 __all__ = ["SILENCE", "Connection", "Connections", "Listener", "Roster"]
@@ -74,7 +75,7 @@ class Listener(Protocol):
     With a method `mishandled(number, message, error)` it is also told of messages in whose handling it failed itself.
     """
 
-    def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None: ...
+    def heed(self, number: int, message: Message, buffers: list[Any]) -> None: ...
     def turn(self) -> bool: ...
     def collapse(self, error: BaseException) -> None: ...
 
@@ -351,7 +352,7 @@ class Connections:
             try:
                 arrived, more = peer.link.read()
                 for messages, buffers in arrived:
-                    for message, its_buffers in messages_of(messages, buffers):
+                    for message, its_buffers in split(messages, buffers):
                         self._pass_on(peer, message, its_buffers)
             except Broken:
                 self._lost(peer)
@@ -362,7 +363,7 @@ class Connections:
 
     def _pass_on(self, peer: Connection, message: list[Any], buffers: list[Any]) -> None:
         try:
-            self._listener.heed(peer.number, message[0], message[1:-1], buffers)
+            self._listener.heed(peer.number, message, buffers)
         except BaseException as exc:
             log.exception("message %r of node %d could not be handled", message[0], peer.number)
             mishandled = getattr(self._listener, "mishandled", None)

@@ -18,13 +18,9 @@ from skyward.client.calls import Action, ClientCalls
 from skyward.client.nodes import Links, Nodes, Replacements
 from skyward.client.settings import PoolSettings
 from skyward.errors import PoolClosed, SkywardError
+from skyward.node.protocol import VERDICTS
 
-__all__ = ["VERDICTS", "Core"]
-
-VERDICTS = frozenset(
-    ("done", "error", "exited", "crashed", "timeout", "cancelled", "stopped", "gang", "lost", "noroom")
-)
-"""The last word of a node on a call."""
+__all__ = ["Core"]
 
 
 class Core:
@@ -62,36 +58,40 @@ class Core:
         text = f"cannot end: the pool's own thread has failed ({error!r}). Close the pool; this is a bug."
         return self.calls.abandon(lambda call: SkywardError(f"{call.name} {text}"), now)
 
-    # from nodes
+    # from nodes; the engine's `Receiver` calls these
 
-    def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any], now: float) -> list[Action]:
-        """A message of a node."""
-        if kind in VERDICTS:
-            return self._verdict(number, kind, body[0], body[1], buffers, now)
-        match kind:
-            case "started":
-                return self.calls.started(number, body[0], now)
-            case "recalled":
-                return self.calls.recalled(number, body[0], now)
-            case "states":
-                return self.calls.states(number, body[0], now)
-            case "ready":
-                return self._routed(self.nodes.on_ready(number, body[0], now), now)
-            case "failed":
-                return self._routed(self.nodes.on_failed(number, body[0], buffers, now), now)
-            case "replaced":
-                return self._routed(self.nodes.on_replaced(number, body[0], now), now)
-            case "ports":
-                return self._routed(self.nodes.on_ports(body[0], body[1], now), now)
-            case "notice":
-                return self._routed(self.nodes.on_notice(number, body[0]["seconds"], now), now)
-            case "repaired":
-                text = f"node {number} mended a mistake of its own: {body[0]['text']}. Nothing is lost; this is a bug."
-                return [("emit", events.Notice(self._plan.pool, text, "warning"))]
-            case "sample":
-                return [("emit", events.NodeSample(self._plan.pool, number, **body[0]))]
-            case _:
-                raise ValueError(f"node {number} sent {kind!r}, which is no message of ours")
+    def _from_agent_started(self, number: int, now: float, id: str) -> list[Action]:
+        return self.calls.started(number, id, now)
+
+    def _from_agent_recalled(self, number: int, now: float, id: str) -> list[Action]:
+        return self.calls.recalled(number, id, now)
+
+    def _from_agent_states(self, number: int, now: float, states: dict[str, str]) -> list[Action]:
+        return self.calls.states(number, states, now)
+
+    def _from_agent_ready(self, number: int, now: float, generation: int) -> list[Action]:
+        return self._routed(self.nodes.on_ready(number, generation, now), now)
+
+    def _from_agent_failed(
+        self, number: int, now: float, error: dict[str, Any], generation: int, buffers: list[Any]
+    ) -> list[Action]:
+        return self._routed(self.nodes.on_failed(number, error, generation, buffers, now), now)
+
+    def _from_agent_replaced(self, number: int, now: float, generation: int) -> list[Action]:
+        return self._routed(self.nodes.on_replaced(generation, now), now)
+
+    def _from_agent_ports(self, number: int, now: float, ports: list[int], generation: int) -> list[Action]:
+        return self._routed(self.nodes.on_ports(ports, generation, now), now)
+
+    def _from_agent_notice(self, number: int, now: float, seconds: float) -> list[Action]:
+        return self._routed(self.nodes.on_notice(number, seconds, now), now)
+
+    def _from_agent_repaired(self, number: int, now: float, text: str) -> list[Action]:
+        text = f"node {number} mended a mistake of its own: {text}. Nothing is lost; this is a bug."
+        return [("emit", events.Notice(self._plan.pool, text, "warning"))]
+
+    def _from_agent_sample(self, number: int, now: float, cpu: float, memory: int, running: int) -> list[Action]:
+        return [("emit", events.NodeSample(self._plan.pool, number, cpu, memory, running))]
 
     def mishandled(self, number: int, message: Sequence[Any], error: BaseException, now: float) -> list[Action]:
         """A message could not be handled: the call that it was about must not wait for another."""
@@ -101,9 +101,10 @@ class Core:
         text = f"the end of {call.name} was told by node {number}, but could not be understood here: {error!r}."
         return self.calls.failure(number, call.id, (SkywardError(text), "error", 0.0), False, now)
 
-    def _verdict(
+    def verdict(
         self, number: int, kind: str, call_id: str, about: dict[str, Any], buffers: list[Any], now: float
     ) -> list[Action]:
+        """A call has ended on a node."""
         actions: list[Action] = []
         self.nodes.gang = self.nodes.gang or (about.get("group", False) and self._plan.nodes > 1)
         if self.nodes.gang and about.get("replaced") and not self.nodes.closing:

@@ -17,13 +17,15 @@ from skyward import events
 from skyward.client.call import Call, CallFuture, discard, unpacked
 from skyward.client.calls import Action
 from skyward.client.connections import Connections
-from skyward.client.core import VERDICTS, Core
+from skyward.client.core import Core
 from skyward.client.output_lines import Transcript
 from skyward.client.settings import PoolSettings
 from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Parts, Uploads
 from skyward.errors import BootstrapError, NodeLost, PoolClosed
 from skyward.machines.replacement import Replacing
+from skyward.node.protocol import AgentToClient, ClientToAgent, Message
+from skyward.node.receiver import Receiver
 from skyward.transport.streams import Consumer, Producer, Stream
 
 __all__ = ["Engine", "Surroundings"]
@@ -60,6 +62,7 @@ class Engine:
             self._connections.post, lambda n: self._connections.peers[n].link.kept_bytes, plan.address, self._unsendable
         )
         self._parts = Parts(plan.directory)
+        self._receiver = Receiver(AgentToClient, self, self._core)
         self._connections.follow(self, self)
         self.abouts = self._connections.abouts
         self.after_fork = self._connections.after_fork
@@ -91,7 +94,7 @@ class Engine:
             self._connections.closing = True
             self._do(self._core.close(self._clock()))
             for number in self._connected():
-                self._connections.post(number, [["bye", grace, 0]])
+                self._connections.post(number, [ClientToAgent.bye(grace)])
             end = self._clock() + grace + 1.5
             while not self._byes.issuperset(self._connected()) and self._clock() < end:
                 self._changed.wait(0.05)
@@ -224,21 +227,23 @@ class Engine:
 
     # what nodes say; called by `Connections` with its lock held
 
-    def heed(self, number: int, kind: str, body: list[Any], buffers: list[Any]) -> None:
+    def heed(self, number: int, message: Message, buffers: list[Any]) -> None:
         """A message of a node."""
-        handle = getattr(self, f"_on_{kind}", None)
-        if handle is not None:
-            handle(number, *body, *([buffers] if buffers else []))
-            return
-        if kind in VERDICTS:
-            if self._plan.lease:
-                self._parts.place(body[1])
-            if body[0] in self._core.calls.calls:
-                for stream, text, progress in self._transcripts[number].end(body[0]):
-                    self._do_emit(events.Output(self._plan.pool, number, stream, text, body[0], progress))
-        self._do(self._core.heed(number, kind, body, buffers, self._clock()))
-        if kind in ("ready", "failed", "ports", "notice", "replaced"):
+        actions = self._receiver.hear(message, buffers, number, self._clock())
+        if actions:
+            self._do(actions)
+        if message[0] in ("ready", "failed", "ports", "notice", "replaced"):
             self._changed.notify_all()
+
+    def _from_agent_verdict(
+        self, number: int, now: float, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
+    ) -> list[Action]:
+        if self._plan.lease:
+            self._parts.place(metadata)
+        if id in self._core.calls.calls:
+            for stream, text, progress in self._transcripts[number].end(id):
+                self._do_emit(events.Output(self._plan.pool, number, stream, text, id, progress))
+        return self._core.verdict(number, kind, id, metadata, buffers, now)
 
     def mishandled(self, number: int, message: Sequence[Any], error: BaseException) -> None:
         """A message could not be handled."""
@@ -257,8 +262,8 @@ class Engine:
         with self._lock:
             self._do(self._core.calls.unsendable(number, blob, error, self._clock()))
 
-    def _on_streaming(self, number: int, call_id: str) -> None:
-        call = self._core.calls.calls.get(call_id)
+    def _from_agent_streaming(self, number: int, now: float, id: str) -> None:
+        call = self._core.calls.calls.get(id)
         if call is None or call.node != number:
             return
 
@@ -267,7 +272,7 @@ class Engine:
                 self._do(self._core.calls.stream_closed(call, self._clock()))
 
         consumer = call.stream = Consumer(
-            grant=lambda count: self._connections.post(number, [["grant", call.id, count, 0]]),
+            grant=lambda count: self._connections.post(number, [ClientToAgent.grant(call.id, count)]),
             close=close,
             load=lambda item: unpacked(call.name, item[0], item[1:]),
         )
@@ -279,11 +284,11 @@ class Engine:
         else:
             self._connections.defer(future.fulfil, Stream[Any](consumer))
 
-    def _on_items(self, number: int, call_id: str, abouts: list[Any], buffers: list[Any]) -> None:
-        call = self._core.calls.calls.get(call_id)
+    def _from_agent_items(self, number: int, now: float, id: str, metadata: list[Any], buffers: list[Any]) -> None:
+        call = self._core.calls.calls.get(id)
         items: list[tuple[Any, int]] = []
         at = 0
-        for entry in abouts:
+        for entry in metadata:
             count: int = entry if isinstance(entry, int) else entry[0]
             about: dict[str, Any] = {} if isinstance(entry, int) else entry[1]
             if self._plan.lease:
@@ -297,26 +302,26 @@ class Engine:
         if call is not None and call.stream is not None:
             call.stream.feed(items)
 
-    def _on_want(self, number: int, call_id: str, key: str, count: int) -> None:
-        call = self._core.calls.calls.get(call_id)
-        if call is not None and key in call.feeders:
-            call.feeders[key].grant(count)
+    def _from_agent_want(self, number: int, now: float, id: str, argument: str, count: int) -> None:
+        call = self._core.calls.calls.get(id)
+        if call is not None and argument in call.feeders:
+            call.feeders[argument].grant(count)
 
-    def _on_out(self, number: int, stream: Any, call_id: str | None, buffers: list[Any]) -> None:
-        if call_id in self._core.calls.calls:
-            self._do(self._core.calls.started(number, call_id, self._clock()))
+    def _from_agent_out(self, number: int, now: float, stream: Any, id: str | None, buffers: list[Any]) -> None:
+        if id in self._core.calls.calls:
+            self._do(self._core.calls.started(number, id, now))
         else:
-            call_id = None
-        for text, progress in self._transcripts[number].feed(stream, call_id, buffers[0]):
-            self._do_emit(events.Output(self._plan.pool, number, stream, text, call_id, progress))
+            id = None
+        for text, progress in self._transcripts[number].feed(stream, id, buffers[0]):
+            self._do_emit(events.Output(self._plan.pool, number, stream, text, id, progress))
 
-    def _on_part(self, number: int, name: str, offset: int, buffers: list[Any]) -> None:
+    def _from_agent_part(self, number: int, now: float, name: str, offset: int, buffers: list[Any]) -> None:
         self._parts.accept(name, offset, buffers[0])
 
-    def _on_need(self, number: int, name: str) -> None:
-        self._uploads.need(number, name)
+    def _from_agent_need(self, number: int, now: float, blob: str) -> None:
+        self._uploads.need(number, blob)
 
-    def _on_bye(self, number: int) -> None:
+    def _from_agent_bye(self, number: int, now: float) -> None:
         for stream, text, progress in self._transcripts[number].end(None):
             self._do_emit(events.Output(self._plan.pool, number, stream, text, None, progress))
         self._byes.add(number)

@@ -13,6 +13,7 @@ from skyward.client.node_table import NODES, Node
 from skyward.client.reconnect import given_up, next_try
 from skyward.client.settings import PoolSettings
 from skyward.errors import BootstrapError, NodeLost, PluginError
+from skyward.node.protocol import ClientToAgent
 from skyward.transport import exceptions
 
 __all__ = ["NODES", "SILENCE", "Action", "Links", "Node", "Nodes", "Replacements"]
@@ -113,35 +114,37 @@ class Nodes:
 
     # what nodes say
 
-    def on_ready(self, number: int, about: dict[str, Any], now: float) -> list[Action]:
+    def on_ready(self, number: int, generation: int, now: float) -> list[Action]:
         """A node's runners are there."""
         self._now = now
-        if about["generation"] == self._generation:
+        if generation == self._generation:
             node = self.all[number]
             if node.state == "silent" and node.before == "opening":
                 node.before = "ready"
             self._step(node, "ready")
         return self._taken()
 
-    def on_failed(self, number: int, about: dict[str, Any], buffers: Sequence[Any], now: float) -> list[Action]:
+    def on_failed(
+        self, number: int, described: dict[str, Any], generation: int, buffers: Sequence[Any], now: float
+    ) -> list[Action]:
         """A node cannot make runners."""
         self._now = now
-        if about.get("generation", self._generation) != self._generation:
+        if generation != self._generation:
             return []
         others = (n for n in self.all if n.number != number)
         if self.gang and any(n.gone or n.state == "silent" or n.leaving for n in others):
             self._unformed = True  # it could form no group without them; all is made again when they are back
             return []
-        error = exceptions.rebuild(about, buffers[0])
+        error = exceptions.rebuild(described, buffers[0])
         if not isinstance(error, PluginError):
-            error = BootstrapError("runner", about["message"], number)
+            error = BootstrapError("runner", described["message"], number)
         self.all[number].error = error
         return self._lost(number, "failed", str(error))
 
-    def on_replaced(self, number: int, about: dict[str, Any], now: float) -> list[Action]:
+    def on_replaced(self, generation: int, now: float) -> list[Action]:
         """A runner has died, and another one is being made."""
         self._now = now
-        if about["generation"] == self._generation and self.gang and not self.closing:
+        if generation == self._generation and self.gang and not self.closing:
             self.taint()
         return self._taken()
 
@@ -190,11 +193,11 @@ class Nodes:
         for node in self.all:
             self._step(node, "renew")
         if not any(n.gone for n in self.all):  # no group without them; when the last is back we come here again
-            self._out.append(("post", 0, [["ports", _PORTS, self._generation, 0]], ()))
+            self._out.append(("post", 0, [ClientToAgent.ports(_PORTS, self._generation)], ()))
 
     def _equip(self, number: int) -> None:
         settings, hooks = self._plan.setup(number, self._links.abouts(), self._ports)
-        message = ["setup", {**settings, "generation": self._generation}, len(hooks)]
+        message = ClientToAgent.setup({**settings, "generation": self._generation}, len(hooks))
         self._out.append(("post", number, [message], hooks))
 
     def _inform(self, number: int) -> None:
@@ -202,7 +205,7 @@ class Nodes:
         for other in self.all:
             if other.number != number and not other.gone:
                 settings, _ = self._plan.setup(other.number, self._links.abouts(), self._ports)
-                self._out.append(("post", other.number, [["info", {"info": settings["info"]}, 0]], ()))
+                self._out.append(("post", other.number, [ClientToAgent.info(settings["info"])], ()))
 
     # connections that come and go
 

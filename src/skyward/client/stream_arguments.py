@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from skyward.client.call import Call
+from skyward.node.protocol import ClientToAgent
 from skyward.transport import exceptions
 from skyward.transport.payload import Packer
 from skyward.transport.streams import Producer
@@ -21,7 +22,7 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
 
     def send(batch: list[list[Any]]) -> None:
         pieces = [piece for item in batch for piece in item]
-        post([["items", call.id, key, [len(item) for item in batch], len(pieces)]], pieces)
+        post([ClientToAgent.items(call.id, key, [len(item) for item in batch], len(pieces))], pieces)
 
     def run() -> None:
         packer = Packer()
@@ -43,7 +44,7 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
         if error is None and not wanted:
             return
         about, data = ({}, b"") if error is None else exceptions.capture(error, __file__)
-        post([["end", call.id, key, about, 1]], [data])
+        post([ClientToAgent.end(call.id, key, about, 1)], [data])
 
     producer = Producer(send)
     threading.Thread(target=run, name="skyward-feed", daemon=True).start()

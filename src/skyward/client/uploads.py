@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from skyward.node.protocol import ClientToAgent
 from skyward.transport import blobs
 
 __all__ = ["Parts", "Uploads"]
@@ -62,7 +63,7 @@ class Uploads:
                 sources = [address for other in holders if (address := self._address(other)) is not None]
                 holders.add(node)
                 if sources:
-                    self._post(node, [["fetch", name, size, sources, 0]], [])
+                    self._post(node, [ClientToAgent.fetch(name, size, sources)], [])
                 else:
                     self._upload(node, name)
 
@@ -87,7 +88,7 @@ class Uploads:
                 lane.put(None)
 
     def _upload(self, node: int, name: str) -> None:
-        self._post(node, [["expect", name, 0]], [])  # before the call that needs it, or a peer that asks
+        self._post(node, [ClientToAgent.expect(name)], [])  # before the call that needs it, or a peer that asks
         lane = self._lanes.get(node)
         if lane is None:
             lane = queue.SimpleQueue[str | None]()
@@ -126,7 +127,7 @@ class Uploads:
                 return False  # the node is lost
             if not again:
                 self._holders[name].discard(node)  # the next call that needs it has it sent again
-                self._post(node, [["unexpect", name, 0]], [])
+                self._post(node, [ClientToAgent.unexpect(name)], [])
             return again
 
     def _tell_failure(self, node: int, name: str, error: Exception) -> None:
@@ -148,7 +149,7 @@ class Uploads:
                 data = file.read(_PIECE)
                 if not data:
                     raise OSError(f"{path} has {offset} bytes instead of {size}")
-                self._post(node, [["blob", name, offset, size, 1]], [data])
+                self._post(node, [ClientToAgent.blob(name, offset, size, 1)], [data])
                 offset += len(data)
 
 

@@ -24,6 +24,8 @@ from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
 from skyward.node.client_listener import ClientListener
+from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, Message, RunnerToAgent
+from skyward.node.receiver import Receiver
 from skyward.node.runners import Pipe, RunnerProcess, Runners
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
@@ -65,7 +67,8 @@ class Agent:
         around = surroundings or Surroundings()
         self._clock, self._token, self._usage = around.clock, around.token(), around.usage()
         self._selector = around.selector()
-        self._home = ClientLink(self._selector, about, self._obey, self._fence, around.token(), self._clock)
+        hear_client = Receiver(ClientToAgent, self).hear_all
+        self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell = self._home.tell
         self._listener = listener(self._wake, blob_cache.serve)
         blob_cache.wake = self._wake
@@ -73,8 +76,9 @@ class Agent:
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._calls = AgentCalls()
+        hear_runner = Receiver(RunnerToAgent, self).hear_all
         self._runners = around.runners(
-            self._selector, fork_server, self._heed, self._output, self._ended, self._output_full
+            self._selector, fork_server, hear_runner, self._output, self._ended, self._output_full
         )
         self._settings: dict[str, Any] = {}
         self._hooks: list[Any] = []
@@ -137,20 +141,21 @@ class Agent:
         except OSError as exc:  # they go with the pool's directory
             log.warning("a result that nobody gets cannot be removed: %s", exc)
 
-    def _tell_of(self, call: NodeCall | None, message: list[Any], buffers: list[Any] | None) -> None:
+    def _tell_of(self, call: NodeCall | None, message: Message, buffers: list[Any] | None) -> None:
         """Tells the client something; of a call, after the large buffers that belong to it."""
         if call is None or message[0] in ("started", "recalled"):
-            self._tell(*message, buffers=buffers)
+            self._tell(message, buffers)
         else:
-            self._blob_cache.ship(call.id, message[2], lambda: self._tell(*message, buffers=buffers))
+            self._blob_cache.ship(call.id, message[2], lambda: self._tell(message, buffers))
 
     def _spawn(self, slot: Slot) -> None:
         settings = self._settings
         env = {**settings["env"], "COMPUTE_POOL": settings["info"]}
         self._runners.spawn(slot.name, slot.threads, env, settings["cwd"])
-        self._runners.send(slot.name, ["init", {**settings["runner"], "mark": self._token}], self._hooks)
+        runner = {**settings["runner"], "mark": self._token}
+        self._runners.send(slot.name, AgentToRunner.init(runner, len(self._hooks)), self._hooks)
         if self._leaving is not None:
-            self._runners.send(slot.name, ["notice", max(0.0, self._leaving - self._clock())])
+            self._runners.send(slot.name, AgentToRunner.notice(max(0.0, self._leaving - self._clock())))
 
     def _pass_time(self, now: float) -> None:
         if now < self._calls.due():
@@ -180,7 +185,7 @@ class Agent:
             if good:
                 self._do(self._calls.arrived(name, self._clock()))
             else:
-                self._tell("need", name)
+                self._tell(AgentToClient.need(name))
         while not self._notices.empty():
             self._on_notice(self._notices.get())
 
@@ -189,129 +194,151 @@ class Agent:
         self._blob_cache.abandon()
         self._do(self._calls.fence(self._clock()))
         if self._leaving is not None:
-            self._tell("notice", {"seconds": max(0.0, self._leaving - self._clock())})
+            self._tell(AgentToClient.notice(max(0.0, self._leaving - self._clock())))
 
-    # what the client says
+    # what the client sends
 
-    def _obey(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
-        now = self._clock()
-        if kind == "call":
-            self._take(NodeCall(body[0], body[1], buffers), now)
-        elif kind == "blob":
-            name, offset, total = body
-            self._on_piece(name, offset, total, buffers[0], now)
-        elif kind == "expect":
-            self._blob_cache.expect(body[0])
-        elif kind == "unexpect":
-            self._blob_cache.unexpect(body[0])
-        elif kind == "fetch":
-            self._blob_cache.fetch(*body)
-        elif kind == "setup":
-            self._setup(body[0], buffers, now)
-        elif kind == "info":
-            self._inform(body[0])
-        elif kind == "recall":
-            self._do(self._calls.recall(body[0], now))
-        elif kind == "cancel":
-            call = self._calls.calls.get(body[0])
-            if call is not None and call.slot is not None:
-                self._look(call.slot.name, now)
-            self._do(self._calls.cancel(body[0], body[1], body[2], now))
-        elif kind == "ask":
-            self._answer(body[0])
-        elif kind == "ports":
-            self._tell("ports", self._listener.free_ports(body[0]), body[1])
-        elif kind == "bye":
-            self._close(body[0], now)
-        else:  # about a stream: for the runner that has the call
-            self._do(self._calls.stream(body[0], [kind, *body], buffers))
-
-    def _take(self, call: NodeCall, now: float) -> None:
+    def _from_client_call(self, id: str, metadata: dict[str, Any], buffers: list[Any]) -> None:
         """A call; one whose large buffers are still on their way waits for them."""
-        wanted = call.about.get("blobs")
-        if wanted and not self._blob_cache.shared:
-            call.digests = [name for name, _ in wanted.values()]
-            call.about["blobs"], call.missing = self._blob_cache.take(wanted)
+        call = NodeCall(id, metadata, buffers)
+        needed = metadata.get("blobs")
+        if needed and not self._blob_cache.shared:
+            call.digests = [name for name, _ in needed.values()]
+            metadata["blobs"], call.missing = self._blob_cache.take(needed)
             for name in sorted(call.missing):
                 if not self._blob_cache.coming(name):
-                    self._tell("need", name)
-        self._do(self._calls.take(call, now))
+                    self._tell(AgentToClient.need(name))
+        self._do(self._calls.take(call, self._clock()))
 
-    def _on_piece(self, name: str, offset: int, total: int, data: Any, now: float) -> None:
+    def _from_client_recall(self, id: str) -> None:
+        self._do(self._calls.recall(id, self._clock()))
+
+    def _from_client_cancel(self, id: str, reason: str, grace: float) -> None:
+        now = self._clock()
+        call = self._calls.calls.get(id)
+        if call is not None and call.slot is not None:
+            self._look(call.slot.name, now)
+        self._do(self._calls.cancel(id, reason, grace, now))
+
+    def _from_client_ask(self, ids: list[str]) -> None:
+        """Says what is known here of calls; those whose results are still on their way are not unknown."""
+        for name in list(self._calls.slots):
+            self._look(name, self._clock())
+        states = self._calls.states(ids) | {id: "ended" for id in ids if self._blob_cache.shipping(id)}
+        self._tell(AgentToClient.states(states))
+
+    def _from_client_grant(self, id: str, count: int) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.grant(id, count), []))
+
+    def _from_client_close(self, id: str) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.close(id), []))
+
+    def _from_client_items(self, id: str, argument: str, counts: list[int], buffers: list[Any]) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.items(id, argument, counts, len(buffers)), buffers))
+
+    def _from_client_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.end(id, argument, error, len(buffers)), buffers))
+
+    def _from_client_expect(self, blob: str) -> None:
+        self._blob_cache.expect(blob)
+
+    def _from_client_unexpect(self, blob: str) -> None:
+        self._blob_cache.unexpect(blob)
+
+    def _from_client_blob(self, name: str, offset: int, size: int, buffers: list[Any]) -> None:
         try:
-            if self._blob_cache.accept(name, offset, total, data):
-                self._do(self._calls.arrived(name, now))
+            if self._blob_cache.accept(name, offset, size, buffers[0]):
+                self._do(self._calls.arrived(name, self._clock()))
         except OSError as exc:  # the disk is full: the calls that need the buffer cannot run here
-            self._do(self._calls.no_room(name, total, str(exc.strerror), now))
+            self._do(self._calls.no_room(name, size, str(exc.strerror), self._clock()))
 
-    def _setup(self, settings: dict[str, Any], buffers: list[Any], now: float) -> None:
-        """(Re)makes every runner, with the pool's current view of itself and the plugins' hooks."""
+    def _from_client_fetch(self, blob: str, size: int, addresses: list[Any]) -> None:
+        self._blob_cache.fetch(blob, size, addresses)
+
+    def _from_client_setup(self, settings: dict[str, Any], buffers: list[Any]) -> None:
+        """Makes every runner (again), with the pool's current view of itself and the plugins' hooks."""
+        now = self._clock()
         self._settings, self._hooks = settings, buffers
         self._blob_cache.shared = settings["shared"]
         for name in list(self._calls.slots):
             self._look(name, now)
         self._do(self._calls.setup(settings, bool(buffers), now))
 
-    def _inform(self, settings: dict[str, Any]) -> None:
-        """Another machine stands in for one of the pool: runners learn of it without being made again."""
+    def _from_client_info(self, info: str) -> None:
+        """A node is on another machine now: runners learn of it without being made again."""
         if self._settings:
-            self._settings |= settings
-            self._runners.send_all(["info", settings["info"]])
+            self._settings["info"] = info
+            self._runners.send_all(AgentToRunner.info(info))
+
+    def _from_client_ports(self, count: int, generation: int) -> None:
+        self._tell(AgentToClient.ports(self._listener.free_ports(count), generation))
+
+    def _from_client_bye(self, grace: float) -> None:
+        self._do(self._calls.close(self._clock()))
+        self._timers.after(grace, self._runners.kill_all)
+        self._timers.after(grace + 1.0, self._leave)
+        self._leave_if_done()
 
     def _on_notice(self, seconds: float) -> None:
         """This machine will be taken away: bodies are told, and calls that have not begun go back."""
         now = self._clock()
         self._leaving = now + seconds
-        self._tell("notice", {"seconds": seconds})
-        self._runners.send_all(["notice", seconds])
+        self._tell(AgentToClient.notice(seconds))
+        self._runners.send_all(AgentToRunner.notice(seconds))
         self._do(self._calls.notice(now))
-
-    def _answer(self, call_ids: list[str]) -> None:
-        """Says what is known here of calls; those whose results are still on their way are not unknown."""
-        for name in list(self._calls.slots):
-            self._look(name, self._clock())
-        known = self._calls.states(call_ids)
-        self._tell("states", {i: "ended" if self._blob_cache.shipping(i) else state for i, state in known.items()})
-
-    def _close(self, grace: float, now: float) -> None:
-        self._do(self._calls.close(now))
-        self._timers.after(grace, self._runners.kill_all)
-        self._timers.after(grace + 1.0, self._leave)
-        self._leave_if_done()
 
     def _leave_if_done(self) -> None:
         if self._calls.closing and self._runners.gone:
             self._leave()
 
     def _leave(self) -> None:
-        self._home.tell_now("bye")
+        self._home.tell_now(AgentToClient.bye())
         self._done = True
 
-    # what runners say
+    # what runners send
 
-    def _heed(self, runner: RunnerProcess, kind: str, body: list[Any], buffers: list[Any]) -> None:
+    def _from_runner_ready(self, runner: RunnerProcess) -> None:
+        self._do(self._calls.ready(runner.name, self._clock()))
+
+    def _from_runner_failed(self, runner: RunnerProcess, error: dict[str, Any], buffers: list[Any]) -> None:
+        self._runners.drain(runner)
+        if self._calls.failed(runner.name, self._clock()):
+            self._tell(AgentToClient.failed(error, self._settings["generation"], len(buffers)), buffers)
+
+    def _from_runner_recalled(self, runner: RunnerProcess, id: str) -> None:
+        self._do(self._calls.returned(runner.name, [id], self._clock()))
+
+    def _from_runner_leaving(self, runner: RunnerProcess, ids: list[str]) -> None:
         now = self._clock()
-        if kind == "ready":
-            self._do(self._calls.ready(runner.name, now))
-        elif kind == "failed":
-            self._runners.drain(runner)
-            if self._calls.failed(runner.name, now):
-                self._tell("failed", {**body[0], "generation": self._settings["generation"]}, buffers=buffers)
-        elif kind == "recalled":
-            self._do(self._calls.returned(runner.name, body[:1], now))
-        elif kind == "leaving":
-            self._look(runner.name, now)
-            self._do(self._calls.left(runner.name, body[0], now))
-        elif kind in ("out", "items", "want", "streaming"):
-            self._runners.drain(runner)
-            items: list[Any] = body[1] if kind == "items" else []
-            self._blob_cache.ship(str(body[0]), items, lambda: self._tell(kind, *body, buffers=buffers))
-        else:
-            self._runners.drain(runner)
-            if kind == "exited":
-                body[1]["stderr"] = runner.stderr_tail(self._mark)
-            self._do(self._calls.ended(runner.name, body[0], kind, body[1], buffers, now))
-            runner.new_call(self._mark)
+        self._look(runner.name, now)
+        self._do(self._calls.left(runner.name, ids, now))
+
+    def _from_runner_verdict(
+        self, runner: RunnerProcess, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
+    ) -> None:
+        self._runners.drain(runner)
+        if kind == "exited":
+            metadata["stderr"] = runner.stderr_tail(self._mark)
+        self._do(self._calls.ended(runner.name, id, kind, metadata, buffers, self._clock()))
+        runner.new_call(self._mark)
+
+    def _from_runner_streaming(self, runner: RunnerProcess, id: str) -> None:
+        self._pass_on(runner, id, [], AgentToClient.streaming(id), [])
+
+    def _from_runner_items(self, runner: RunnerProcess, id: str, metadata: list[Any], buffers: list[Any]) -> None:
+        self._pass_on(runner, id, metadata, AgentToClient.items(id, metadata, len(buffers)), buffers)
+
+    def _from_runner_want(self, runner: RunnerProcess, id: str, argument: str, count: int) -> None:
+        self._pass_on(runner, id, [], AgentToClient.want(id, argument, count), [])
+
+    def _from_runner_out(self, runner: RunnerProcess, stream: str, id: str | None, buffers: list[Any]) -> None:
+        self._runners.drain(runner)
+        self._tell(AgentToClient.out(stream, id, len(buffers)), buffers)
+
+    def _pass_on(self, runner: RunnerProcess, id: str, items: list[Any], message: Message, buffers: list[Any]) -> None:
+        """Passes a message about a call on to the client, after what the runner wrote and sent before it."""
+        self._runners.drain(runner)
+        self._blob_cache.ship(id, items, lambda: self._tell(message, buffers))
 
     def _ended(self, runner: RunnerProcess, status: int) -> None:
         """A runner is gone; its status page tells which calls had begun."""
@@ -329,17 +356,17 @@ class Agent:
             return
         if self._dropped:
             note = f"\n... {self._dropped:,} bytes of output were dropped while the client was away ...\n".encode()
-            self._tell("out", pipe.stream, None, buffers=[note])
+            self._tell(AgentToClient.out(pipe.stream, None, 1), [note])
             self._dropped = 0
         if runner.threads > 1:
-            self._tell("out", pipe.stream, None, buffers=[data])
+            self._tell(AgentToClient.out(pipe.stream, None, 1), [data])
             return
         slot = self._calls.slots.get(runner.name)
         first = next(iter(slot.calls), None) if slot is not None else None
         for call, piece in pipe.take_apart(data, self._mark):
             # without a mark it is of the call that came when the runner had nothing else
             known = call if slot is not None and call in slot.calls else first
-            self._tell("out", pipe.stream, known, buffers=[piece])
+            self._tell(AgentToClient.out(pipe.stream, known, 1), [piece])
 
     def _output_full(self) -> bool:
         return self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT
@@ -352,7 +379,7 @@ class Agent:
         if self._home.connected:
             running = sum(call.began is not None for call in self._calls.calls.values())
             cpu, memory = self._usage.sample(self._runners.pids())
-            self._tell("sample", {"cpu": cpu, "memory": memory, "running": running})
+            self._tell(AgentToClient.sample(cpu, memory, running))
 
     def _audit(self) -> None:
         """Has AgentCalls look for mistakes of its own; what it finds is mended, logged, and told."""
@@ -360,7 +387,7 @@ class Agent:
         self._do(actions)
         for text in found:
             log.warning("the agent mended its own state: %s", text)
-            self._tell("repaired", {"text": text})
+            self._tell(AgentToClient.repaired(text))
 
     def _wait(self) -> float:
         return max(0.0, min(self._timers.due(), self._calls.due()) - self._clock())

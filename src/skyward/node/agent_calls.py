@@ -19,6 +19,7 @@ from typing import Any
 from skyward.node.agent_assign import misplaced, next_pair
 from skyward.node.agent_slots import Action, RunnerSlots
 from skyward.node.agent_tables import CALLS, UNBEGUN, NodeCall, Slot
+from skyward.node.protocol import AgentToClient, AgentToRunner, Message
 
 __all__ = ["Action", "AgentCalls"]
 
@@ -64,7 +65,7 @@ class AgentCalls:
         self._now = now
         if self.leaving and call.movable:
             call.state = "gone"
-            return [("tell", call, ["recalled", call.id], None), ("drop", call.digests)]
+            return [("tell", call, AgentToClient.recalled(call.id), None), ("drop", call.digests)]
         call.order = next(self._orders)
         self.calls[call.id] = self.queue[call.id] = call
         return self._settled()
@@ -118,7 +119,7 @@ class AgentCalls:
             self._leave(call, "gone")
         for slot in self.slots.values():
             idle = slot.state == "ready" and not slot.calls
-            self._out.append(("send", slot, ["exit"], None) if idle else ("kill", slot))
+            self._out.append(("send", slot, AgentToRunner.exit(), None) if idle else ("kill", slot))
         return self._taken()
 
     def states(self, call_ids: Iterable[str]) -> dict[str, str]:
@@ -354,7 +355,7 @@ class AgentCalls:
         if about.get("blobs"):
             self._out.append(("remove", [str(path) for path, _ in about["blobs"].values()]))
 
-    def _tell(self, call: NodeCall | None, message: list[Any], buffers: Any = None) -> None:
+    def _tell(self, call: NodeCall | None, message: Message, buffers: Any = None) -> None:
         self._out.append(("tell", call, message, buffers))
 
     # what the tables' actions are; each gets the call, the slot that it had, and the verdict, if one has come
@@ -365,16 +366,17 @@ class AgentCalls:
         self.queue.pop(call.id, None)
         call.about["ahead"] = slot.threads == 1 and bool(slot.calls)  # the runner then marks its output
         slot.calls[call.id] = call
-        self._out.append(("send", slot, ["call", call.id, call.about], call.buffers))
+        message = AgentToRunner.call(call.id, call.about, len(call.buffers))
+        self._out.append(("send", slot, message, call.buffers))
         self._out += [("send", slot, message, buffers) for message, buffers in call.backlog]
         look_at = self._now + min(_LOOK, call.about.get("timeout") or _LOOK)
         slot.look_at = look_at if slot.look_at is None else min(slot.look_at, look_at)
 
     def _send_recall(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._out.append(("send", slot, ["recall", call.id], None))
+        self._out.append(("send", slot, AgentToRunner.recall(call.id), None))
 
     def _send_cancel(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._out.append(("send", slot, ["cancel", call.id], None))
+        self._out.append(("send", slot, AgentToRunner.cancel(call.id), None))
 
     def _queue(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         """Puts a call back where it was in the order of arrival."""
@@ -406,10 +408,10 @@ class AgentCalls:
             heapq.heapify(self._timers)
 
     def _tell_started(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell(call, ["started", call.id])
+        self._tell(call, AgentToClient.started(call.id))
 
     def _tell_recalled(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell(call, ["recalled", call.id])
+        self._tell(call, AgentToClient.recalled(call.id))
 
     def _tell_verdict(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         kind, about, buffers = verdict
@@ -438,5 +440,5 @@ class AgentCalls:
             self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
         if kind == "crashed" or (slot is not None and slot.state != "ready" and call.began is not None):
             about["replaced"] = True  # the client must know before it sends more: a group may be broken
-        self._tell(call, [kind, call.id, about], buffers)
+        self._tell(call, AgentToClient.verdict(kind, call.id, about, len(buffers or ())), buffers)
         call.buffers = []

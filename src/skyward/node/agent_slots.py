@@ -9,6 +9,7 @@ import itertools
 from typing import Any
 
 from skyward.node.agent_tables import SLOTS, Slot
+from skyward.node.protocol import AgentToClient
 
 __all__ = ["Action", "RunnerSlots"]
 
@@ -68,9 +69,9 @@ class RunnerSlots:
             elif name == "tell ready":
                 self._failures = 0
                 if not self.lacking() and all(s.state == "ready" for s in self._serving()):
-                    actions.append(("tell", None, ["ready", {"generation": self._generation}], None))
+                    actions.append(("tell", None, AgentToClient.ready(self._generation), None))
             elif name == "tell replaced" and not self.closing:
-                actions.append(("tell", None, ["replaced", {"generation": self._generation}], None))
+                actions.append(("tell", None, AgentToClient.replaced(self._generation), None))
             elif name == "count failure":
                 actions += self._count_failure(status, stderr)
             elif name == "spawn" or (name == "spawn beside" and slot.threads > 1 and not self._hooks):
@@ -91,8 +92,8 @@ class RunnerSlots:
         if self._failures != _SPAWN_ATTEMPTS or self.closing:
             return []
         text = f"a runner ended with status {status} before it was ready.\n{stderr}"
-        about = {"type": "", "message": text, "traceback": "", "generation": self._generation}
-        return [("tell", None, ["failed", about], [b""])]
+        error = {"type": "", "message": text, "traceback": ""}
+        return [("tell", None, AgentToClient.failed(error, self._generation, 1), [b""])]
 
     def _serving(self) -> list[Slot]:
         """Runners that take calls, or will; and one that leaves, where the next must wait for it to be gone."""

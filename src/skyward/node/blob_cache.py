@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from skyward.node.protocol import AgentToClient, Message
 from skyward.transport import blobs
 from skyward.transport.frames import encode
 from skyward.transport.link import greet, tune
@@ -266,7 +267,7 @@ class BlobCache:
             blobs.remove(path for path, _, _ in load.files)
         self._loads.clear()
 
-    def send(self, room: Callable[[], int], tell: Callable[..., None]) -> bool:
+    def send(self, room: Callable[[], int], tell: Callable[[Message, list[Any]], None]) -> bool:
         """Sends pieces while there is room on the link; True if there is more to send."""
         while self._loads and room() < _WINDOW:
             load = self._loads[0]
@@ -285,7 +286,7 @@ class BlobCache:
                 log.warning("a result cannot be sent: %s", exc)
                 data = b""
             if data:
-                tell("part", os.path.basename(path), load.done, buffers=[data])
+                tell(AgentToClient.part(os.path.basename(path), load.done, 1), [data])
                 load.done += len(data)
             else:  # the client must not wait for the rest
                 metadata["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"

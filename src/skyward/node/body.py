@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, cast
 
 from skyward.errors import NotSerializable, Preempted, ResultNotSerializable, ResultTooLarge
+from skyward.node.protocol import Message, RunnerToAgent
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.payload import Packer, unpack
 from skyward.transport.streams import Consumer, Producer
@@ -24,7 +25,7 @@ _FUNCTIONS = 256
 _FUNCTION_BYTES = 256 << 20
 
 Verdict = tuple[str, dict[str, Any], list[Any]]
-Send = Callable[[list[Any], list[Any]], None]
+Send = Callable[[Message, list[Any]], None]
 
 
 class Stopped(BaseException):
@@ -66,7 +67,7 @@ class Bodies:
             if call.state == "stopping":
                 raise Stopped
             if isinstance(result, Generator | AsyncGenerator):
-                self._send([["streaming", call.id, 0]], [])
+                self._send(RunnerToAgent.streaming(call.id), [])
                 self._stream(call, cast("Generator[Any, None, None]", result))
                 if call.state == "stopping":
                     raise Stopped
@@ -134,8 +135,8 @@ class Bodies:
     def _stream(self, call: RunnerCall, items: Generator[Any, None, None] | AsyncGenerator[Any, None]) -> None:
         def send(batch: list[tuple[list[Any], dict[str, Any]]]) -> None:
             pieces = [p for item, _ in batch for p in item]
-            abouts = [[len(item), about] if about else len(item) for item, about in batch]
-            self._send([["items", call.id, abouts, len(pieces)]], pieces)
+            metadata = [[len(item), about] if about else len(item) for item, about in batch]
+            self._send(RunnerToAgent.items(call.id, metadata, len(pieces)), pieces)
 
         call.output = out = Producer(send)
         try:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from skyward.node.protocol import Message
 from skyward.transport.frames import encode
 from skyward.transport.link import Broken, Link
 
@@ -20,7 +21,7 @@ class ClientLink:
         self,
         selector: selectors.BaseSelector,
         about: dict[str, Any],
-        obey: Callable[[str, list[Any], list[Any]], None],
+        obey: Callable[[list[Message], list[Any]], None],
         fence: Callable[[], None],
         incarnation: str,
         clock: Callable[[], float],
@@ -29,7 +30,7 @@ class ClientLink:
         self._incarnation, self._clock = incarnation, clock
         self._session: str | None = None
         self._link = Link(clock)
-        self._messages: list[Any] = []
+        self._messages: list[Message] = []
         self._buffers: list[Any] = []
         self._decrypted = False  # whether bytes may be there that the selector does not know of
         self._writing = False  # whether the selector says when the socket takes more
@@ -83,11 +84,7 @@ class ClientLink:
             self._selector.unregister(sock)
             return
         for messages, buffers in arrived:
-            at = 0
-            for message in messages:
-                count = message[-1]
-                self._obey(message[0], message[1:-1], buffers[at : at + count])
-                at += count
+            self._obey(messages, buffers)
         if link.sock is None:
             self._selector.unregister(sock)
 
@@ -96,15 +93,15 @@ class ClientLink:
         decrypted, self._decrypted = self._decrypted, False
         return decrypted
 
-    def tell(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
+    def tell(self, message: Message, buffers: list[Any] | None = None) -> None:
         """Sends a message with the next `flush`."""
-        self._messages.append([kind, *body, len(buffers) if buffers else 0])
+        self._messages.append(message)
         if buffers:
             self._buffers += buffers
 
-    def tell_now(self, kind: str, *body: Any, buffers: list[Any] | None = None) -> None:
+    def tell_now(self, message: Message, buffers: list[Any] | None = None) -> None:
         """Sends at once, so that what the link holds back is known before the next piece is read."""
-        self.tell(kind, *body, buffers=buffers)
+        self.tell(message, buffers)
         self.flush()
 
     def flush(self) -> None:

@@ -1,10 +1,8 @@
 """The process from which runners are forked: small, single-threaded, and without user code of its own.
 
     keeper --fd 0--> fork_server          one socket for each agent is handed in here
-    agent --its socket--> fork_server     {"spawn": id, ...} with the runner's socket, two pipes, its variables
-                                      and its status page;
-                                      {"kill": id, ...}
-    agent <--its socket-- fork_server     {"id": id, "pid": n} when it runs, {"id": id, "status": n} when it has ended
+    agent --its socket--> fork_server     fork or kill a runner (AgentToForkServer)
+    agent <--its socket-- fork_server     a runner was forked, or has ended (ForkServerToAgent)
 
 Forking takes milliseconds where a fresh interpreter takes a hundred, and shares its memory. When an agent or the keeper
 is gone, so are the runners, and everything that their bodies have started.
@@ -21,9 +19,11 @@ import signal
 import socket
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from skyward.node import processes
+from skyward.node.protocol import AgentToForkServer, ForkServerToAgent, Message
+from skyward.node.receiver import Receiver
 from skyward.node.runner import Runner
 
 __all__ = ["main"]
@@ -35,6 +35,7 @@ class _ForkServer:
         self._selector = selectors.DefaultSelector()
         self._agents: dict[int, socket.socket] = {}
         self._runners: dict[int, tuple[socket.socket, str]] = {}  # pid -> agent's socket, id
+        self._receiver = Receiver(AgentToForkServer, self)
         self._wake, wake = socket.socketpair()
         for end in (self._wake, wake):
             end.setblocking(False)
@@ -84,21 +85,23 @@ class _ForkServer:
         if not data:
             self._dismiss(agent)
             return
-        order = json.loads(data)
-        if "spawn" in order:
-            pid = os.fork()
-            if pid == 0:
-                self._become_runner(order, fds)
-            for fd in fds:
-                os.close(fd)
-            self._runners[pid] = (agent, order["spawn"])
-            self._tell(agent, {"id": order["spawn"], "pid": pid})
-        else:
-            for pid, (owner, name) in self._runners.items():
-                if owner is agent and name == order["kill"]:
-                    _kill_group(pid, order["signal"])
+        self._receiver.hear(json.loads(data), [], agent, fds)
 
-    def _become_runner(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _from_agent_spawn(self, agent: socket.socket, fds: list[int], name: str, cwd: str) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_runner(cwd, fds)
+        for fd in fds:
+            os.close(fd)
+        self._runners[pid] = (agent, name)
+        self._tell(agent, ForkServerToAgent.forked(name, pid))
+
+    def _from_agent_kill(self, agent: socket.socket, fds: list[int], name: str, signal: int) -> None:
+        for pid, known in self._runners.items():
+            if known == (agent, name):
+                _kill_group(pid, signal)
+
+    def _become_runner(self, cwd: str, fds: list[int]) -> NoReturn:
         try:
             parent = os.getppid()
             signal.set_wakeup_fd(-1)
@@ -117,8 +120,8 @@ class _ForkServer:
             with open(fds[3], "rb") as file:
                 file.seek(0)
                 os.environ.update(json.load(file))
-            os.chdir(order["cwd"])
-            os.environ["PWD"] = order["cwd"]
+            os.chdir(cwd)
+            os.environ["PWD"] = cwd
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             sys.argv = ["skyward-runner"]
             Runner(socket.socket(fileno=fds[0]), fds[4]).serve()
@@ -141,9 +144,9 @@ class _ForkServer:
             if known is not None:
                 _kill_group(pid, signal.SIGKILL)
                 processes.end_children(spare=set(self._runners))
-                self._tell(known[0], {"id": known[1], "status": os.waitstatus_to_exitcode(status)})
+                self._tell(known[0], ForkServerToAgent.ended(known[1], os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, agent: socket.socket, message: dict[str, Any]) -> None:
+    def _tell(self, agent: socket.socket, message: Message) -> None:
         try:
             agent.send(json.dumps(message).encode())
         except OSError:

@@ -29,6 +29,8 @@ from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
 from skyward.node import processes, stdio
 from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
+from skyward.node.protocol import AgentToRunner, Message, RunnerToAgent
+from skyward.node.receiver import Receiver, split
 from skyward.node.runner_calls import RunnerCalls
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
@@ -60,6 +62,7 @@ class Runner:
         self._hooks = ExitStack()
         self._settings: dict[str, Any] = {}
         self._context = contextvars.copy_context()
+        self._receiver = Receiver(AgentToRunner, self)
 
     def serve(self) -> NoReturn:
         """Runs calls until the agent says exit, or is gone."""
@@ -68,9 +71,7 @@ class Runner:
         _keep_handler_out_of_children()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         messages = self._messages()
-        kind, body, buffers = next(messages)
-        assert kind == "init", kind
-        self._start(body[0], buffers)
+        self._receiver.hear(*next(messages))  # `init`
         reader = threading.Thread(target=self._read, args=(messages,), name="skyward-reader", daemon=True)
         reader.start()
         if self._threads == 1:
@@ -86,7 +87,7 @@ class Runner:
                 worker.join()
         self._leave(0)
 
-    def _start(self, settings: dict[str, Any], buffers: list[Any]) -> None:
+    def _from_agent_init(self, settings: dict[str, Any], buffers: list[Any]) -> None:
         self._settings = settings
         self._threads = settings["threads"]
         self._status = StatusPage(self._status_file, self._threads)
@@ -98,11 +99,11 @@ class Runner:
             self._enter_hooks(buffers)
         except BaseException as exc:  # reported to the agent, which reports to the client
             error = exc if isinstance(exc, PluginError) else PluginError("", "around_app", repr(exc))
-            about, data = exceptions.capture(error, __file__)
-            self._send([["failed", about, 1]], [data])
+            described, data = exceptions.capture(error, __file__)
+            self._send(RunnerToAgent.failed(described, 1), [data])
             self._leave(1)
         self._context = contextvars.copy_context()  # what the hooks have set holds in every call
-        self._send([["ready", {}, 0]])
+        self._send(RunnerToAgent.ready())
 
     def _enter_hooks(self, buffers: list[Any]) -> None:
         if not buffers:
@@ -121,23 +122,19 @@ class Runner:
 
     # reading
 
-    def _messages(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    def _messages(self) -> Iterator[tuple[Message, list[Any]]]:
         reader = frames.FrameReader()
         alive = True
         while alive:
             got, alive = reader.read(self._sock.recv_into)
             for batch, buffers in got:
-                at = 0
-                for message in batch:
-                    count = message[-1]
-                    yield message[0], message[1:-1], buffers[at : at + count]
-                    at += count
+                yield from split(batch, buffers)
 
-    def _read(self, messages: Iterator[tuple[str, list[Any], list[Any]]]) -> None:
-        """Hears the agent until one of us goes. A process that hears nothing any more must not stay."""
+    def _read(self, messages: Iterator[tuple[Message, list[Any]]]) -> None:
+        """Hears the agent until one of us ends. A process that hears nothing any more must not stay."""
         try:
-            for kind, body, buffers in messages:
-                self._obey(kind, body, buffers)
+            for message, buffers in messages:
+                self._receiver.hear(message, buffers)
         except OSError:
             pass  # the agent is gone; so are we
         except BaseException:
@@ -148,51 +145,67 @@ class Runner:
             if not self._exiting:
                 os._exit(1)
 
-    def _obey(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
-        if kind == "call":
-            self._take(RunnerCall(body[0], body[1], buffers))
-        elif kind == "recall":
-            self._recall(body[0])
-        elif kind == "cancel":
-            self._cancel(body[0])
-        elif kind == "exit":
-            self._dismiss_threads()
-        elif kind == "info":
-            os.environ[VARIABLE] = body[0]  # another machine stands in for one of the pool
-        elif kind == "notice":
-            announce(body[0])
-            if self._calls.running():
-                signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
-        else:
-            self._pass_on(kind, body, buffers)
-
-    def _take(self, call: RunnerCall) -> None:
-        for key in call.about.get("streams", ()):
-            call.inputs[key] = self._consumer(call.id, key)
+    def _from_agent_call(self, id: str, metadata: dict[str, Any], buffers: list[Any]) -> None:
+        call = RunnerCall(id, metadata, buffers)
+        for key in metadata.get("streams", ()):
+            call.inputs[key] = self._consumer(id, key)
         with self._lock:
             taken = self._calls.add(call)
         if taken:
             self._queue.put(call)
         else:
-            self._send([["recalled", call.id, 0]])
+            self._send(RunnerToAgent.recalled(id))
 
-    def _recall(self, call_id: str) -> None:
+    def _from_agent_recall(self, id: str) -> None:
         with self._lock:
-            given = self._calls.recall(call_id)
+            given = self._calls.recall(id)
         if given:
-            self._send([["recalled", call_id, 0]])
+            self._send(RunnerToAgent.recalled(id))
 
-    def _cancel(self, call_id: str) -> None:
-        """Gives a call back that waits; breaks off one that runs, and then begins no other in this process."""
+    def _from_agent_cancel(self, id: str) -> None:
+        """Gives a call back that waits; interrupts one that runs, and then begins no other in this process."""
         with self._lock:
-            call, given = self._calls.cancel(call_id)
+            call, given = self._calls.cancel(id)
             if call is not None:
-                self._send([["leaving", given, 0]])  # before its verdict, which takes the lock first
+                self._send(RunnerToAgent.leaving(given))  # before its verdict, which takes the lock first
                 self._interrupt(call)
             elif given:
-                self._send([["recalled", call_id, 0]])
+                self._send(RunnerToAgent.recalled(id))
         if call is not None:
-            self._dismiss_threads()
+            self._from_agent_exit()
+
+    def _from_agent_exit(self) -> None:
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _from_agent_info(self, info: str) -> None:
+        os.environ[VARIABLE] = info
+
+    def _from_agent_notice(self, seconds: float) -> None:
+        announce(seconds)
+        if self._calls.running():
+            signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
+
+    def _from_agent_grant(self, id: str, count: int) -> None:
+        call = self._calls.calls.get(id)
+        if call is not None and call.output is not None:
+            call.output.grant(count)
+
+    def _from_agent_close(self, id: str) -> None:
+        call = self._calls.calls.get(id)
+        if call is not None and call.output is not None:
+            call.output.close()
+
+    def _from_agent_items(self, id: str, argument: str, counts: list[int], buffers: list[Any]) -> None:
+        call = self._calls.calls.get(id)
+        if call is not None:
+            items = _split(buffers, counts)
+            call.inputs[argument].feed([(item, sum(map(frames.nbytes, item))) for item in items])
+
+    def _from_agent_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
+        call = self._calls.calls.get(id)
+        if call is not None:  # an error is rebuilt in the body's thread
+            call.inputs[argument].end(exceptions.packed(error, buffers[0]) if error else None)
 
     def _interrupt(self, call: RunnerCall) -> None:
         if call.output is not None:
@@ -201,25 +214,6 @@ class Runner:
             signal.pthread_kill(self._main, signal.SIGTERM)
         elif call.thread is not None:  # else it is not in its body yet, where this is looked at first, or no longer
             _raise_in_thread(call.thread, Stopped)
-
-    def _dismiss_threads(self) -> None:
-        for _ in range(self._threads):
-            self._queue.put(None)
-
-    def _pass_on(self, kind: str, body: list[Any], buffers: list[Any]) -> None:
-        """Something about a stream of a call."""
-        call = self._calls.calls.get(body[0])
-        if call is None:
-            return
-        if kind == "grant" and call.output is not None:
-            call.output.grant(body[1])
-        elif kind == "close" and call.output is not None:
-            call.output.close()
-        elif kind == "items":
-            call.inputs[body[1]].feed([(item, sum(map(frames.nbytes, item))) for item in _split(buffers, body[2])])
-        elif kind == "end":
-            error = exceptions.packed(body[2], buffers[0]) if body[2] else None  # rebuilt in the body's thread
-            call.inputs[body[1]].end(error)
 
     def _on_sigterm(self, *_: object) -> None:
         call = self._current
@@ -260,7 +254,7 @@ class Runner:
             self._calls.end(call)
             if self._threads == 1 or not self._calls.running():
                 processes.end_children()  # under the lock: the next body's are not meant
-        self._send([[kind, call.id, about, len(buffers)]], buffers)
+        self._send(RunnerToAgent.verdict(kind, call.id, about, len(buffers)), buffers)
 
     def _run_body(self, call: RunnerCall) -> Verdict:
         """The verdict on a body. Once this has returned, no Stopped can come any more."""
@@ -312,15 +306,15 @@ class Runner:
 
     def _consumer(self, call_id: str, key: str) -> Consumer:
         return Consumer(
-            grant=lambda n: self._send([["want", call_id, key, n, 0]]),
+            grant=lambda n: self._send(RunnerToAgent.want(call_id, key, n)),
             close=lambda: None,
             load=functools.partial(_load_item),
         )
 
     # sending
 
-    def _send(self, batch: list[Any], buffers: list[Any] | None = None) -> None:
-        pieces = frames.encode(batch, buffers or [])
+    def _send(self, message: Message, buffers: list[Any] | None = None) -> None:
+        pieces = frames.encode([message], buffers or [])
         guarded = self._current is not None and threading.get_ident() == self._main
         self._sending = self._sending or guarded
         try:
@@ -337,7 +331,7 @@ class Runner:
     def _emit(self, stream: str, text: str, call_id: str | None) -> None:
         data = text.encode("utf-8", "surrogateescape")
         for at in range(0, len(data), _OUTPUT_PIECE):  # each in one write, which no Stopped can cut in two
-            self._send([["out", stream, call_id, 1]], [data[at : at + _OUTPUT_PIECE]])
+            self._send(RunnerToAgent.out(stream, call_id, 1), [data[at : at + _OUTPUT_PIECE]])
 
     def _leave(self, status: int) -> NoReturn:
         """Leaves the hooks in reverse and ends the process."""

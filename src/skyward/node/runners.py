@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from skyward.node.protocol import AgentToForkServer, ForkServerToAgent, Message
+from skyward.node.receiver import Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, encode
 
@@ -149,17 +151,18 @@ class Runners:
         self,
         selector: selectors.BaseSelector,
         fork_server: socket.socket,
-        heed: Callable[[RunnerProcess, str, list[Any], list[Any]], None],
+        hear: Callable[[list[Message], list[Any], RunnerProcess], None],
         output: Callable[[RunnerProcess, Pipe, bytes], None],
         ended: Callable[[RunnerProcess, int], None],
         full: Callable[[], bool],
     ) -> None:
         self._selector, self._fork_server = selector, fork_server
-        self._heed, self._output, self._ended, self._full = heed, output, ended, full
+        self._hear, self._output, self._ended, self._full = hear, output, ended, full
         self._processes: dict[str, RunnerProcess] = {}
+        self._receiver = Receiver(ForkServerToAgent, self)
         self._paused = False
         fork_server.setblocking(False)
-        selector.register(fork_server, selectors.EVENT_READ, self._on_nursery)
+        selector.register(fork_server, selectors.EVENT_READ, self._on_fork_server)
 
     @property
     def gone(self) -> bool:
@@ -175,7 +178,7 @@ class Runners:
         ours, theirs = socket.socketpair()
         out, out_write = os.pipe()
         err, err_write = os.pipe()
-        order = json.dumps({"spawn": name, "cwd": cwd}).encode()
+        order = json.dumps(AgentToForkServer.spawn(name, cwd)).encode()
         variables = os.memfd_create("skyward-env")  # in memory, and of any size: a message has a limit
         status = os.memfd_create("skyward-status")
         os.ftruncate(status, page_size(threads))
@@ -186,7 +189,7 @@ class Runners:
             self._fork_server.setblocking(True)
             socket.send_fds(self._fork_server, [order], [theirs.fileno(), out_write, err_write, variables, status])
         except OSError:
-            pass  # the fork server is gone: _on_nursery sees it next
+            pass  # the fork server is gone: _on_fork_server sees it next
         finally:
             self._fork_server.setblocking(False)
             theirs.close()
@@ -200,16 +203,16 @@ class Runners:
             os.set_blocking(pipe.fd, False)
             self._listen(process, pipe)
 
-    def send(self, name: str, message: list[Any], buffers: list[Any] | None = None) -> None:
+    def send(self, name: str, message: Message, buffers: list[Any] | None = None) -> None:
         """Sends a message to a runner; one that is gone gets none."""
         process = self._processes.get(name)
         if process is None or process.eof:
             return
-        if not process.send([[*message, len(buffers) if buffers else 0]], buffers or []):
+        if not process.send([message], buffers or []):
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(process.sock, both, partial(self._on_runner, process))
 
-    def send_all(self, message: list[Any]) -> None:
+    def send_all(self, message: Message) -> None:
         """Sends a message to every runner."""
         for name in list(self._processes):
             self.send(name, message)
@@ -222,7 +225,7 @@ class Runners:
     def kill(self, name: str) -> None:
         """Kills a runner and what its bodies have started; `ended` is called when it is gone."""
         try:
-            self._fork_server.send(json.dumps({"kill": name, "signal": int(signal.SIGKILL)}).encode())
+            self._fork_server.send(json.dumps(AgentToForkServer.kill(name, int(signal.SIGKILL))).encode())
         except OSError:
             pass  # as in spawn
 
@@ -273,15 +276,11 @@ class Runners:
         if events & selectors.EVENT_WRITE and process.flush():
             self._selector.modify(process.sock, selectors.EVENT_READ, partial(self._on_runner, process))
         for messages, buffers in process.read(ended=ended):
-            at = 0
-            for message in messages:
-                count = message[-1]
-                self._heed(process, message[0], message[1:-1], buffers[at : at + count])
-                at += count
+            self._hear(messages, buffers, process)
         if process.eof:
             self._unregister(process.sock)
 
-    def _on_nursery(self, _: int) -> None:
+    def _on_fork_server(self, _: int) -> None:
         while True:
             try:
                 data = self._fork_server.recv(1 << 16)
@@ -290,18 +289,18 @@ class Runners:
             except OSError:
                 data = b""
             if not data:
-                os._exit(3)  # without a fork_server there are no runners; the keeper starts this agent again
-            message = json.loads(data)
-            process = self._processes.get(message["id"])
-            if process is None:
-                continue
-            if "pid" in message:
-                process.pid = message["pid"]
-            else:
-                self._on_exit(process, message["status"])
+                os._exit(3)  # without a fork server there are no runners; the keeper starts this agent again
+            self._receiver.hear(json.loads(data), [])
 
-    def _on_exit(self, process: RunnerProcess, status: int) -> None:
-        """What the runner still said is heard before its end is told."""
+    def _from_fork_server_forked(self, name: str, pid: int) -> None:
+        if name in self._processes:
+            self._processes[name].pid = pid
+
+    def _from_fork_server_ended(self, name: str, status: int) -> None:
+        """What the runner has sent is heard before its end is told."""
+        process = self._processes.get(name)
+        if process is None:
+            return
         self._on_runner(process, selectors.EVENT_READ, ended=True)
         self.drain(process)
         for fileobj in (process.sock, process.out.fd, process.err.fd):

@@ -1,0 +1,347 @@
+"""Every message that two of our processes exchange: who sends it to whom, its fields, and what it means.
+
+    client ──ClientToAgent──► agent ──AgentToRunner──► runner        frames of messages (transport/frames.py)
+           ◄─AgentToClient──        ◄─RunnerToAgent──
+    agent  ──AgentToForkServer─► fork server                         a packet of JSON for each message
+           ◄─ForkServerToAgent─
+
+A class here is one direction of a link, and each of its functions makes one kind of message, ready to be sent:
+`[kind, *fields, number of buffers]`. The kind is the function's name. Buffers are bytes beside the JSON; a kind has
+them if its function has the parameter `buffers`. The receiver has one method for each kind (`node/receiver.py`).
+
+Four more exchanges are not of this form:
+
+- The client and the keeper of a machine exchange lines of JSON objects (`setup/keeper_client.py`, `node/keeper.py`).
+- Whoever connects to an agent says one JSON object first (`ClientLink`, `Connection`, `BlobCache`).
+- The nodes of a group meet before a framework joins them (`plugins/_rendezvous.py`).
+- The watchdog runs without this package, and reads lines on its standard input (`machines/watchdog.py`).
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any, ClassVar, cast
+
+# fmt: off
+__all__ = [
+    "VERDICTS", "AgentToClient", "AgentToForkServer", "AgentToRunner", "ClientToAgent",
+    "ForkServerToAgent", "Link", "Message", "RunnerToAgent",
+]
+# fmt: on
+
+Message = list[Any]
+
+VERDICTS = {
+    "done": "The body has returned.",
+    "error": "The body has raised.",
+    "exited": "The body has called `sys.exit`. Metadata: `code`, `stderr`.",
+    "crashed": "The process has ended under the body. Metadata: `code`, `stderr`, `oom`, `shared`.",
+    "timeout": "Stopped at its time limit. Metadata: `limit`, `killed`.",
+    "cancelled": "Stopped by the user.",
+    "stopped": "The runner has stopped the body, and the agent knows of no reason. Counts as cancelled.",
+    "gang": "Stopped because another rank has failed.",
+    "lost": "The process was killed for a reason that is not the call's. Metadata: `reason`.",
+    "noroom": "A large argument cannot be kept here. Metadata: `size`, `reason`.",
+}
+"""How a call can end: the kinds of the last message about it."""
+
+
+class Link:
+    """One direction between two processes."""
+
+    sender: ClassVar[str]
+    verdicts: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def kinds(cls) -> dict[str, tuple[str, ...]]:
+        """The fields of each kind of message; `buffers` is the last one if the kind has buffers."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, value in vars(cls).items():
+            if isinstance(value, staticmethod):
+                code = cast("FunctionType", value.__func__).__code__
+                found[name] = code.co_varnames[: code.co_argcount]
+        return found
+
+
+class ClientToAgent(Link):
+    """The client to a node's agent."""
+
+    sender = "client"
+
+    @staticmethod
+    def setup(settings: dict[str, Any], buffers: int) -> Message:
+        """Make all runners (again). Settings: `generation`, `processes`, `threads`, `grace`, `shared`, `info`, `env`,
+        `cwd`, `runner`. Buffers: the plugins' hooks, pickled."""
+        return ["setup", settings, buffers]
+
+    @staticmethod
+    def info(info: str) -> Message:
+        """A node is on another machine now. Runners are told, and not made again."""
+        return ["info", info, 0]
+
+    @staticmethod
+    def ports(count: int, generation: int) -> Message:
+        """Name so many free ports, for the groups of this generation of runners. Only node 0 is asked."""
+        return ["ports", count, generation, 0]
+
+    @staticmethod
+    def call(id: str, metadata: dict[str, Any], buffers: int) -> Message:
+        """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `gang`.
+        Buffers: function and arguments, pickled."""
+        return ["call", id, metadata, buffers]
+
+    @staticmethod
+    def recall(id: str) -> Message:
+        """Give the call back if it has not begun."""
+        return ["recall", id, 0]
+
+    @staticmethod
+    def cancel(id: str, reason: str, grace: float) -> Message:
+        """End the call. Kill its process if it does not end within the grace."""
+        return ["cancel", id, reason, grace, 0]
+
+    @staticmethod
+    def ask(ids: list[str]) -> Message:
+        """Say the states of these calls."""
+        return ["ask", ids, 0]
+
+    @staticmethod
+    def grant(id: str, count: int) -> Message:
+        """The user has taken so many items of the call's generator."""
+        return ["grant", id, count, 0]
+
+    @staticmethod
+    def close(id: str) -> Message:
+        """The user wants no more items of the call's generator."""
+        return ["close", id, 0]
+
+    @staticmethod
+    def items(id: str, argument: str, counts: list[int], buffers: int) -> Message:
+        """Items of an iterator argument, and how many buffers each has. Buffers: the items, pickled."""
+        return ["items", id, argument, counts, buffers]
+
+    @staticmethod
+    def end(id: str, argument: str, error: dict[str, Any], buffers: int) -> Message:
+        """An iterator argument has ended; `error` is empty if it did not fail. Buffers: the error, pickled."""
+        return ["end", id, argument, error, buffers]
+
+    @staticmethod
+    def expect(blob: str) -> Message:
+        """The client is about to send this blob."""
+        return ["expect", blob, 0]
+
+    @staticmethod
+    def unexpect(blob: str) -> Message:
+        """The client does not send this blob after all."""
+        return ["unexpect", blob, 0]
+
+    @staticmethod
+    def blob(name: str, offset: int, size: int, buffers: int) -> Message:
+        """A piece of a blob; `size` is that of the whole blob. Buffers: the piece."""
+        return ["blob", name, offset, size, buffers]
+
+    @staticmethod
+    def fetch(blob: str, size: int, addresses: list[Any]) -> Message:
+        """Get this blob from another node, at one of these addresses."""
+        return ["fetch", blob, size, addresses, 0]
+
+    @staticmethod
+    def bye(grace: float) -> Message:
+        """The pool is closing."""
+        return ["bye", grace, 0]
+
+
+class AgentToClient(Link):
+    """A node's agent to the client."""
+
+    sender = "agent"
+    verdicts = tuple(VERDICTS)
+
+    @staticmethod
+    def ready(generation: int) -> Message:
+        """All runners of this generation are ready."""
+        return ["ready", generation, 0]
+
+    @staticmethod
+    def failed(error: dict[str, Any], generation: int, buffers: int) -> Message:
+        """No runner can be made. Buffers: the error, pickled."""
+        return ["failed", error, generation, buffers]
+
+    @staticmethod
+    def replaced(generation: int) -> Message:
+        """A runner has ended, and another one is made."""
+        return ["replaced", generation, 0]
+
+    @staticmethod
+    def ports(ports: list[int], generation: int) -> Message:
+        """Free ports of this machine, for the groups of this generation."""
+        return ["ports", ports, generation, 0]
+
+    @staticmethod
+    def notice(seconds: float) -> Message:
+        """This machine will be taken away in so many seconds."""
+        return ["notice", seconds, 0]
+
+    @staticmethod
+    def started(id: str) -> Message:
+        """The body was seen to run. Short calls end before this is sent."""
+        return ["started", id, 0]
+
+    @staticmethod
+    def recalled(id: str) -> Message:
+        """The call has not begun here, and never will."""
+        return ["recalled", id, 0]
+
+    @staticmethod
+    def states(states: dict[str, str]) -> Message:
+        """The answer to `ask`. `unknown`: the call is not here; `ended`: its large result is on its way."""
+        return ["states", states, 0]
+
+    @staticmethod
+    def verdict(kind: str, id: str, metadata: dict[str, Any], buffers: int) -> Message:
+        """How a call has ended; `kind` is one of VERDICTS. Metadata: `s`, the seconds that the body ran; where needed
+        `blobs`, `group`, `replaced`. Buffers: the result or the exception, pickled."""
+        return [kind, id, metadata, buffers]
+
+    @staticmethod
+    def streaming(id: str) -> Message:
+        """The body has returned a generator."""
+        return ["streaming", id, 0]
+
+    @staticmethod
+    def items(id: str, metadata: list[Any], buffers: int) -> Message:
+        """Items of the call's generator, and for each how many buffers it has. Buffers: the items, pickled."""
+        return ["items", id, metadata, buffers]
+
+    @staticmethod
+    def want(id: str, argument: str, count: int) -> Message:
+        """The body has taken so many items of an iterator argument."""
+        return ["want", id, argument, count, 0]
+
+    @staticmethod
+    def out(stream: str, id: str | None, buffers: int) -> Message:
+        """Output of a runner, and the call that wrote it, if one did. Buffers: the text."""
+        return ["out", stream, id, buffers]
+
+    @staticmethod
+    def part(name: str, offset: int, buffers: int) -> Message:
+        """A piece of a large result, sent before the message that names it. Buffers: the piece."""
+        return ["part", name, offset, buffers]
+
+    @staticmethod
+    def need(blob: str) -> Message:
+        """This blob is not here, and does not come from another node."""
+        return ["need", blob, 0]
+
+    @staticmethod
+    def sample(cpu: float, memory: int, running: int) -> Message:
+        """Sent once a second. It also shows that the agent is alive."""
+        return ["sample", cpu, memory, running, 0]
+
+    @staticmethod
+    def repaired(text: str) -> Message:
+        """The agent has repaired its own state (see "The net")."""
+        return ["repaired", text, 0]
+
+    @staticmethod
+    def bye() -> Message:
+        """All runners are gone, and the agent ends."""
+        return ["bye", 0]
+
+
+class AgentToRunner(Link):
+    """An agent to one of its runners."""
+
+    sender = "agent"
+
+    @staticmethod
+    def init(settings: dict[str, Any], buffers: int) -> Message:
+        """The first message: enter the hooks. Settings: `node`, `threads`, `paths`, `blobs`, `max_result`, `mark`.
+        Buffers: the plugins' hooks, pickled."""
+        return ["init", settings, buffers]
+
+    @staticmethod
+    def exit() -> Message:
+        """Leave the hooks and end, after the calls that are here."""
+        return ["exit", 0]
+
+    @staticmethod
+    def notice(seconds: float) -> Message:
+        """The machine will be taken away: `sky.preempted()` is true, and bodies that have a handler get SIGTERM."""
+        return ["notice", seconds, 0]
+
+    @staticmethod
+    def cancel(id: str) -> Message:
+        """Give the call back if it has not begun, else interrupt it."""
+        return ["cancel", id, 0]
+
+    # as the client sends them; `ahead` in the metadata of a call says that another call runs in this process
+    info = staticmethod(ClientToAgent.info)
+    call = staticmethod(ClientToAgent.call)
+    recall = staticmethod(ClientToAgent.recall)
+    grant = staticmethod(ClientToAgent.grant)
+    close = staticmethod(ClientToAgent.close)
+    items = staticmethod(ClientToAgent.items)
+    end = staticmethod(ClientToAgent.end)
+
+
+class RunnerToAgent(Link):
+    """A runner to its agent."""
+
+    sender = "runner"
+    verdicts = ("done", "error", "exited", "stopped")
+
+    @staticmethod
+    def ready() -> Message:
+        """The hooks are entered."""
+        return ["ready", 0]
+
+    @staticmethod
+    def failed(error: dict[str, Any], buffers: int) -> Message:
+        """A hook has failed. Buffers: the error, pickled."""
+        return ["failed", error, buffers]
+
+    @staticmethod
+    def leaving(ids: list[str]) -> Message:
+        """A body is interrupted here. These calls have not begun and never will, and no other call begins here."""
+        return ["leaving", ids, 0]
+
+    # as the agent sends them to the client
+    recalled = staticmethod(AgentToClient.recalled)
+    verdict = staticmethod(AgentToClient.verdict)
+    streaming = staticmethod(AgentToClient.streaming)
+    items = staticmethod(AgentToClient.items)
+    want = staticmethod(AgentToClient.want)
+    out = staticmethod(AgentToClient.out)
+
+
+class AgentToForkServer(Link):
+    """An agent to the fork server of its machine."""
+
+    sender = "agent"
+
+    @staticmethod
+    def spawn(name: str, cwd: str) -> Message:
+        """Fork a runner. With five file descriptors: its socket, stdout, stderr, its environment, its status page."""
+        return ["spawn", name, cwd, 0]
+
+    @staticmethod
+    def kill(name: str, signal: int) -> Message:
+        """Send a signal to a runner's process group."""
+        return ["kill", name, signal, 0]
+
+
+class ForkServerToAgent(Link):
+    """The fork server to an agent."""
+
+    sender = "fork_server"
+
+    @staticmethod
+    def forked(name: str, pid: int) -> Message:
+        """The runner was forked."""
+        return ["forked", name, pid, 0]
+
+    @staticmethod
+    def ended(name: str, status: int) -> Message:
+        """The runner has ended."""
+        return ["ended", name, status, 0]

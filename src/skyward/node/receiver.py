@@ -1,0 +1,75 @@
+"""Hands each message of a link to the method that handles its kind.
+
+A message `cancel` that the client has sent is handled by the method `_from_client_cancel` of the receiver. The method
+has the fields of `ClientToAgent.cancel` as parameters; before them it may have others, which `Receiver.hear` is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from skyward.node.protocol import Link, Message
+
+__all__ = ["Receiver", "checked_greeting", "split"]
+
+
+class Receiver:
+    """The methods of `owners` that handle the messages of a link: one for each kind, and none besides."""
+
+    def __init__(self, link: type[Link], *owners: object) -> None:
+        self._link = link
+        self._methods: dict[str, tuple[Callable[..., Any], int, bool]] = {}
+        prefix, kinds = f"_from_{link.sender}_", link.kinds()
+        found = {name: getattr(owner, name) for owner in owners for name in dir(owner) if name.startswith(prefix)}
+        if wrong := found.keys() ^ {prefix + kind for kind in kinds}:
+            raise TypeError(f"{link.__name__} and its receiver differ in {', '.join(sorted(wrong))}")
+        for kind, fields in kinds.items():
+            method = found[prefix + kind]
+            code = method.__code__
+            if code.co_varnames[code.co_argcount - len(fields) : code.co_argcount] != fields:
+                raise TypeError(f"{method.__qualname__} does not have the fields of {link.__name__}.{kind}: {fields}")
+            entry = method, int(kind != "verdict"), fields[-1:] == ("buffers",)
+            for name in link.verdicts if kind == "verdict" else (kind,):
+                self._methods[name] = entry
+
+    def hear(self, message: Message, buffers: list[Any], *context: Any) -> Any:
+        """Calls the method for a message, and returns what it returns."""
+        entry = self._methods.get(message[0])
+        if entry is None:
+            raise ValueError(f"{message[0]!r} is not a message of {self._link.__name__}")
+        method, first, has_buffers = entry
+        if has_buffers:
+            return method(*context, *message[first:-1], buffers)
+        return method(*context, *message[first:-1])
+
+    def hear_all(self, messages: list[Message], buffers: list[Any], *context: Any) -> None:
+        """Calls the methods for the messages of a frame."""
+        at = 0
+        for message in messages:
+            count = message[-1]
+            self.hear(message, buffers[at : at + count], *context)
+            at += count
+
+
+def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Message, list[Any]]]:
+    """The messages of a frame, each with its buffers; raises ValueError at the first that does not have this form."""
+    if type(messages) is not list:
+        raise ValueError("a frame without a list of messages")
+    at = 0
+    for message in cast("list[Any]", messages):
+        if message.__class__ is not list or len(message) < 2:
+            raise ValueError("a message that is no list of a kind and its parts")
+        count = message[-1]
+        if message[0].__class__ is not str or count.__class__ is not int or not 0 <= count <= len(buffers) - at:
+            raise ValueError("a message without its kind or its number of buffers")
+        yield message, buffers[at : at + count]
+        at += count
+
+
+def checked_greeting(welcome: Any) -> dict[str, Any]:
+    """An agent's greeting, if it is one."""
+    known: dict[str, Any] = cast("dict[str, Any]", welcome) if isinstance(welcome, dict) else {}
+    if not isinstance(known.get("incarnation"), str) or type(known.get("received")) is not int:
+        raise ValueError("what answers there is no agent of ours")
+    return known
