@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from skyward.api.compute import Compute
 from skyward.errors import InvalidArgument
 
-__all__ = ["Enter", "check_function", "inside"]
+__all__ = ["Enter", "around_each_call", "check_function", "inside", "requested"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +28,22 @@ def inside(
     """
     check_function(fn, decorator, option)
     return cast("Callable[P, R]", functools.wraps(fn)(_wrapper(fn, enter, each_step)))
+
+
+_requested: list[Enter] = []
+
+
+def around_each_call(enter: Enter) -> None:
+    """Has the body of every call in this process run inside a context; for the `around_app` of a plugin."""
+    _requested.append(enter)
+
+
+def requested() -> list[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """The decorators that `around_each_call` was asked for since the last time."""
+    found: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+    while _requested:
+        found.append(functools.partial(inside, enter=_requested.pop(0), decorator="a plugin"))
+    return found
 
 
 def check_function(fn: object, decorator: str, option: str = "") -> None:

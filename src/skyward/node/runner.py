@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from skyward.api.info import VARIABLE, call_context, holds_group
 from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
-from skyward.node import processes, stdio
+from skyward.node import decorators, processes, stdio
 from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
 from skyward.node.protocol import AgentToRunner, Message, RunnerToAgent
 from skyward.node.receiver import Receiver, split
@@ -114,6 +114,7 @@ class Runner:
             try:
                 if around is not None:
                     self._hooks.enter_context(around(instance_info()))
+                    self._bodies.decorators += decorators.requested()
             except BaseException as exc:
                 detail = "".join(exceptions.capture(exc, __file__)[0]["traceback"])
                 raise PluginError(name, "around_app", detail, self._settings["node"]) from exc

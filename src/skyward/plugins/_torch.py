@@ -21,7 +21,9 @@ from skyward.api.image import check_number, check_one_of
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Plugin
 from skyward.errors import InvalidArgument
+from skyward.node.decorators import around_each_call
 from skyward.plugins._rendezvous import Rendezvous
+from skyward.plugins._torch_health import PoolGroup, end_group, explain
 from skyward.plugins._within import framework, within
 
 __all__ = ["Backend", "decorated", "process_group", "torch"]
@@ -31,10 +33,6 @@ R = TypeVar("R")
 Backend = Literal["nccl", "gloo"]
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-_PEER_GONE = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
-)
-_HOLD_BACK = 2.0
 _LETTING_GO = 0.01
 
 
@@ -115,6 +113,7 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
             if "EADDRINUSE" in str(exc):
                 raise rendezvous.port_taken("address in use") from exc
             raise
+        around_each_call(PoolGroup(dist, info, chosen, timeout).around_call)
         yield
 
 
@@ -131,7 +130,7 @@ def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Gene
             yield
         except Exception as exc:  # the user's, or torch's; it goes on its way with a note
             if isinstance(exc, RuntimeError) and info.total_nodes > 1:
-                _explain(exc, info, timeout)
+                explain(exc, info, timeout, "@sky.integrations.torch")
             raise
 
 
@@ -251,26 +250,4 @@ def _ending(dist: Any) -> Generator[None]:
         yield
         failed = False
     finally:
-        if dist.is_initialized():
-            if failed and dist.get_backend() == "nccl" and hasattr(dist.group.WORLD, "abort"):
-                dist.group.WORLD.abort()  # ending it in order would wait for collectives that others never enter
-            # Gloo's threads may need Python's lock to let go of the last gradients. Destroying the group waits for
-            # these threads while it holds the lock, so give it to them first.
-            time.sleep(_LETTING_GO)
-            dist.destroy_process_group()
-
-
-def _explain(exc: RuntimeError, info: InstanceInfo, timeout: float) -> None:
-    """Says what an error of a collective means; one that only echoes another node's failure lets that go first."""
-    if _PEER_GONE.search(str(exc)):
-        time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
-        exc.add_note(
-            f"Node {info.node} lost its connection to another node of its torch group: that one left the function, "
-            "raised, or was killed before this one was done. Look at the other nodes' output."
-        )
-    elif "timed out" in str(exc).lower():
-        exc.add_note(
-            f"The torch group's limit is timeout={timeout:g} s: a node did not enter this collective in that time. "
-            "All nodes must enter the same collectives in the same order; if one is only slow, raise "
-            "@sky.integrations.torch(timeout=...)."
-        )
+        end_group(dist, failed=failed)

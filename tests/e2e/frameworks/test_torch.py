@@ -401,6 +401,45 @@ def test_a_mismatched_collective_ends_at_the_groups_own_time_limit(pool: sky.Com
     assert any("timeout=2 s" in note for note in caught.value.__notes__)
 
 
+def once_more_in_rank_0() -> None:
+    """What DDP does over parts that differ in length."""
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(2 - dist.get_rank()):
+        dist.all_reduce(torch.ones(1))
+
+
+def destroyed() -> float:
+    """What programs for torchrun end with."""
+    import torch.distributed as dist
+
+    value = total()
+    dist.destroy_process_group()
+    return value
+
+
+def test_a_group_that_is_broken_is_formed_again_on_all_nodes() -> None:
+    """S4-19: by a collective that failed, by a body that raised in one rank, and by one that destroyed it."""
+    with sky.ComputePool(nodes=2, plugins=[sky.plugins.torch(timeout=3)], console=False) as healing:
+        before = [each["identity"] for each in plain() @ healing]
+        with pytest.raises(RuntimeError, match=r"(?i)timed out|connection") as caught:
+            sky.compute(once_more_in_rank_0)() @ healing
+        assert any("sky.plugins.torch(timeout=...)" in note for note in caught.value.__notes__)
+        assert summed() @ healing == [3.0, 3.0]
+        assert [each["identity"] for each in plain() @ healing] != before
+        for _ in range(2):
+            assert sky.compute(destroyed)() @ healing == [3.0, 3.0]
+        check(plain() @ healing)
+        assert summed() @ healing == [3.0, 3.0]
+
+
+def test_a_call_without_a_group_says_what_to_add(pool: sky.ComputePool) -> None:
+    with pytest.raises(ValueError, match="Default process group") as caught:
+        summed() @ pool
+    assert any("sky.plugins.torch()" in note for note in caught.value.__notes__)
+
+
 def test_a_rank_that_never_arrives_is_named(pool: sky.ComputePool) -> None:
     """A decorated call that was sent to one node of two."""
     alone = sky.compute(sky.integrations.torch(timeout=1)(total))

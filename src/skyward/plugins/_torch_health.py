@@ -1,0 +1,131 @@
+"""The plugin's torch group between calls: formed again on all nodes once it is broken, and its errors explained.
+
+A rank whose collective failed, whose body raised, or whose body destroyed the group, says so in the group's store. All
+ranks look there before a broadcast begins, so all of them form the group again, or none does.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from skyward.api.info import InstanceInfo, current_broadcast
+from skyward.errors import SkywardError
+
+__all__ = ["PoolGroup", "end_group", "explain"]
+
+_PEER_GONE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
+)
+_HOLD_BACK = 2.0
+_LETTING_GO = 0.01
+_STEP = 0.02
+
+
+class PoolGroup:
+    """The process group that all calls of this process share."""
+
+    def __init__(self, dist: Any, info: InstanceInfo, backend: str, timeout: float) -> None:
+        self._dist, self._info, self._backend, self._timeout = dist, info, backend, timeout
+        self._store = dist.distributed_c10d._get_default_store()  # held here, it outlives the group
+        self._group = dist.group.WORLD
+        self._generation = 0
+        self._users = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def around_call(self) -> Generator[None]:
+        """A call that finds the group whole, if it is on all nodes, and reports the group if it leaves it broken."""
+        broadcast = current_broadcast() is not None
+        with self._changed:
+            if broadcast and self._is_broken():
+                self._changed.wait_for(lambda: not self._users)
+                if self._is_broken():
+                    self._form_again()
+            self._users += 1
+        broken = broadcast  # whatever leaves a broadcast early leaves its collectives out of step
+        try:
+            yield
+            broken = False
+        except Exception as exc:  # the user's, or torch's; it goes on its way with a note
+            if isinstance(exc, RuntimeError):
+                broken = explain(exc, self._info, self._timeout, "sky.plugins.torch") or broken
+            raise
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+                if broken or self._dist.group.WORLD is not self._group:
+                    self._store.add(self._key("broken"), 1)
+
+    def _is_broken(self) -> bool:
+        return self._store.add(self._key("broken"), 0) > 0
+
+    def _form_again(self) -> None:
+        end_group(self._dist, failed=True)  # first: a rank that still waits in it is let go
+        self._meet()
+        store = self._dist.PrefixStore(self._key("group"), self._store)
+        limit, nodes = timedelta(seconds=self._timeout), self._info.total_nodes
+        self._dist.init_process_group(self._backend, store=store, rank=self._info.node, world_size=nodes, timeout=limit)
+        self._group = self._dist.group.WORLD
+        self._generation += 1
+
+    def _meet(self) -> None:
+        """Waits for all nodes in short steps: torch itself cannot be stopped while it waits."""
+        keys = [self._key(f"here/{node}") for node in range(self._info.total_nodes)]
+        own = keys[self._info.node]
+        self._store.set(own, "1")
+        deadline = time.monotonic() + self._timeout
+        try:
+            while not self._store.check(keys):
+                if time.monotonic() > deadline:
+                    raise SkywardError(
+                        f"node {self._info.node} waited timeout={self._timeout:g} s for the other nodes to form the "
+                        "torch group again after it had failed. Look what keeps them from starting this call."
+                    )
+                time.sleep(_STEP)
+        except BaseException:
+            self._store.delete_key(own)
+            raise
+
+    def _key(self, name: str) -> str:
+        return f"skyward/{self._generation}/{name}"
+
+
+def end_group(dist: Any, *, failed: bool) -> None:
+    """Ends the process's group, if there is one."""
+    if not dist.is_initialized():
+        return
+    if failed and dist.get_backend() == "nccl" and hasattr(dist.group.WORLD, "abort"):
+        dist.group.WORLD.abort()  # ending it in order would wait for collectives that others never enter
+    # Gloo's threads may need Python's lock to let go of the last gradients. Destroying the group waits for these
+    # threads while it holds the lock, so give it to them first.
+    time.sleep(_LETTING_GO)
+    dist.destroy_process_group()
+
+
+def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) -> bool:
+    """Says what an error of a collective means, and whether it is one.
+
+    An error that only echoes another node's failure waits a little, so that the other's is heard first.
+    """
+    if _PEER_GONE.search(str(exc)):
+        time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
+        exc.add_note(
+            f"Node {info.node} lost its connection to another node of its torch group: that one left the function, "
+            "raised, or was killed before this one was done. Look at the other nodes' output."
+        )
+        return True
+    if "timed out" in str(exc).lower():
+        exc.add_note(
+            f"The torch group's limit is timeout={timeout:g} s: a node did not enter this collective in that time. "
+            "All nodes must enter the same collectives in the same order, and make equally many steps; if one is only "
+            f"slow, raise {option}(timeout=...)."
+        )
+        return True
+    return False
