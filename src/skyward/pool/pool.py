@@ -6,7 +6,6 @@ with sky.ComputePool(nodes=4) as pool:      console, image, machines, environmen
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -36,10 +35,7 @@ from skyward.client import gather
 from skyward.client.callbacks import UserCode
 from skyward.client.executor import PoolExecutor
 from skyward.errors import (
-    ForkedPoolError,
     InvalidArgument,
-    NestedPoolError,
-    PoolClosed,
 )
 from skyward.machines.selection import Candidate, Selection, look
 from skyward.machines.watchdog import Watchdog
@@ -58,6 +54,7 @@ from skyward.pool.options import (
 )
 from skyward.pool.sending import Sender
 from skyward.pool.signals import OrderlyExit
+from skyward.pool.state import PoolState
 
 __all__ = ["ComputePool", "plan"]
 
@@ -144,39 +141,26 @@ class ComputePool:
                 "out: a machine that comes back is set up again by itself."
             )
         self._user = UserCode()
-        self._state: Literal["new", "opening", "open", "closing", "closed"] = "new"
-        self._state_lock = threading.Lock()
-        self._closed = threading.Event()
-        self._closer: threading.Thread | None = None
+        self._state = PoolState()
         self._steps: ExitStack = Steps()
-        self._pid = os.getpid()
         self._hurry = threading.Event()
         self._weak = lifetime.Reference(self)
         self.receipt: object = None
         """What was created, what is confirmed gone and what it cost, once the pool is closed; None where nothing is."""
 
     def __repr__(self) -> str:
-        return f"<ComputePool {self.name} {self._state}, {self.nodes} x {self.provider.name}>"
+        return f"<ComputePool {self.name} {self._state.now}, {self.nodes} x {self.provider.name}>"
 
     # opening and closing
 
     def __enter__(self) -> ComputePool:
-        self._check_process()
-        if "COMPUTE_POOL" in os.environ and not self._allow_nested:
-            raise NestedPoolError(
-                "this code runs on a node of a pool already; a body that opens a pool of its own can multiply machines "
-                "without end. If it is meant, say ComputePool(..., allow_nested=True)."
-            )
-        with self._state_lock:
-            if self._state not in ("new", "closed"):
-                raise PoolClosed(f"the pool is {self._state} already; make another ComputePool for a second block.")
-            self._state = "opening"
+        self._state.begin_opening(self._allow_nested)
         try:
             with Steps(self._hurry) as steps:
                 self._open(steps)
                 self._steps = steps.pop_all()
         except BaseException:
-            self._state = "closed"
+            self._state.now = "closed"
             raise
         return self
 
@@ -184,7 +168,6 @@ class ComputePool:
         """Every step registers how it is undone before the next begins."""
         lifetime.check_threads()
         began = time.monotonic()
-        self._pid = os.getpid()
         self._hurry.clear()
         steps.enter_context(OrderlyExit())
         steps.enter_context(self._user)
@@ -212,7 +195,7 @@ class ComputePool:
             from skyward.plugins._joblib import register
 
             register()  # so that joblib.parallel_config("skyward") finds this pool by name
-        self._state = "open"
+        self._state.now = "open"
         self._emit(
             events.PoolOpened(self.name, self.nodes, self.nodes * self.worker.concurrency, time.monotonic() - began)
         )
@@ -222,38 +205,26 @@ class ComputePool:
         self.close()
 
     def __del__(self) -> None:
-        if self.__dict__.get("_state") == "open" and os.getpid() == self._pid:
+        state = self.__dict__.get("_state")
+        if state is not None and state.now == "open" and state.is_ours:
             self._weak.renew(self)
             lifetime.drop(self)
 
     def close(self) -> None:
         """Ends every call and gives everything back; safe to call twice, and from any thread."""
-        if os.getpid() != self._pid:
-            return  # a forked child: nothing here is its own
-        with self._state_lock:
-            mine = self._state == "open"
-            if mine:
-                self._state = "closing"
-                self._closer = threading.current_thread()
-        if not mine:
-            # closing waits for callbacks and listeners, so they must not wait for it
-            mine = threading.current_thread() is self._closer or self._user.is_current()
-            if self._state == "closing" and not mine:
-                self._closed.wait()
+        # closing waits for callbacks and listeners, so they must not wait for it
+        if not self._state.begin_closing(waits=not self._user.is_current()):
             return
-        self._closed.clear()
         self._emit(events.PoolClosing(self.name))
         try:
             self._steps.close()
         except KeyboardInterrupt:
-            # the second Ctrl-C: no more patience. Whatever is left of the stack goes quickly, and the keeper, which
-            # sees our end of its pipe close, ends the rest.
+            # Ctrl-C between two steps: the others do not wait; keepers, whose pipes close, and the watchdog do the rest
             self._hurry.set()
             self._steps.close()
             raise
         finally:
-            self._state = "closed"
-            self._closed.set()
+            self._state.end_closing()
 
     def _tell_closed(self, began: float) -> None:
         engine = self.__dict__.get("_engine")
@@ -320,7 +291,7 @@ class ComputePool:
 
         If the call has retries and a node is lost, all of it is started again when every node is there.
         """
-        self._check_open()
+        self._state.check_open()
         return self._sender.broadcast(call, self)
 
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
@@ -338,18 +309,18 @@ class ComputePool:
     def map(self, fn: Callable[[S], T] | Compute[[S], T], items: Iterable[S]) -> list[T]:
         """Applies a function to every item, in chunks sized by how long items take; results in order."""
         known: Compute[[S], T] = cast("Compute[[S], T]", fn) if isinstance(fn, Compute) else Compute(fn)
-        self._check_open()
+        self._state.check_open()
         each = self._sender.limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
         return gather.mapped(self._send, each, list(items), self.nodes * self.worker.concurrency)
 
     @property
     def executor(self) -> PoolExecutor:
         """A concurrent.futures.Executor over this pool; shutting it down leaves the pool open."""
-        self._check_open()
+        self._state.check_open()
         return PoolExecutor(self._send)
 
     def _send(self, calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
-        self._check_open()
+        self._state.check_open()
         return self._sender.send(calls, self)
 
     # what is known of it
@@ -362,7 +333,7 @@ class ComputePool:
     @property
     def is_active(self) -> bool:
         """Whether the pool takes calls."""
-        return self._state == "open" and os.getpid() == self._pid
+        return self._state.now == "open" and self._state.is_ours
 
     def current_nodes(self) -> int:
         """How many nodes take calls at this moment."""
@@ -395,7 +366,7 @@ class ComputePool:
 
         Needs distributed here (`pip install 'skyward[dask]'`) and on other machines (`Image(pip=["distributed"])`).
         """
-        self._check_open()
+        self._state.check_open()
         client = self._hosts.dask.connect()
         self._dask_clients.add(client)
         client.wait_for_workers(self.nodes, timeout=60)
@@ -409,21 +380,6 @@ class ComputePool:
 
     def _emit(self, event: events.Event) -> None:
         self._user.listeners.emit(event)
-
-    def _check_open(self) -> None:
-        self._check_process()
-        if self._state != "open":
-            raise PoolClosed(
-                f"the pool is {'not open yet' if self._state in ('new', 'opening') else self._state}; "
-                "calls are sent inside `with sky.ComputePool(...) as pool:`."
-            )
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid and self._state != "new":
-            raise ForkedPoolError(
-                f"this pool was opened by process {self._pid}, of which this one ({os.getpid()}) is a fork. "
-                "Use it there, or open another pool here."
-            )
 
     def _after_fork(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""
