@@ -1,7 +1,8 @@
-"""A cloud that misbehaves on demand, to test programs that use Skyward without an account or a bill."""
+"""For tests of programs that use Skyward: a cloud that misbehaves on demand, and the contract of a provider."""
 
 from skyward.testing.cloud import Cloud
+from skyward.testing.contract import ProviderContract
 from skyward.testing.faults import Call, Fault
 from skyward.testing.machines import Hooks, Instance, NoticeHooks
 
-__all__ = ["Call", "Cloud", "Fault", "Hooks", "Instance", "NoticeHooks"]
+__all__ = ["Call", "Cloud", "Fault", "Hooks", "Instance", "NoticeHooks", "ProviderContract"]
