@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from skyward.api.info import VARIABLE, call_context, holds_group
 from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
-from skyward.node import decorators, processes, stdio
+from skyward.node import decorators, processes, stdio, turns
 from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
 from skyward.node.protocol import AgentToRunner, Message, RunnerToAgent
 from skyward.node.receiver import Receiver, split
@@ -94,6 +94,7 @@ class Runner:
         os.close(self._status_file)
         sys.path[:0] = settings["paths"]
         self._bodies = Bodies(settings, self._send)
+        turns.decide_by(self._is_turn)
         stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
         try:
             self._enter_hooks(buffers)
@@ -156,6 +157,12 @@ class Runner:
             self._queue.put(call)
         else:
             self._send(RunnerToAgent.recalled(id))
+
+    def _is_turn(self, broadcast: str) -> bool:
+        """Whether no broadcast that came earlier is still here."""
+        with self._lock:
+            present = [call.about["gang"] for call in self._calls.calls.values() if call.about.get("gang")]
+        return broadcast not in present or present[0] == broadcast
 
     def _from_agent_recall(self, id: str) -> None:
         with self._lock:

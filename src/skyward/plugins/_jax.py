@@ -21,6 +21,7 @@ from skyward.api.image import Image
 from skyward.api.info import InstanceInfo, instance_info, mark_group
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
+from skyward.node.turns import await_turn
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._within import framework, within
 
@@ -147,6 +148,7 @@ def share_cores() -> None:
 
 @contextmanager
 def _around_call() -> Generator[None]:
+    await_turn()
     info = instance_info()
     if info is not None:
         ensure_group(info)
@@ -157,6 +159,7 @@ def _around_call() -> Generator[None]:
 @contextmanager
 def _explained() -> Generator[None]:
     """Lets an error that only echoes another node's end wait for the other's own, and says what it means."""
+    await_turn()
     try:
         yield
     except Exception as error:

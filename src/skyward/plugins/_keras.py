@@ -26,6 +26,7 @@ from skyward.api.image import Image, check_one_of
 from skyward.api.info import InstanceInfo, current_broadcast, instance_info
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument, SkywardError
+from skyward.node.turns import await_turn
 from skyward.plugins import _jax, _torch
 from skyward.plugins._within import framework, within
 
@@ -173,6 +174,7 @@ def _claimed(backend: Backend) -> _Claim:
 @contextmanager
 def _around_call(backend: Backend, seed: int | None) -> Generator[None]:
     """What the decorator does before the backend's own start."""
+    await_turn()
     info = instance_info()
     if info is not None:
         claim(backend)

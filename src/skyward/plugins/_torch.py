@@ -22,6 +22,7 @@ from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Plugin
 from skyward.errors import InvalidArgument
 from skyward.node.decorators import around_each_call
+from skyward.node.turns import await_turn
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._torch_health import PoolGroup, end_group, explain
 from skyward.plugins._within import framework, within
@@ -124,6 +125,7 @@ def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Gene
     if info is None:
         yield
         return
+    await_turn()
     dist = framework("torch.distributed", "torch")
     with _shared(dist, lambda: process_group(info, backend, timeout) if init else _launched(info, timeout)):
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from skyward.api.info import InstanceInfo, current_broadcast
 from skyward.errors import SkywardError
+from skyward.node.turns import await_turn
 
 __all__ = ["PoolGroup", "end_group", "explain"]
 
@@ -41,6 +42,7 @@ class PoolGroup:
     @contextmanager
     def around_call(self) -> Generator[None]:
         """A call that finds the group whole, if it is on all nodes, and reports the group if it leaves it broken."""
+        await_turn()
         broadcast = current_broadcast() is not None
         with self._changed:
             if broadcast and self._is_broken():

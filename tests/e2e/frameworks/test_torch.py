@@ -252,6 +252,23 @@ def test_broadcasts_at_once_do_not_mix_their_groups(pool: sky.ComputePool) -> No
     assert results == [[(number, 3.0)] * 2 for number in range(4)]
 
 
+@pytest.mark.parametrize("form", ["plugin", "decorator"])
+def test_broadcasts_at_once_in_one_process_take_turns(form: str) -> None:
+    """Side by side, their collectives would be mixed, in another order on each node."""
+
+    def often(number: int) -> list[float]:
+        return [total() + number for _ in range(20)]
+
+    often = sky.compute(often if form == "plugin" else sky.integrations.torch(often))
+    plugins = [sky.plugins.torch(timeout=60)] if form == "plugin" else []
+    with (
+        sky.ComputePool(nodes=2, concurrency=4, plugins=plugins, console=False) as busy,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        results = list(threads.map(lambda number: often(number) @ busy, range(4)))
+    assert results == [[[3.0 + number] * 20] * 2 for number in range(4)]
+
+
 def test_a_group_of_one_is_formed_by_the_decorator_and_none_by_the_plugin() -> None:
     """X2, S4-15, S2-04: the same body runs on one node."""
     with sky.ComputePool(plugins=[sky.plugins.torch()], console=False) as one:
