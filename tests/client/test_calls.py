@@ -261,7 +261,7 @@ def test_what_a_node_says_of_a_call_that_another_has_by_now_counts_for_nothing()
 
 def test_a_call_without_any_node_left_fails_while_it_waits() -> None:
     bench, call = waiting(0)
-    assert isinstance(failures(bench.calls.forsake(0, "gone", bench.now))[call.id], NodeLost)
+    assert isinstance(failures(bench.calls.fail_waiting(0, "gone", bench.now))[call.id], NodeLost)
 
 
 def test_the_first_rank_that_fails_stops_the_others_which_count_as_stopped_because_of_it() -> None:

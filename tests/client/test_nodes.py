@@ -53,9 +53,9 @@ class Replacements:
 class Bench:
     """Two nodes on other machines, of which the tests look at number 1."""
 
-    def __init__(self, gang: bool = False, lease: float = 60.0, replaces: bool = False) -> None:
+    def __init__(self, gang: bool = False, local: bool = False, replaces: bool = False) -> None:
         self.links, self.replacements, self.now = Links(2), Replacements(replaces), 100.0
-        plan = plan_of_two(gang=gang, lease=lease, substitutes=replaces or None)
+        plan = plan_of_two(gang=gang, local=local, substitutes=replaces or None)
         self.nodes = Nodes(plan, self.links, self.replacements)
         self.generation = 0
         self.renew()
@@ -250,7 +250,7 @@ def test_a_node_whose_peers_are_silent_as_well_is_waited_for_until_the_lease_end
 
 
 def test_a_lost_node_of_this_computer_is_not_tried_again() -> None:
-    bench = Bench(lease=0.0)
+    bench = Bench(local=True)
     bench.broken()
     pause, actions = bench.nodes.retry(1, ConnectionRefusedError("refused"), bench.now + 16)
     assert pause is None
@@ -273,12 +273,12 @@ def test_a_lost_node_is_replaced_whatever_it_had() -> None:
     assert bench.node.state == "replaced"
 
 
-def test_no_node_is_hopeless_while_another_machine_is_on_its_way() -> None:
+def test_a_pool_is_not_given_up_while_another_machine_is_on_its_way() -> None:
     bench = Bench(gang=True, replaces=True)
     bench.failed()
-    assert bench.nodes.hopeless() is None
+    assert bench.nodes.no_node_left() is None
     bench.replacements.begun.clear()
-    assert bench.nodes.hopeless() is bench.node
+    assert bench.nodes.no_node_left() is bench.node
 
 
 def test_a_node_that_cannot_be_reached_when_the_pool_opens_says_why() -> None:

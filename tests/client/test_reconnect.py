@@ -6,8 +6,8 @@ from skyward.client.reconnect import given_up, next_try
 
 
 def test_a_node_of_this_computer_is_given_up_after_a_quarter_of_a_minute() -> None:
-    assert not given_up(0, away=14, silent=14, refused=True, others_speak=True)
-    assert given_up(0, away=16, silent=16, refused=False, others_speak=False)
+    assert not given_up(None, away=14, silent=14, refused=True, others_speak=True)
+    assert given_up(None, away=16, silent=16, refused=False, others_speak=False)
 
 
 def test_a_machine_where_nobody_listens_any_more_is_lost_in_seconds() -> None:

@@ -107,6 +107,7 @@ def make_engine(world: World) -> Engine:
         listening=lambda: True,
         release=world.release,
         gang=world.groups,
+        local=not world.lease,
         lease=world.lease,
         directory="/nowhere",
         address=lambda node: ("node", node),

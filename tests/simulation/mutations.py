@@ -152,7 +152,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a cancel is not sent to the node": _changed(_CLIENT, ("sent", "cancel"), ("stopping", ())),
     "a cancelled call that came back is kept": _without(_CLIENT, ("stopping", "recalled")),
     "a failure that was held back is never told": _without(_CLIENT, ("held", "release")),
-    "calls that wait for no node are not told": _method(ClientCalls, "forsake", _empty),
+    "calls that wait for no node are not told": _method(ClientCalls, "fail_waiting", _empty),
     "a broken group gets calls": _method(Nodes, "takes_calls", _takes_calls_always),
     "a node that came back is not set up": _method(Nodes, "_set_up", _nothing),
     "runners of a broken group are not made again": _method(Nodes, "taint", _nothing),

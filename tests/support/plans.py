@@ -13,7 +13,7 @@ __all__ = ["plan_of_two"]
 def plan_of_two(**given: Any) -> PoolSettings:
     """Two nodes of one slot each on other machines; what is not given is None."""
     known: dict[str, Any] = dict.fromkeys((field.name for field in fields(PoolSettings)), None)
-    known |= {"pool": "pool", "nodes": 2, "slots": 1, "gang": False, "lease": 60.0, "directory": ""}
+    known |= {"pool": "pool", "nodes": 2, "slots": 1, "gang": False, "local": False, "lease": 60.0, "directory": ""}
     known |= {
         "setup": lambda node, abouts, ports: ({"info": f"info {node}"}, [b"hook"]),
         "listening": lambda: True,

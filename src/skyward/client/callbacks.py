@@ -109,7 +109,7 @@ class Worker:
             self._idle += 1
             try:
                 thread.start()
-            except RuntimeError:  # no more threads can be had; the next function that is submitted tries again
+            except RuntimeError:  # no thread can be started now; the next function that is submitted tries again
                 log.warning("%s: no thread can be started", self._name)
                 self._threads.discard(thread)
                 self._idle -= 1

@@ -178,8 +178,8 @@ class ClientCalls:
             self._lose(call, reason)
         return self._settled()
 
-    def forsake(self, number: int, reason: str, now: float) -> list[Action]:
-        """There is no node for calls that wait, and none is coming."""
+    def fail_waiting(self, number: int, reason: str, now: float) -> list[Action]:
+        """No node is left for the calls that wait, and none is coming: they fail."""
         self._now = now
         for call in self.dispatch.waiting():
             self._step(call, "abandon", (NodeLost(number, call.name, reason, call.attempt), "lost", 0.0))

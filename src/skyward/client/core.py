@@ -53,7 +53,7 @@ class Core:
         )
 
     def collapse(self, error: BaseException, now: float) -> list[Action]:
-        """Nobody listens to nodes any more: whoever waits for a call must not wait for ever."""
+        """The I/O thread has failed: every open call fails, since no result can arrive."""
         self.nodes.closing = self.calls.closing = True
         text = f"cannot end: the pool's own thread has failed ({error!r}). Close the pool; this is a bug."
         return self.calls.abandon(lambda call: SkywardError(f"{call.name} {text}"), now)
@@ -119,7 +119,7 @@ class Core:
         error, outcome = outcomes.failure(self._plan.pool, call, number, kind, about, buffers)
         if self.nodes.is_leaving(number) and (outcome == "crashed" or about.get("preempted")):
             return actions + self.calls.lost(number, call_id, "its machine is being taken away", now)
-        doubtful = outcome == "error" and bool(self.nodes.gang or self._plan.lease)
+        doubtful = outcome == "error" and (self.nodes.gang or not self._plan.local)
         failure = (error, outcome, about.get("s", 0.0))
         return actions + self.calls.failure(number, call_id, failure, doubtful, now)
 
@@ -155,7 +155,7 @@ class Core:
         return any(self.calls.dispatch.busy(number) for number in numbers)
 
     def not_replaced(self, number: int, reason: str, now: float) -> list[Action]:
-        """No machine could be had for a node's place."""
+        """No machine was found for a node's place."""
         return self._routed(self.nodes.not_replaced(number, reason, now), now)
 
     def machine_ended(self, number: int, reason: str, now: float) -> list[Action]:
@@ -170,7 +170,7 @@ class Core:
         if self.nodes.tainted and not any(call.state == "stopping" for call in self.calls.calls.values()):
             actions += self.renew(now)  # after every process of the old group has had its verdict
         actions += self.calls.turn(lambda n: self.nodes.in_doubt(n, now), self._links.connected, now)
-        return actions + self._forsaken(now)
+        return actions + self._fail_unservable(now)
 
     def _routed(self, actions: list[Action], now: float) -> list[Action]:
         """What is left to do once the calls know of what happened to nodes."""
@@ -181,9 +181,9 @@ class Core:
                 left += self.calls.lose_node(action[1], action[2], now)
             else:
                 left.append(action)
-        return left + self.calls.take_calls(self.nodes.takes_calls(), now) + self._forsaken(now)
+        return left + self.calls.take_calls(self.nodes.takes_calls(), now) + self._fail_unservable(now)
 
-    def _forsaken(self, now: float) -> list[Action]:
+    def _fail_unservable(self, now: float) -> list[Action]:
         """Fails what waits, if no node will ever take it."""
-        lost = self.nodes.hopeless()
-        return self.calls.forsake(lost.number, lost.gone, now) if lost is not None else []
+        lost = self.nodes.no_node_left()
+        return self.calls.fail_waiting(lost.number, lost.gone, now) if lost is not None else []

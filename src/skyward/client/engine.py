@@ -150,7 +150,7 @@ class Engine:
         """Refuses calls when there is no node, or no pool."""
         if self._connections.closing:
             raise PoolClosed("the pool is closed; open it again with `with sky.ComputePool(...) as pool:`.")
-        lost = self._core.nodes.hopeless()
+        lost = self._core.nodes.no_node_left()
         if lost is not None and self._core.nodes.gang:
             raise NodeLost(lost.number, reason=f"{lost.gone}; the others form no group without it", attempts=0)
         if lost is not None:
@@ -181,7 +181,7 @@ class Engine:
         self._connections.post(number, messages, buffers)
 
     def _do_load(self, number: int, uploads: Any) -> None:
-        if self._plan.lease:  # nodes of this computer read the files themselves
+        if not self._plan.local:  # local nodes read the files themselves
             self._uploads.load(number, uploads)
 
     def _do_feed(self, call: Call, number: int) -> None:
@@ -238,7 +238,7 @@ class Engine:
     def _from_agent_verdict(
         self, number: int, now: float, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
     ) -> list[Action]:
-        if self._plan.lease:
+        if not self._plan.local:
             self._parts.place(metadata)
         if id in self._core.calls.calls:
             for stream, text, progress in self._transcripts[number].end(id):
@@ -255,7 +255,7 @@ class Engine:
         return self._core.calls.soon()
 
     def collapse(self, error: BaseException) -> None:
-        """Nobody listens to nodes any more: whoever waits for a call must not wait for ever."""
+        """The I/O thread has failed: every open call fails, since no result can arrive."""
         self._do(self._core.collapse(error, self._clock()))
 
     def _unsendable(self, number: int, blob: str, error: Exception) -> None:
@@ -291,7 +291,7 @@ class Engine:
         for entry in metadata:
             count: int = entry if isinstance(entry, int) else entry[0]
             about: dict[str, Any] = {} if isinstance(entry, int) else entry[1]
-            if self._plan.lease:
+            if not self._plan.local:
                 self._parts.place(about)
             if call is None or call.stream is None:
                 discard(about)
@@ -367,7 +367,7 @@ class Engine:
             raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
 
     def not_replaced(self, node: int, reason: str) -> None:
-        """No machine could be had: what waits for one fails."""
+        """No machine was found: what waits for one fails."""
         with self._lock:
             self._do(self._core.not_replaced(node, reason, self._clock()))
             self._changed.notify_all()

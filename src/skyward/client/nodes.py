@@ -103,7 +103,7 @@ class Nodes:
         node = self.all[number]
         return bool(node.gone or node.leaving) and not self._replacements.going(number)
 
-    def hopeless(self) -> Node | None:
+    def no_node_left(self) -> Node | None:
         """A lost node, if no node takes calls any more: none is left, or a group lacks that one; none is coming."""
         lost = [n for n in self.all if n.gone and self.given_up(n.number)]
         return lost[0] if lost and (self.gang or len(lost) == len(self.all)) else None
@@ -225,14 +225,14 @@ class Nodes:
         if self.closing:
             return []
         self._step(self.all[number], "broken")
-        if self._plan.lease and not any(self._links.connected(n.number) for n in self.all):
+        if not self._plan.local and not any(self._links.connected(n.number) for n in self.all):
             self._alone = now
         return self._taken()
 
     def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[Action]]:
         """A node could not be reached again: when to try once more; it is given up when it must be gone."""
         self._now = now
-        node, lease = self.all[number], self._plan.lease
+        node, local = self.all[number], self._plan.local
         actions: list[Action] = []
         if node.state == "silent":
             silent = now - self._links.heard(number)
@@ -241,11 +241,17 @@ class Nodes:
             refused = node.refusals >= _REFUSALS and (not self._plan.substitutes or now - node.away > _ANSWER)
             if 0 < node.leaving < now:
                 actions = self._lost(number, "give up", "its machine was taken away")
-            elif given_up(lease, now - node.away, silent, refused=refused, others_speak=self._others_speak(number)):
+            elif given_up(
+                None if local else self._plan.lease,
+                now - node.away,
+                silent,
+                refused=refused,
+                others_speak=self._others_speak(number),
+            ):
                 first = str(error).partition("\n")[0]
-                reason = first if refused or not lease else f"nothing was heard of it for {silent:.0f} s"
+                reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"
                 actions = self._lost(number, "give up", reason)
-        if node.gone and (not lease or self._replacements.going(number)):
+        if node.gone and (local or self._replacements.going(number)):
             return None, actions
         return next_try(now - node.away, gone=bool(node.gone)), actions
 
@@ -299,7 +305,7 @@ class Nodes:
         return True, self._taken()
 
     def not_replaced(self, number: int, reason: str, now: float) -> list[Action]:
-        """No machine could be had: what waits for one fails."""
+        """No machine was found: what waits for one fails."""
         self._now = now
         if self.closing:
             return []
@@ -352,7 +358,7 @@ class Nodes:
         if not node.away:  # else it was said when the connection broke
             self._emit(events.NodeDown(self._plan.pool, node.number, node.gone))
         self._out.append(("forget blobs", node.number))
-        if self._plan.lease:
+        if not self._plan.local:
             self._out.append(("renounce", node.number))
             text = f"node {node.number} is lost: {node.gone}. Its calls go to other nodes, within their retries."
             replaced = self._replacements.begin(node.number)

@@ -10,13 +10,14 @@ _SILENT = 15.0
 _GONE = 5.0
 
 
-def given_up(lease: float, away: float, silent: float, *, refused: bool, others_speak: bool) -> bool:
-    """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last word.
+def given_up(lease: float | None, away: float, silent: float, *, refused: bool, others_speak: bool) -> bool:
+    """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last message.
 
-    A machine that answers but has nobody listening is lost at once. One that does not answer is, if other nodes do;
-    if none does, the fault is rather on our side, and the nodes work on until the lease ends.
+    `lease` is None for a node of this computer, which is lost if it cannot be reached for a while.
+    Another machine is lost at once if it answers but nobody listens there. If it does not answer, it is lost if other
+    nodes do; if none does, the fault is rather on our side, and the nodes work on until the lease ends.
     """
-    if not lease:
+    if lease is None:
         return away > _HERE
     if refused:
         return away > _REFUSED

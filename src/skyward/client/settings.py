@@ -28,9 +28,11 @@ class PoolSettings:
     """Whether anybody wants to hear of calls that start and end."""
     release: Callable[[Sequence[str]], None]
     gang: bool
-    """Whether runners form groups when the pool opens: then losing one means making all of them anew."""
+    """Whether runners form groups when the pool opens: then losing one means starting all of them again."""
+    local: bool
+    """Whether the nodes are on this computer: they end when this process does, and read its files."""
     lease: float
-    """How long nodes on other machines go on without us; 0 for nodes of this computer, which share its fate."""
+    """How many seconds nodes on other machines go on without us; 0 for local nodes."""
     directory: str
     """Where the client keeps large buffers."""
     address: Callable[[int], tuple[str, int] | None]

@@ -1,4 +1,4 @@
-"""A node's way home: its link to the client, on the agent's own loop. What is said in one turn goes in one frame."""
+"""A node's link to the client, on the agent's own loop. The messages of one turn go in one frame."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClientLink:
         return self._link.heard
 
     def attach(self, sock: socket.socket, hello: dict[str, Any]) -> None:
-        """The client has connected, again or anew; a new session means that this node had been given up."""
+        """The client has connected, perhaps again; a new session means that this node had been given up."""
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)
             self._link.detach()

@@ -176,6 +176,7 @@ class PoolHosts:
             listening=context.listening,
             release=self.store.release,
             gang=context.forms_groups,
+            local=context.local,
             lease=0.0 if context.local else context.access.lease,
             directory=self.store.directory,
             address=self.address,
