@@ -30,7 +30,7 @@ class Cast:
     def scheduler(self) -> str:
         process = self._start("scheduler")
         assert process.stdout is not None
-        return json.loads(process.stdout.readline())["scheduler"]
+        return json.loads(process.stdout.readline())[1]
 
     def node(self, number: int, scheduler: str, **order: Any) -> subprocess.Popen[str]:
         there = {"node": number, "scheduler": scheduler, "env": {}, "cwd": "/", "paths": []}
@@ -128,4 +128,4 @@ def test_without_distributed_the_scheduler_says_so(tmp_path: Path) -> None:
     argv = [sys.executable, "-P", "-m", "skyward.node.dask_worker"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(argv, input=json.dumps(order) + "\n", env=env, capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stdout) == {"scheduler_failed": "No module named 'dask'"}
+    assert json.loads(done.stdout) == ["scheduler_failed", "No module named 'dask'", 0]

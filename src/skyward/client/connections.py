@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from skyward.node.protocol import Message
-from skyward.node.receiver import checked_greeting, split
+from skyward.node.receiver import Message, checked_greeting, split
 from skyward.transport.link import Broken, Link, greet
 
 __all__ = ["SILENCE", "Connection", "Connections", "Listener", "Roster"]

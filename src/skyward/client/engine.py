@@ -24,8 +24,8 @@ from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Parts, Uploads
 from skyward.errors import BootstrapError, NodeLost, PoolClosed
 from skyward.machines.replacement import Replacing
-from skyward.node.protocol import AgentToClient, ClientToAgent, Message
-from skyward.node.receiver import Receiver
+from skyward.node.protocol import AgentToClient, ClientToAgent
+from skyward.node.receiver import Message, Receiver
 from skyward.transport.streams import Consumer, Producer, Stream
 
 __all__ = ["Engine", "Surroundings"]

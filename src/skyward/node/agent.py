@@ -24,8 +24,8 @@ from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
 from skyward.node.client_listener import ClientListener
-from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, Message, RunnerToAgent
-from skyward.node.receiver import Receiver
+from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
+from skyward.node.receiver import Message, Receiver
 from skyward.node.runners import Pipe, RunnerProcess, Runners
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter

@@ -19,7 +19,8 @@ from typing import Any
 from skyward.node.agent_assign import misplaced, next_pair
 from skyward.node.agent_slots import Action, RunnerSlots
 from skyward.node.agent_tables import CALLS, UNBEGUN, NodeCall, Slot
-from skyward.node.protocol import AgentToClient, AgentToRunner, Message
+from skyward.node.protocol import AgentToClient, AgentToRunner
+from skyward.node.receiver import Message
 
 __all__ = ["Action", "AgentCalls"]
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skyward.node.protocol import AgentToClient, Message
+from skyward.node.protocol import AgentToClient
+from skyward.node.receiver import Message
 from skyward.transport import blobs
 from skyward.transport.frames import encode
 from skyward.transport.link import greet, tune

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, cast
 
 from skyward.errors import NotSerializable, Preempted, ResultNotSerializable, ResultTooLarge
-from skyward.node.protocol import Message, RunnerToAgent
+from skyward.node.protocol import RunnerToAgent
+from skyward.node.receiver import Message
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.payload import Packer, unpack
 from skyward.transport.streams import Consumer, Producer

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from skyward.node.protocol import Message
+from skyward.node.receiver import Message
 from skyward.transport.frames import encode
 from skyward.transport.link import Broken, Link
 

@@ -21,6 +21,8 @@ from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from skyward.node import processes
+from skyward.node.protocol import KeeperToClient
+from skyward.node.receiver import Message
 from skyward.transport.certificates import Identity, context
 
 __all__ = ["connect", "main", "run_scheduler", "stay_member"]
@@ -91,12 +93,12 @@ def _serve(order: dict[str, Any], answer: int) -> None:
     try:
         _configure(order["directory"])
     except ImportError as exc:
-        _reply(answer, {"scheduler_failed": str(exc)})
+        _reply(answer, KeeperToClient.scheduler_failed(str(exc)))
     else:
         asyncio.run(run_scheduler(order, answer))
 
 
-def _reply(answer: int, message: dict[str, str]) -> None:
+def _reply(answer: int, message: Message) -> None:
     os.write(answer, json.dumps(message).encode() + b"\n")
     os.close(answer)
 
@@ -147,7 +149,7 @@ async def run_scheduler(order: dict[str, Any], answer: int) -> None:
     scheduler = await PoolScheduler(
         host=order["host"], port=0, protocol="tls", security=_security(Identity(**order["identity"]))
     )
-    _reply(answer, {"scheduler": scheduler.address})
+    _reply(answer, KeeperToClient.scheduler(scheduler.address))
     await scheduler.finished()
 
 

@@ -22,8 +22,8 @@ from types import FrameType
 from typing import NoReturn
 
 from skyward.node import processes
-from skyward.node.protocol import AgentToForkServer, ForkServerToAgent, Message
-from skyward.node.receiver import Receiver
+from skyward.node.protocol import AgentToForkServer, ForkServerToAgent
+from skyward.node.receiver import Message, Receiver
 from skyward.node.runner import Runner
 
 __all__ = ["main"]
@@ -133,18 +133,12 @@ class _ForkServer:
             os._exit(70)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
+        for pid, code in processes.ended_children():
             known = self._runners.pop(pid, None)
             if known is not None:
                 _kill_group(pid, signal.SIGKILL)
                 processes.end_children(spare=set(self._runners))
-                self._tell(known[0], ForkServerToAgent.ended(known[1], os.waitstatus_to_exitcode(status)))
+                self._tell(known[0], ForkServerToAgent.ended(known[1], code))
 
     def _tell(self, agent: socket.socket, message: Message) -> None:
         try:

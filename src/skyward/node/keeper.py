@@ -38,6 +38,8 @@ from typing import Any, NoReturn
 from skyward.node import addresses, processes
 from skyward.node.agent_main import run_agent
 from skyward.node.dask_processes import DaskProcesses
+from skyward.node.protocol import ClientToKeeper, KeeperToClient
+from skyward.node.receiver import Message, Receiver
 from skyward.transport import blobs, includes, local_sockets
 
 __all__ = ["main"]
@@ -74,6 +76,7 @@ class _Keeper:
         self._renewed = 0.0
         self._heard = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the agents: when one last heard of the client
         self._ending = False
+        self._receiver = Receiver(ClientToKeeper, self)
         self._wake, self._wake_write = socket.socketpair()
         for end in (self._wake, self._wake_write):
             end.setblocking(False)
@@ -103,7 +106,7 @@ class _Keeper:
                     selector.unregister(0)  # its connection is; the lease says how long we wait for another
                 *lines, said = (said + piece).split(b"\n")
                 for line in lines:
-                    self._obey(json.loads(line))
+                    self._receiver.hear(json.loads(line), [])
             self._reap()
 
     def _over(self) -> bool:
@@ -122,72 +125,59 @@ class _Keeper:
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._ending = True
 
-    def _obey(self, order: dict[str, Any]) -> None:
-        match order.pop("do"):
-            case "look":
-                _say({"addresses": addresses.addresses()})
-            case "listen":
-                self._listen(order["host"])
-            case "probe":
-                peers = {name: (host, port) for name, (host, port) in order["peers"].items()}
-                _say({"probed": addresses.probe(peers, order["timeout"])})
-            case "start":
-                self._start(order)
-            case "dask_scheduler":
-                self._dask.start_scheduler(order["scheduler"])
-            case "dask_worker":
-                self._dask.start_worker(order["worker"])
-            case other:
-                raise ValueError(f"unknown order {other!r}")
+    def _from_client_look(self) -> None:
+        _say(KeeperToClient.addresses(addresses.addresses()))
 
-    def _listen(self, host: str) -> None:
+    def _from_client_probe(self, peers: dict[str, tuple[str, int]], timeout: float) -> None:
+        ends = {name: (host, port) for name, (host, port) in peers.items()}
+        _say(KeeperToClient.probed(addresses.probe(ends, timeout)))
+
+    def _from_client_dask_scheduler(self, scheduler: dict[str, Any]) -> None:
+        self._dask.start_scheduler(scheduler)
+
+    def _from_client_dask_worker(self, worker: dict[str, Any]) -> None:
+        self._dask.start_worker(worker)
+
+    def _from_client_listen(self, host: str) -> None:
         if self._listener is not None:
             self._listener.close()
         try:
             self._listener = _listener(host)
-        except OSError as exc:
-            _say({"refused": str(exc)})
-        else:
-            _say({"listening": self._listener.getsockname()[1]})
+        except OSError:
+            self._listener = None
+        _say(KeeperToClient.listening(self._listener.getsockname()[1] if self._listener is not None else None))
 
-    def _start(self, order: dict[str, Any]) -> None:
-        if order["own_scratch"]:
+    def _from_client_start(self, nodes: list[dict[str, Any]], own_scratch: bool) -> None:
+        if own_scratch:
             self._scratch = blobs.make_directory()
         if os.path.exists(archive := os.path.join(self._directory, "includes.tar")):
             with open(archive, "rb") as file:
                 includes.unpack(file, Path(self._directory) / "includes")
             os.unlink(archive)
-        for index, node in enumerate(order["nodes"]):
-            place: dict[str, Any]
+        for index, node in enumerate(nodes):
+            place: list[Any]
             if node["local"]:
                 path = os.path.join(self._directory, f"agent-{node['node']}")
-                listener, place = local_sockets.listen(path), {"socket": path}
+                listener, place = local_sockets.listen(path), [path]
             else:
                 listener, self._listener = self._listener, None
                 if listener is None or listener.getsockname()[0] != node["host"]:
                     listener = _listener(node["host"])
-                place = {"host": node["host"], "port": listener.getsockname()[1]}
+                place = [node["host"], listener.getsockname()[1]]
             struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
             self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
-            _say({"agent": node["node"], **place, "scratch": self._scratch})
+            _say(KeeperToClient.agent(node["node"], place, self._scratch))
         for node in self._nodes:
             self._start_agent(node)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            code = os.waitstatus_to_exitcode(status)
+        for pid, code in processes.ended_children():
             if pid == self._fork_server.pid:
                 self._fork_server = _ForkServerProcess()
                 for node in self._nodes:
                     _kill(node.pid)  # their runners are gone with the old one
             elif self._dask.ended(pid, code):
-                _say({"scheduler_died": code})
+                _say(KeeperToClient.scheduler_died(code))
             else:
                 for node in self._nodes:
                     if node.pid == pid:
@@ -197,7 +187,7 @@ class _Keeper:
         if code == 0:
             node.left = True  # the client has said goodbye to it
             return
-        _say({"agent_died": node.node, "code": code})
+        _say(KeeperToClient.agent_died(node.node, code))
         node.restarts += 1
         if node.restarts <= _RESTARTS:
             time.sleep(0.05 * (node.restarts - 1))
@@ -325,7 +315,7 @@ def _listener(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=family, backlog=64)
 
 
-def _say(message: dict[str, Any]) -> None:
+def _say(message: Message) -> None:
     try:
         os.write(1, json.dumps(message).encode() + b"\n")
     except OSError:

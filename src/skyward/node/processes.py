@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "end_children", "prefer_for_oom"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "end_children", "ended_children", "prefer_for_oom"]
 
 _INFRASTRUCTURE = (
     b"multiprocessing.resource_tracker",
@@ -58,6 +59,18 @@ def children() -> list[int]:
         except OSError:
             continue  # the thread has ended meanwhile
     return found
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Reaps the children that have ended: the pid and exit code of each."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        yield pid, os.waitstatus_to_exitcode(status)
 
 
 def end_children(spare: set[int] | None = None, seconds: float = 2.0) -> None:

@@ -4,14 +4,15 @@
            ◄─AgentToClient──        ◄─RunnerToAgent──
     agent  ──AgentToForkServer─► fork server                         a packet of JSON for each message
            ◄─ForkServerToAgent─
+    client ──ClientToKeeper─► keeper                                 a line of JSON for each message
+           ◄─KeeperToClient─
 
 A class here is one direction of a link, and each of its functions makes one kind of message, ready to be sent:
 `[kind, *fields, number of buffers]`. The kind is the function's name. Buffers are bytes beside the JSON; a kind has
 them if its function has the parameter `buffers`. The receiver has one method for each kind (`node/receiver.py`).
 
-Four more exchanges are not of this form:
+Three more exchanges are not of this form:
 
-- The client and the keeper of a machine exchange lines of JSON objects (`setup/keeper_client.py`, `node/keeper.py`).
 - Whoever connects to an agent says one JSON object first (`ClientLink`, `Connection`, `BlobCache`).
 - The nodes of a group meet before a framework joins them (`plugins/_rendezvous.py`).
 - The watchdog runs without this package, and reads lines on its standard input (`machines/watchdog.py`).
@@ -19,17 +20,17 @@ Four more exchanges are not of this form:
 
 from __future__ import annotations
 
-from types import FunctionType
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyward.node.receiver import Link, Message
 
 # fmt: off
 __all__ = [
-    "VERDICTS", "AgentToClient", "AgentToForkServer", "AgentToRunner", "ClientToAgent",
-    "ForkServerToAgent", "Link", "Message", "RunnerToAgent",
+    "VERDICTS", "AgentToClient", "AgentToForkServer", "AgentToRunner", "ClientToAgent", "ClientToKeeper",
+    "ForkServerToAgent", "KeeperToClient", "RunnerToAgent",
 ]
 # fmt: on
-
-Message = list[Any]
 
 VERDICTS = {
     "done": "The body has returned.",
@@ -46,26 +47,7 @@ VERDICTS = {
 """How a call can end: the kinds of the last message about it."""
 
 
-class Link:
-    """One direction between two processes."""
-
-    sender: ClassVar[str]
-    verdicts: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def kinds(cls) -> dict[str, tuple[str, ...]]:
-        """The fields of each kind of message; `buffers` is the last one if the kind has buffers."""
-        found: dict[str, tuple[str, ...]] = {}
-        for name, value in vars(cls).items():
-            if isinstance(value, staticmethod):
-                code = cast("FunctionType", value.__func__).__code__
-                found[name] = code.co_varnames[: code.co_argcount]
-        return found
-
-
 class ClientToAgent(Link):
-    """The client to a node's agent."""
-
     sender = "client"
 
     @staticmethod
@@ -152,8 +134,6 @@ class ClientToAgent(Link):
 
 
 class AgentToClient(Link):
-    """A node's agent to the client."""
-
     sender = "agent"
     verdicts = tuple(VERDICTS)
 
@@ -250,8 +230,6 @@ class AgentToClient(Link):
 
 
 class AgentToRunner(Link):
-    """An agent to one of its runners."""
-
     sender = "agent"
 
     @staticmethod
@@ -286,8 +264,6 @@ class AgentToRunner(Link):
 
 
 class RunnerToAgent(Link):
-    """A runner to its agent."""
-
     sender = "runner"
     verdicts = ("done", "error", "exited", "stopped")
 
@@ -316,8 +292,6 @@ class RunnerToAgent(Link):
 
 
 class AgentToForkServer(Link):
-    """An agent to the fork server of its machine."""
-
     sender = "agent"
 
     @staticmethod
@@ -332,8 +306,6 @@ class AgentToForkServer(Link):
 
 
 class ForkServerToAgent(Link):
-    """The fork server to an agent."""
-
     sender = "fork_server"
 
     @staticmethod
@@ -345,3 +317,81 @@ class ForkServerToAgent(Link):
     def ended(name: str, status: int) -> Message:
         """The runner has ended."""
         return ["ended", name, status, 0]
+
+
+class ClientToKeeper(Link):
+    sender = "client"
+
+    @staticmethod
+    def look() -> Message:
+        """Name the machine's addresses."""
+        return ["look", 0]
+
+    @staticmethod
+    def listen(host: str) -> Message:
+        """Listen at this address, for probes and for an agent."""
+        return ["listen", host, 0]
+
+    @staticmethod
+    def probe(peers: dict[str, tuple[str, int]], timeout: float) -> Message:
+        """Try to reach the other machines."""
+        return ["probe", peers, timeout, 0]
+
+    @staticmethod
+    def start(nodes: Sequence[Mapping[str, Any]], own_scratch: bool) -> Message:
+        """Start the agents of these nodes."""
+        return ["start", nodes, own_scratch, 0]
+
+    @staticmethod
+    def dask_scheduler(scheduler: Mapping[str, Any]) -> Message:
+        """Start a dask scheduler, in place of any other."""
+        return ["dask_scheduler", scheduler, 0]
+
+    @staticmethod
+    def dask_worker(worker: Mapping[str, Any]) -> Message:
+        """Start a node's dask worker, for the scheduler that is named. There is no answer."""
+        return ["dask_worker", worker, 0]
+
+
+class KeeperToClient(Link):
+    sender = "keeper"
+
+    @staticmethod
+    def addresses(addresses: list[Any]) -> Message:
+        """The answer to `look`."""
+        return ["addresses", addresses, 0]
+
+    @staticmethod
+    def listening(port: int | None) -> Message:
+        """The answer to `listen`: the port, or nothing if it cannot listen there."""
+        return ["listening", port, 0]
+
+    @staticmethod
+    def probed(unreachable: dict[str, str]) -> Message:
+        """The answer to `probe`: which machines cannot be reached, and why."""
+        return ["probed", unreachable, 0]
+
+    @staticmethod
+    def agent(node: int, place: list[Any], scratch: str) -> Message:
+        """An answer to `start`, for each node: its agent listens at a path, or at an address and port."""
+        return ["agent", node, place, scratch, 0]
+
+    @staticmethod
+    def agent_died(node: int, code: int) -> Message:
+        """An agent has ended and is started again. Only logged."""
+        return ["agent_died", node, code, 0]
+
+    @staticmethod
+    def scheduler(address: str) -> Message:
+        """The answer to `dask_scheduler`, written by its process: it runs."""
+        return ["scheduler", address, 0]
+
+    @staticmethod
+    def scheduler_failed(reason: str) -> Message:
+        """The answer to `dask_scheduler`, written by its process: it cannot run."""
+        return ["scheduler_failed", reason, 0]
+
+    @staticmethod
+    def scheduler_died(code: int) -> Message:
+        """The dask scheduler has ended."""
+        return ["scheduler_died", code, 0]

@@ -1,4 +1,4 @@
-"""Hands each message of a link to the method that handles its kind.
+"""What a link is, and how each of its messages reaches the method that handles it.
 
 A message `cancel` that the client has sent is handled by the method `_from_client_cancel` of the receiver. The method
 has the fields of `ClientToAgent.cancel` as parameters; before them it may have others, which `Receiver.hear` is given.
@@ -7,11 +7,30 @@ has the fields of `ClientToAgent.cancel` as parameters; before them it may have 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from types import FunctionType
+from typing import Any, ClassVar, cast
 
-from skyward.node.protocol import Link, Message
+__all__ = ["Link", "Message", "Receiver", "checked_greeting", "split"]
 
-__all__ = ["Receiver", "checked_greeting", "split"]
+
+Message = list[Any]
+
+
+class Link:
+    """One direction between two processes."""
+
+    sender: ClassVar[str]
+    verdicts: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def kinds(cls) -> dict[str, tuple[str, ...]]:
+        """The fields of each kind of message; `buffers` is the last one if the kind has buffers."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, value in vars(cls).items():
+            if isinstance(value, staticmethod):
+                code = cast("FunctionType", value.__func__).__code__
+                found[name] = code.co_varnames[: code.co_argcount]
+        return found
 
 
 class Receiver:

@@ -29,8 +29,8 @@ from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
 from skyward.node import decorators, processes, stdio, turns
 from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
-from skyward.node.protocol import AgentToRunner, Message, RunnerToAgent
-from skyward.node.receiver import Receiver, split
+from skyward.node.protocol import AgentToRunner, RunnerToAgent
+from skyward.node.receiver import Message, Receiver, split
 from skyward.node.runner_calls import RunnerCalls
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from skyward.node.protocol import AgentToForkServer, ForkServerToAgent, Message
-from skyward.node.receiver import Receiver
+from skyward.node.protocol import AgentToForkServer, ForkServerToAgent
+from skyward.node.receiver import Message, Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, encode
 

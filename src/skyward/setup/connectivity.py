@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from skyward.errors import BootstrapError
 from skyward.machines.parallel import each
+from skyward.node.protocol import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address, Blocked, Layout, blocked_pairs, candidates
 
@@ -49,7 +50,7 @@ def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> A
 
 
 def _addresses(host: Host, deadline: float) -> list[Address]:
-    return [Address(*entry) for entry in host.keeper.ask("look", deadline)["addresses"]]
+    return [Address(*entry) for entry in host.keeper.ask(ClientToKeeper.look(), deadline)]
 
 
 def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
@@ -58,15 +59,13 @@ def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: floa
     listening: dict[str, tuple[str, int]] = {}
 
     def listen(node: int) -> None:
-        answer = hosts[node].keeper.ask("listen", deadline, host=addresses[node].ip)
-        if "listening" in answer:
-            listening[str(node)] = (addresses[node].ip, answer["listening"])
+        port = hosts[node].keeper.ask(ClientToKeeper.listen(addresses[node].ip), deadline)
+        if port is not None:
+            listening[str(node)] = (addresses[node].ip, port)
 
     def probe(node: int) -> dict[int, str]:
         peers = {name: end for name, end in listening.items() if name != str(node)}
-        answer: dict[str, str] = hosts[node].keeper.ask("probe", deadline, peers=peers, timeout=_PROBE_TIMEOUT)[
-            "probed"
-        ]
+        answer: dict[str, str] = hosts[node].keeper.ask(ClientToKeeper.probe(peers, _PROBE_TIMEOUT), deadline)
         silent = {other: "it cannot listen there" for other in nodes if str(other) not in listening and other != node}
         return silent | {int(name): reason for name, reason in answer.items()}
 

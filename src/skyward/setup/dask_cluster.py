@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from skyward.errors import BootstrapError, SkywardError
+from skyward.node.protocol import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
 from skyward.transport.certificates import Authority
@@ -88,4 +89,4 @@ class DaskCluster:
             "paths": host.paths,
         }
         with suppress(BootstrapError):  # a node that is gone; it gets its worker when it is set up again
-            host.keeper.order("dask_worker", worker=order)
+            host.keeper.tell(ClientToKeeper.dask_worker(order))

@@ -16,6 +16,8 @@ from typing import Any
 
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError
+from skyward.node.protocol import ClientToKeeper, KeeperToClient
+from skyward.node.receiver import Message, Receiver
 
 __all__ = ["KeeperClient"]
 
@@ -47,7 +49,9 @@ class KeeperClient:
         argv = [python, "-P", "-m", "skyward.node.keeper", directory, str(lease), str(ttl)]
         argv += [lease_file] if lease_file else []
         self._process = shell.start(argv, env, self._errors)
-        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._answers: list[Any] = []
+        self._receiver = Receiver(KeeperToClient, self)
         threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()
 
     @property
@@ -55,42 +59,26 @@ class KeeperClient:
         """The keeper's process id, or that of the ssh program that leads to it."""
         return self._process.pid
 
-    def ask(self, do: str, deadline: float, **order: Any) -> dict[str, Any]:
-        """Gives an order and returns the answer."""
-        self._tell({"do": do, **order})
-        return self._answer(deadline)
-
-    def order(self, do: str, **order: Any) -> None:
-        """Gives an order that has no answer."""
-        self._tell({"do": do, **order})
+    def ask(self, message: Message, deadline: float) -> Any:
+        """Sends an order and returns the answer."""
+        self.tell(message)
+        self._answers.clear()
+        while not self._answers:
+            self._hear(deadline)
+        return self._answers.pop()
 
     def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
         """Starts agents, and waits until every one listens."""
-        self._tell({"do": "start", "nodes": nodes, "own_scratch": own_scratch})
+        self.tell(ClientToKeeper.start(nodes, own_scratch))
         while len(self.ports) + len(self.sockets) < len(nodes):
-            message = self._answer(deadline)
-            if "agent" in message:
-                if "socket" in message:
-                    self.sockets[message["agent"]] = message["socket"]
-                else:
-                    self.ports[message["agent"]] = (message["host"], message["port"])
-                self.scratch = message["scratch"]
+            self._hear(deadline)
 
     def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
         """Starts a dask scheduler; if it runs, `scheduler` is its address, otherwise this returns why it does not."""
         while not self._messages.empty():
             self._messages.get()  # of an earlier scheduler, of agents
         try:
-            self._tell({"do": "dask_scheduler", "scheduler": scheduler})
-            while True:
-                message = self._answer(deadline)
-                if "scheduler" in message:
-                    self.scheduler = message["scheduler"]
-                    return ""
-                if "scheduler_failed" in message:
-                    return message["scheduler_failed"]
-                if "scheduler_died" in message:
-                    return f"it ended with code {message['scheduler_died']}.\n{self._stderr()}"
+            return self.ask(ClientToKeeper.dask_scheduler(scheduler), deadline)
         except BootstrapError:
             if self._process.poll() is None:
                 raise
@@ -119,23 +107,54 @@ class KeeperClient:
         if self._process.stdin is not None:
             os.close(self._process.stdin.fileno())
 
-    def _tell(self, order: dict[str, Any]) -> None:
+    def tell(self, message: Message) -> None:
+        """Sends an order."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
-            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
         except BrokenPipeError:
             raise self._failure() from None
 
-    def _answer(self, deadline: float) -> dict[str, Any]:
+    def _hear(self, deadline: float) -> None:
+        """Waits for the next message of the keeper."""
         try:
             message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise BootstrapError("keeper", f"the processes of {self.shell.name} did not start in time.") from None
-        if "eof" in message:
+        if message is None:
             raise self._failure()
-        return message
+        self._receiver.hear(message, [])
+
+    def _from_keeper_addresses(self, addresses: list[Any]) -> None:
+        self._answers.append(addresses)
+
+    def _from_keeper_listening(self, port: int | None) -> None:
+        self._answers.append(port)
+
+    def _from_keeper_probed(self, unreachable: dict[str, str]) -> None:
+        self._answers.append(unreachable)
+
+    def _from_keeper_agent(self, node: int, place: list[Any], scratch: str) -> None:
+        if len(place) == 1:
+            self.sockets[node] = place[0]
+        else:
+            self.ports[node] = (place[0], place[1])
+        self.scratch = scratch
+
+    def _from_keeper_agent_died(self, node: int, code: int) -> None:
+        pass  # it is started again, and its link says so
+
+    def _from_keeper_scheduler(self, address: str) -> None:
+        self.scheduler = address
+        self._answers.append("")
+
+    def _from_keeper_scheduler_failed(self, reason: str) -> None:
+        self._answers.append(reason)
+
+    def _from_keeper_scheduler_died(self, code: int) -> None:
+        self._answers.append(f"it ended with code {code}.\n{self._stderr()}")
 
     def _listen(self) -> None:
         stdout = self._process.stdout
@@ -145,11 +164,11 @@ class KeeperClient:
                 message = json.loads(line)
                 log.debug("keeper: %s", message)
                 self._messages.put(message)
-                if "scheduler_died" in message:
+                if message[0] == "scheduler_died":
                     self.scheduler = None
         except ValueError:
             pass  # closed while we were reading
-        self._messages.put({"eof": True})
+        self._messages.put(None)
 
     def _failure(self) -> BootstrapError:
         code = self._process.wait(5)
