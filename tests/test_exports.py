@@ -49,7 +49,7 @@ def test_importing_loads_nothing_of_skyward_but_what_is_used() -> None:
     """What runs on nodes imports parts of the package; each part loads what it needs, not everything."""
     source = (
         "import sys, skyward; loaded = {n for n in sys.modules if 'skyward' in n}; skyward.instance_info; "
-        "print(loaded, 'skyward.pool' in sys.modules)"
+        "print(loaded, 'skyward.pool.pool' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=180)
     assert out.stdout == "{'skyward'} False\n"

@@ -3,6 +3,7 @@
 Names are imported when they are first used: the processes of a node import parts of this package and must stay small.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -92,9 +93,11 @@ else:  # hidden from type checkers, for which every name would exist otherwise
             return import_module(f"skyward.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'skyward' has no attribute {name!r}")
+        if "COMPUTE_POOL" not in os.environ:  # not on a node
+            import_module("skyward.pool.lifetime")  # what it does when a program ends has its place in an order
         globals()[name] = found = getattr(import_module(_HOMES[name]), name)
         return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({"__version__", *__all__, *_MODULES})

@@ -75,7 +75,7 @@ def keeper(pool: sky.ComputePool) -> psutil.Process:
 
 
 def fork_server(pool: sky.ComputePool) -> psutil.Process:
-    return next(p for p in keeper(pool).children() if "skyward.node.fork_server" in p.cmdline())
+    return next(p for p in keeper(pool).children() if p.name() == "skyward-forks")
 
 
 def dask_processes(pool: sky.ComputePool) -> list[psutil.Process]:

@@ -11,8 +11,6 @@ This module knows no pool: a target is anything with the methods of `Target`.
 
 from __future__ import annotations
 
-# Cannot be imported any more once the main thread has ended, and a thread may open its first pool then.
-import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import functools
 import inspect
 import threading

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import queue
 import threading
@@ -189,6 +188,8 @@ def _apply(fn: Callable[[Any], Any], items: list[Any]) -> tuple[float, list[Any]
     began = time.perf_counter()
     results = [fn(item) for item in items]
     if results and inspect.iscoroutine(results[0]):
+        import asyncio
+
         results = [asyncio.run(result) for result in results]
     return time.perf_counter() - began, results
 

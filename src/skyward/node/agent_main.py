@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import platform
 import socket
 import sys
 import threading
@@ -17,7 +16,6 @@ from skyward.node.agent import Agent
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_listener import ClientListener
 from skyward.node.gpus import count_accelerators
-from skyward.transport.certificates import Identity, context
 
 __all__ = ["run_agent"]
 
@@ -49,13 +47,15 @@ def _agent(
 ) -> Agent:
     server = client = None
     if not order["local"]:
+        from skyward.transport.certificates import Identity, context
+
         identity = Identity(**order["identity"])
         server, client = context(identity, server=True), context(identity, server=False)
     metadata = {
         "node": order["node"],
         "python": list(sys.version_info[:3]),
         "path": sys.path,
-        "hostname": platform.node(),
+        "hostname": os.uname().nodename,
         "pid": os.getpid(),
         "accelerators": count_accelerators(),
         "cpus": len(os.sched_getaffinity(0)),

@@ -5,7 +5,6 @@ It shares its process with the user, so it uses nothing but the standard library
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import sys
@@ -98,7 +97,11 @@ class Bodies:
             else:
                 kwargs[key] = stream
         result = fn(*args, **kwargs)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
+        if not inspect.iscoroutine(result):
+            return result
+        import asyncio  # takes longer than all the rest of a runner
+
+        return asyncio.run(result)
 
     def _function(self, digest: str, buffers: list[Any]) -> Callable[..., Any]:
         """The function, unpickled once: like any module, it keeps its globals between calls."""
@@ -142,6 +145,8 @@ class Bodies:
         call.output = out = Producer(send)
         try:
             if isinstance(items, AsyncGenerator):
+                import asyncio
+
                 asyncio.run(self._drain_async(out, items))
             else:
                 self._drain(out, items)
@@ -157,6 +162,8 @@ class Bodies:
             items.close()
 
     async def _drain_async(self, out: Producer, items: AsyncGenerator[Any, None]) -> None:
+        import asyncio
+
         try:
             async for item in items:
                 packed = self._packed_item(item)

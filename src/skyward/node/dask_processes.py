@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the keeper needs it for dask only
+    from subprocess import Popen
 
 __all__ = ["DaskProcesses"]
 
@@ -18,7 +20,7 @@ _SCHEDULER = "scheduler"
 
 @dataclass
 class _Process:
-    popen: subprocess.Popen[bytes]
+    popen: Popen[bytes]
     order: dict[str, Any]
     restarts: int = 0
 
@@ -32,14 +34,14 @@ class DaskProcesses:
 
     def start_scheduler(self, order: dict[str, Any]) -> None:
         """Starts a scheduler, in place of any other; it tells the client its address by itself."""
-        self._start(_SCHEDULER, order, None)
+        self._start(_SCHEDULER, order)
 
     def start_worker(self, order: dict[str, Any]) -> None:
         """Starts the worker of a node, unless there is one that belongs to the same scheduler."""
         name = f"node-{order['node']}"
         known = self._running.get(name)
         if known is None or known.order["scheduler"] != order["scheduler"]:
-            self._start(name, order, subprocess.DEVNULL)
+            self._start(name, order)
 
     def ended(self, pid: int, code: int) -> bool:
         """Notes that a child has ended, and starts it again if it was a worker; True if it was the scheduler."""
@@ -49,7 +51,7 @@ class DaskProcesses:
         known = self._running.pop(name)
         known.popen.returncode = code
         if name != _SCHEDULER and known.restarts < _RESTARTS:
-            self._start(name, known.order, subprocess.DEVNULL, known.restarts + 1)
+            self._start(name, known.order, known.restarts + 1)
         return name == _SCHEDULER
 
     def end(self) -> None:
@@ -57,12 +59,14 @@ class DaskProcesses:
         for name in list(self._running):
             self._kill(name)
 
-    def _start(self, name: str, order: dict[str, Any], stdout: int | None, restarts: int = 0) -> None:
+    def _start(self, name: str, order: dict[str, Any], restarts: int = 0) -> None:
+        import subprocess
+
         self._kill(name)
         popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "skyward.node.dask_worker"],
             stdin=subprocess.PIPE,
-            stdout=stdout,
+            stdout=None if name == _SCHEDULER else subprocess.DEVNULL,  # the keeper's own
             start_new_session=True,
             umask=self._umask if name != _SCHEDULER else -1,
         )

@@ -1,8 +1,8 @@
 """The process from which runners are forked: small, single-threaded, and without user code of its own.
 
-    keeper --fd 0--> fork_server          one socket for each agent is handed in here
-    agent --its socket--> fork_server     fork or kill a runner (AgentToForkServer)
-    agent <--its socket-- fork_server     a runner was forked, or has ended (ForkServerToAgent)
+    keeper --control--> fork server       one socket for each agent is handed in here
+    agent --its socket--> fork server     fork or kill a runner (AgentToForkServer)
+    agent <--its socket-- fork server     a runner was forked, or has ended (ForkServerToAgent)
 
 Forking takes milliseconds where a fresh interpreter takes a hundred, and shares its memory. When an agent or the keeper
 is gone, so are the runners, and everything that their bodies have started.
@@ -26,7 +26,7 @@ from skyward.node.protocol import AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runner import Runner
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
 
 class _ForkServer:
@@ -110,6 +110,7 @@ class _ForkServer:
             for sock in [self._control, self._wake, self._wake_write, *self._agents.values()]:
                 sock.close()
             os.setsid()
+            processes.rename("skyward-runner")
             processes.die_with_parent(parent)
             processes.adopt_orphans()
             processes.prefer_for_oom()
@@ -160,13 +161,19 @@ class _ForkServer:
         processes.end_children()
 
 
+def serve(control: socket.socket) -> None:
+    """Serves the keeper on `control`, in a process of its own, until the keeper closes it."""
+    processes.rename("skyward-forks")
+    _ForkServer(control).serve()
+
+
 def main() -> None:
     """Serves the keeper on file descriptor 0."""
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    _ForkServer(control).serve()
+    serve(control)
 
 
 def _notice(number: int, frame: FrameType | None) -> None:

@@ -2,8 +2,8 @@
 
     client --stdin--> keeper       lines of JSON: look around, listen, probe your peers; whom to start; dask
     client <--stdout-- keeper      lines of JSON: answers, ports, deaths
+    keeper --fork--> fork server --fork--> runners
     keeper --fork--> one agent for each node
-    keeper --exec--> fork_server --fork--> runners
     keeper --exec--> dask scheduler and workers, when they are asked for
 
 Its arguments are the pool's directory on this machine, which it removes when it ends, the lease and the longest life
@@ -12,12 +12,15 @@ when all agents have taken their leave, on SIGTERM, and when the client is gone:
 standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends
 nothing.
 
-It imports what agents need once and forks them, which makes a pool open fast. It stays single-threaded, and starts an
-agent that has died again, on the same port.
+Forking makes a pool open fast, and nodes share their memory. So the keeper imports little, in two parts: what runners
+need, before the fork server is forked; then what agents need. It stays single-threaded, and starts an agent that has
+died again, on the same port.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import mmap
 import os
@@ -26,7 +29,6 @@ import selectors
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -35,12 +37,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from skyward.node import addresses, processes
-from skyward.node.agent_main import run_agent
+from skyward.node import addresses, fork_server, processes
 from skyward.node.dask_processes import DaskProcesses
 from skyward.node.protocol import ClientToKeeper, KeeperToClient
 from skyward.node.receiver import Message, Receiver
-from skyward.transport import blobs, includes, local_sockets
+from skyward.transport import blobs, local_sockets
 
 __all__ = ["main"]
 
@@ -66,10 +67,10 @@ class _Keeper:
         ttl: float,
         file: str | None,
         fork_server: _ForkServerProcess,
-        dask: DaskProcesses,
+        umask: int,
     ) -> None:
         self._directory = self._scratch = directory
-        self._fork_server, self._dask = fork_server, dask
+        self._fork_server, self._umask, self._dask = fork_server, umask, DaskProcesses(umask)
         self._listener: socket.socket | None = None
         self._nodes: list[_Node] = []
         self._lease, self._ttl, self._file, self._born = lease, ttl, file, time.monotonic()
@@ -151,6 +152,8 @@ class _Keeper:
         if own_scratch:
             self._scratch = blobs.make_directory()
         if os.path.exists(archive := os.path.join(self._directory, "includes.tar")):
+            from skyward.transport import includes
+
             with open(archive, "rb") as file:
                 includes.unpack(file, Path(self._directory) / "includes")
             os.unlink(archive)
@@ -173,7 +176,7 @@ class _Keeper:
     def _reap(self) -> None:
         for pid, code in processes.ended_children():
             if pid == self._fork_server.pid:
-                self._fork_server = _ForkServerProcess()
+                self._fork_server = _ForkServerProcess(self._umask)
                 for node in self._nodes:
                     _kill(node.pid)  # their runners are gone with the old one
             elif self._dask.ended(pid, code):
@@ -204,6 +207,9 @@ class _Keeper:
             for other in self._nodes:
                 if other is not node:
                     other.listener.close()
+            processes.rename("skyward-agent")
+            from skyward.node.agent_main import run_agent
+
             run_agent(node.order, node.listener, ours, self._hears(node.order["index"]))
         ours.close()
         node.pid = pid
@@ -219,10 +225,7 @@ class _Keeper:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._wake.close()
         self._wake_write.close()
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        os.close(null)
+        _detach()
         processes.die_with_parent(parent)
 
     def end(self) -> NoReturn:
@@ -238,16 +241,24 @@ class _Keeper:
 
 
 class _ForkServerProcess:
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "skyward.node.fork_server"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
-        )
-        theirs.close()
+    """The fork server. The first one is forked, which is fast; later the keeper holds keys, so another one is new."""
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __init__(self, umask: int | None = None) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if umask is None:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._control.close()
+                _detach()
+                fork_server.serve(theirs)
+                os._exit(0)
+        else:
+            import subprocess
+
+            argv = [sys.executable, "-P", "-m", "skyward.node.fork_server"]
+            process = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, umask=umask)
+            self.pid, process.returncode = process.pid, 0  # the keeper waits for all its children by itself
+        theirs.close()
 
     def admit(self, agent: socket.socket) -> None:
         try:
@@ -259,17 +270,17 @@ class _ForkServerProcess:
         self._control.close()
 
     def end(self) -> None:
-        """Closes the fork server's socket, upon which it kills all runners and goes."""
+        """Closes the fork server's socket; it then kills all runners and ends."""
         self._control.close()
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline:
             try:
-                if os.waitpid(self._process.pid, os.WNOHANG)[0]:
+                if os.waitpid(self.pid, os.WNOHANG)[0]:
                     return
             except ChildProcessError:
                 return
             time.sleep(0.005)
-        _kill(self._process.pid)
+        _kill(self.pid)
 
 
 def main() -> None:
@@ -279,11 +290,16 @@ def main() -> None:
     directory = sys.argv[1]
     _allow_many_files()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it would hold keys
+    gc.collect()
+    gc.freeze()  # pages that the collector does not touch stay shared with what is forked
     fork_server = _ForkServerProcess()
     umask = os.umask(0o077)  # after the fork server: user code keeps the user's own
     Path(directory, "keeper.pid").write_text(str(os.getpid()))
     file = sys.argv[4] if len(sys.argv) > 4 else None
-    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server, DaskProcesses(umask))
+    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server, umask)
+    importlib.import_module("skyward.node.agent_main")  # once for all agents, while the client prepares its order
+    gc.collect()
+    gc.freeze()
     try:
         keeper.serve()
     finally:
@@ -292,6 +308,14 @@ def main() -> None:
 
 def _notice(number: int, frame: FrameType | None) -> None:
     """Does nothing: the signal only has to wake the selector."""
+
+
+def _detach() -> None:
+    """Lets go of the client's pipes, in a child: the client and the keeper must notice when the other one ends."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _touch(path: str) -> None:

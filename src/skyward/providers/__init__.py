@@ -1,7 +1,20 @@
-"""One file a provider; the file's name is its registration."""
+"""One file a provider. They are imported when they are first used: a pool on this computer does not load the others."""
 
-from skyward.providers.aws.provider import AWS
-from skyward.providers.local import Local
-from skyward.providers.ssh import SSH
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __all__ = ["AWS", "SSH", "Local"]
+
+_HOMES = {"AWS": "skyward.providers.aws.provider", "SSH": "skyward.providers.ssh", "Local": "skyward.providers.local"}
+
+if TYPE_CHECKING:
+    from skyward.providers.aws.provider import AWS
+    from skyward.providers.local import Local
+    from skyward.providers.ssh import SSH
+else:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'skyward.providers' has no attribute {name!r}")
+        globals()[name] = found = getattr(import_module(_HOMES[name]), name)
+        return found

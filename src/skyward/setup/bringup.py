@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from skyward.api.context import PoolContext
 from skyward.api.provider import Machine
@@ -24,8 +25,11 @@ from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout
 from skyward.setup.node_settings import agent_settings, instance_info, packed_hooks
-from skyward.transport import certificates, local_sockets
+from skyward.transport import local_sockets
 from skyward.transport.blobs import Store
+
+if TYPE_CHECKING:  # pools on this computer have no certificates
+    from skyward.transport.certificates import Authority
 
 __all__ = ["PoolHosts"]
 
@@ -41,7 +45,7 @@ class PoolHosts:
 
     engine: Engine
     dask: DaskCluster
-    authority: certificates.Authority | None
+    authority: Authority | None = None
     """Vouches for the client and the nodes; None on this computer, where the kernel does."""
 
     def __init__(
@@ -53,6 +57,7 @@ class PoolHosts:
         self._blocked: str | None = None
         self._addresses: list[Address] = []
         self._hooks: list[Any] = []
+        self._secure: Callable[[socket.socket], socket.socket] | None = None
         self.by_node: dict[int, Host] = {}
 
     @property
@@ -64,8 +69,8 @@ class PoolHosts:
         """Starts everything; how it ends is on `steps`. Returns when every node is ready for calls."""
         context = self._context
         hosts = self._setup.set_up(self._machines, deadline)
-        self.authority = None if context.local else certificates.Authority(context.name)  # while the keepers start
-        self._tls = self.authority and certificates.context(self.authority.issue("client"), server=False)
+        if not context.local:
+            self._make_certificates()  # while the keepers start
         layout = find_layout(hosts, self._names, context.access.network, deadline)
         self._blocked = self._check_layout(layout)
         self._addresses = list(layout.addresses)
@@ -87,9 +92,9 @@ class PoolHosts:
     def reach(self, node: int) -> socket.socket:
         """A connection to a node's agent; both sides have checked who the other is."""
         keeper = self.by_node[node].keeper
-        if self._tls is None:
+        if self._secure is None:
             return local_sockets.connect(keeper.sockets[node], _REACH_TIMEOUT)
-        return certificates.secure(keeper.shell.reach(*keeper.ports[node]), self._tls, _REACH_TIMEOUT)
+        return self._secure(keeper.shell.reach(*keeper.ports[node]))
 
     def address(self, node: int) -> tuple[str, int] | None:
         """Where other nodes reach a node's agent; None if they cannot."""
@@ -183,6 +188,13 @@ class PoolHosts:
             revive=None if context.local else self.revive,
             substitutes=self if self._supply is not None else None,
         )
+
+    def _make_certificates(self) -> None:
+        from skyward.transport import certificates
+
+        self.authority = certificates.Authority(self._context.name)
+        tls = certificates.context(self.authority.issue("client"), server=False)
+        self._secure = partial(certificates.secure, context=tls, timeout=_REACH_TIMEOUT)
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
         """Makes a keeper start its agents."""

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.errors import BootstrapError, SkywardError
 from skyward.node.protocol import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
-from skyward.transport.certificates import Authority
+
+if TYPE_CHECKING:  # as dask itself, when it is asked for
+    from skyward.transport.certificates import Authority
 
 __all__ = ["DaskCluster"]
 
@@ -40,6 +42,7 @@ class DaskCluster:
                 "pool.dask() needs the package distributed on this computer. Run: pip install 'skyward[dask]'"
             )
         from skyward.node.dask_worker import connect
+        from skyward.transport.certificates import Authority
 
         with self._lock:
             authority = self._authority = self._authority or Authority(f"{self._pool}-dask")

@@ -10,9 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import secrets
 import stat
-import tempfile
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +34,7 @@ _RAM = Path("/dev/shm")
 
 def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
     """Writes a buffer into a directory of a store; falls back to disk when the memory file system is full."""
-    name = name or secrets.token_hex(12)
+    name = name or os.urandom(12).hex()
     try:
         return _write(directory, buffer, name)
     except OSError as exc:
@@ -87,6 +85,8 @@ def remove(paths: Iterable[str]) -> None:
 
 def make_directory() -> str:
     """A new private directory for blobs, in memory where possible; removed after this process has ended."""
+    import tempfile  # not in runners
+
     base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
     _sweep(base)
     # the directory of a pool inside another pool's body lies in that pool's directory, and is removed with it

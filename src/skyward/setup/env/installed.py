@@ -6,13 +6,14 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterable
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from skyward.api.image import requirement_path
 from skyward.errors import BootstrapError
 
 if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
     from packaging.requirements import Requirement
 
 __all__ = ["missing_apt", "missing_pip"]
@@ -20,6 +21,9 @@ __all__ = ["missing_apt", "missing_pip"]
 
 def missing_pip(entries: Iterable[str]) -> list[str]:
     """Those `pip` entries that the running interpreter does not satisfy."""
+    wanted = list(entries)
+    if not wanted:
+        return []
     from packaging.requirements import InvalidRequirement, Requirement
 
     def satisfied(entry: str) -> bool:
@@ -30,7 +34,7 @@ def missing_pip(entries: Iterable[str]) -> list[str]:
         except InvalidRequirement:
             return False  # a bare URL: only fetching it tells what it is
 
-    return [entry for entry in entries if not satisfied(entry)]
+    return [entry for entry in wanted if not satisfied(entry)]
 
 
 def missing_apt(names: Iterable[str]) -> list[str]:
@@ -51,6 +55,8 @@ def missing_apt(names: Iterable[str]) -> list[str]:
 def _satisfied(requirement: Requirement, seen: set[str]) -> bool:
     if str(requirement) in seen or (requirement.marker and not requirement.marker.evaluate()):
         return True
+    from importlib import metadata
+
     seen.add(str(requirement))
     try:
         installed = metadata.distribution(requirement.name)
@@ -65,7 +71,7 @@ def _satisfied(requirement: Requirement, seen: set[str]) -> bool:
     return all(_satisfied(needed, seen) for needed in _needs_of_extras(requirement, installed))
 
 
-def _needs_of_extras(requirement: Requirement, installed: metadata.Distribution) -> Iterable[Requirement]:
+def _needs_of_extras(requirement: Requirement, installed: Distribution) -> Iterable[Requirement]:
     """What the extras that `requirement` names ask for beyond the package's own needs."""
     from packaging.requirements import Requirement
 

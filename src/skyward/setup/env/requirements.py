@@ -8,7 +8,6 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -84,6 +83,8 @@ def check_python(image: Image) -> None:
 def pins(entries: Iterable[str]) -> list[str]:
     """What both sides must have in the same version beside the `pip` entries, with the version in use here."""
     asked = any(_DASK_ENTRY.match(entry) for entry in entries)
+
+    from importlib import metadata
 
     def version(name: str) -> str | None:
         try:

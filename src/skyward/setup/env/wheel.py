@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import zipfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 __all__ = ["build_wheel", "source_hash", "tree_hash"]
@@ -36,6 +34,8 @@ def build_wheel(dest: Path) -> Path:
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     wheel = dest / f"skyward-{version}-py3-none-any.whl"
+    import zipfile  # not for a pool that needs no wheel
+
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             member = zipfile.ZipInfo(name)  # dated 1980
@@ -69,6 +69,8 @@ def _files(directory: Path) -> Iterator[Path]:
 
 def _about() -> tuple[str, dict[str, str]]:
     """The version, and the files that describe the wheel."""
+    from importlib import metadata
+
     try:
         installed = metadata.distribution("skyward")
     except metadata.PackageNotFoundError:
