@@ -78,7 +78,9 @@ class Sender:
             for future in futures:
                 future.cancel()
             raise
-        failed = [(rank, error) for rank in ranks if (error := gather.error_of(rank.future)) is not None]
+        # not `rank.future`: once a generator has begun, that is the one of its end
+        errors = [(rank, gather.error_of(future)) for rank, future in zip(ranks, futures, strict=True)]
+        failed = [(rank, error) for rank, error in errors if error is not None]
         if failed:  # the rank that failed by itself, not those that were stopped because of it
             raise min(failed, key=lambda pair: pair[0].stopping is not None)[1]
         return [future.result() for future in futures]
