@@ -33,11 +33,12 @@ from skyward.setup.local_shell import LocalShell
 from skyward.setup.ssh.shell import SshShell
 from skyward.transport.includes import import_paths, pack, unpack
 from tests.support.hosts import Host as Machine
-from tests.support.hosts import HostSpec, Network, unavailable
+from tests.support.hosts import HostSpec, Network, lacks_python, unavailable
 
 SECRET = f"hunter{secrets.token_hex(6)}"  # other test runs on this computer have their own
 
 needs_hosts = pytest.mark.skipif(unavailable() is not None, reason=f"no test hosts: {unavailable()}")
+needs_python = pytest.mark.skipif(lacks_python() is not None, reason=str(lacks_python()))
 
 
 class Counted(LocalShell):
@@ -536,6 +537,7 @@ def reached(network: Network, machine: Machine) -> Generator[SshShell]:
 
 
 @needs_hosts
+@needs_python
 def test_a_host_without_a_network_gets_everything_from_the_client(cache: Path) -> None:
     """As a plain user, without sudo, Python of the host's own; SEC-22: what is there is for that user alone."""
     image = Image(pip=["cowsay"])
@@ -588,6 +590,7 @@ def test_a_host_without_python_says_so(cache: Path) -> None:
 
 
 @needs_hosts
+@needs_python
 def test_nothing_runs_on_when_the_connection_is_closed(cache: Path) -> None:
     """Row 52: also the watcher has gone, and the next time it works."""
     image = Image(pip=["cowsay"])
