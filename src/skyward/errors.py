@@ -300,7 +300,7 @@ class NoOffer(CloudError, InvalidArgument):
 
 
 class NoCapacity(CloudError):
-    """Everything that fits was tried and none of it could be had; nothing was left running."""
+    """Everything that fits was tried, and none of it is available; nothing was left running."""
 
     def __init__(self, wish: str, attempts: Sequence[str]) -> None:
         super().__init__(wish, tuple(attempts))
@@ -316,11 +316,11 @@ class NoCapacity(CloudError):
 
 
 class NoneAvailable(NoCapacity):
-    """None of several specs could be had; says of each why not."""
+    """None of several specs is available; says of each why."""
 
     def __str__(self) -> str:
-        told = [indent(attempt, " " * 5).lstrip() for attempt in self.attempts]
-        tried = "".join(f"\n  {number}. {attempt}" for number, attempt in enumerate(told, 1))
+        reasons = [indent(attempt, " " * 5).lstrip() for attempt in self.attempts]
+        tried = "".join(f"\n  {number}. {attempt}" for number, attempt in enumerate(reasons, 1))
         return (
             f"none of {self.wish} could be had; nothing was left running. Tried, in this order:{tried}\n"
             "Do what the lines above say, give another sky.Spec(...) to fall back on, or try again later."
@@ -357,8 +357,8 @@ class CloudRefused(CloudError):
         return self.kind == "server"
 
     def __str__(self) -> str:
-        said = f"the provider refused {self.action} in {self.region}: {self.message} ({self.code})."
-        return f"{said} {self._advice}".rstrip()
+        text = f"the provider refused {self.action} in {self.region}: {self.message} ({self.code})."
+        return f"{text} {self._advice}".rstrip()
 
     @property
     def _advice(self) -> str:

@@ -65,7 +65,7 @@ class History:
     pool: str
     records: tuple[Record, ...] = ()
     damaged: int = 0
-    """How many lines could not be read; what they said has to be found by tags."""
+    """How many lines could not be read; their content has to be found by tags."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -225,7 +225,7 @@ class Ledger:
         return read(self.pool, self.directory.parent.parent) or History(self.pool)
 
     def intent(self, kind: str, **data: Any) -> str:
-        """Writes down that something is about to be asked for; gives the name of the call."""
+        """Writes down that something is about to be asked for; returns the name of the call."""
         with self._lock:
             self._calls += 1
             call = f"{os.getpid()}-{self._calls}-{time.time_ns() % 10**9}"
@@ -310,7 +310,7 @@ def _locked(path: Path, create: bool) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not create and os.fstat(fd).st_ino != os.stat(path).st_ino:
-            raise FileNotFoundError(path)  # it was removed, and perhaps made anew, while we waited
+            raise FileNotFoundError(path)  # it was removed, and perhaps made again, while we waited
     except BaseException:
         os.close(fd)
         raise

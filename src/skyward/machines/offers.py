@@ -145,16 +145,16 @@ def wish(spec: Spec) -> str:
 
 def unfit(shape: Shape, spec: Spec, burstable: bool = True) -> str | None:
     """Why machines of this shape will not do, or None if they will; a short reason names both values."""
-    wanted = spec.accelerator
-    if wanted is not None:
-        reason = _other_accelerator(shape, wanted)
+    requested = spec.accelerator
+    if requested is not None:
+        reason = _other_accelerator(shape, requested)
         if reason is not None:
             return reason
     elif shape.accelerator:
         return f"has {shape.accelerators} x {shape.accelerator}, none asked (accelerator=... asks for it)"
-    vcpus = spec.vcpus or (_LEAST_VCPUS if wanted is None else 1)
-    memory = spec.memory_gb or (_LEAST_GB if wanted is None else 1)
-    architecture = spec.architecture or ("x86_64" if wanted is None else None)
+    vcpus = spec.vcpus or (_LEAST_VCPUS if requested is None else 1)
+    memory = spec.memory_gb or (_LEAST_GB if requested is None else 1)
+    architecture = spec.architecture or ("x86_64" if requested is None else None)
     if shape.vcpus < vcpus:
         return f"{shape.vcpus:g} vCPUs, {vcpus:g} asked"
     if shape.memory_gb < memory * (1 - _TOLERANCE):
@@ -163,18 +163,18 @@ def unfit(shape: Shape, spec: Spec, burstable: bool = True) -> str | None:
         return f"{'/'.join(shape.architectures)}, {architecture} asked"
     if shape.bare_metal:
         return "bare metal, which takes many minutes to start"
-    if shape.outdated and wanted is None:
+    if shape.outdated and requested is None:
         return "of an old generation"
     if shape.burstable and not burstable:
         return "its CPUs are burstable (exclude_burstable=True)"
     return None
 
 
-def variant(shape: Shape, wanted: Accelerator | None) -> int:
-    """Which variant of what is wanted a machine has, as GB of memory; 0 where that cannot be told."""
-    if wanted is None:
+def variant(shape: Shape, requested: Accelerator | None) -> int:
+    """Which variant of the requested accelerator a machine has, as GB of memory; 0 if that is not known."""
+    if requested is None:
         return 0
-    reported, sizes = shape.accelerator_gb, wanted.variants
+    reported, sizes = shape.accelerator_gb, requested.variants
     if not reported:
         return sizes[0] if len(sizes) == 1 else 0
     return next((size for size in sizes if _about(reported, size)), round(reported))
@@ -203,13 +203,13 @@ def affordable(
     if limit is None:
         return list(offers), []
     kept: list[CloudOffer] = []
-    dear: dict[tuple[str, str], CloudOffer] = {}
+    expensive: dict[tuple[str, str], CloudOffer] = {}
     for offer in offers:
         if nodes * offer.hourly_cost <= limit:
             kept.append(offer)
         else:
-            dear.setdefault((offer.kind, offer.market), offer)  # its other zones are dearer still
-    return kept, [RuledOut(str(offer), _too_dear(offer, nodes, limit)) for offer in dear.values()]
+            expensive.setdefault((offer.kind, offer.market), offer)  # its other zones cost even more
+    return kept, [RuledOut(str(offer), _too_expensive(offer, nodes, limit)) for offer in expensive.values()]
 
 
 def money(dollars: float) -> str:
@@ -217,7 +217,7 @@ def money(dollars: float) -> str:
     return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
 
 
-def _too_dear(offer: CloudOffer, nodes: int, limit: float) -> str:
+def _too_expensive(offer: CloudOffer, nodes: int, limit: float) -> str:
     total = nodes * offer.hourly_cost
     if math.isinf(total):
         return f"its price is not known, and max_hourly_cost={limit:g} is set"
@@ -231,15 +231,15 @@ def _priced(offer: CloudOffer, nodes: int) -> str:
     return f"{money(nodes * offer.hourly_cost)} an hour{' at most' if offer.price == 'at most' else ''}"
 
 
-def _other_accelerator(shape: Shape, wanted: Accelerator) -> str | None:
-    if not shape.accelerator or _key(shape.accelerator) != _key(wanted.name):
-        return f"has {shape.accelerator or 'no accelerator'}, {wanted.name} asked"
+def _other_accelerator(shape: Shape, requested: Accelerator) -> str | None:
+    if not shape.accelerator or _key(shape.accelerator) != _key(requested.name):
+        return f"has {shape.accelerator or 'no accelerator'}, {requested.name} asked"
     if shape.fraction:
         return f"has a fraction of one {shape.accelerator}"
-    if shape.accelerators < wanted.count:
-        return f"has {shape.accelerators} x {shape.accelerator}, {wanted.count} asked"
-    if wanted.exact and shape.accelerator_gb and not _about(shape.accelerator_gb, wanted.memory_gb):
-        return f"its {shape.accelerator} has {shape.accelerator_gb:.0f} GB, {wanted.memory_gb} GB asked"
+    if shape.accelerators < requested.count:
+        return f"has {shape.accelerators} x {shape.accelerator}, {requested.count} asked"
+    if requested.exact and shape.accelerator_gb and not _about(shape.accelerator_gb, requested.memory_gb):
+        return f"its {shape.accelerator} has {shape.accelerator_gb:.0f} GB, {requested.memory_gb} GB asked"
     return None
 
 

@@ -141,7 +141,7 @@ def pools(
 def chosen(
     found: Sequence[Found], names: Sequence[str] = (), everything: bool = False, expired: bool = False
 ) -> list[tuple[Found, str]]:
-    """The pools that are meant, each with the reason to leave it alone, or "" if it is to be ended."""
+    """The selected pools, each with the reason to leave it alone, or "" if it is to be ended."""
     if not names and not everything and not expired:
         raise InvalidArgument("nothing was said to be ended. Name pools, or say --all or --expired.")
     known = {item.pool for item in found}
@@ -213,7 +213,7 @@ def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Th
     def look() -> None:
         try:
             text = mentioned(expired_leftovers(provider), getattr(provider, "profile", None))
-        except Exception as exc:  # an aside: whoever opens a pool hears from the launch itself what is wrong
+        except Exception as exc:  # not important: the launch itself tells the user what is wrong
             log.debug("leftovers of earlier pools could not be looked for: %s", exc)
         else:
             if text:

@@ -1,6 +1,6 @@
-"""Which of several specs a pool takes: the cheapest, or the first, that can be had, and why not the others.
+"""Which of several specs a pool takes: the cheapest, or the first, that is available, and why not the others.
 
-specs -> [Candidate] -> plans (asked only for "cheapest") -> in order -> the first whose machines can be had
+specs -> [Candidate] -> plans (asked only for "cheapest") -> in order -> the first whose machines are available
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 Selection = Literal["cheapest", "first"]
 
-# What another spec may be spared: full, not allowed, not logged in there, or no answer. Other refusals are mistakes.
+# Refusals that another spec may not meet: full, not allowed, not logged in, no answer. Others are mistakes.
 _ELSEWHERE = ("capacity", "quota", "permission", "credentials", "expired", "throttled", "server")
 
 
@@ -58,7 +58,7 @@ class Prospect:
 
     @property
     def hourly_cost(self) -> float:
-        """What all nodes cost an hour; infinite where that is not known, or nothing is to be had."""
+        """What all nodes cost an hour; infinite where that is not known, or nothing is available."""
         return self.candidate.nodes * self._offers[0].hourly_cost if self.possible else math.inf
 
     @property
@@ -118,8 +118,10 @@ def candidate(spec: Spec, fallback: Provider) -> Candidate:
         )
     found: Any = spec.provider if spec.provider is not None else fallback
     if isinstance(found, type) and issubclass(found, Provider):
-        wanted = 'hosts=["gpu1", "gpu2"]' if found.__name__ == "SSH" else ""
-        raise InvalidArgument(f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}({wanted}).")
+        arguments = 'hosts=["gpu1", "gpu2"]' if found.__name__ == "SSH" else ""
+        raise InvalidArgument(
+            f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}({arguments})."
+        )
     if not isinstance(found, Provider):
         raise InvalidArgument(f"provider={found!r}: a sky.Provider is wanted here, e.g. sky.AWS() or sky.Local().")
     return Candidate(found, spec)
@@ -127,11 +129,11 @@ def candidate(spec: Spec, fallback: Provider) -> Candidate:
 
 def look(candidates: Sequence[Candidate], selection: Selection) -> Plans:
     """The plans of all candidates, in the order in which they would be tried; creates nothing."""
-    return Plans(ordered([_asked(one) for one in candidates], selection), selection)
+    return Plans(ordered([_planned(choice) for choice in candidates], selection), selection)
 
 
 def ordered(prospects: Sequence[Prospect], selection: Selection) -> tuple[Prospect, ...]:
-    """As given, or by price: what has none comes after what has one, and what cannot be had at the end."""
+    """As given, or by price: what has none comes after what has one, and what is not available at the end."""
     if selection == "first":
         return tuple(prospects)
     return tuple(sorted(prospects, key=lambda prospect: (not prospect.possible, prospect.hourly_cost)))
@@ -147,25 +149,25 @@ def moves_on(error: BaseException) -> bool:
 
 
 def taken(candidates: Sequence[Candidate], acquire: Callable[[Candidate], T], tell: Callable[[str], None]) -> T:
-    """What `acquire` brings for the first candidate that can be had; `tell` hears why others were passed over."""
+    """What `acquire` returns for the first candidate that is available; `tell` hears why others were passed over."""
     failed: list[str] = []
-    for number, one in enumerate(candidates, 1):
+    for number, choice in enumerate(candidates, 1):
         try:
-            return acquire(one)
+            return acquire(choice)
         except CloudError as exc:
             if len(candidates) == 1 or not moves_on(exc):
                 raise
-            failed.append(f"{one}: {exc}")
+            failed.append(f"{choice}: {exc}")
             if number == len(candidates):
                 raise NoneAvailable(f"{number} specs", failed) from exc
-            tell(f"spec {one} cannot be had; trying {candidates[number]}. {exc}")
+            tell(f"spec {choice} is not available; trying {candidates[number]}. {exc}")
     raise InvalidArgument("no spec was given, so there is nothing to open. Give one, or provider=...")
 
 
-def _asked(one: Candidate) -> Prospect:
+def _planned(choice: Candidate) -> Prospect:
     try:
-        return Prospect(one, one.provider.offers(one.spec, one.nodes))
+        return Prospect(choice, choice.provider.offers(choice.spec, choice.nodes))
     except CloudError as exc:
         if not moves_on(exc):
             raise
-        return Prospect(one, why_not=exc)
+        return Prospect(choice, why_not=exc)

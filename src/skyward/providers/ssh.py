@@ -86,7 +86,7 @@ class SSH(Provider):
 
     @cached_property
     def targets(self) -> tuple[SshTarget, ...]:
-        """The hosts as ssh is told of them."""
+        """The hosts in ssh's terms."""
         return tuple(self._target(host) for host in self.hosts)
 
     @property
@@ -100,8 +100,8 @@ class SSH(Provider):
     def __repr__(self) -> str:
         names = [repr(str(host)) for host in self.hosts]
         shown = names if len(names) <= _SHOWN else [*names[: _SHOWN - 1], f"... {len(names) - _SHOWN + 1} more"]
-        said = [(field.name, getattr(self, field.name), field.default) for field in fields(self)[1:]]
-        rest = [f"{name}={value!r}" for name, value, default in said if value != default]
+        settings = [(field.name, getattr(self, field.name), field.default) for field in fields(self)[1:]]
+        rest = [f"{name}={value!r}" for name, value, default in settings if value != default]
         hosts = ", ".join(shown)
         return f"SSH({', '.join([f'hosts=[{hosts}]', *rest])})"
 

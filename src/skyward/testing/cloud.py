@@ -124,7 +124,7 @@ class Cloud:
         return self.faults.add(Fault(action, code, **how))
 
     def room(self, most: int, zone: str = "*", kind: str = "*", market: str = "*") -> None:
-        """Limits how many machines there can be; `*` and `?` count. What is said last counts."""
+        """Limits how many machines there can be; `*` and `?` count. The limit set last counts."""
         self.machines.rooms.append((zone, kind, market, most))
 
     def end(self, id: str, reason: str = "Server.SpotInstanceTermination") -> None:

@@ -129,16 +129,16 @@ class Ec2:
             if self.machines.shown(id) is None:
                 return error("ec2", "InvalidInstanceID.NotFound", f"no instance {id}")
         # States are ours, so a filter for them is as well.
-        wanted = filters(request.params).get("instance-state-name")
+        requested = filters(request.params).get("instance-state-name")
         plain = dict(request.params)
         for key, value in request.params.items():
             if value == "instance-state-name" and key.endswith(".Name"):
                 prefix = key[: -len("Name")]
                 plain = {k: v for k, v in plain.items() if not k.startswith(prefix)}
         answer = self.forward(Request(request.service, request.action, request.region, plain))
-        return self._overlaid(answer, wanted) if answer.status == 200 else answer
+        return self._overlaid(answer, requested) if answer.status == 200 else answer
 
-    def _overlaid(self, answer: Answer, wanted: list[str] | None = None) -> Answer:
+    def _overlaid(self, answer: Answer, requested: list[str] | None = None) -> Answer:
         """The answer with states and addresses as they are in this cloud."""
         now = time.time()
         root, pairs = edited(answer, "instancesSet")
@@ -148,7 +148,7 @@ class Ec2:
             if instance is None:
                 continue
             state = "pending" if launch else instance.state(now)
-            if (not launch and now < instance.visible_at) or (wanted and state not in wanted):
+            if (not launch and now < instance.visible_at) or (requested and state not in requested):
                 parent.remove(item)
                 continue
             _set_state(item, state, instance.reason)
@@ -215,12 +215,12 @@ class Ec2:
         return xml("CreatePlacementGroup", "<return>true</return>")
 
     def _DescribePlacementGroups(self, request: Request) -> Answer:
-        wanted = {k[4:]: v for k, v in filters(request.params).items() if k.startswith("tag:")}
+        requested = {k[4:]: v for k, v in filters(request.params).items() if k.startswith("tag:")}
         items = [
             f"<item><groupName>{escape(name)}</groupName><strategy>cluster</strategy><state>available</state>"
             f"<tagSet>{''.join(_tag(key, value) for key, value in tags.items())}</tagSet></item>"
             for (region, name), tags in self.placements.items()
-            if region == request.region and all(tags.get(key) in values for key, values in wanted.items())
+            if region == request.region and all(tags.get(key) in values for key, values in requested.items())
         ]
         return xml("DescribePlacementGroups", f"<placementGroupSet>{''.join(items)}</placementGroupSet>")
 

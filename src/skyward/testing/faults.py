@@ -83,7 +83,7 @@ class Faults:
             self._faults.clear()
 
     def due(self, call: Call) -> Fault | None:
-        """The fault that befalls this call."""
+        """The fault that this call meets."""
         with self._lock:
             for fault in self._faults:
                 if fault.matches(call):

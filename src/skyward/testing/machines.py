@@ -90,8 +90,8 @@ class Machines:
     rooms: list[tuple[str, str, str, int]] = field(default_factory=list[tuple[str, str, str, int]])
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def room(self, zone: str, kind: str, market: str, wanted: int) -> int:
-        """How many of `wanted` can be had; rooms that were said last count."""
+    def room(self, zone: str, kind: str, market: str, requested: int) -> int:
+        """How many of `requested` are available; the limits set last count."""
         with self.lock:
             for zones, kinds, markets, most in reversed(self.rooms):
                 if fnmatchcase(zone, zones) and fnmatchcase(kind, kinds) and fnmatchcase(market, markets):
@@ -100,8 +100,8 @@ class Machines:
                         for i in self.all.values()
                         if i.ended is None
                     )
-                    return max(0, min(wanted, most - used))
-        return wanted
+                    return max(0, min(requested, most - used))
+        return requested
 
     def started(self, instance: Instance) -> None:
         """A machine is there."""

@@ -73,7 +73,7 @@ class Metadata(ThreadingTCPServer):
         return self.tokens.get(token, 0.0) > time.monotonic()
 
     def find(self, path: str) -> str | None:
-        """What is to be said under a path; the names of what is in it for a directory."""
+        """The answer for a path; the names of what is in it for a directory."""
         base = os.path.realpath(self.directory)
         target = os.path.realpath(os.path.join(base, path.strip("/")))
         if target != base and not target.startswith(base + os.sep):

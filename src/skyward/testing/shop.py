@@ -26,8 +26,8 @@ IMAGES = {
 def images(request: Request) -> Answer:
     """DescribeImages."""
     names = {id: name for name, id in IMAGES.items()}
-    wanted = listed(request.params, "ImageId")
-    unknown = [id for id in wanted if id not in names]
+    requested = listed(request.params, "ImageId")
+    unknown = [id for id in requested if id not in names]
     if unknown:
         return error("ec2", "InvalidAMIID.NotFound", f"no image {', '.join(unknown)}")
     items = [
@@ -35,7 +35,7 @@ def images(request: Request) -> Answer:
         f"<architecture>{'arm64' if 'arm64' in names[id] else 'x86_64'}</architecture>"
         "<rootDeviceName>/dev/sda1</rootDeviceName><rootDeviceType>ebs</rootDeviceType><blockDeviceMapping><item>"
         "<deviceName>/dev/sda1</deviceName><ebs><volumeSize>8</volumeSize></ebs></item></blockDeviceMapping></item>"
-        for id in wanted or names
+        for id in requested or names
     ]
     return xml("DescribeImages", f"<imagesSet>{''.join(items)}</imagesSet>")
 
@@ -50,10 +50,10 @@ def parameter(request: Request) -> Answer:
 
 def products(request: Request, demand: Callable[[str, str], Mapping[str, float]]) -> Answer:
     """GetProducts: on-demand prices of one type, or of all."""
-    wanted: dict[str, str] = {f["Field"]: f["Value"] for f in json.loads(request.params.get("Filters", "[]"))}
-    region = wanted.get("regionCode", "")
+    requested: dict[str, str] = {f["Field"]: f["Value"] for f in json.loads(request.params.get("Filters", "[]"))}
+    region = requested.get("regionCode", "")
     found: list[str] = []
-    for kind, price in demand(wanted.get("instanceType", ""), region).items():
+    for kind, price in demand(requested.get("instanceType", ""), region).items():
         terms = {"t": {"priceDimensions": {"d": {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}}}}
         product = {"attributes": {"instanceType": kind, "regionCode": region}}
         found.append(json.dumps({"product": product, "terms": {"OnDemand": terms}}))

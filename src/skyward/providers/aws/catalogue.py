@@ -1,4 +1,4 @@
-"""Instance types as EC2 describes them, and in which zones they are to be had."""
+"""Instance types as EC2 describes them, and in which zones they are available."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _lock = threading.Lock()
 
 def shapes(api: Api, spec: Spec, kinds: Sequence[str] = ()) -> list[Shape]:
     """The shapes among which to choose: named kinds (wildcards count), accelerated ones, or CPUs of about the size."""
-    wanted: dict[str, tuple[str, ...]]
+    requested: dict[str, tuple[str, ...]]
     if kinds:
-        wanted = {"instance-type": tuple(kinds)}
+        requested = {"instance-type": tuple(kinds)}
     elif spec.accelerator is not None:
-        wanted = {"instance-type": _ACCELERATED}
+        requested = {"instance-type": _ACCELERATED}
     else:
-        wanted = {
+        requested = {
             "current-generation": ("true",),
             "bare-metal": ("false",),
             "processor-info.supported-architecture": (spec.architecture or "x86_64",),
             "vcpu-info.default-vcpus": _sizes(spec.vcpus, spec.memory_gb),
         }
-    return [shape(item) for item in _described(api, wanted)]
+    return [shape(item) for item in _described(api, requested)]
 
 
 def shape(described: dict[str, Any]) -> Shape:
@@ -79,12 +79,12 @@ def offerings(api: Api, kinds: Sequence[str]) -> dict[str, set[str]]:
     return zones
 
 
-def _described(api: Api, wanted: dict[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+def _described(api: Api, requested: dict[str, tuple[str, ...]]) -> list[dict[str, Any]]:
     # What types exist does not change while a program runs: asked once.
-    key = (api.account.endpoint_url, api.account.region, tuple(sorted(wanted.items())))
+    key = (api.account.endpoint_url, api.account.region, tuple(sorted(requested.items())))
     with _lock:
         if key not in _known:
-            filters = [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
+            filters = [{"Name": name, "Values": list(values)} for name, values in requested.items()]
             _known[key] = api.pages("ec2", "describe_instance_types", "InstanceTypes", Filters=filters)
         return _known[key]
 

@@ -1,4 +1,4 @@
-"""What is said to the provider, checked when it is made and before AWS is asked."""
+"""The settings of the provider, checked when it is made and before AWS is asked."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check_region(session: Any, region: str) -> None:
 
 
 def check_zones(zones: Sequence[str], there: Sequence[str], region: str) -> None:
-    """Refuses zones in which a machine has no network to stand in; `there` it has one."""
+    """Refuses zones in which a machine would have no network; `there` it has one."""
     missing = [zone for zone in zones if zone not in there]
     if missing:
         what = "is" if len(missing) == 1 else "are"

@@ -1,4 +1,4 @@
-"""From a wish to a plan: what EC2 has that fits, where, at what price, and what was ruled out."""
+"""From a spec to a plan: what EC2 has that fits, where, at what price, and what was ruled out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """What of the provider's settings bears on choosing."""
+    """The provider's settings that matter for choosing."""
 
     kinds: tuple[str, ...] = ()
     zones: tuple[str, ...] = ()
@@ -54,15 +54,15 @@ def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequenc
             some, why = _offers(shape, spec, choice, subnets, zones.get(shape.kind, set()), prices, api.account.region)
             offers += some
             out += why
-    kept, dear = affordable(ordered(offers, spec.allocation), count, spec.max_hourly_cost)
+    kept, too_expensive = affordable(ordered(offers, spec.allocation), count, spec.max_hourly_cost)
     kinds = list(dict.fromkeys(offer.kind for offer in kept))
     if len(kinds) > _KINDS:
-        notes.append(f"{len(kinds) - _KINDS} dearer types fit as well and are not tried, e.g. {kinds[_KINDS]}")
+        notes.append(f"{len(kinds) - _KINDS} more expensive types fit as well and are not tried, e.g. {kinds[_KINDS]}")
         kept = [offer for offer in kept if offer.kind in kinds[:_KINDS]]
     if kept and spec.max_hourly_cost is None and kept[0].price == "at most":
         notes.append(f"spot prices are not known; at most {money(count * kept[0].hourly_cost)} an hour")
     where = f"AWS in {api.account.region}"
-    return Plan(where, wish(spec), count, tuple(kept), (*dear, *out), tuple(notes))
+    return Plan(where, wish(spec), count, tuple(kept), (*too_expensive, *out), tuple(notes))
 
 
 def attempts(offers: Sequence[CloudOffer], count: int, mixed: bool = False) -> list[tuple[CloudOffer, ...]]:
@@ -81,12 +81,12 @@ def attempts(offers: Sequence[CloudOffer], count: int, mixed: bool = False) -> l
     return tried
 
 
-def variant_of(kind: str, offers: Sequence[CloudOffer], wanted: Accelerator | None) -> Accelerator | None:
+def variant_of(kind: str, offers: Sequence[CloudOffer], requested: Accelerator | None) -> Accelerator | None:
     """What was asked for with the memory that machines of this kind have; None if nothing was left open."""
     sizes = {offer.accelerator_gb for offer in offers if offer.kind == kind}
-    if wanted is None or wanted.exact or len(wanted.variants) < 2 or not sizes <= set(wanted.variants):
+    if requested is None or requested.exact or len(requested.variants) < 2 or not sizes <= set(requested.variants):
         return None
-    return Accelerator(wanted.name, f"{sizes.pop()}GB", wanted.count, wanted.metadata) if sizes else None
+    return Accelerator(requested.name, f"{sizes.pop()}GB", requested.count, requested.metadata) if sizes else None
 
 
 def _offers(
@@ -125,8 +125,8 @@ def _offers(
                     cluster=shape.cluster,
                 )
             )
-    wanted = {"spot": ("spot",), "on-demand": ("on-demand",)}.get(spec.allocation, ("spot", "on-demand"))
-    if not set(wanted) & set(shape.markets):
+    requested = {"spot": ("spot",), "on-demand": ("on-demand",)}.get(spec.allocation, ("spot", "on-demand"))
+    if not set(requested) & set(shape.markets):
         return [], [RuledOut(shape.kind, f"not offered as {spec.allocation}")]
     return made, []
 
@@ -140,7 +140,7 @@ def _without_image(shape: Shape, spec: Spec, choice: Choice) -> str | None:
 def _absent(
     known: Sequence[Shape], fitting: Sequence[Shape], spec: Spec, choice: Choice, region: str
 ) -> list[RuledOut]:
-    """What was asked for by name or size and is not to be found at all, with what there is instead."""
+    """What was asked for by name or size and does not exist at all, with what there is instead."""
     if choice.kinds:
         named = {kind for kind in choice.kinds if not any(fnmatchcase(shape.kind, kind) for shape in known)}
         return [RuledOut(kind, f"no such instance type in {region}") for kind in sorted(named)]

@@ -69,14 +69,14 @@ class CloudRefused(errors.CloudRefused):
     """A call that AWS did not carry out, or did not answer."""
 
     def __str__(self) -> str:
-        said = f"AWS did not carry out {self.action} in {self.region}: {self.message} ({self.code})."
+        text = f"AWS did not carry out {self.action} in {self.region}: {self.message} ({self.code})."
         match self.kind:
             case "server" | "throttled":
-                return f"{said} It was tried again until patience ran out. Look at the line and at AWS's status page."
+                return f"{text} It was tried again for a while. Check the network, and AWS's status page."
             case "capacity":
-                return f"{said} Try another zone, type or price class, or later."
+                return f"{text} Try another zone, type or price class, or later."
             case _:
-                return f"{said} Check what was given to sky.AWS(...) and what exists in this account."
+                return f"{text} Check what was given to sky.AWS(...) and what exists in this account."
 
 
 class CredentialsMissing(errors.CredentialsMissing):
@@ -106,10 +106,10 @@ class PermissionDenied(errors.PermissionDenied):
 
     def __str__(self) -> str:
         message = self.message.split(" Encoded authorization failure message")[0]
-        said = f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
+        text = f"AWS does not allow {self.action} in {self.region}: {message} ({self.code}). "
         if self.code in ("PendingVerification", "OptInRequired", "Blocked"):
-            return said + "It is the account that has to be verified, or opted in: see its AWS console and e-mail."
-        return said + f"Have {self.action} allowed for this user; docs/aws-policy.json lists all that Skyward needs."
+            return text + "It is the account that has to be verified, or opted in: see its AWS console and e-mail."
+        return text + f"Have {self.action} allowed for this user; docs/aws-policy.json lists all that Skyward needs."
 
 
 class QuotaExceeded(errors.QuotaExceeded):
@@ -147,8 +147,8 @@ def quota_of(kind: str, market: str) -> str:
     for prefixes, name, demand, spot in _FAMILIES:
         if family.startswith(prefixes):
             code = spot if market == "spot" else demand
-            said = "All" if market == "spot" else "Running On-Demand"
-            return f"'{said} {name}'{f' ({code})' if code else ''}"
+            scope = "All" if market == "spot" else "Running On-Demand"
+            return f"'{scope} {name}'{f' ({code})' if code else ''}"
     return "of this instance type"
 
 

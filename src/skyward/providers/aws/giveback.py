@@ -20,7 +20,7 @@ _LEAST_SECONDS = 60.0  # what AWS charges for at least
 
 @dataclass(frozen=True)
 class Bill:
-    """What one machine has come to."""
+    """What one machine cost."""
 
     id: str
     kind: str
@@ -74,7 +74,7 @@ class _Work:
 
 
 def give_back(api: Api, pool: str, ledger: Ledger | None, report: Report = lambda text: None) -> Receipt:
-    """Ends everything of a pool and confirms it; whoever cannot finish says what is left and how to end it.
+    """Ends everything of a pool and confirms it; if it cannot finish, the error says what is left and how to end it.
 
     Without a ledger, or with one that lacks an answer, tags are watched for things that appear late.
     """
@@ -95,8 +95,8 @@ def give_back(api: Api, pool: str, ledger: Ledger | None, report: Report = lambd
                 if certain or (now - quiet >= pace.settle and time.time() >= watch):
                     break
             # machines that are shutting down take their time and cost nothing; refusals are tried for less long
-            patience = pace.budget * (1 if work.why else 3) + (0 if certain else pace.unanswered + pace.settle)
-            if now - began > patience:
+            limit = pace.budget * (1 if work.why else 3) + (0 if certain else pace.unanswered + pace.settle)
+            if now - began > limit:
                 cause = work.why or "They did not go within the time that was given."
                 raise NotGivenBack(pool, api.account.region, work.left, _cost(work), cause)
             time.sleep(min(pace.poll, pace.settle) if not busy else pace.poll)
@@ -197,15 +197,15 @@ def _names(some: Iterable[Thing]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_named(thing) for thing in some))
 
 
-def _bill(id: str, machine: CloudMachine | None, about: Mapping[str, object], asked: float, work: _Work) -> Bill:
+def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, object], asked: float, work: _Work) -> Bill:
     began = machine.launched if machine is not None and machine.launched else asked
     ended = (machine.ended if machine is not None else None) or work.ended.get(id) or time.time()
-    price = float(str(about["price"])) if "price" in about else machine.hourly_cost if machine is not None else 0.0
+    price = float(str(details["price"])) if "price" in details else machine.hourly_cost if machine is not None else 0.0
     return Bill(
         id,
-        machine.kind if machine is not None else str(about.get("type", "")),
-        machine.zone if machine is not None else str(about.get("zone", "")),
-        machine.market if machine is not None else str(about.get("market", "")),
+        machine.kind if machine is not None else str(details.get("type", "")),
+        machine.zone if machine is not None else str(details.get("zone", "")),
+        machine.market if machine is not None else str(details.get("market", "")),
         max(0.0, ended - began),
         0.0 if price == float("inf") else price,
     )

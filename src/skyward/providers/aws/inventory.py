@@ -49,11 +49,11 @@ KINDS: dict[str, _Kind] = {
 }
 
 
-def things(api: Api, **wanted: str) -> list[Thing]:
+def things(api: Api, **requested: str) -> list[Thing]:
     """What carries a tag (`pool=`, `owner=`) and is no machine."""
     found: list[Thing] = []
     for kind, how in KINDS.items():
-        items = api.pages("ec2", how.describe, how.key, Filters=filters(**wanted))
+        items = api.pages("ec2", how.describe, how.key, Filters=filters(**requested))
         found += [Thing(kind, item[how.id], as_dict(item)) for item in items if not _leaving(item)]
     return found
 

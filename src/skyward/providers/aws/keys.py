@@ -29,7 +29,7 @@ root rm -f $key.new $key.new.pub
 root ssh-keygen -q -t ed25519 -N '' -C '' -f $key.new
 root cat $key.new.pub
 """
-# An sshd that is told so reads its keys anew, soon after; connections that are open stay.
+# A reloaded sshd reads its keys again, soon after; connections that are open stay.
 _TAKE_HOST_KEY = f"""{_AS_ROOT}
 root mv -f $key.new.pub $key.pub
 root mv -f $key.new $key
@@ -146,8 +146,8 @@ def ensure_key(api: Api, ledger: Ledger, terms: Terms, keys: PoolKeys) -> str:
     return name
 
 
-def _kept(why: str, said: str) -> str:
-    last = said.strip().splitlines()[-1:]
+def _kept(why: str, error: str) -> str:
+    last = error.strip().splitlines()[-1:]
     return (
         f"machines keep the host key of their user data, which whoever may read that can use to pass for them: {why}"
         f"{f' ({last[0]})' if last else ''}. Name a user of the image who may use sudo without a password: "

@@ -25,7 +25,7 @@ _FRESH = 30.0
 
 @dataclass(frozen=True)
 class Order:
-    """All about a launch that does not depend on which offer is taken."""
+    """What a launch needs, whichever offer is taken."""
 
     api: Api
     ledger: Ledger
@@ -63,8 +63,8 @@ def launch(
                 if exc.kind != "capacity":
                     undo(order, ids)
                     raise
-                said = "" if exc.code.startswith("Insufficient") else f", {exc.message[:120]}"
-                failed.append(f"{missing} x {offer}: {exc.code}{said}")
+                reason = "" if exc.code.startswith("Insufficient") else f", {exc.message[:120]}"
+                failed.append(f"{missing} x {offer}: {exc.code}{reason}")
                 continue
             ids += got
             if len(got) < missing:
@@ -189,8 +189,8 @@ def _ask(order: Order, offer: CloudOffer, least: int, most: int, spread: bool) -
     )
     # A token of its own: repeating the call for want of an answer brings the same machines, never more.
     token = uuid.uuid4().hex
-    about = {"type": offer.kind, "zone": offer.zone, "market": offer.market, "price": offer.hourly_cost}
-    call = order.ledger.intent("instance", region=offer.region, token=token, count=most, **about)
+    details = {"type": offer.kind, "zone": offer.zone, "market": offer.market, "price": offer.hourly_cost}
+    call = order.ledger.intent("instance", region=offer.region, token=token, count=most, **details)
     params = request(order, offer, image, least, most, token, close)
     order.report(f"asking for {most} x {offer}")
     try:
@@ -204,7 +204,7 @@ def _ask(order: Order, offer: CloudOffer, least: int, most: int, spread: bool) -
         raise
     instances: list[dict[str, Any]] = answer.get("Instances") or []
     ids = [str(item["InstanceId"]) for item in instances]
-    order.ledger.answer(call, "instance", *ids, region=offer.region, **about)
+    order.ledger.answer(call, "instance", *ids, region=offer.region, **details)
     return ids
 
 

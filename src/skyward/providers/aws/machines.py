@@ -70,9 +70,9 @@ def described(api: Api, ids: Sequence[str], **how: Any) -> list[CloudMachine]:
     return [found[id] for id in ids if id in found]
 
 
-def tagged(api: Api, **wanted: str) -> list[CloudMachine]:
+def tagged(api: Api, **requested: str) -> list[CloudMachine]:
     """Instances by tag (`pool=`, `owner=`), in any state."""
-    return _asked(api, filters(**wanted))
+    return _asked(api, filters(**requested))
 
 
 def end(api: Api, ids: Sequence[str]) -> dict[str, CloudRefused]:
@@ -123,8 +123,8 @@ def machine(
     )
 
 
-def _asked(api: Api, wanted: list[dict[str, Any]], **how: Any) -> list[CloudMachine]:
-    reservations = api.pages("ec2", "describe_instances", "Reservations", Filters=wanted)
+def _asked(api: Api, requested: list[dict[str, Any]], **how: Any) -> list[CloudMachine]:
+    reservations = api.pages("ec2", "describe_instances", "Reservations", Filters=requested)
     items: list[dict[str, Any]] = []
     for reservation in reservations:
         items += reservation.get("Instances") or []

@@ -28,8 +28,8 @@ class Subnet:
 
 def subnets(api: Api, given: Sequence[str] = (), public: bool = True) -> list[Subnet]:
     """The subnets that were named, or those of the default VPC."""
-    wanted: dict[str, Any] = {"SubnetIds": list(given)} if given else {"Filters": filters(default_for_az="true")}
-    found = api.pages("ec2", "describe_subnets", "Subnets", **wanted)
+    requested: dict[str, Any] = {"SubnetIds": list(given)} if given else {"Filters": filters(default_for_az="true")}
+    found = api.pages("ec2", "describe_subnets", "Subnets", **requested)
     if not found:
         raise InvalidArgument(
             f"there is no default VPC in {api.account.region}, so machines have no network to stand in. "
@@ -132,8 +132,8 @@ def _leads_out(api: Api, subnet: str, vpc: str) -> bool:
     own[0]["Name"] = "association.subnet-id"
     main = filters(vpc_id=vpc, main="true")
     main[1]["Name"] = "association.main"
-    for wanted in (own, main):
-        tables = api.pages("ec2", "describe_route_tables", "RouteTables", Filters=wanted)
+    for requested in (own, main):
+        tables = api.pages("ec2", "describe_route_tables", "RouteTables", Filters=requested)
         if tables:
             routes: list[dict[str, Any]] = tables[0].get("Routes") or []
             return any(str(route.get("GatewayId", "")).startswith("igw-") for route in routes)

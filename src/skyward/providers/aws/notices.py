@@ -58,7 +58,7 @@ def wait(url: str = "http://169.254.169.254", poll: float = 2.0) -> float:
             if answer.status == 200:
                 return remaining(taken_at(answer.body), answer.headers.get("date"), time.time())
             if answer.status == 401:
-                token = None  # it has expired, or the service has started anew
+                token = None  # it has expired, or the service has restarted
             elif answer.status != 404:
                 raise ValueError(f"it answered {answer.status}")
             known, pause = True, poll
@@ -81,10 +81,10 @@ def taken_at(body: bytes) -> float:
 def remaining(deadline: float, date: str | None, now: float) -> float:
     """The seconds until a deadline, by the Date of the answer where this machine's clock `now` is wrong."""
     try:
-        said = parsedate_to_datetime(date).timestamp() if date else now
+        server_time = parsedate_to_datetime(date).timestamp() if date else now
     except ValueError:
-        said = now
-    return max(0.0, deadline - (now if abs(said - now) <= _AGREES else said))
+        server_time = now
+    return max(0.0, deadline - (now if abs(server_time - now) <= _AGREES else server_time))
 
 
 def _new_token(host: str, port: int) -> _Token:

@@ -29,7 +29,7 @@ Ready = Callable[[Order, list[str]], list[CloudMachine]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What of the provider's settings bears on launching."""
+    """The provider's settings that matter for launching."""
 
     owner: str
     subnets: Sequence[Subnet]

@@ -93,8 +93,8 @@ def _asked(api: Api, kinds: list[str], region: str) -> dict[str, float]:
     return {kind: price for some in each(one, kinds, 6) for kind, price in some.items()}
 
 
-def _products(api: Api, wanted: dict[str, str]) -> dict[str, float]:
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+def _products(api: Api, requested: dict[str, str]) -> dict[str, float]:
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in requested.items()]
     prices: dict[str, float] = {}
     token: str | None = None
     while True:

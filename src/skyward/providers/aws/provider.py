@@ -52,7 +52,7 @@ class AWS(Provider):
     root_disk_gb: int | None = None
     exclude_burstable: bool = False
     placement_group: bool | None = None
-    """Whether machines are placed close together; if not said, those with accelerators are."""
+    """Whether machines are placed close together; if None, those with accelerators are."""
     lease: float = 900
     """A machine ends itself when nobody has renewed its lease for so many seconds."""
     ssh_timeout: float = 300
