@@ -66,7 +66,7 @@ class BlobCache:
         self._lock = threading.Condition(threading.Lock())  # notified when a blob is no longer coming
         self._present = blobs.BlobIndex(lambda: blobs.room(directory))
         self._coming: dict[str, int] = {}
-        self._expected: set[str] = set()  # of those, what the client said that it would send
+        self._expected: set[str] = set()  # of those, what the client has announced
         self._loads: deque[_Load] = deque()
         for name in os.listdir(directory):
             path = os.path.join(directory, name)

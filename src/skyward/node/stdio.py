@@ -318,7 +318,7 @@ def _null() -> int:
 
 @functools.cache
 def _c_stdout() -> tuple[Any, Any] | None:
-    """The C library and its `stdout`, where both can be had."""
+    """The C library and its `stdout`, where both are available."""
     try:
         import ctypes
 

@@ -75,21 +75,21 @@ def _parsed(entries: Sequence[str]) -> Iterator[Requirement]:
             continue
 
 
-def _is_missing(wanted: Requirement, own: Sequence[Requirement]) -> bool:
+def _is_missing(requested: Requirement, own: Sequence[Requirement]) -> bool:
     """Whether the image does not say it already; a version that it excludes is refused."""
-    same = [entry for entry in own if entry.name.lower() == wanted.name]
+    same = [entry for entry in own if entry.name.lower() == requested.name]
     if not same:
         return True
     for entry in same:
-        pin, allowed = _pin(wanted.specifier), entry.specifier
+        pin, allowed = _pin(requested.specifier), entry.specifier
         if pin is None:
-            pin, allowed = _pin(entry.specifier), wanted.specifier
+            pin, allowed = _pin(entry.specifier), requested.specifier
         if pin is not None and not allowed.contains(pin, prereleases=True):
             raise InvalidArgument(
-                f"the image asks for {entry}, and sky.plugins.torch() for {wanted}: no version is both. Leave one of "
-                "the two out."
+                f"the image asks for {entry}, and sky.plugins.torch() for {requested}: no version is both. Leave one "
+                "of the two out."
             )
-    return bool(wanted.specifier) and all(_pin(entry.specifier) is None and entry.url is None for entry in same)
+    return bool(requested.specifier) and all(_pin(entry.specifier) is None and entry.url is None for entry in same)
 
 
 def _check_companions(asked: Sequence[Requirement]) -> None:

@@ -31,28 +31,28 @@ _MAX_CHAIN = 16
 def capture(exc: BaseException, skip: str = "") -> tuple[dict[str, Any], bytes]:
     """Text (as JSON) and a pickle of the chain (empty where it cannot travel); frames of file `skip` are left out."""
     text = "".join(traceback.format_exception(type(exc), exc, _without(exc.__traceback__, skip)))
-    about = {
+    described = {
         "type": _type_name(exc),
         "message": _tail(_str(exc), _MAX_TEXT),
         "traceback": _tail(text, _MAX_TEXT),
     }
-    return about, _pickled(exc)
+    return described, _pickled(exc)
 
 
-def rebuild(about: dict[str, Any], data: bytes | memoryview) -> BaseException:
+def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseException:
     """The exception again, or a RemoteError that says what it was."""
     if len(data):
         try:
             return _chained(unpack(data, [], keep_classes=True))
         except BaseException as exc:  # a class that only exists there, or does harm: the text says all that is known
-            about = {**about, "message": f"{about['message']} (its class could not be rebuilt here: {exc})"}
-    return RemoteError(about["type"], about["message"], about["traceback"])
+            described = {**described, "message": f"{described['message']} (its class could not be rebuilt here: {exc})"}
+    return RemoteError(described["type"], described["message"], described["traceback"])
 
 
-def annotate(exc: BaseException, about: dict[str, Any], where: str) -> BaseException:
+def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseException:
     """Adds the note that says where it happened, with the remote traceback."""
-    note = f"{where}\n\nremote traceback:\n{about['traceback'].rstrip()}"
-    return exc if noted(exc, note) else RemoteError(about["type"], about["message"], note)
+    note = f"{where}\n\nremote traceback:\n{described['traceback'].rstrip()}"
+    return exc if noted(exc, note) else RemoteError(described["type"], described["message"], note)
 
 
 def noted(exc: BaseException, note: str) -> bool:
@@ -68,15 +68,15 @@ def noted(exc: BaseException, note: str) -> bool:
 
 
 def packed(
-    about: dict[str, Any], data: bytes | memoryview, where: str = "", advice: Advice | None = None
+    described: dict[str, Any], data: bytes | memoryview, where: str = "", advice: Advice | None = None
 ) -> PackedError:
     """The exception, to be rebuilt by whoever asks for it; `where` and what `advice` says of it become notes."""
     kept = bytes(data)  # a copy: the frame that it came in need not be kept for it
 
     def build(notes: Sequence[str]) -> BaseException:
-        error = rebuild(about, kept)
+        error = rebuild(described, kept)
         if where:
-            error = annotate(error, about, where)
+            error = annotate(error, described, where)
         for note in ((advice(error) if advice is not None else ""), *notes):
             if note:
                 noted(error, note)

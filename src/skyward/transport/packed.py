@@ -1,4 +1,4 @@
-"""Exceptions of other processes, rebuilt by whoever asks for them: that runs user code, which may block or fail."""
+"""Exceptions of other processes, rebuilt in the thread that asks for them: user code runs then, and may block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["PackedError"]
 
 
 class PackedError(Exception):
-    """Stands for an exception that has come as bytes; `rebuild` gets the notes that were added here meanwhile."""
+    """An exception that has come as bytes; `rebuild` gets the notes that were added here before it was rebuilt."""
 
     def __init__(self, rebuild: Callable[[Sequence[str]], BaseException]) -> None:
         super().__init__()

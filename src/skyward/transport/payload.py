@@ -121,8 +121,8 @@ def pack_plain(value: object) -> Packed:
 def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bool = False) -> Any:
     """The object again; buffers may be memory-mapped and are used without copying.
 
-    With `keep_classes`, a class that this process sent by value comes back as it is here, not as the other side has it,
-    and tensors come home from GPUs that this computer does not have.
+    With `keep_classes`, a class that this process sent by value comes back as the class of this process, not as a copy,
+    and tensors on GPUs that this computer does not have come to the CPU.
     """
     if keep_classes and (len(head) > _SHORT or any(name in bytes(head) for name in _CARE)):
         return _Keeping(_View(memoryview(head)), buffers=buffers).load()

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Producer:
-    """Sends items as long as there is credit; batches by itself, since a thread sends what has gathered meanwhile."""
+    """Sends items as long as there is credit. A thread sends what has gathered since the last time, as one batch."""
 
     def __init__(self, send: Callable[[list[Any]], None], window: int = WINDOW) -> None:
         self._send = send

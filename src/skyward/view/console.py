@@ -124,15 +124,15 @@ class Console:
             return
         if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
             self._unwritten = False
-            feed.flush()  # a call's lines stand before whatever the program prints about its result
+            feed.flush()  # the lines of a call come before what the program prints of its result
         with self._lock:
-            said = self._follow(event)
-        # Said without the lock: the feed may make this thread wait for the one that draws, and that one needs the lock.
-        if said and self.live:
+            sentence = self._follow(event)
+        # Without the lock: the feed may make this thread wait for the one that draws, and that one needs the lock.
+        if sentence and self.live:
             warns = isinstance(event, on.NodeDown) or (isinstance(event, on.Notice) and event.level == "warning")
-            feed.put("stderr", styled(f"skyward: {clean(said, colours=False)}", _YELLOW if warns else _DIM) + "\n")
-        elif said:
-            feed.put("stderr", f"skyward: {said}\n")
+            feed.put("stderr", styled(f"skyward: {clean(sentence, colours=False)}", _YELLOW if warns else _DIM) + "\n")
+        elif sentence:
+            feed.put("stderr", f"skyward: {sentence}\n")
 
     def close(self) -> None:
         """Write what is left and take the view away; a second call does nothing."""
@@ -217,7 +217,7 @@ class Console:
         return self._nodes[number]
 
     def _follow(self, event: on.Event) -> str | None:
-        """Bring what is known up to date; the sentence to be said about it, if any."""
+        """Updates what is shown; returns a sentence for the user, if the event needs one."""
         match event:
             case on.CallStarted(call=call, name=name, node=number):
                 self._node(number).running[call] = (name, time.monotonic())

@@ -1,10 +1,10 @@
 """Writing for a person: lines that wait in a bounded feed, a terminal with a view below them, tables that fit it.
 
-On a terminal the cursor rests on a free line above the view, never below, and keeps its column when the view is drawn
-anew. So "erase below" takes the view away, also after a change of size, and what others write there (a subprocess, C
-code, a prompt) stays; only of several lines at once the later ones have the view behind them.
-Of rich only the widths of characters are used: its Live wraps long lines, holds back unfinished ones, and needs more
-time than a thread has that shares its interpreter with 20,000 lines a second.
+On a terminal the cursor stays on a free line above the view, never below, and keeps its column when the view is drawn
+again. So "erase below" removes the view, also after a change of size, and what others write there (a subprocess, C
+code, a prompt) stays. Only if they write several lines at once, the later ones overwrite the view.
+Of rich only the widths of characters are used: its Live wraps long lines, holds unfinished ones back, and is too slow
+for 20,000 lines a second in a process that does other work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PROMPT = 10  # prints of the script that are drawn at once between two pauses
 _HIDE, _SHOW, _SAVE, _RESTORE = "\x1b[?25l", "\x1b[?25h", "\x1b7", "\x1b8"
 _WRAP_OFF, _WRAP_ON, _ERASE_RIGHT = "\x1b[?7l", "\x1b[?7h", "\x1b[K"
 _DOWN = "\x1bD"  # scrolls at the bottom and, unlike a line feed, keeps the column
-# From the line below on: tmux takes erasing from the top left corner for a wish to keep all of it in the scroll-back.
+# From the line below on: when the whole screen is erased from its top left corner, tmux keeps it in the scroll-back.
 _ERASE_VIEW = f"{_ERASE_RIGHT}{_DOWN}\x1b[2K\x1b[J\x1b[A"
 _CONTROL = re.compile(
     r"(?P<colour>\x1b\[[0-9;:]*m)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P_^X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -~]?"
