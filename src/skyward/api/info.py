@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from skyward.errors import InvalidArgument, SkywardError
 
@@ -35,10 +35,12 @@ __all__ = [
 VARIABLE = "COMPUTE_POOL"
 
 Call = tuple[str, int]
+# As in typeshed: None is possible, and bodies, which run in pools only, need not check for it.
+MaybeNone: TypeAlias = Any
 _Served = tuple[Call, str | None]
 
 
-def instance_info() -> InstanceInfo | None:
+def instance_info() -> InstanceInfo | MaybeNone:
     """This node's place in the pool, with the current call's id and attempt; None outside a pool."""
     raw = os.environ.get(VARIABLE)
     if not raw:

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
-from skyward.api.info import holds_group, instance_info, is_head
+from skyward.api.info import InstanceInfo, holds_group, instance_info, is_head
 from skyward.errors import InvalidArgument
 
 __all__ = ["shard"]
@@ -96,15 +96,17 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
     """The node's number and how many there are: what was given, completed from the pool."""
     given = f"node={node}, total_nodes={total_nodes}"
     if node is None or total_nodes is None:
-        info = instance_info()
+        info: InstanceInfo | None = instance_info()
         if info is None and (node is not None or total_nodes is not None):
             raise InvalidArgument(
                 f"shard() got {given}: outside a pool one says nothing without the other. Give both, or neither."
             )
-        node = node if node is not None else info.node if info else 0
-        total_nodes = total_nodes if total_nodes is not None else info.total_nodes if info else 1
+        here, nodes = (info.node, info.total_nodes) if info else (0, 1)
+    else:
+        here, nodes = node, total_nodes
     try:
-        node, total_nodes = operator.index(node), operator.index(total_nodes)
+        node = operator.index(here if node is None else node)
+        total_nodes = operator.index(nodes if total_nodes is None else total_nodes)
     except TypeError:
         raise InvalidArgument(f"shard() got {given}: both must be whole numbers.") from None
     if not 0 <= node < total_nodes:
