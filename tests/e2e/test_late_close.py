@@ -344,6 +344,8 @@ def finished(path: Path, source: str, *flags: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_a_pool_that_a_program_does_not_close_is_closed_with_it(tmp_path: Path, what: str) -> None:
+    if sys.version_info[:2] == (3, 12) and "after the main one" in what:
+        pytest.skip("Python 3.12 starts no thread once the main one has ended; opening a pool says so")
     source, said, status, last, unclosed = PROGRAMS[what]
     code, out, err = finished(tmp_path / "program.py", source, "-X", "dev")
     lines = err.splitlines()
