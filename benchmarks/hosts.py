@@ -95,7 +95,7 @@ class Bench:
         return [statistics.median(times) for times in seen]
 
     def open(self) -> Iterator[Row]:
-        """A cached environment: from nothing to three nodes, against three plain logins that import distributed."""
+        """A cached environment: from nothing to three nodes, against three plain logins that import asyncio and ssl."""
         kept: list[float] = []
 
         def opened() -> None:
@@ -104,13 +104,13 @@ class Bench:
                 kept.append(time.perf_counter() - began)
 
         def plain() -> None:
-            command = f"{self.python} -c 'import distributed'"
+            command = f"{self.python} -c 'import asyncio, ssl'"
             waiting = [subprocess.Popen(self.ssh(host, command)) for host in self.net]
             if any(process.wait() for process in waiting):
                 raise RuntimeError("a plain ssh failed")
 
         _, ssh = self.interleaved(opened, plain)
-        peer = 'ssh host python -c "import distributed" x 3'
+        peer = 'ssh host python -c "import asyncio, ssl" x 3'
         yield Row("open 3 hosts, environment cached", statistics.median(kept), peer, ssh, "s", at_most=2.0)
 
     def calls(self) -> Iterator[Row]:

@@ -7,7 +7,7 @@
     keeper --exec--> dask scheduler and workers, when they are asked for
 
 Its arguments are the pool's directory on this machine, which it removes when it ends, the lease and the longest life
-in seconds, and the file, if any, by whose touch the machine knows that it is wanted. It ends when its time is over,
+in seconds, and the file, if any, that it touches as long as the machine is needed. It ends when its time is over,
 when all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is when
 standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends
 nothing.
@@ -91,7 +91,7 @@ class _Keeper:
         selector = selectors.DefaultSelector()
         selector.register(0, selectors.EVENT_READ)
         selector.register(self._wake, selectors.EVENT_READ)
-        said = b""
+        received = b""
         while not self._over():
             for key, _ in selector.select(1.0 if self._lease else 60.0):
                 if key.fileobj != 0:
@@ -105,7 +105,7 @@ class _Keeper:
                     if not self._lease or not self._nodes:
                         return  # the client is gone
                     selector.unregister(0)  # its connection is; the lease says how long we wait for another
-                *lines, said = (said + piece).split(b"\n")
+                *lines, received = (received + piece).split(b"\n")
                 for line in lines:
                     self._receiver.hear(json.loads(line), [])
             self._reap()
@@ -188,7 +188,7 @@ class _Keeper:
 
     def _agent_died(self, node: _Node, code: int) -> None:
         if code == 0:
-            node.left = True  # the client has said goodbye to it
+            node.left = True  # after the client's `bye`
             return
         _say(KeeperToClient.agent_died(node.node, code))
         node.restarts += 1
@@ -319,7 +319,7 @@ def _detach() -> None:
 
 
 def _touch(path: str) -> None:
-    """Tells the machine, which ends itself when nobody does so, that it is still wanted."""
+    """Tells the machine, which ends itself when nobody does so, that it is still needed."""
     try:
         os.utime(path)
     except OSError:
@@ -329,9 +329,9 @@ def _touch(path: str) -> None:
 def _allow_many_files() -> None:
     """Raises our own limit of open files: every runner, peer and pipe takes some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _listener(host: str) -> socket.socket:
