@@ -20,6 +20,7 @@ import skyward
 from skyward.api.image import Image, PipIndex
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 from skyward.setup.env import local, wheel
+from skyward.setup.env.environment import Environment
 from skyward.setup.env.installed import missing_apt, missing_pip
 from skyward.setup.env.local import prepare
 from skyward.setup.env.pip_settings import no_index, uv_environment
@@ -51,7 +52,7 @@ def run(python: str, code: str) -> str:
 def test_the_interpreter_in_use_serves_when_it_has_everything(tmp_path: Path) -> None:
     image = Image(pip=["cloudpickle>=3", "packaging"], env={"A": "1"})
     environment = prepare(image, cache=tmp_path)
-    assert environment == local.Environment(sys.executable, {"A": "1"}, (), False)
+    assert environment == Environment(sys.executable, {"A": "1"})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,7 +97,7 @@ def test_a_package_that_is_not_here_gets_an_environment(tmp_path: Path, monkeypa
     assert missing_pip(image.pip)
     monkeypatch.setattr(local, "source_hash", lambda: "one state of the source")
     made = prepare(image, cache=tmp_path, report=said.append)
-    assert made.fresh
+    assert made.python != sys.executable
     assert made.env["A"] == "1"
     assert any("cowsay" in line for line in said)
     code = "import cowsay, skyward.errors, importlib.metadata as m; print(m.version('cloudpickle'))"
@@ -120,7 +121,7 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     image = Image(pip=["no-such-thing"])
     home = tmp_path / local._key(image)
     waiting = threading.Event()
-    made: list[local.Environment] = []
+    made: list[Environment] = []
 
     def second() -> None:
         made.append(prepare(image, cache=tmp_path, report=lambda line: waiting.set()))
@@ -234,7 +235,7 @@ def test_apt_packages_that_are_missing_are_named_with_the_command(monkeypatch: p
     if missing_apt(["dpkg"]):
         pytest.skip("not a Debian")
     assert missing_apt(["dpkg", "no-such-package-x", "dpkg=0.1"]) == ["no-such-package-x", "dpkg=0.1"]
-    assert not prepare(Image(apt=["dpkg"])).fresh
+    assert prepare(Image(apt=["dpkg"])).python == sys.executable
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(BootstrapError, match=r"sudo apt-get install .* no-such-package-x$"):
         prepare(Image(apt=["no-such-package-x"]))

@@ -1,4 +1,4 @@
-"""An image becomes an environment on this computer: the running interpreter, or one that uv makes and the cache keeps.
+"""Makes an image's environment on this computer: the running interpreter, or one that uv makes and the cache keeps.
 
 image --satisfied?--> sys.executable
       --otherwise---> <cache>/<key>.tmp-*/env --(marker, rename)--> <cache>/<key>/bin/python
@@ -18,30 +18,18 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.api.image import Image, mask
 from skyward.errors import BootstrapError
+from skyward.setup.env.environment import MARKER, Environment
 from skyward.setup.env.installed import missing_apt, missing_pip
-from skyward.setup.env.pip_settings import no_index
-from skyward.setup.env.requirements import DESCRIPTION, by_index, check_python, pins, project, question, sorted_out
-from skyward.setup.env.uv import cache_root, check_own, run, run_uv, too_late
+from skyward.setup.env.requirements import DESCRIPTION, check_python, pins, question, sorted_out
+from skyward.setup.env.uv import cache_root, describe, index_options, own_directory, run, run_uv, too_late
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
 
-__all__ = ["Environment", "prepare"]
-
-_MARKER = ".complete"
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Where user code runs: an interpreter, variables to set, directories to import from; `fresh` if made for it."""
-
-    python: str
-    env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    paths: tuple[str, ...] = ()
-    fresh: bool = False
+__all__ = ["prepare"]
 
 
 def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
@@ -52,9 +40,7 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
     missing = missing_pip(image.pip)
     if not missing:
         return Environment(sys.executable, dict(image.env))
-    root = cache or _environments()
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_own(root)
+    root = own_directory(cache or cache_root(), *(() if cache else ("envs",)))
     home = root / _key(image)
     if not _is_complete(home):
         with build.lock(home.with_suffix(".lock")):
@@ -62,30 +48,23 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
                 build.environment(home)
     binaries = home / "bin"
     path = f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **image.env}, fresh=True)
-
-
-def _environments() -> Path:
-    root = cache_root()
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_own(root)
-    return root / "envs"
+    return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **image.env})
 
 
 def _is_complete(home: Path) -> bool:
     # The interpreter is a link to one that may have been removed since.
-    return (home / _MARKER).exists() and (home / "bin" / "python").exists()
+    return (home / MARKER).exists() and (home / "bin" / "python").exists()
 
 
 def _key(image: Image) -> str:
-    """What decides how the environment turns out, as a short hash."""
+    """A short hash of all that decides what is in the environment."""
     parts = [*question(image, source_hash(), tree_hash), sys.base_prefix, sysconfig.get_platform()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
 class _Build:
-    """One setting up: what is wanted, until when, and who hears of it."""
+    """One build of an environment: of which image, until when, and who is told what it does."""
 
     image: Image
     deadline: float
@@ -132,8 +111,10 @@ class _Build:
             yield
 
     def environment(self, home: Path) -> None:
-        """Make the environment beside `home`, then move it there in one step."""
-        for left in home.parent.glob(f"{home.name}.tmp-*"):  # by one that was killed; the lock says that none is alive
+        """Makes the environment beside `home`, then moves it there in one step."""
+        for left in home.parent.glob(
+            f"{home.name}.tmp-*"
+        ):  # of a process that was killed: none is alive, as we have the lock
             shutil.rmtree(left, ignore_errors=True)
         if home.exists():
             shutil.rmtree(home)
@@ -141,13 +122,13 @@ class _Build:
         work = Path(tempfile.mkdtemp(prefix=f"{home.name}.tmp-", dir=home.parent))
         try:
             self.install(work)
-            (work / "env" / _MARKER).touch()
+            (work / "env" / MARKER).touch()
             (work / "env").rename(home)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
     def install(self, work: Path) -> None:
-        """Fill `work` with an environment, and with the files by which it is described to uv."""
+        """Fills `work` with an environment, and with the files that tell uv what to install."""
         major, minor = self.image.python_version
         python = sys.executable if (major, minor) == sys.version_info[:2] else f"{major}.{minor}"
         self.report(f"making an environment with Python {major}.{minor}")
@@ -156,17 +137,8 @@ class _Build:
         named, direct = sorted_out(self.image.pip)
         named += pins(self.image.pip)
         direct.append(f"skyward @ {build_wheel(work).as_uri()}")
-        (work / "requirements.txt").write_text("\n".join([*direct, ""]))
-        options = ["--python", "env/bin/python", *(["--no-index"] if no_index(os.environ) else [])]
-
-        def compile(project: str) -> str:
-            (work / "pyproject.toml").write_text(project)
-            self.report("looking which packages are needed")
-            anywhere = [*options, "--quiet", "--index-strategy", "unsafe-best-match"]
-            return self.uv("resolving packages", work, "pip", "compile", *anywhere, *DESCRIPTION)
-
-        indexes = self.image.pip_indexes
-        (work / "pyproject.toml").write_text(project(by_index(named, indexes, compile), indexes))
+        options = ["--python", "env/bin/python", *index_options()]
+        describe(work, named, direct, options, self.image, self.deadline, self.report)
 
         self.report(f"installing {', '.join(map(mask, self.image.pip)) or 'Skyward'}")
         files = [word for name in DESCRIPTION for word in ("--requirements", name)]

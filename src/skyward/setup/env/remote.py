@@ -1,7 +1,7 @@
-"""A host made ready for a pool: one look at it, and, if its environment is not there yet, what is missing sent and run.
+"""Makes an image's environment on a host: looks whether it is there, and otherwise sends and runs what makes it.
 
-look.sh ──ready──────────────────────────────────────────────► Host      (one round trip)
-   └──not yet── resolve (once for all hosts) ── send ── setup.sh ──► Host
+look.sh ──ready──────────────────────────────────────────────► Environment      (one round trip)
+   └──not yet── resolve (once for all hosts) ── send ── setup.sh ──► Environment
                                                           ▲ standard input, held open: when it ends, so does all there
 """
 
@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from skyward.api.image import Image, mask
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError, PythonMismatch
+from skyward.setup.env.environment import Environment
 from skyward.setup.env.requirements import check_python
-from skyward.setup.env.resolve import RESOLVING, Packages
+from skyward.setup.env.resolve import Packages
 from skyward.setup.env.script import Recipe, look_script, stop_script, tools
-from skyward.setup.env.uv import too_late
+from skyward.setup.env.uv import RESOLVING, too_late
 from skyward.setup.local_shell import LocalShell
 
-__all__ = ["Host", "Packages", "Report", "prepare_host", "stop_script"]
+__all__ = ["Packages", "Report", "prepare_host", "stop_script"]
 
 Report = Callable[[str, float | None], None]
 
@@ -41,21 +42,6 @@ _TIMES = 4
 # Larger files are sent one by one, from the disk.
 _LARGE = 8 << 20
 _START = 'cd "$1" && tar -xf bundle.tar && exec sh "$1/setup.sh" "$@"; code=$?; rm -rf "$1"; exit "$code"'
-
-
-@dataclass(frozen=True)
-class Host:
-    """A host that has what an image asks for.
-
-    `env` makes the environment the one that programs find first; the image's own `env` is not in it.
-    """
-
-    python: str
-    directory: str
-    address: str
-    platform: str
-    home: str
-    env: dict[str, str]
 
 
 @dataclass
@@ -81,8 +67,10 @@ class _Said:
                 self.facts[word] = rest
 
 
-def prepare_host(shell: Shell, image: Image, *, pool: str, deadline: float, report: Report, packages: Packages) -> Host:
-    """Sees to it that the host has the image's environment, and gives the pool a directory of its own there."""
+def prepare_host(
+    shell: Shell, image: Image, *, pool: str, deadline: float, report: Report, packages: Packages
+) -> Environment:
+    """Makes the image's environment on the host unless it is there, and a directory for the pool."""
     check_python(image)
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", pool)[:60] or "pool"
     seen = _look(shell, image, name, packages, deadline)
@@ -96,7 +84,7 @@ def prepare_host(shell: Shell, image: Image, *, pool: str, deadline: float, repo
             seen = _look(shell, image, name, packages, deadline)
             if "ready" not in seen.facts:
                 _make(shell, image, name, seen, packages, deadline, report, because=exc)
-    return _host(seen.facts)
+    return _environment(seen.facts)
 
 
 def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: float) -> _Said:
@@ -199,16 +187,9 @@ def _hear(seen: _Said, word: str, rest: str, report: Report) -> None:
         seen.hear(word, rest)
 
 
-def _host(facts: dict[str, str]) -> Host:
-    environment, directory = facts["ready"].split("\t")[:2]
-    return Host(
-        python=f"{environment}/bin/python",
-        directory=directory,
-        address=facts["address"],
-        platform=facts["platform"],
-        home=facts["home"],
-        env={"VIRTUAL_ENV": environment, "PATH": f"{environment}/bin:{facts['path']}"},
-    )
+def _environment(facts: dict[str, str]) -> Environment:
+    home, directory = facts["ready"].split("\t")[:2]
+    return Environment(f"{home}/bin/python", {"VIRTUAL_ENV": home, "PATH": f"{home}/bin:{facts['path']}"}, directory)
 
 
 def _failure(shell: Shell, seen: _Said, code: int) -> BootstrapError:

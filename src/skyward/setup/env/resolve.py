@@ -29,26 +29,32 @@ from skyward.api.image import Image, requirement_path
 from skyward.errors import BootstrapError
 from skyward.machines.parallel import each
 from skyward.setup.env.download import fetch, logins
-from skyward.setup.env.pip_settings import no_index, uv_environment
+from skyward.setup.env.pip_settings import uv_environment
 from skyward.setup.env.requirements import (
     DESCRIPTION,
     Pin,
-    by_index,
     local_path,
     pins,
-    project,
     question,
     read_pylock,
     sorted_out,
     strip_login,
 )
 from skyward.setup.env.script import Carried, Recipe, environment_key, recipe
-from skyward.setup.env.uv import cache_root, check_own, find_uv, run_uv, too_late
+from skyward.setup.env.uv import (
+    RESOLVING,
+    cache_root,
+    describe,
+    find_uv,
+    index_options,
+    own_directory,
+    run_uv,
+    too_late,
+)
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
 
-__all__ = ["RESOLVING", "Packages"]
+__all__ = ["Packages"]
 
-RESOLVING = "resolving packages"
 _KEPT_DAYS = 90
 _log = logging.getLogger("skyward.resolve")
 
@@ -101,7 +107,7 @@ class Packages:
         machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(this.machine().lower(), this.machine())
         if sys.platform == "linux" and arch == machine and libc.startswith("manylinux"):
             return Path(find_uv())
-        kept = self._directory("bin") / f"uv-{self.uv_version}-{platform}"
+        kept = own_directory(cache_root(), "bin") / f"uv-{self.uv_version}-{platform}"
         with self._lock:
             if kept.exists():
                 return kept
@@ -127,14 +133,7 @@ class Packages:
     @cached_property
     def _home(self) -> Path:
         text = json.dumps(question(self._image, source_hash(), tree_hash))
-        return self._directory("resolved") / hashlib.sha256(text.encode()).hexdigest()[:24]
-
-    def _directory(self, name: str) -> Path:
-        root = cache_root()
-        for path in (root, root / name):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_own(path)
-        return root / name
+        return own_directory(cache_root(), "resolved") / hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def _load(self, platform: str) -> tuple[Pin, ...] | None:
         """What was found before, if every file that it sends is still there."""
@@ -142,7 +141,7 @@ class Packages:
             stored = json.loads((self._home / f"{platform}.json").read_text())
             found = tuple(replace(Pin(**entry), hashes=tuple(entry["hashes"])) for entry in stored)
         except (OSError, ValueError, TypeError, KeyError):
-            return None  # not there, or of another version: it is made anew
+            return None  # not there, or of another version: it is made again
         if not all(Path(pin.file).exists() for pin in found if pin.file):
             return None
         os.utime(self._home)
@@ -157,18 +156,11 @@ class Packages:
         with tempfile.TemporaryDirectory(prefix="skyward-") as directory:
             work = Path(directory)
             options = ["--python", sys.executable, "--python-version", f"{major}.{minor}"]
-            options += ["--python-platform", platform, "--quiet", *(["--no-index"] if no_index(os.environ) else [])]
-
-            def compile(project: str, *more: str) -> str:
-                (work / "pyproject.toml").write_text(project)
-                order = ["pip", "compile", *options, *more, *DESCRIPTION]
-                return run_uv(RESOLVING, order, self._image, deadline, work)
-
+            options += ["--python-platform", platform, *index_options()]
             named, direct = self._asked(work, deadline)
-            (work / "requirements.txt").write_text("\n".join([*direct, ""]))
-            indexes = self._image.pip_indexes
-            named = by_index(named, indexes, lambda text: compile(text, "--index-strategy", "unsafe-best-match"))
-            compile(project(named, indexes), "--format", "pylock.toml", "--output-file", "pylock.toml")
+            describe(work, named, direct, options, self._image, deadline)
+            lock = ["--quiet", "--format", "pylock.toml", "--output-file", "pylock.toml"]
+            run_uv(RESOLVING, ["pip", "compile", *options, *lock, *DESCRIPTION], self._image, deadline, work)
             found = tuple(_plain(pin) for pin in read_pylock((work / "pylock.toml").read_text()))
             (work / "found.json").write_text(json.dumps([asdict(pin) for pin in found]))
             shutil.move(work / "found.json", self._home / f".{platform}-{os.getpid()}")
@@ -205,7 +197,7 @@ class Packages:
             user.get(name, "") for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
         )
         known = logins([*self._image.pip, *(index.url for index in self._image.pip_indexes), *index_settings])
-        home = self._directory("wheels")
+        home = own_directory(cache_root(), "wheels")
 
         def fetched(pin: Pin) -> Pin:
             if pin.file or not (pin.url and pin.hashes):
@@ -223,7 +215,7 @@ class Packages:
         return kept
 
     def _forget(self) -> None:
-        """Removes what has not been used for long: every change of Skyward or of a package asks anew."""
+        """Removes what has not been used for long: every change of Skyward or of a package makes a new entry."""
         for old in self._home.parent.iterdir():
             if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
                 shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Programs that install things, run on this computer: with a time limit, the user's settings, and errors in words."""
+"""Runs uv and apt on this computer, with a time limit, the user's settings and clear errors; and the cache's place."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from skyward.api.image import Image, mask
 from skyward.errors import BootstrapError
-from skyward.setup.env.pip_settings import uv_environment
-from skyward.setup.env.requirements import MISLEADING, git_settings
+from skyward.setup.env.pip_settings import no_index, uv_environment
+from skyward.setup.env.requirements import DESCRIPTION, MISLEADING, by_index, git_settings, project
 
-__all__ = ["cache_root", "check_own", "find_uv", "run", "run_uv", "too_late"]
+__all__ = [
+    "RESOLVING",
+    "cache_root",
+    "describe",
+    "find_uv",
+    "index_options",
+    "own_directory",
+    "run",
+    "run_uv",
+    "too_late",
+]
+
+RESOLVING = "resolving packages"
 
 _FINDING = threading.Lock()
 
@@ -26,8 +38,16 @@ def cache_root() -> Path:
     return Path(os.environ.get("SKYWARD_CACHE") or Path.home() / ".cache" / "skyward")
 
 
-def check_own(root: Path) -> None:
-    """Refuse a cache into which somebody else could put programs."""
+def own_directory(root: Path, *names: str) -> Path:
+    """A directory of the cache, made if it is not there; refused if somebody else could put programs into it."""
+    for name in ("", *names):
+        root = root / name
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_own(root)
+    return root
+
+
+def _check_own(root: Path) -> None:
     found = root.stat()
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
         raise BootstrapError(
@@ -43,6 +63,32 @@ def find_uv() -> str:
 
     with _FINDING:
         return find_uv_bin()
+
+
+def index_options() -> list[str]:
+    """uv's options by which it looks into no index at all, if the user's pip does so."""
+    return ["--no-index"] if no_index(os.environ) else []
+
+
+def describe(
+    work: Path,
+    named: Sequence[str],
+    direct: Sequence[str],
+    options: Sequence[str],
+    image: Image,
+    deadline: float,
+    report: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Writes the files that tell uv what to install, with the packages of the image's indexes that others need."""
+    (work / "requirements.txt").write_text("\n".join([*direct, ""]))
+
+    def compile(text: str) -> str:
+        (work / "pyproject.toml").write_text(text)
+        report("looking which packages are needed")
+        order = ["pip", "compile", *options, "--quiet", "--index-strategy", "unsafe-best-match", *DESCRIPTION]
+        return run_uv(RESOLVING, order, image, deadline, work)
+
+    (work / "pyproject.toml").write_text(project(by_index(named, image.pip_indexes, compile), image.pip_indexes))
 
 
 def run_uv(step: str, arguments: Sequence[str], image: Image, deadline: float, cwd: Path | None = None) -> str:

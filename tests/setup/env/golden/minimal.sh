@@ -8,10 +8,10 @@ uv_version=0.0.0
 uv_oldest=0.13
 misleading='VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH UV_NO_SOURCES UV_PROJECT UV_WORKING_DIR UV_WORKING_DIRECTORY'
 # Run as: sh setup.sh STAGE TOKEN POOL KEY NEED [hold]
-#   STAGE  the directory with what was sent, removed at the end      TOKEN  what marks the lines printed here
+#   STAGE  the directory with the files that were sent; removed      TOKEN  what marks the lines printed here
 #   POOL   the name of the pool                                      KEY    the name of the environment
 #   NEED   the kilobytes that must be free
-#   hold   settings come on standard input, after their number of lines; when it is closed, all that runs here is ended
+#   hold   settings come on standard input, after their number of lines; when it is closed, everything here is ended
 stage=$1 token=$2 pool=$3 key=$4 need=$5 hold=${6:-}
 umask 077
 cache=${SKYWARD_CACHE:-${HOME:-}/.cache/skyward}
@@ -21,7 +21,7 @@ problems=
 newline='
 '
 
-# One line for whoever started this; with the token in it, nothing else can be taken for one.
+# One line for the program that started this; the token tells it from other output.
 say() { printf '@%s %s\n' "$token" "$*"; }
 
 problem() {
@@ -37,7 +37,7 @@ status_of() {
     esac
 }
 
-# The platform by uv's name for it; coarse, so that hosts which differ little get the same packages.
+# The platform as uv calls it; coarse, so that similar hosts get the same packages.
 find_platform() {
     case $(uname -sm) in
         'Linux x86_64' | 'Linux amd64') platform=x86_64 ;;
@@ -59,12 +59,12 @@ find_platform() {
 
 is_complete() { [ -s "$env/.complete" ] && [ -x "$env/bin/python" ]; }
 
-# Whether what lies in the cache can only have been put there by this user: nobody else can write into it, nor has made
-# the link that leads to it, nor can put something else in its place.
+# Whether only this user can have put files into the cache: nobody else can write into it, has made the link that leads
+# to it, or can replace it.
 is_own() {
     [ -O "$cache" ] && [ -z "$(find "$cache/." -prune -perm -0002 2>/dev/null)" ] || return
     others="! -user $(id -u) ! -user 0"
-    # shellcheck disable=SC2086 # its words are wanted
+    # shellcheck disable=SC2086 # it is split into words on purpose
     [ ! -L "$cache" ] || [ -z "$(find "$cache" -prune $others 2>/dev/null)" ] || return
     # shellcheck disable=SC2086 # as above
     [ -z "$(find "$cache/.." "${cache%/*}/." -prune -perm -0002 \( ! -perm -1000 -o $others \) 2>/dev/null)" ]
@@ -73,7 +73,7 @@ is_own() {
 # A uv that runs here and is new enough.
 find_uv() {
     for uv in "$cache/bin/uv-$uv_version" uv "${HOME:-}/.local/bin/uv"; do
-        # shellcheck disable=SC2046 # its words are wanted
+        # shellcheck disable=SC2046 # it is split into words on purpose
         set -- $("$uv" --version 2>/dev/null)
         case ${2:-} in [0-9]*.[0-9]*.[0-9]*) ;; *) continue ;; esac
         major=${2%%.*} minor=${2#*.}
@@ -84,11 +84,11 @@ find_uv() {
     return 1
 }
 
-# These names are the same for every shell; those of ulimit's options are not.
+# The names in /proc are the same for every shell; ulimit's options are not.
 check_limits() {
     [ -r /proc/self/limits ] || return 0
     while IFS= read -r line; do
-        # shellcheck disable=SC2086 # its words are wanted
+        # shellcheck disable=SC2086 # it is split into words on purpose
         case $line in
             'Max open files'*) set -- $line && low files "$5" 4096 'open files' nofile ;;
             'Max processes'*) set -- $line && low processes "$4" 256 processes nproc ;;
@@ -103,7 +103,7 @@ low() {
 
 free_kb() { df -Pk "$1" 2>/dev/null | sed -n '$s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p'; }
 
-# Everything that a host must have before anything is put on it; all that is missing is said at once.
+# What a host must have before anything is copied to it; everything that is missing is reported at once.
 preflight() {
     [ -n "$platform" ] ||
         problem system "this is $(uname -sm); a host needs Linux on x86_64 or aarch64."
@@ -134,7 +134,7 @@ preflight() {
     rm -f "$probe"
 }
 
-# Which of the wanted Debian packages are missing, and whether we can install them.
+# Which of the image's Debian packages are missing, and whether we can install them.
 check_apt() {
     missing='' sudo=''
     [ -n "$apt" ] || return 0
@@ -158,7 +158,7 @@ check_apt() {
 env=$cache/envs/$key log=$cache/logs/$key-$$.log host=$(uname -n)
 work='' lock='' directory='' watcher='' pulse='' settings=''
 
-# Hundredths of a second since the host was started.
+# Hundredths of a second since the host was booted.
 tick() {
     read -r clock _ </proc/uptime
     clock=${clock%.*}${clock#*.}
@@ -194,10 +194,10 @@ failed_install() {
     fail "$1" "$2"
 }
 
-# Runs a program with the settings that came for it, which may be secret: they are in no file and on no command line.
+# Runs a program with the settings from standard input. They may be secret: they are in no file and on no command line.
 tool() { (eval "$settings" && exec "$@") >>"$log" 2>&1 </dev/null; }
 
-# Ends everything that was started here once standard input is closed, and with it whoever set this going.
+# Ends everything that was started here when standard input is closed, that is, when the client is gone.
 watch() {
     while IFS= read -r line; do :; done
     trap '' TERM
@@ -213,7 +213,7 @@ watch() {
 clean() {
     code=$?
     trap '' HUP INT TERM
-    # After a SIGTERM the watcher has still to see to those that ignore it.
+    # After a SIGTERM the watcher still has to kill processes that ignore it.
     [ -z "$watcher" ] || [ "$code" = 143 ] || kill -KILL "$watcher" 2>/dev/null
     [ -z "$pulse" ] || kill "$pulse" 2>/dev/null
     [ -z "$lock" ] || rm -f "$lock" "$lock-held"
@@ -228,7 +228,7 @@ install_apt() {
     begin 'installing apt packages'
     options='-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3'
     quiet='env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a'
-    # An installation that was cut off has to be finished before anything else can be installed.
+    # An interrupted installation has to be finished before anything else can be installed.
     tool $sudo $quiet dpkg --configure -a &&
         tool $sudo $quiet apt-get $options update &&
         tool $sudo $quiet apt-get $options install --yes --no-install-recommends $missing ||
@@ -265,7 +265,7 @@ find_installed_python() {
         "$candidate" -I -c 'import ctypes, ssl' >>"$log" 2>&1 && printf '%s' "$candidate"
 }
 
-# Whether the maker HOST-PID of something is gone; of one on another host that shares this directory, a pulse tells.
+# Whether the process HOST-PID that made something is gone; on another host with the same directory, its pulse tells.
 is_gone() {
     case $1 in
         "$host-"*) ! grep -qsF -e "$cache/stage/" "/proc/${1##*-}/cmdline" ;;
@@ -273,7 +273,7 @@ is_gone() {
     esac
 }
 
-# One at a time makes an environment; what the link leads to says who.
+# One process at a time makes an environment; the target of the link says which.
 take_lock() {
     tries=0
     until ln -s "$host-$$" "$env.lock" 2>/dev/null; do
@@ -296,7 +296,7 @@ take_lock() {
     done
 }
 
-# Made beside its place and moved there in one step, so that half of one is never seen.
+# Made beside its place and moved there in one step, so that nobody sees half of it.
 make_environment() {
     begin 'making the environment'
     [ ! -e "$env" ] || rm -rf "$env"
@@ -306,8 +306,8 @@ make_environment() {
     end
     begin 'installing packages'
     set -- "$uv" pip install --python "$work/bin/python" --no-deps --compile-bytecode $strict -r pyproject.toml -r requirements.txt
-    # First without the network: that is quick where everything is cached, and works where there is none.
-    # uv itself tries three times more when a server does not answer, with pauses, and only then.
+    # First without the network: that is fast if everything is cached, and works if there is no network.
+    # uv itself tries three more times, with pauses, if a server does not answer.
     tool "$@" --offline || tool "$@" || failed_install packages "uv could not install the packages."
     cp packages.txt "$work/packages.txt"
     printf '%s\n' "$key" >"$work/.complete"
@@ -318,7 +318,7 @@ make_environment() {
     forget
 }
 
-# What has not been used for a month goes, unless pools are here that may be using it.
+# Removes what has not been used for a month, unless pools are here that may use it.
 forget() {
     set -- "$cache"/pools/*
     [ ! -e "$1" ] || return 0

@@ -6,7 +6,7 @@ problems=
 newline='
 '
 
-# One line for whoever started this; with the token in it, nothing else can be taken for one.
+# One line for the program that started this; the token tells it from other output.
 say() { printf '@%s %s\n' "$token" "$*"; }
 
 problem() {
@@ -22,7 +22,7 @@ status_of() {
     esac
 }
 
-# The platform by uv's name for it; coarse, so that hosts which differ little get the same packages.
+# The platform as uv calls it; coarse, so that similar hosts get the same packages.
 find_platform() {
     case $(uname -sm) in
         'Linux x86_64' | 'Linux amd64') platform=x86_64 ;;
@@ -44,12 +44,12 @@ find_platform() {
 
 is_complete() { [ -s "$env/.complete" ] && [ -x "$env/bin/python" ]; }
 
-# Whether what lies in the cache can only have been put there by this user: nobody else can write into it, nor has made
-# the link that leads to it, nor can put something else in its place.
+# Whether only this user can have put files into the cache: nobody else can write into it, has made the link that leads
+# to it, or can replace it.
 is_own() {
     [ -O "$cache" ] && [ -z "$(find "$cache/." -prune -perm -0002 2>/dev/null)" ] || return
     others="! -user $(id -u) ! -user 0"
-    # shellcheck disable=SC2086 # its words are wanted
+    # shellcheck disable=SC2086 # it is split into words on purpose
     [ ! -L "$cache" ] || [ -z "$(find "$cache" -prune $others 2>/dev/null)" ] || return
     # shellcheck disable=SC2086 # as above
     [ -z "$(find "$cache/.." "${cache%/*}/." -prune -perm -0002 \( ! -perm -1000 -o $others \) 2>/dev/null)" ]
@@ -58,7 +58,7 @@ is_own() {
 # A uv that runs here and is new enough.
 find_uv() {
     for uv in "$cache/bin/uv-$uv_version" uv "${HOME:-}/.local/bin/uv"; do
-        # shellcheck disable=SC2046 # its words are wanted
+        # shellcheck disable=SC2046 # it is split into words on purpose
         set -- $("$uv" --version 2>/dev/null)
         case ${2:-} in [0-9]*.[0-9]*.[0-9]*) ;; *) continue ;; esac
         major=${2%%.*} minor=${2#*.}
@@ -69,11 +69,11 @@ find_uv() {
     return 1
 }
 
-# These names are the same for every shell; those of ulimit's options are not.
+# The names in /proc are the same for every shell; ulimit's options are not.
 check_limits() {
     [ -r /proc/self/limits ] || return 0
     while IFS= read -r line; do
-        # shellcheck disable=SC2086 # its words are wanted
+        # shellcheck disable=SC2086 # it is split into words on purpose
         case $line in
             'Max open files'*) set -- $line && low files "$5" 4096 'open files' nofile ;;
             'Max processes'*) set -- $line && low processes "$4" 256 processes nproc ;;
@@ -88,7 +88,7 @@ low() {
 
 free_kb() { df -Pk "$1" 2>/dev/null | sed -n '$s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p'; }
 
-# Everything that a host must have before anything is put on it; all that is missing is said at once.
+# What a host must have before anything is copied to it; everything that is missing is reported at once.
 preflight() {
     [ -n "$platform" ] ||
         problem system "this is $(uname -sm); a host needs Linux on x86_64 or aarch64."
@@ -119,7 +119,7 @@ preflight() {
     rm -f "$probe"
 }
 
-# Which of the wanted Debian packages are missing, and whether we can install them.
+# Which of the image's Debian packages are missing, and whether we can install them.
 check_apt() {
     missing='' sudo=''
     [ -n "$apt" ] || return 0

@@ -2,20 +2,12 @@ token=$1 pool=$2 need=$3 apt=$4 tools=$5
 shift 5
 . common.sh
 
-own_address() {
-    # shellcheck disable=SC2086 # its words are wanted
-    set -- ${SSH_CONNECTION:-}
-    say "address ${3:-}"
-}
-
 find_platform
 say "platform $platform"
-say "home ${HOME:-}"
 say "path ${PATH:-}"
 say "cache $cache"
-own_address
 
-# The environments that would do are given as platform=key.
+# The environments that can be used are given as platform=key.
 key=none
 for pair; do
     case $pair in "$platform="*) key=${pair#*=} ;; esac
@@ -31,7 +23,7 @@ fi
 preflight
 [ -z "$problems" ] || exit 0
 mkdir -p "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs" "$cache/stage"
-# What a killed setting up has left.
+# Left by a setup that was killed.
 find "$cache/stage" -mindepth 1 -maxdepth 1 -mtime +0 -exec rm -rf {} + 2>/dev/null
 for kept in "$cache"/wheels/*; do say "wheel ${kept##*/}"; done
 for kept in "$cache"/envs/*/.complete; do

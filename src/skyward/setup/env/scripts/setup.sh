@@ -1,14 +1,14 @@
 # Run as: sh setup.sh STAGE TOKEN POOL KEY NEED [hold]
-#   STAGE  the directory with what was sent, removed at the end      TOKEN  what marks the lines printed here
+#   STAGE  the directory with the files that were sent; removed      TOKEN  what marks the lines printed here
 #   POOL   the name of the pool                                      KEY    the name of the environment
 #   NEED   the kilobytes that must be free
-#   hold   settings come on standard input, after their number of lines; when it is closed, all that runs here is ended
+#   hold   settings come on standard input, after their number of lines; when it is closed, everything here is ended
 stage=$1 token=$2 pool=$3 key=$4 need=$5 hold=${6:-}
 . common.sh
 env=$cache/envs/$key log=$cache/logs/$key-$$.log host=$(uname -n)
 work='' lock='' directory='' watcher='' pulse='' settings=''
 
-# Hundredths of a second since the host was started.
+# Hundredths of a second since the host was booted.
 tick() {
     read -r clock _ </proc/uptime
     clock=${clock%.*}${clock#*.}
@@ -44,10 +44,10 @@ failed_install() {
     fail "$1" "$2"
 }
 
-# Runs a program with the settings that came for it, which may be secret: they are in no file and on no command line.
+# Runs a program with the settings from standard input. They may be secret: they are in no file and on no command line.
 tool() { (eval "$settings" && exec "$@") >>"$log" 2>&1 </dev/null; }
 
-# Ends everything that was started here once standard input is closed, and with it whoever set this going.
+# Ends everything that was started here when standard input is closed, that is, when the client is gone.
 watch() {
     while IFS= read -r line; do :; done
     trap '' TERM
@@ -63,7 +63,7 @@ watch() {
 clean() {
     code=$?
     trap '' HUP INT TERM
-    # After a SIGTERM the watcher has still to see to those that ignore it.
+    # After a SIGTERM the watcher still has to kill processes that ignore it.
     [ -z "$watcher" ] || [ "$code" = 143 ] || kill -KILL "$watcher" 2>/dev/null
     [ -z "$pulse" ] || kill "$pulse" 2>/dev/null
     [ -z "$lock" ] || rm -f "$lock" "$lock-held"
@@ -78,7 +78,7 @@ install_apt() {
     begin 'installing apt packages'
     options='-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3'
     quiet='env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a'
-    # An installation that was cut off has to be finished before anything else can be installed.
+    # An interrupted installation has to be finished before anything else can be installed.
     tool $sudo $quiet dpkg --configure -a &&
         tool $sudo $quiet apt-get $options update &&
         tool $sudo $quiet apt-get $options install --yes --no-install-recommends $missing ||
@@ -115,7 +115,7 @@ find_installed_python() {
         "$candidate" -I -c 'import ctypes, ssl' >>"$log" 2>&1 && printf '%s' "$candidate"
 }
 
-# Whether the maker HOST-PID of something is gone; of one on another host that shares this directory, a pulse tells.
+# Whether the process HOST-PID that made something is gone; on another host with the same directory, its pulse tells.
 is_gone() {
     case $1 in
         "$host-"*) ! grep -qsF -e "$cache/stage/" "/proc/${1##*-}/cmdline" ;;
@@ -123,7 +123,7 @@ is_gone() {
     esac
 }
 
-# One at a time makes an environment; what the link leads to says who.
+# One process at a time makes an environment; the target of the link says which.
 take_lock() {
     tries=0
     until ln -s "$host-$$" "$env.lock" 2>/dev/null; do
@@ -146,7 +146,7 @@ take_lock() {
     done
 }
 
-# Made beside its place and moved there in one step, so that half of one is never seen.
+# Made beside its place and moved there in one step, so that nobody sees half of it.
 make_environment() {
     begin 'making the environment'
     [ ! -e "$env" ] || rm -rf "$env"
@@ -156,8 +156,8 @@ make_environment() {
     end
     begin 'installing packages'
     set -- "$uv" pip install --python "$work/bin/python" --no-deps --compile-bytecode $strict -r pyproject.toml -r requirements.txt
-    # First without the network: that is quick where everything is cached, and works where there is none.
-    # uv itself tries three times more when a server does not answer, with pauses, and only then.
+    # First without the network: that is fast if everything is cached, and works if there is no network.
+    # uv itself tries three more times, with pauses, if a server does not answer.
     tool "$@" --offline || tool "$@" || failed_install packages "uv could not install the packages."
     cp packages.txt "$work/packages.txt"
     printf '%s\n' "$key" >"$work/.complete"
@@ -168,7 +168,7 @@ make_environment() {
     forget
 }
 
-# What has not been used for a month goes, unless pools are here that may be using it.
+# Removes what has not been used for a month, unless pools are here that may use it.
 forget() {
     set -- "$cache"/pools/*
     [ ! -e "$1" ] || return 0

@@ -1,8 +1,8 @@
-# Ends the keeper of a pool on this host, if it is still there, and removes the pool's directory.
+# Ends the keeper of a pool on this host, if it still runs, and removes the pool's directory.
 directory=$1
 case $directory in /*/pools/?*) ;; *) exit 2 ;; esac
 
-# A process of another pool may have the same number by now.
+# A process of another pool may have the same id by now.
 is_keeper() { [ -n "$pid" ] && tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | grep -qxF -e "$directory"; }
 
 pid=$(cat "$directory/keeper.pid" 2>/dev/null)
@@ -16,7 +16,7 @@ if is_keeper; then
     done
     ! is_keeper || kill -KILL "$pid" 2>/dev/null
 fi
-# Those that the keeper had started may be writing there until they are gone, too.
+# Processes that the keeper started may write there until they are gone.
 for _ in 1 2 3 4 5; do
     rm -rf "$directory" 2>/dev/null
     [ -e "$directory" ] || exit 0
