@@ -47,7 +47,6 @@ def pool() -> Iterator[sky.ComputePool]:
             patch.setenv(name, value)
         try:
             with sky.ComputePool(nodes=2, console=False) as opened:
-                assert not listening(opened)  # nothing without dask
                 opened.dask().close()
                 yield opened
         finally:
@@ -141,6 +140,15 @@ def test_no_listener_talks_to_a_member_of_another_pool(pool: sky.ComputePool) ->
     for address in listening(pool):
         assert answer(address, b"hello" * 20, context) == b""
     assert echo(1) @ pool == [1, 1]
+
+
+def test_a_pool_of_this_computer_opens_no_port_and_loads_no_tls() -> None:
+    """SEC-2: what is not there cannot be reached. Neither is asyncio, which brings TLS with it."""
+    with sky.ComputePool(nodes=2, console=False) as opened:
+        assert echo(1) @ opened == [1, 1]
+        assert listening(opened) == set()
+        for process in family(opened):
+            assert "/_ssl." not in Path(f"/proc/{process.pid}/maps").read_text(), process
 
 
 def test_agents_listen_on_private_files_only(pool: sky.ComputePool) -> None:
