@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["Group", "found"]
 
@@ -13,6 +15,8 @@ Group = Literal["providers", "plugins"]
 
 def found(group: Group) -> dict[str, EntryPoint]:
     """What is available under which name; `.load()` imports it. Our own come first, and nobody replaces them."""
+    from importlib.metadata import EntryPoint, entry_points  # `import skyward` does not need it
+
     others = {point.name: point for point in entry_points(group=f"skyward.{group}")}
     # a checkout that is on the path without being installed has no entry points
     names: list[str] = import_module(f"skyward.{group}").__all__
