@@ -41,40 +41,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import indent
 
+# fmt: off
 __all__ = [
-    "AuthenticationFailed",
-    "BootstrapError",
-    "CloudError",
-    "CloudRefused",
-    "CredentialsExpired",
-    "CredentialsMissing",
-    "ForkedPoolError",
-    "HostKeyMismatch",
-    "HostUnreachable",
-    "InvalidArgument",
-    "NestedPoolError",
-    "NoCapacity",
-    "NoOffer",
-    "NodeDiskFull",
-    "NodeLost",
-    "NoneAvailable",
-    "NotGivenBack",
-    "NotSerializable",
-    "PermissionDenied",
-    "PluginError",
-    "PoolClosed",
-    "Preempted",
-    "PythonMismatch",
-    "QuotaExceeded",
-    "RemoteError",
-    "ResultNotSerializable",
-    "ResultTooLarge",
-    "SkywardError",
-    "TaskCrashed",
-    "TaskError",
-    "TaskOutOfMemory",
-    "TaskTimeout",
+    "AuthenticationFailed", "BootstrapError", "CloudError", "CloudRefused", "CredentialsExpired",
+    "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable", "InvalidArgument",
+    "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
+    "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed", "Preempted", "PythonMismatch",
+    "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge", "SkywardError", "TaskCrashed",
+    "TaskError", "TaskOutOfMemory", "TaskTimeout",
 ]
+# fmt: on
 
 
 class SkywardError(Exception):

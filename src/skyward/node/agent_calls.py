@@ -9,7 +9,6 @@ does it. What runs is never inferred: runners tell it, on their status page and 
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import signal
 from collections import OrderedDict
@@ -17,15 +16,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from skyward.node.agent_assign import misplaced, next_pair
+from skyward.node.agent_audit import Audit
+from skyward.node.agent_outcomes import Verdict, end_of, seconds_of, stopped
 from skyward.node.agent_slots import Action, RunnerSlots
 from skyward.node.agent_tables import CALLS, UNBEGUN, NodeCall, Slot
+from skyward.node.agent_timers import CallTimers
 from skyward.node.protocol import AgentToClient, AgentToRunner
 from skyward.node.receiver import Message
 
 __all__ = ["Action", "AgentCalls"]
 
 _METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
-_LOOK, _LOOK_AGAIN = 0.05, 0.25  # after a call was sent, and while it waits
 
 
 class AgentCalls:
@@ -34,15 +35,15 @@ class AgentCalls:
     def __init__(self) -> None:
         self.calls: dict[str, NodeCall] = {}
         self._runners = RunnerSlots()
-        self.slots = self._runners.all
+        self.slots, self.looks = self._runners.all, self._runners.looks
         self.queue: OrderedDict[str, NodeCall] = OrderedDict()
         self.mean: float | None = None
         self.leaving = False
         self._grace = 0.0
         self._orders = itertools.count()
-        self._timers: list[tuple[float, int, str, NodeCall]] = []
+        self._timers = CallTimers(self.calls)
         self._out: list[Action] = []
-        self._odd: set[str] = set()
+        self._audit = Audit(self._runners)
         self._now = 0.0
 
     @property
@@ -74,16 +75,14 @@ class AgentCalls:
     def recall(self, call_id: str, now: float) -> list[Action]:
         """The client wants a call back that has not begun."""
         self._now = now
-        call = self.calls.get(call_id)
-        if call is not None:
+        if (call := self.calls.get(call_id)) is not None:
             self._step(call, "recall")
         return self._settled()
 
     def cancel(self, call_id: str, why: str, grace: float, now: float) -> list[Action]:
         """A call is to end; if it has ended meanwhile, its result is on the way."""
         self._now = now
-        call = self.calls.get(call_id)
-        if call is not None:
+        if (call := self.calls.get(call_id)) is not None:
             self._stop(call, "cancel", why, grace)
         return self._settled()
 
@@ -148,8 +147,7 @@ class AgentCalls:
     def ready(self, name: str, now: float) -> list[Action]:
         """A runner has entered the plugins' hooks and takes calls."""
         self._now = now
-        slot = self.slots.get(name)
-        if slot is not None:
+        if (slot := self.slots.get(name)) is not None:
             self._move(slot, "ready")
         return self._settled()
 
@@ -173,7 +171,7 @@ class AgentCalls:
             if call is not None and call.began is None:
                 call.began = began
                 self._step(call, "began")
-        self._watch(slot)
+        self._runners.look_again(slot, now)
         return self._taken()
 
     def returned(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
@@ -185,8 +183,7 @@ class AgentCalls:
     def left(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
         """A runner breaks off a body: it begins no other, and gives back what waited in it."""
         self._now = now
-        slot = self.slots.get(name)
-        if slot is not None:
+        if (slot := self.slots.get(name)) is not None:
             self._move(slot, "leaving")
             self._return(name, call_ids)
         return self._settled()
@@ -196,8 +193,7 @@ class AgentCalls:
     ) -> list[Action]:
         """A body has ended."""
         self._now = now
-        call = self._of(name, call_id)
-        if call is not None:
+        if (call := self._of(name, call_id)) is not None:
             if call.began is None:
                 call.began = now - about.get("s", 0.0)
             self._step(call, "ended", (kind, about, buffers))
@@ -222,23 +218,12 @@ class AgentCalls:
 
     def due(self) -> float:
         """When `tick` has something to do next."""
-        due = self._timers[0][0] if self._timers else float("inf")
-        for slot in self.slots.values():
-            if slot.look_at is not None and slot.look_at < due:
-                due = slot.look_at
-        return due
-
-    def looks(self, now: float) -> list[str]:
-        """Runners whose status page is to be read now."""
-        return [slot.name for slot in self.slots.values() if slot.look_at is not None and slot.look_at <= now]
+        return min(self._timers.due(), self._runners.next_look())
 
     def tick(self, now: float) -> list[Action]:
         """Time limits and graces that are over."""
         self._now = now
-        while self._timers and self._timers[0][0] <= now:
-            _, _, event, call = heapq.heappop(self._timers)
-            if self.calls.get(call.id) is not call:
-                continue
+        for event, call in self._timers.over(now):
             if event == "limit":
                 self._stop(call, "limit", "timeout", self._grace)
             elif now >= call.asked + call.grace:
@@ -248,24 +233,17 @@ class AgentCalls:
     def audit(self, now: float) -> tuple[list[str], list[Action]]:
         """Looks for what must not be, and mends it: says what it found. The net under this module's own mistakes."""
         self._now = now
-        found: dict[str, str] = {}
-        if self.next_pair() is not None:
-            found["queue"] = "a call waited beside a free slot; it was sent"
-        found |= {slot.name: text for slot in self.slots.values() if (text := self._runners.overdue(slot, now))}
-        if self._runners.lacking() and not self.closing:
-            found["spawn"] = "a process was missing; it was started"
-        twice = found.keys() & self._odd
-        self._odd = set(found)
-        for name in twice:
+        found = self._audit.look(self.next_pair() is not None, now)
+        for name in found:
             if name in self.slots:
                 self._out.append(("kill", self.slots[name]))
             elif name == "spawn":
                 self._out += self._runners.spawn_missing(now)
-        return [found[name] for name in sorted(twice)], self._settled() if "queue" in twice else self._taken()
+        return list(found.values()), self._settled() if "queue" in found else self._taken()
 
     # the machinery: one place for each thing that happens to a call
 
-    def _step(self, call: NodeCall, event: str, verdict: tuple[str, dict[str, Any], Any] | None = None) -> bool:
+    def _step(self, call: NodeCall, event: str, verdict: Verdict | None = None) -> bool:
         """Moves a call along its table; False if the event changes nothing in its state."""
         row = CALLS.get((call.state, event))
         if row is None:
@@ -318,10 +296,8 @@ class AgentCalls:
                 call.reason = reason
 
     def _return(self, name: str, call_ids: Sequence[str]) -> None:
-        for call_id in call_ids:
-            call = self._of(name, call_id)
-            if call is not None:
-                self._step(call, "returned")
+        for call in filter(None, [self._of(name, call_id) for call_id in call_ids]):
+            self._step(call, "returned")
 
     def _of(self, name: str, call_id: str) -> NodeCall | None:
         """A call, if that runner has it: one that was replaced may still speak of what others have by now."""
@@ -331,11 +307,6 @@ class AgentCalls:
     def next_pair(self) -> tuple[NodeCall, Slot] | None:
         """The call that is to be sent next, and the runner that has room for it."""
         return next_pair(self.queue, self.slots.values(), self._runners.processes, self.mean) if self.queue else None
-
-    def _watch(self, slot: Slot) -> None:
-        """Has the status page read soon, while a call may begin there."""
-        waits = [call.about.get("timeout") or _LOOK_AGAIN for call in slot.calls.values() if call.began is None]
-        slot.look_at = self._now + min(_LOOK_AGAIN, *waits) if waits else None
 
     def _settled(self) -> list[Action]:
         """What is to be done, after every free slot has got what there is."""
@@ -370,8 +341,7 @@ class AgentCalls:
         message = AgentToRunner.call(call.id, call.about, len(call.buffers))
         self._out.append(("send", slot, message, call.buffers))
         self._out += [("send", slot, message, buffers) for message, buffers in call.backlog]
-        look_at = self._now + min(_LOOK, call.about.get("timeout") or _LOOK)
-        slot.look_at = look_at if slot.look_at is None else min(slot.look_at, look_at)
+        self._runners.look_soon(slot, call, self._now)
 
     def _send_recall(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         self._out.append(("send", slot, AgentToRunner.recall(call.id), None))
@@ -390,23 +360,17 @@ class AgentCalls:
         call.backlog.clear()
         limit = call.about.get("timeout")
         if limit is not None and call.began is not None:
-            self._after(call.began + limit, "limit", call)
+            self._timers.add(call.began + limit, "limit", call)
 
     def _start_grace(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         call.asked = self._now
-        self._after(self._now + call.grace, "grace", call)
+        self._timers.add(self._now + call.grace, "grace", call)
 
     def _kill_process(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         assert slot is not None
         call.killed = True
         self._doom(slot, "another call in its process had to be killed")
         self._out.append(("kill", slot))
-
-    def _after(self, when: float, event: str, call: NodeCall) -> None:
-        heapq.heappush(self._timers, (when, next(self._orders), event, call))
-        if len(self._timers) > 64 + 4 * len(self.calls):
-            self._timers = [entry for entry in self._timers if self.calls.get(entry[3].id) is entry[3]]
-            heapq.heapify(self._timers)
 
     def _tell_started(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         self._tell(call, AgentToClient.started(call.id))
@@ -420,26 +384,17 @@ class AgentCalls:
 
     _tell_crashed = _tell_verdict
 
-    def _tell_stopped(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        about: dict[str, Any] = {}
+    def _tell_stopped(self, call: NodeCall, slot: Slot | None, verdict: Verdict | None) -> None:
         if verdict is not None and "s" in verdict[1]:
-            about["s"] = verdict[1]["s"]
             self._discard(verdict[1])
-        if call.why == "timeout":
-            about |= {"limit": call.about["timeout"], "killed": call.killed}
-        self._tell_end(call, slot, call.why, about)
+        self._tell_end(call, slot, call.why, stopped(call, verdict))
 
     def _tell_lost(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         self._tell_end(call, slot, "lost", {"reason": call.reason})
 
-    def _tell_end(
-        self, call: NodeCall, slot: Slot | None, kind: str, about: dict[str, Any], buffers: Any = None
-    ) -> None:
+    def _tell_end(self, call: NodeCall, slot: Slot | None, kind: str, about: dict[str, Any], data: Any = None) -> None:
         """The last word on a call of this node."""
-        if call.began is not None:
-            seconds = about.setdefault("s", max(0.0, self._now - call.began))
+        if (seconds := seconds_of(call, about, self._now)) is not None:
             self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
-        if kind == "crashed" or (slot is not None and slot.state != "ready" and call.began is not None):
-            about["replaced"] = True  # the client must know before it sends more: a group may be broken
-        self._tell(call, AgentToClient.verdict(kind, call.id, about, len(buffers or ())), buffers)
+        self._tell(call, end_of(call, slot, kind, about, data), data)
         call.buffers = []

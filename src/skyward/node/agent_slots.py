@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from skyward.node.agent_tables import SLOTS, Slot
+from skyward.node.agent_tables import SLOTS, NodeCall, Slot
 from skyward.node.protocol import AgentToClient
 
 __all__ = ["Action", "RunnerSlots"]
@@ -19,6 +19,7 @@ Action = tuple[Any, ...]
 
 _SPAWN_ATTEMPTS = 3
 _OVERDUE = 5.0
+_LOOK, _LOOK_AGAIN = 0.05, 0.25  # after a call was sent, and while it waits
 
 
 class RunnerSlots:
@@ -77,6 +78,24 @@ class RunnerSlots:
             elif name == "spawn" or (name == "spawn beside" and slot.threads > 1 and not self._hooks):
                 actions += self.spawn_missing(now)
         return actions
+
+    def look_soon(self, slot: Slot, call: NodeCall, now: float) -> None:
+        """Has a runner's status page read soon: it was sent a call."""
+        look_at = now + min(_LOOK, call.about.get("timeout") or _LOOK)
+        slot.look_at = look_at if slot.look_at is None else min(slot.look_at, look_at)
+
+    def look_again(self, slot: Slot, now: float) -> None:
+        """Has a status page read again while a call may begin there."""
+        waits = [call.about.get("timeout") or _LOOK_AGAIN for call in slot.calls.values() if call.began is None]
+        slot.look_at = now + min(_LOOK_AGAIN, *waits) if waits else None
+
+    def looks(self, now: float) -> list[str]:
+        """Runners whose status page is to be read now."""
+        return [slot.name for slot in self.all.values() if slot.look_at is not None and slot.look_at <= now]
+
+    def next_look(self) -> float:
+        """When the next status page is to be read."""
+        return min((slot.look_at for slot in self.all.values() if slot.look_at is not None), default=float("inf"))
 
     def overdue(self, slot: Slot, now: float) -> str:
         """What is wrong with a runner that should be gone by now."""
