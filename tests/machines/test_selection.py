@@ -159,7 +159,7 @@ def test_plans_say_which_comes_first_and_why() -> None:
     assert "1. [$0.5 an hour] 1 node, spot-if-available, from Shop: a machine" in text
     assert "2. [$4.00 an hour] 2 nodes with 1 x T4, from AWS in us-east-1:" in text
     assert "g4dn.xlarge (spot, us-east-1a)" in text
-    assert "3. [not to be had] 1 node, spot-if-available, from Shop: the provider refused sts:X" in text
+    assert "3. [not available] 1 node, spot-if-available, from Shop: the provider refused sts:X" in text
     assert "in the order in which they are given" in str(look(candidates, "first"))
 
 

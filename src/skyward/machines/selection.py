@@ -65,7 +65,7 @@ class Prospect:
     def cost(self) -> str:
         """The price in words."""
         if not self.possible:
-            return "nothing fits" if self.why_not is None else "not to be had"
+            return "nothing fits" if self.why_not is None else "not available"
         return "price unknown" if math.isinf(self.hourly_cost) else f"{money(self.hourly_cost)} an hour"
 
     @property

@@ -1,7 +1,7 @@
 """Pools that nobody closes: one that is dropped is closed in the background, the others when the interpreter ends.
 
 What a pool's own threads and its closing hold of it is a `Reference`, which is weak: otherwise no pool would ever be
-seen to be dropped.
+found to be dropped.
 """
 
 from __future__ import annotations

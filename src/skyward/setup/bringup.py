@@ -46,7 +46,7 @@ class PoolHosts:
     engine: Engine
     dask: DaskCluster
     authority: Authority | None = None
-    """Vouches for the client and the nodes; None on this computer, where the kernel does."""
+    """Issues the certificates of client and nodes; None on this computer, where the kernel names the user."""
 
     def __init__(
         self, context: PoolContext, machines: Sequence[Machine], supply: Supply | None, host_setup: HostSetup

@@ -85,7 +85,7 @@ def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.sslsocket_class = _Socket
     made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False  # nodes are reached through tunnels; the authority vouches, not the name
+    made.check_hostname = False  # nodes are reached through tunnels; the certificate says who it is, not the name
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=identity.ca)
     # the ssl module takes keys from files only: one in memory, which no other process sees and nobody can leave behind

@@ -2,7 +2,7 @@
 
     header = {"s": number of this frame, "a": last number seen from the other side, "m": messages}
 
-Every message arrives exactly once and in order, whatever happens to the connections beneath.
+Every message arrives exactly once and in order, whatever happens to the sockets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECORD = 1 << 14  # of TLS: one that is not full is the last of its frame
 
 
 class Broken(Exception):
-    """The socket beneath a link is gone; the link itself is not."""
+    """The socket of a link is gone; the link itself is not."""
 
 
 class Link:

@@ -32,7 +32,7 @@ _CAUSES = (
         r"^Host key for (.+) has changed and you have requested strict checking",
         HostKeyMismatch,
         1,
-        "its host key is not the one in your known_hosts file. Either the machine was installed anew, or another one "
+        "its host key is not the one in your known_hosts file. Either the machine was installed again, or another one "
         "answers in its place. Nothing was sent to it. If you know that the key has changed, remove the old one with "
         "'ssh-keygen {file}-R {0}', connect once by hand and compare the fingerprint.",
     ),

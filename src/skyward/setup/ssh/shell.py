@@ -192,7 +192,7 @@ class SshShell:
         return connection
 
     def _revive(self, limit: float) -> str:
-        """Sees to it that there is a connection; what ssh said if there is none. Threads that meet here share a try."""
+        """Makes a connection if there is none; returns what ssh said if that failed. Threads that come together share one try."""
         with self._lock:
             if self._connection is not None and self._connection.alive:
                 return ""
