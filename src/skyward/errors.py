@@ -114,8 +114,7 @@ class TaskCrashed(TaskError):
     ) -> None:
         super().__init__(task, node, attempt, exit_code, signal, stderr, shared_with)
         self.task, self.node, self.attempt = task, node, attempt
-        self.exit_code, self.signal, self.stderr = exit_code, signal, stderr
-        self.shared_with = shared_with
+        self.exit_code, self.signal, self.stderr, self.shared_with = exit_code, signal, stderr, shared_with
 
     def __str__(self) -> str:
         how = f"was killed by {self.signal}" if self.signal else f"exited with status {self.exit_code}"
@@ -159,8 +158,7 @@ class NodeLost(TaskError):
 
     def __init__(self, node: int, task: str = "", reason: str = "", attempts: int = 1, broadcast: bool = False) -> None:
         super().__init__(node, task, reason, attempts, broadcast)
-        self.node, self.task, self.reason = node, task, reason
-        self.attempts, self.broadcast = attempts, broadcast
+        self.node, self.task, self.reason, self.attempts, self.broadcast = node, task, reason, attempts, broadcast
 
     def __str__(self) -> str:
         why = self.reason or "no answer"

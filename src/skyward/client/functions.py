@@ -1,4 +1,4 @@
-"""What is known of a callable by looking at it: which parameters are streams, what it carries, which function it wraps."""
+"""What is known of a callable by looking at it: streamed parameters, what it carries, which function it wraps."""
 
 from __future__ import annotations
 

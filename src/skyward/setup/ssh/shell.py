@@ -192,7 +192,7 @@ class SshShell:
         return connection
 
     def _revive(self, limit: float) -> str:
-        """Makes a connection if there is none; returns what ssh said if that failed. Threads that come together share one try."""
+        """Makes a connection if there is none; returns what ssh said if that failed. Threads share one try."""
         with self._lock:
             if self._connection is not None and self._connection.alive:
                 return ""
