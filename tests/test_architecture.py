@@ -12,7 +12,7 @@ import pytest
 
 from skyward.client import call_table, node_table
 from skyward.node import agent_tables, protocol, runner_calls
-from skyward.node.receiver import Link
+from skyward.node.receiver import Direction
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -74,12 +74,12 @@ def test_every_state_event_and_action_of_a_table_is_explained_above_it(title: st
 LINKS = {
     re.sub(r"(?<!^)(?=[A-Z])", " ", name).capitalize(): link
     for name, link in vars(protocol).items()
-    if inspect.isclass(link) and link.__bases__ == (Link,)
+    if inspect.isclass(link) and link.__bases__ == (Direction,)
 }
 """The links by the headings of the page: "Client to agent" for ClientToAgent."""
 
 
-def table_of(link: type[Link]) -> str:
+def table_of(link: type[Direction]) -> str:
     """The page's table of the messages of a link."""
     lines = ["| kind | fields | meaning |", "|---|---|---|"]
     for kind, fields in link.kinds().items():
@@ -98,7 +98,7 @@ def test_the_messages_of_a_link_are_on_the_page(title: str) -> None:
 
 
 @pytest.mark.parametrize("link", LINKS.values())
-def test_a_message_is_its_kind_its_fields_and_the_number_of_its_buffers(link: type[Link]) -> None:
+def test_a_message_is_its_kind_its_fields_and_the_number_of_its_buffers(link: type[Direction]) -> None:
     for kind, fields in link.kinds().items():
         message = getattr(link, kind)(*fields)
         expected = [*fields] if kind == "verdict" else [kind, *fields]

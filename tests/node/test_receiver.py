@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from skyward.node.protocol import AgentToForkServer, Link, Message
+from skyward.node.protocol import AgentToForkServer, Direction, Message
 from skyward.node.receiver import Receiver, split
 
 
-class Small(Link):
+class Small(Direction):
     """A link of three kinds."""
 
     sender = "client"

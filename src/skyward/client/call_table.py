@@ -1,4 +1,4 @@
-"""The states of a call on the client, as a table: (state, event) -> (state, actions). `client_calls` applies it.
+"""The states of a call on the client, as a table: (state, event) -> (state, actions). `client/calls.py` applies it.
 
 An event that a state has no row for changes nothing.
 """

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from skyward.events import Event
-from skyward.transport.packed import PackedError
+from skyward.transport.exceptions import PackedError
 
 __all__ = ["Listener", "Listeners", "UserCode", "UserFuture", "Worker", "when_done"]
 

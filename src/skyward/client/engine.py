@@ -1,7 +1,6 @@
-"""The client's side of the engine: hears users, nodes and the clock, asks `Core` what that means, and does it.
+"""The engine of a pool, on the client: hears users, nodes and the clock, asks `Core` what that means, and does it.
 
-    user's thread --submit, cancel--> Engine --(lock)--> Core --actions--> Engine --> links, futures, events
-    I/O thread ---messages, turns---> Engine
+    user's thread, I/O thread --> Engine --(lock)--> Core --actions--> Engine --> links, futures, events
 
 Everything happens under one lock, so two broadcasts are queued in the same order on all nodes.
 """

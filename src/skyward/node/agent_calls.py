@@ -20,9 +20,9 @@ from skyward.node.agent_audit import Audit
 from skyward.node.agent_outcomes import Verdict, end_of, seconds_of, stopped
 from skyward.node.agent_slots import Action, RunnerSlots
 from skyward.node.agent_tables import CALLS, UNBEGUN, NodeCall, Slot
-from skyward.node.agent_timers import CallTimers
 from skyward.node.protocol import AgentToClient, AgentToRunner
 from skyward.node.receiver import Message
+from skyward.node.timers import CallTimers
 
 __all__ = ["Action", "AgentCalls"]
 

@@ -1,4 +1,4 @@
-"""What runs on one machine, and its watchdog: started by the client, ends everything when the client is gone.
+"""The first process on a machine: starts fork server and agents, ends everything when the client is gone.
 
     client --stdin--> keeper       lines of JSON: look around, listen, probe your peers; whom to start; dask
     client <--stdout-- keeper      lines of JSON: answers, ports, deaths

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyward.node.receiver import Link, Message
+from skyward.node.receiver import Direction, Message
 
 # fmt: off
 __all__ = [
@@ -47,7 +47,7 @@ VERDICTS = {
 """How a call can end: the kinds of the last message about it."""
 
 
-class ClientToAgent(Link):
+class ClientToAgent(Direction):
     sender = "client"
 
     @staticmethod
@@ -133,7 +133,7 @@ class ClientToAgent(Link):
         return ["bye", grace, 0]
 
 
-class AgentToClient(Link):
+class AgentToClient(Direction):
     sender = "agent"
     verdicts = tuple(VERDICTS)
 
@@ -229,7 +229,7 @@ class AgentToClient(Link):
         return ["bye", 0]
 
 
-class AgentToRunner(Link):
+class AgentToRunner(Direction):
     sender = "agent"
 
     @staticmethod
@@ -263,7 +263,7 @@ class AgentToRunner(Link):
     end = staticmethod(ClientToAgent.end)
 
 
-class RunnerToAgent(Link):
+class RunnerToAgent(Direction):
     sender = "runner"
     verdicts = ("done", "error", "exited", "stopped")
 
@@ -291,7 +291,7 @@ class RunnerToAgent(Link):
     out = staticmethod(AgentToClient.out)
 
 
-class AgentToForkServer(Link):
+class AgentToForkServer(Direction):
     sender = "agent"
 
     @staticmethod
@@ -305,7 +305,7 @@ class AgentToForkServer(Link):
         return ["kill", name, signal, 0]
 
 
-class ForkServerToAgent(Link):
+class ForkServerToAgent(Direction):
     sender = "fork_server"
 
     @staticmethod
@@ -319,7 +319,7 @@ class ForkServerToAgent(Link):
         return ["ended", name, status, 0]
 
 
-class ClientToKeeper(Link):
+class ClientToKeeper(Direction):
     sender = "client"
 
     @staticmethod
@@ -353,7 +353,7 @@ class ClientToKeeper(Link):
         return ["dask_worker", worker, 0]
 
 
-class KeeperToClient(Link):
+class KeeperToClient(Direction):
     sender = "keeper"
 
     @staticmethod

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, ClassVar, cast
 
-__all__ = ["Link", "Message", "Receiver", "checked_greeting", "split"]
+__all__ = ["Direction", "Message", "Receiver", "checked_greeting", "split"]
 
 
 Message = list[Any]
 
 
-class Link:
+class Direction:
     """One direction between two processes."""
 
     sender: ClassVar[str]
@@ -36,7 +36,7 @@ class Link:
 class Receiver:
     """The methods of `owners` that handle the messages of a link: one for each kind, and none besides."""
 
-    def __init__(self, link: type[Link], *owners: object) -> None:
+    def __init__(self, link: type[Direction], *owners: object) -> None:
         self._link = link
         self._methods: dict[str, tuple[Callable[..., Any], int, bool]] = {}
         prefix, kinds = f"_from_{link.sender}_", link.kinds()

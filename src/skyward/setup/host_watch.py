@@ -1,5 +1,4 @@
-"""What runs beside the setup of a machine: its lease is renewed, the provider's own step is done, and the provider is
-asked whether the machine still exists."""
+"""While a machine is set up: renews its lease, runs the provider's own step, asks whether the machine still exists."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """How an exception crosses from a node to the client: same type, its chain, and the remote traceback as a note.
 
 It is tried on the node whether the exception survives the journey; one that does not becomes a RemoteError with text.
+It is rebuilt in the thread that asks for it: user code runs then, and may block.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,16 +18,32 @@ from typing import Any, cast
 import cloudpickle
 
 from skyward.errors import RemoteError
-from skyward.transport.packed import PackedError
 from skyward.transport.payload import unpack
 
-__all__ = ["annotate", "capture", "packed", "rebuild"]
+__all__ = ["PackedError", "annotate", "capture", "packed", "rebuild"]
 
 Advice = Callable[[BaseException], str]
 
 _MAX_PICKLE = 1 << 20
 _MAX_TEXT = 256 << 10
 _MAX_CHAIN = 16
+
+
+class PackedError(Exception):
+    """An exception that has come as bytes; `rebuild` gets the notes that were added here before it was rebuilt."""
+
+    def __init__(self, rebuild: Callable[[Sequence[str]], BaseException]) -> None:
+        super().__init__()
+        self._rebuild = rebuild
+        self._rebuilding = threading.RLock()  # of one thread twice: its code may ask for the same exception
+        self._error: BaseException | None = None
+
+    def rebuilt(self) -> BaseException:
+        """The exception itself; the same one every time."""
+        with self._rebuilding:
+            if self._error is None:
+                self._error = self._rebuild(tuple(getattr(self, "__notes__", ())))
+            return self._error
 
 
 def capture(exc: BaseException, skip: str = "") -> tuple[dict[str, Any], bytes]:

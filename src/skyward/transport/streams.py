@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from skyward.transport.packed import PackedError
+from skyward.transport.exceptions import PackedError
 from skyward.transport.threads import run_in_thread
 
 __all__ = ["WINDOW", "Consumer", "Producer", "Stream"]

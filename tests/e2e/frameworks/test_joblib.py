@@ -207,11 +207,12 @@ def test_a_parallel_inside_a_task_runs_there_one_by_one(pool: sky.ComputePool) -
 
 def test_a_large_array_travels_once_and_arrives_read_only(pool: sky.ComputePool) -> None:
     """Twelve tasks, one blob; as with joblib's memory maps a small array can be written, a large one not."""
-    held = set(pool._store._blobs)
+    blobs = pool._store._index._blobs
+    held = set(blobs)
     large, small = np.arange(500_000.0), np.ones(10)
     got = Parallel(n_jobs=-1, batch_size=1)(delayed(about)(large) for _ in range(12))
     assert {(writeable, total) for writeable, total, _ in got} == {(False, large.sum())}
-    assert [pool._store._blobs[d][1] for d in set(pool._store._blobs) - held] == [large.nbytes]
+    assert [blobs[name][1] for name in set(blobs) - held] == [large.nbytes]
     assert {w for w, _, _ in Parallel(n_jobs=2)(delayed(about)(small) for _ in range(3))} == {True}
     assert {w for w, _, _ in Parallel(n_jobs=2, mmap_mode="c")(delayed(about)(large) for _ in range(3))} == {True}
     assert {w for w, _, _ in Parallel(n_jobs=2, max_nbytes=None)(delayed(about)(large) for _ in range(3))} == {True}

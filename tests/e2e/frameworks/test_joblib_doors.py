@@ -137,7 +137,7 @@ def test_without_joblib_on_this_computer_no_machine_is_launched(monkeypatch: pyt
 
     monkeypatch.setattr(_joblib, "find_spec", lambda name: None)
     asked: list[str] = []
-    monkeypatch.setattr("skyward.pool.pool.Acquisition.acquire", lambda *_: asked.append("machines"))
+    monkeypatch.setattr("skyward.pool.opening.acquire", lambda *_: asked.append("machines"))
     with pytest.raises(PluginError, match="pip install joblib"), sky.integrations.JoblibPool(console=False):
         pass
     assert asked == []

@@ -7,12 +7,14 @@ strict=--require-hashes
 uv_version=0.0.0
 uv_oldest=0.13
 misleading='VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH UV_NO_SOURCES UV_PROJECT UV_WORKING_DIR UV_WORKING_DIRECTORY'
+# Makes the environment of an image on a host.
 # Run as: sh setup.sh STAGE TOKEN POOL KEY NEED [hold]
 #   STAGE  the directory with the files that were sent; removed      TOKEN  what marks the lines printed here
 #   POOL   the name of the pool                                      KEY    the name of the environment
 #   NEED   the kilobytes that must be free
 #   hold   settings come on standard input, after their number of lines; when it is closed, everything here is ended
 stage=$1 token=$2 pool=$3 key=$4 need=$5 hold=${6:-}
+# What look.sh and setup.sh share: where the cache is, how they report, checks of the host.
 umask 077
 cache=${SKYWARD_CACHE:-${HOME:-}/.cache/skyward}
 case $cache in /*) ;; *) cache=$PWD/$cache ;; esac

@@ -1,3 +1,4 @@
+# What look.sh and setup.sh share: where the cache is, how they report, checks of the host.
 umask 077
 cache=${SKYWARD_CACHE:-${HOME:-}/.cache/skyward}
 case $cache in /*) ;; *) cache=$PWD/$cache ;; esac

@@ -1,3 +1,4 @@
+# Says what a host is and has; gives the pool a directory if the environment is there.
 token=$1 pool=$2 need=$3 apt=$4 tools=$5
 shift 5
 . common.sh

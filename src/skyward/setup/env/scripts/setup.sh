@@ -1,3 +1,4 @@
+# Makes the environment of an image on a host.
 # Run as: sh setup.sh STAGE TOKEN POOL KEY NEED [hold]
 #   STAGE  the directory with the files that were sent; removed      TOKEN  what marks the lines printed here
 #   POOL   the name of the pool                                      KEY    the name of the environment
