@@ -116,12 +116,13 @@ def test_the_fits_happen_on_the_nodes(pool: sky.ComputePool) -> None:
 
 def test_a_large_table_travels_once_for_all_fits(pool: sky.ComputePool) -> None:
     """S0-48: thirty fits, one blob of X."""
-    held = set(pool._store._blobs)
+    blobs = pool._store._index._blobs
+    held = set(blobs)
     wide = np.random.default_rng(0).normal(size=(4_000, 50))
     labels = np.arange(4_000) % 2
     search = GridSearchCV(Where(), {"number": list(range(10))}, cv=3, refit=False, n_jobs=-1).fit(wide, labels)
     assert len(search.cv_results_["params"]) == 10
-    assert [pool._store._blobs[d][1] for d in set(pool._store._blobs) - held] == [wide.nbytes]
+    assert [blobs[name][1] for name in set(blobs) - held] == [wide.nbytes]
 
 
 def test_pandas_tables_work(pool: sky.ComputePool) -> None:
