@@ -19,10 +19,14 @@ __all__ = ["LANES", "main"]
 
 ROOT = Path(__file__).parents[1]
 LANES = {
-    "ssh": ["tests/ssh", "tests/cloud/frameworks"],  # torch is installed once, for hosts and for machines
-    "cloud": ["tests/cloud", "tests/setup", "tests/support", "--ignore=tests/cloud/frameworks"],
+    # torch is installed once, for hosts and for machines
+    "ssh": ["tests/ssh", "tests/cloud/frameworks", "tests/simulation"],
+    "cloud": [
+        *("tests/cloud", "tests/setup", "tests/support", "tests/providers", "tests/testing"),
+        "--ignore=tests/cloud/frameworks",
+    ],
 }
-"""Tests on hosts; all the others are a lane of their own."""
+"""Tests on hosts and of clouds; all the others are a lane of their own. They take about equally long."""
 _LEAVE = 60.0
 """Seconds that a lane has to tidy up when it is interrupted."""
 
