@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from skyward.client.connections import Connections
+from skyward.client.connections import Connections, Event, Greeted, Heard, Lost, NotReached, Unreachable
 from skyward.node.receiver import checked_greeting
 from skyward.transport.frames import encode
+from tests.support.waiting import until
 
 
 def test_a_new_connection_may_have_the_file_number_of_one_that_was_lost() -> None:
@@ -41,60 +42,48 @@ def test_a_new_connection_may_have_the_file_number_of_one_that_was_lost() -> Non
         connections._wake_write.close()  # pyright: ignore[reportPrivateUsage]
 
 
-class Ears:
-    """Follows a connections and keeps what it is told."""
+def next_event(connections: Connections, events: deque[Event] | None = None) -> Event:
+    """What connections see next; `events` are those that they have seen already."""
+    events = deque() if events is None else events
+    deadline = time.monotonic() + 10
+    while not events:
+        assert time.monotonic() < deadline, "nothing happens"
+        events += connections.poll(0.2)
+    return events.popleft()
 
-    def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[tuple[int, str, list[Any], list[bytes]]] = queue.SimpleQueue()
-        self.broke: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.gone: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-        self.failed: queue.SimpleQueue[tuple[int, list[Any], BaseException]] = queue.SimpleQueue()
 
-    def heed(self, number: int, message: list[Any], buffers: list[Any]) -> None:
-        kind, body = message[0], message[1:-1]
-        if kind == "bad":
-            raise KeyError("a bug")
-        self.heard.put((number, kind, body, [bytes(buffer) for buffer in buffers]))
+def heard(event: Event) -> tuple[int, str, list[Any], list[bytes]]:
+    """A message: its node, its kind, its fields, its buffers."""
+    assert isinstance(event, Heard)
+    return event.number, event.message[0], event.message[1:-1], [bytes(buffer) for buffer in event.buffers]
 
-    def mishandled(self, number: int, message: list[Any], error: BaseException) -> None:
-        self.failed.put((number, message, error))
 
-    def turn(self) -> bool:
-        return False
-
-    def collapse(self, error: BaseException) -> None:
-        pytest.fail(f"the I/O thread ended: {error!r}")
-
-    def attached(self, number: int, *, restarted: bool) -> None: ...
-
-    def broken(self, number: int) -> None:
-        self.broke.put(number)
-
-    def unreachable(self, number: int, error: Exception) -> None:
-        self.gone.put((number, str(error)))
-
-    def pause(self, number: int, error: Exception) -> float | None: ...
+def lost(event: Event) -> int:
+    """The node to which the connection is gone."""
+    assert isinstance(event, Lost)
+    return event.number
 
 
 class Nodes:
-    """A connections whose nodes are plain sockets that the test writes to."""
+    """Connections whose nodes are plain sockets that the test writes to."""
 
     def __init__(self, count: int = 2) -> None:
-        self.ears = Ears()
         self.connections = Connections(count, lambda number: socket.socket())
-        self.connections.follow(self.ears, self.ears)
         self.sockets: dict[int, socket.socket] = {}
         self._sent = [0] * count
+        self._events: deque[Event] = deque()
         for number in range(count):
             self.connect(number)
-        self.connections.thread.start()
 
     def connect(self, number: int) -> None:
         near, self.sockets[number] = socket.socketpair()
-        with self.connections.changed:
-            self.connections.peers[number].link.attach(near, 0)  # type: ignore[arg-type] - any socket does
-            self.connections._unsettled = True  # pyright: ignore[reportPrivateUsage]
-        self.connections._wake()  # pyright: ignore[reportPrivateUsage]
+        peer = self.connections.peers[number]
+        answer = {"incarnation": "first", "received": 0}
+        assert self.connections.attach(Greeted(number, peer.link, near, answer)) is False
+
+    def next(self) -> Event:
+        """What happens next."""
+        return next_event(self.connections, self._events)
 
     def say(self, number: int, messages: Any, buffers: tuple[bytes, ...] = (), **header: Any) -> None:
         self._sent[number] += 1
@@ -119,7 +108,7 @@ def nodes() -> Iterator[Nodes]:
 
 def test_messages_are_passed_on_with_their_buffers(nodes: Nodes) -> None:
     nodes.say(1, [["done", "a", {}, 1], ["out", 0], ["part", 2]], (b"1", b"2", b"3"))
-    got = [nodes.ears.heard.get(timeout=10) for _ in range(3)]
+    got = [heard(nodes.next()) for _ in range(3)]
     assert got == [(1, "done", ["a", {}], [b"1"]), (1, "out", [], []), (1, "part", [], [b"2", b"3"])]
 
 
@@ -145,68 +134,30 @@ def test_messages_are_passed_on_with_their_buffers(nodes: Nodes) -> None:
 )
 def test_a_frame_that_is_none_breaks_the_connection_to_its_node_only(nodes: Nodes, header: Any) -> None:
     nodes.write(0, header)
-    assert nodes.ears.broke.get(timeout=10) == 0
+    assert lost(nodes.next()) == 0
     assert not nodes.connections.connected(0)
     nodes.say(1, [["done", "a", 0]])
-    assert nodes.ears.heard.get(timeout=10) == (1, "done", ["a"], [])
+    assert heard(nodes.next()) == (1, "done", ["a"], [])
     nodes.sockets[0].close()
     nodes.connect(0)
     nodes.say(0, [["done", "b", 0]], s=2)
-    assert nodes.ears.heard.get(timeout=10) == (0, "done", ["b"], [])
+    assert heard(nodes.next()) == (0, "done", ["b"], [])
 
 
 def test_a_node_that_goes_on_sending_nonsense_is_given_up(nodes: Nodes) -> None:
     """What it has sent comes again after each break: without an end its calls would wait for ever."""
     for _ in range(2):
         nodes.write(0, {"s": 1, "m": []})
-        assert nodes.ears.broke.get(timeout=10) == 0
+        assert lost(nodes.next()) == 0
         nodes.sockets[0].close()
         nodes.connect(0)
     nodes.write(0, {"s": 1, "m": []})
-    number, why = nodes.ears.gone.get(timeout=10)
-    assert number == 0
-    assert "no message of ours" in why
+    event = nodes.next()
+    assert isinstance(event, Unreachable)
+    assert event.number == 0
+    assert "no message of ours" in str(event.error)
     nodes.say(1, [["done", "a", 0]])
-    assert nodes.ears.heard.get(timeout=10)[0] == 1
-
-
-def test_a_message_in_whose_handling_we_fail_is_told_and_the_next_is_handled(nodes: Nodes) -> None:
-    nodes.say(0, [["bad", "call", {}, 1], ["done", "b", 1]], (b"x", b"y"))
-    number, message, error = nodes.ears.failed.get(timeout=10)
-    assert (number, message, type(error)) == (0, ["bad", "call", {}, 1], KeyError)
-    assert nodes.ears.heard.get(timeout=10) == (0, "done", ["b"], [b"y"])
-    assert nodes.connections.connected(0)
-
-
-def test_what_is_put_off_is_done_by_the_io_thread_without_the_lock(nodes: Nodes) -> None:
-    connections, seen, done = nodes.connections, list[Any](), threading.Event()
-
-    def act(i: int) -> None:
-        def try_lock() -> bool:
-            free = connections.lock.acquire(timeout=10)
-            connections.lock.release()
-            return free
-
-        with ThreadPoolExecutor(1) as other:
-            free = other.submit(try_lock).result()
-        seen.append((i, threading.current_thread() is connections.thread, free))
-        done.set()
-
-    def fail() -> None:
-        raise ValueError("a bug")
-
-    with connections.lock:
-        connections.defer(fail)
-        connections.defer(act, 1)
-    assert done.wait(10)
-    assert seen == [(1, True, True)]
-
-
-def test_what_is_put_off_after_the_end_is_done_at_once(nodes: Nodes) -> None:
-    nodes.connections.close()
-    seen: list[int] = []
-    nodes.connections.defer(seen.append, 1)
-    assert seen == [1]
+    assert heard(nodes.next())[0] == 1
 
 
 @pytest.mark.parametrize("welcome", [None, [], {}, {"incarnation": "x"}, {"incarnation": 1, "received": 0}, "hello"])
@@ -215,29 +166,84 @@ def test_a_greeting_that_is_none_counts_as_a_failed_attempt(nodes: Nodes, welcom
         checked_greeting(welcome)
 
 
-def test_whatever_an_attempt_to_connect_raises_the_node_is_tried_again() -> None:
+def test_whatever_an_attempt_to_connect_raises_is_told() -> None:
     tries: list[int] = []
-
-    class Patience(Ears):
-        def pause(self, number: int, error: Exception) -> float | None:
-            return 0.001 if len(tries) < 3 else None
 
     def reach(number: int) -> socket.socket:
         tries.append(number)
         raise RuntimeError("no tunnel")
 
     connections = Connections(1, reach)
-    ears = Patience()
-    connections.follow(ears, ears)
-    connections._reconnect(0)  # pyright: ignore[reportPrivateUsage] - what its thread does
+    for _ in range(3):
+        connections.reconnect(0, 0.001)
+        event = next_event(connections)
+        assert isinstance(event, NotReached)
+        assert str(event.error) == "no tunnel"
     assert tries == [0, 0, 0]
     connections.connect(0, 0.0)
-    assert ears.gone.get(timeout=10) == (0, "no tunnel")
-    connections.thread.start()
+    event = next_event(connections)
+    assert isinstance(event, Unreachable)
+    assert (event.number, str(event.error)) == (0, "no tunnel")
     connections.close()
+
+
+def test_a_machine_that_refuses_twice_is_set_up_again() -> None:
+    revived: list[int] = []
+
+    def reach(number: int) -> socket.socket:
+        raise ConnectionRefusedError
+
+    connections = Connections(1, reach, revived.append)
+    for expected in ([], [], [0], [0, 0]):
+        connections.reconnect(0)
+        assert isinstance(next_event(connections), NotReached)
+        assert revived == expected
+    connections.close()
+
+
+def test_no_attempt_is_made_after_connecting_was_stopped() -> None:
+    tries: list[int] = []
+    connections = Connections(1, lambda number: tries.append(number) or socket.socket())
+    connections.stop_connecting()
+    connections.reconnect(0, 600)
+    connections.connect(0, time.monotonic() + 600)
+    until(lambda: not any(t.name in ("skyward-connect", "skyward-reconnect") for t in threading.enumerate()))
+    assert tries == []
+    connections.close()
+
+
+def test_a_greeting_that_comes_after_the_node_was_given_up_is_not_used(nodes: Nodes) -> None:
+    near, far = socket.socketpair()
+    with far:
+        event = Greeted(0, nodes.connections.peers[0].link, near, {"incarnation": "first", "received": 0})
+        nodes.connections.renounce(0)
+        assert nodes.connections.attach(event) is None
+        assert near.fileno() == -1
+
+
+def test_what_was_read_before_a_node_was_given_up_is_known_to_be_old(nodes: Nodes) -> None:
+    nodes.say(0, [["done", "a", 0]])
+    event = nodes.next()
+    assert isinstance(event, Heard)
+    assert nodes.connections.current(0, event.link)
+    nodes.connections.renounce(0)
+    assert not nodes.connections.current(0, event.link)
+    nodes.connections.poll(0)
+    nodes.sockets[0].settimeout(10)
+    while nodes.sockets[0].recv(4096):
+        pass  # an acknowledgement; then the end
+
+
+def test_another_agent_than_before_begins_a_fresh_link(nodes: Nodes) -> None:
+    link = nodes.connections.peers[0].link
+    near, far = socket.socketpair()
+    with far:
+        answer = {"incarnation": "second", "received": 7}
+        assert nodes.connections.attach(Greeted(0, link, near, answer)) is True
+        assert not nodes.connections.current(0, link)
 
 
 def test_messages_before_the_one_that_is_none_are_handled(nodes: Nodes) -> None:
     nodes.say(0, [["done", "a", 0], ["done", "b", 0], "nonsense"])
-    assert [nodes.ears.heard.get(timeout=10)[2] for _ in range(2)] == [["a"], ["b"]]
-    assert nodes.ears.broke.get(timeout=10) == 0
+    assert [heard(nodes.next())[2] for _ in range(2)] == [["a"], ["b"]]
+    assert lost(nodes.next()) == 0

@@ -30,11 +30,11 @@ def make_engine(world: World) -> Engine:
             for peer in self.peers:
                 peer.link = Link(world.clock)
 
-        def _wake(self) -> None:
+        def wake(self) -> None:
             pass
 
-        def reconnect(self, number: int) -> None:
-            world.reconnecting[number] = world.now + 0.01
+        def reconnect(self, number: int, pause: float = 0.01) -> None:
+            world.reconnecting[number] = world.now + pause
 
     class SimCargo(Uploads):
         def _upload(self, node: int, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from skyward import events
 from skyward.client.call import Call
+from skyward.client.connections import Event, Greeted, NotReached
 from skyward.transport.streams import Stream
 from tests.simulation.client import make_engine
 from tests.simulation.machine import Machine
@@ -48,6 +49,7 @@ class World:
         self.tough = rng.random() < 0.7  # whether machines, agents and links suffer too
         self.hooks_fail = 0
         self.broken_groups: list[set[str]] = [set() for _ in range(self.nodes)]
+        self.seen: list[Event] = []  # what the client has read but not handled
         self.uploads: deque[tuple[int, str]] = deque()
         self.feeders: list[Any] = []
         self.reconnecting: dict[int, float] = {}
@@ -138,19 +140,19 @@ class World:
         self.check(stopped < 3.0 + _SLACK, f"{call.id} ran for {stopped:.1f} s after it was cancelled")
 
     def _count_ends(self) -> None:
-        engine: Any = self.engine
-        for name in ("_do_settle", "_do_fail"):
-            real = getattr(engine, name)
+        acts: Any = self.engine._acts
+        for name in ("settle", "fail"):
+            real = acts[name]
 
             def counted(call: Call, *rest: Any, real: Any = real, name: str = name) -> None:
                 self.ends[call.id] += 1
                 self.t("%s %s %s", name, call.id, rest)
                 self.check(self.ends[call.id] == 1, f"{call.id} ended twice")
-                if name == "_do_settle" and rest[1] and call.stream is None:
+                if name == "settle" and rest[1] and call.stream is None:
                     self.check(_unpickled(rest[1][0]) == call.id, f"{call.id} got the result of another call")
                 real(call, *rest)
 
-            setattr(engine, name, counted)
+            acts[name] = counted
 
     # actors
 
@@ -186,20 +188,23 @@ class World:
             return False
         if not (connection.client.arrived or connection.client.eof or peer.link.writing):
             return False
-        with self.connections.lock:
-            peer.link.flush()
-            self.connections._hear(peer)
-        self._turn()
+        peer.link.flush()
+        self.seen += self.connections.read(n)
+        if not self.faults or self.rng.random() < 0.7:  # else other threads do something in between
+            self._turn()
         return True
 
     def _turn(self) -> bool:
-        with self.connections.lock:
-            self.connections._notice_silence()
-            self.engine.turn()
-        self.connections._do_deferred()
+        self.handle(*self.connections.notice_silence())
+        return False
+
+    def handle(self, *happened: Event) -> None:
+        """What the engine's I/O thread does with what its connections saw."""
+        seen, self.seen = self.seen, []
+        self.engine.handle([*seen, *happened])
+        self.connections.drop_renounced()
         if self.broken is not None:
             raise self.broken  # raised before, where somebody caught it
-        return False
 
     def _upload(self) -> bool:
         if not self.uploads:
@@ -216,23 +221,16 @@ class World:
         due = self.reconnecting.get(n)
         if due is None or due > self.now:
             return False
+        del self.reconnecting[n]
         if self.connections.connected(n):
-            del self.reconnecting[n]
             return True
         machine = self.machines[n]
         try:
             if not machine.alive or self.cut_off.get(n, 0.0) > self.now:
                 raise TimeoutError("no answer")
             self.attach(n)
-            self.reconnecting.pop(n, None)
         except OSError as exc:
-            with self.connections.changed:
-                pause = self.engine.pause(n, exc)
-            if pause is None:
-                self.reconnecting.pop(n, None)
-            else:
-                self.reconnecting[n] = self.now + pause
-            self.connections._do_deferred()
+            self.handle(NotReached(n, exc))
         return True
 
     def attach(self, n: int) -> None:
@@ -244,12 +242,9 @@ class World:
         if self.faults and self.rng.random() < 0.1:
             connection.cut()  # the agent has admitted us, and we never learn of it
             raise ConnectionResetError("cut during the greeting")
-        answer = connection.welcome()
-        with self.connections.changed:
-            restarted = peer.welcome(connection.client, answer)
-            self.t("attached %d, restarted %s", n, restarted)
-            self.engine.attached(n, restarted=restarted)
-        self.connections._do_deferred()
+        self.t("greeted by %d", n)
+        greeted: Any = (n, peer.link, connection.client, connection.welcome())
+        self.handle(Greeted(*greeted))
 
     def _replace(self) -> bool:
         moved = False

@@ -1,10 +1,10 @@
-"""The client's links to all nodes, and the one thread that reads them.
+"""The client's links to all nodes: connects, reads and writes them, and returns what happened to whoever polls.
 
     caller's thread   writes to a link itself: no hand-over on the way out
-    I/O thread        reads all links, and does what was put off until no lock is held
+    polling thread    reads all links, and is the only one that closes their sockets
+    a thread a try    connects to a node and greets its agent; `poll` returns how that went
 
-It moves messages and keeps connections alive. What they mean is the business of those who follow it. No code of users
-runs on the I/O thread: futures hand their callbacks over, and so does who emits events (see callbacks.py).
+It moves messages and keeps connections alive, and calls nobody. What events mean is the business of the engine.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import signal
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from skyward.node.receiver import Message, checked_greeting, split
 from skyward.transport.link import Broken, Link, greet
 
-__all__ = ["SILENCE", "Connection", "Connections", "Listener", "Roster"]
+__all__ = ["SILENCE", "Connection", "Connections", "Event", "Greeted", "Heard", "Lost", "NotReached", "Unreachable"]
 
 log = logging.getLogger("skyward.engine")
 
 SILENCE = 10.0
 _GREETING = 10.0
 _REFUSED = 5.0
-_BUSY_WAIT = 0.05
-_IDLE_WAIT = 1.0
 _LONGEST_PAUSE = 1.0
 _MALFORMED = 3
 
@@ -48,6 +45,8 @@ class Connection:
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     malformed: int = 0
     """How often it has sent something that is no message of ours."""
+    refusals: int = 0
+    """How often in a row its machine has answered that nobody listens there."""
 
     def hello(self) -> dict[str, Any]:
         """What a node's agent is greeted with."""
@@ -56,40 +55,71 @@ class Connection:
     def welcome(self, sock: socket.socket, answer: dict[str, Any]) -> bool:
         """Goes on over a new socket; True if the agent is another one than before, and knows nothing of us."""
         restarted = self.incarnation not in ("", answer["incarnation"])
-        self.incarnation, self.about = answer["incarnation"], answer
+        self.incarnation, self.about, self.refusals = answer["incarnation"], answer, 0
         if restarted:
             self.link, self.malformed = self.link.fresh(), 0
         self.link.attach(sock, 0 if restarted else answer["received"])
         return restarted
 
-    def renounce(self, session: str) -> None:
-        """Forgets what was said: should the node come back, its agent learns that it had been given up."""
-        self.link.detach()
-        self.link, self.session, self.incarnation, self.malformed = self.link.fresh(), session, "", 0
+    def renounce(self, session: str) -> Link:
+        """Forgets what was said: should the node come back, its agent learns that it had been given up.
+
+        Returns the old link, whose socket is still open.
+        """
+        old = self.link
+        self.link, self.session, self.incarnation, self.malformed = old.fresh(), session, "", 0
+        return old
 
 
-class Listener(Protocol):
-    """Who is told what nodes say, always with the lock of the connections held.
+class Heard(NamedTuple):
+    """A message of a node."""
 
-    With a method `mishandled(number, message, error)` it is also told of messages in whose handling it failed itself.
-    """
-
-    def heed(self, number: int, message: Message, buffers: list[Any]) -> None: ...
-    def turn(self) -> bool: ...
-    def collapse(self, error: BaseException) -> None: ...
+    number: int
+    link: Link
+    message: Message
+    buffers: list[Any]
 
 
-class Roster(Protocol):
-    """Who is told of connections, always with the lock of the connections held."""
+class Greeted(NamedTuple):
+    """A node's agent has answered our greeting; `Connections.attach` goes on over this socket."""
 
-    def attached(self, number: int, *, restarted: bool) -> None: ...
-    def broken(self, number: int) -> None: ...
-    def unreachable(self, number: int, error: Exception) -> None: ...
-    def pause(self, number: int, error: Exception) -> float | None: ...
+    number: int
+    link: Link
+    sock: socket.socket
+    answer: dict[str, Any]
+
+
+class NotReached(NamedTuple):
+    """An attempt to connect to a node again has failed."""
+
+    number: int
+    error: Exception
+
+
+class Lost(NamedTuple):
+    """The connection to a node is gone."""
+
+    number: int
+    link: Link
+
+
+class Unreachable(NamedTuple):
+    """A node could not be reached at all, or sends over this link only nonsense."""
+
+    number: int
+    error: Exception
+    link: Link | None = None
+
+
+Event = Heard | Greeted | NotReached | Lost | Unreachable
 
 
 class Connections:
-    """Connections to the agents of a pool."""
+    """Connections to the agents of a pool.
+
+    `attach` and `renounce` change what a node's link is: the engine calls them with its lock held, and drops events
+    of links that are no longer their node's.
+    """
 
     def __init__(
         self,
@@ -97,67 +127,36 @@ class Connections:
         reach: Callable[[int], socket.socket],
         revive: Callable[[int], None] | None = None,
     ) -> None:
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
         self.peers = [Connection(i) for i in range(nodes)]
-        self.closing = False
         self._reach, self._revive = reach, revive
         self._clock: Callable[[], float] = time.monotonic
-        self._listener: Listener
-        self._roster: Roster
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._joining: list[Connection] = []
-        self._later: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
-        self._stopped = self._ended = False
-        self._stopping = threading.Event()
+        self._unread: set[int] = set()  # nodes from which there may be more than the selector knows
+        self._attempts: deque[Event] = deque()  # how attempts to connect went
+        self._renounced: deque[Link] = deque()
+        self._no_more_attempts = threading.Event()
+        self._closed = False
         self._unsettled = True  # some socket is new, gone, or has more to write
         self._looked = 0.0
-        self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
-    def follow(self, listener: Listener, roster: Roster) -> None:
-        """Says who is told of what happens; before anything does."""
-        self._listener, self._roster = listener, roster
-
-    def open(self, deadline: float) -> None:
-        """Connects to every node, at once."""
-        self.thread.start()
-        threads = [threading.Thread(target=self.connect, args=(p.number, deadline), daemon=True) for p in self.peers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def close(self) -> None:
-        """Drops all connections."""
-        self.closing = self._stopped = True
-        self._stopping.set()
-        self._wake()
-        if self.thread.is_alive() and self.thread is not threading.current_thread():
-            self.thread.join(5)
-
-    def after_fork(self) -> None:
-        """Closes a forked child's copies of the sockets; they belong to the parent."""
-        for peer in self.peers:
-            if peer.link.sock is not None:
-                os.close(peer.link.sock.detach())
+    # from any thread
 
     def post(self, number: int, messages: list[Any], buffers: Sequence[Any] = ()) -> None:
         """Sends messages to a node; they arrive once, in order, even over a broken connection."""
         if not self.peers[number].link.post(messages, buffers):
             self._unsettled = True
-            self._wake()  # the I/O thread goes on when the socket takes more
+            self.wake()  # the polling thread goes on when the socket takes more
 
-    def defer(self, act: Callable[..., Any], *args: Any) -> None:
-        """Has the I/O thread settle a future, emit an event, close a stream: when no lock is held. Must not block."""
-        self._later.append((act, args))
-        if self._ended:
-            self._do_deferred()  # nobody else does it any more
-        elif threading.current_thread() is not self.thread:
-            self._wake()
+    def wake(self) -> None:
+        """Has `poll` return soon."""
+        try:
+            self._wake_write.send(b"x")
+        except OSError:
+            pass  # full (it will wake anyway) or closed
 
     def abouts(self) -> list[dict[str, Any]]:
         """What each node said of itself in its greeting."""
@@ -171,45 +170,67 @@ class Connections:
         """When a node was last heard of."""
         return self.peers[number].link.heard
 
+    def unacknowledged(self, number: int) -> int:
+        """How many bytes were sent to a node of which it has not said that they arrived."""
+        return self.peers[number].link.kept_bytes
+
+    def current(self, number: int, link: Link) -> bool:
+        """Whether a link is still the one to a node: what came over another one is not listened to."""
+        return self.peers[number].link is link
+
     def connect(self, number: int, deadline: float) -> None:
-        """Connects to a node's agent for the first time; tries until `deadline`."""
+        """Connects to a node's agent for the first time: tries until `deadline`, then it is `Unreachable`."""
+        threading.Thread(target=self._connect, args=(number, deadline), name="skyward-connect", daemon=True).start()
+
+    def reconnect(self, number: int, pause: float = 0.0) -> None:
+        """Tries once, after a pause, to connect to a node's agent again."""
+        threading.Thread(target=self._reconnect, args=(number, pause), name="skyward-reconnect", daemon=True).start()
+
+    def stop_connecting(self) -> None:
+        """Makes no more attempts to connect."""
+        self._no_more_attempts.set()
+
+    def renounce(self, number: int) -> None:
+        """Forgets what was said to a node: should it come back, its agent learns that it had been given up."""
+        self._renounced.append(self.peers[number].renounce(os.urandom(8).hex()))
+        self.wake()
+
+    def after_fork(self) -> None:
+        """Closes a forked child's copies of the sockets; they belong to the parent."""
+        for peer in self.peers:
+            if peer.link.sock is not None:
+                os.close(peer.link.sock.detach())
+
+    # threads that connect
+
+    def _connect(self, number: int, deadline: float) -> None:
         pause, refused = 0.02, 0.0
-        while not self.closing:
+        while not self._no_more_attempts.is_set():
             try:
-                self._attach(self.peers[number], deadline)
+                self._tell(self._greet(self.peers[number], deadline))
                 return
-            except Exception as exc:  # of sockets, or of a greeting that is none; `unreachable` is told
+            except Exception as exc:  # of sockets, or of a greeting that is none
                 # the agent listens before we are told of it: who is refused for long is refused for good
                 refused = refused + pause if isinstance(exc, ConnectionRefusedError) else 0.0
                 if time.monotonic() + pause > deadline or refused > _REFUSED:
-                    with self.lock:
-                        self._roster.unreachable(number, exc)
-                        self.changed.notify_all()
+                    self._tell(Unreachable(number, exc))
                     return
-                time.sleep(pause)
+                self._no_more_attempts.wait(pause)
                 pause = min(_LONGEST_PAUSE, pause * 1.5)
 
-    def reconnect(self, number: int) -> None:
-        """Has a thread connect to a node's agent again, for as long as the roster has patience."""
-        threading.Thread(target=self._reconnect, args=(number,), name="skyward-reconnect", daemon=True).start()
-
-    def _reconnect(self, number: int) -> None:
-        refusals = 0
-        while not self.closing and not self.connected(number):
-            try:
-                self._attach(self.peers[number], time.monotonic() + _GREETING)
-                return
-            except Exception as exc:  # as above; a thread that ended here would leave the node's calls waiting for ever
-                with self.lock:
-                    pause = None if self.closing else self._roster.pause(number, exc)
-                    self.changed.notify_all()
-                if pause is None:
-                    return
-                self._stopping.wait(pause)
-                refusals = refusals + 1 if isinstance(exc, ConnectionRefusedError) else 0
-                # once may be a tunnel that has just broken; the next attempt finds the agent, if it is there
-                if refusals > 1 and not self.peers[number].incarnation and not self.closing:
-                    self._try_reviving(number)
+    def _reconnect(self, number: int, pause: float) -> None:
+        peer = self.peers[number]
+        if self._no_more_attempts.wait(pause) or self.connected(number):
+            return
+        # once may be a tunnel that has just broken; the next attempt finds the agent, if it is there
+        if peer.refusals > 1 and not peer.incarnation:
+            self._try_reviving(number)
+        try:
+            event = self._greet(peer, time.monotonic() + _GREETING)
+        except Exception as exc:  # as above; without an event the node's calls would wait for ever
+            peer.refusals = peer.refusals + 1 if isinstance(exc, ConnectionRefusedError) else 0
+            event = NotReached(number, exc)
+        self._tell(event)
 
     def _try_reviving(self, number: int) -> None:
         """Has a node's machine set up again that answers but has nothing of ours any more."""
@@ -219,75 +240,133 @@ class Connections:
             except Exception as exc:
                 log.debug("node %d cannot be set up again: %s", number, exc)
 
-    def pause(self, seconds: float) -> bool:
-        """Waits, in a thread of its own; False if all is closed meanwhile."""
-        return not self._stopping.wait(seconds)
-
-    def renounce(self, number: int) -> None:
-        """Forgets what was said to a node: should it come back, its agent learns that it had been given up."""
-        self.peers[number].renounce(os.urandom(8).hex())
-        self._unsettled = True
-
-    def _attach(self, peer: Connection, deadline: float) -> None:
+    def _greet(self, peer: Connection, deadline: float) -> Greeted:
+        link, hello = peer.link, peer.hello()
         sock = self._reach(peer.number)
         try:
-            session = peer.session
-            welcome = checked_greeting(greet(sock, peer.hello(), min(deadline, time.monotonic() + _GREETING)))
+            answer = checked_greeting(greet(sock, hello, min(deadline, time.monotonic() + _GREETING)))
         except BaseException:
             sock.close()
             raise
-        with self.lock:
-            if self._stopped or session != peer.session:
-                sock.close()
-                return
-            restarted = peer.welcome(sock, welcome)
-            self._joining.append(peer)
-            self._unsettled = True
-            self._roster.attached(peer.number, restarted=restarted)
-            self.changed.notify_all()
-        self._wake()
+        return Greeted(peer.number, link, sock, answer)
 
-    # the I/O thread
+    def _tell(self, event: Event) -> None:
+        self._attempts.append(event)
+        if self._closed:
+            self._drop_attempts()  # nobody polls any more
+        else:
+            self.wake()
 
-    def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-        wait = _IDLE_WAIT
-        try:
-            while not self._stopped:
-                if self._unsettled:
-                    with self.lock:
-                        self._register()
-                ready = self._selector.select(wait)
-                with self.lock:
-                    self._read(ready)
-                    wait = _BUSY_WAIT if self._listener.turn() else _IDLE_WAIT
-                self._do_deferred()
-        except BaseException as exc:
-            log.exception("the engine's I/O thread ended")
-            with self.lock:
-                self.closing = True
-                self._listener.collapse(exc)
-                self.changed.notify_all()
-            raise
-        finally:
-            self._ended = True
-            self._do_deferred()
-            for peer in self.peers:
-                peer.link.detach()
-            self._selector.close()
-            self._wake_read.close()
-            self._wake_write.close()
-
-    def _do_deferred(self) -> None:
-        while True:
+    def _drop_attempts(self) -> None:
+        while self._attempts:
             try:
-                act, args = self._later.popleft()
+                event = self._attempts.popleft()
             except IndexError:
                 return
-            try:
-                act(*args)
-            except Exception:  # a bug of ours: what is left is done all the same
-                log.exception("%r raised", act)
+            if isinstance(event, Greeted):
+                event.sock.close()
+
+    # the polling thread
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Waits until something happens, at most `timeout` seconds, and returns it in its order."""
+        self.drop_renounced()
+        if self._unsettled:
+            self._register()
+        ready = self._selector.select(0 if self._unread or self._attempts else timeout)
+        numbers, self._unread = self._unread, set()
+        for key, mask in ready:
+            if key.data is None:
+                self._wake_read.recv(4096)
+                continue
+            numbers.add(key.data)
+            if mask & selectors.EVENT_WRITE:
+                self.peers[key.data].link.flush()
+        events: list[Event] = []
+        while self._attempts:
+            events.append(self._attempts.popleft())
+        for number in numbers:
+            events += self.read(number)
+        if not ready and not numbers:
+            for peer in self.peers:
+                peer.link.acknowledge()
+        return events + self.notice_silence()
+
+    def attach(self, event: Greeted) -> bool | None:
+        """Goes on over a new socket; True if the agent is another one than before, None if it comes too late."""
+        peer = self.peers[event.number]
+        if event.link is not peer.link or self._closed:
+            event.sock.close()
+            return None
+        peer.link.detach()  # of two attempts at once the agent listens to the later one
+        restarted = peer.welcome(event.sock, event.answer)
+        self._unread.add(peer.number)  # bytes may already have been decrypted
+        self._unsettled = True
+        return restarted
+
+    def read(self, number: int) -> list[Event]:
+        """What has arrived from a node."""
+        peer = self.peers[number]
+        link, events = peer.link, list[Event]()
+        try:
+            arrived, more = link.read()
+            if more:
+                self._unread.add(number)
+            for messages, buffers in arrived:
+                for message, its_buffers in split(messages, buffers):
+                    events.append(Heard(number, link, message, its_buffers))
+        except Broken:
+            events.append(self._lost(peer, link))
+        except Exception as exc:  # one node's nonsense is no reason to stop listening to the others
+            events.append(self._distrust(peer, link, exc))
+        return events
+
+    def notice_silence(self) -> list[Event]:
+        """Gives up connections on which nothing has come for a while: agents speak every second."""
+        now = self._clock()
+        if now - self._looked < 1.0:
+            return []
+        late, self._looked = now - self._looked > SILENCE / 2, now
+        events: list[Event] = []
+        for peer in self.peers:
+            link = peer.link
+            link.acknowledge()  # also a sign of life: the nodes' leases live on it
+            if link.sock is not None and now - link.heard > SILENCE and not late:  # late: it was us
+                events.append(self._lost(peer, link))
+        return events
+
+    def drop_renounced(self) -> None:
+        """Closes the sockets of links that were given up."""
+        while self._renounced:
+            self._renounced.popleft().detach()
+            self._unsettled = True
+
+    def close(self) -> None:
+        """Drops all connections."""
+        self._closed = True
+        self._no_more_attempts.set()
+        self.drop_renounced()
+        self._drop_attempts()
+        for peer in self.peers:
+            peer.link.detach()
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _lost(self, peer: Connection, link: Link) -> Lost:
+        link.detach()
+        self._unread.discard(peer.number)
+        self._unsettled = True
+        return Lost(peer.number, link)
+
+    def _distrust(self, peer: Connection, link: Link, error: Exception) -> Lost | Unreachable:
+        """Breaks the connection to a node that sends what we cannot read; gives up the node when it goes on so."""
+        log.warning("node %d sent something that is no message of ours: %r", peer.number, error)
+        peer.malformed += 1
+        lost = self._lost(peer, link)
+        if peer.malformed < _MALFORMED:
+            return lost
+        return Unreachable(peer.number, ConnectionError(f"what it sends is no message of ours ({error!r})"), link)
 
     def _register(self) -> None:
         """Brings the selector up to date with the links' sockets and what they want."""
@@ -303,90 +382,8 @@ class Connections:
                 continue
             writing = peer.link.writing
             self._unsettled = self._unsettled or writing
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+            mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
             if key is None:
-                self._selector.register(sock, wanted, peer.number)
-            elif key.events != wanted:
-                self._selector.modify(sock, wanted, peer.number)
-
-    def _read(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
-        peers: dict[int, Connection] = {}
-        for key, events in ready:
-            if key.data is None:
-                self._wake_read.recv(4096)
-                continue
-            peers[key.data] = self.peers[key.data]
-            if events & selectors.EVENT_WRITE:
-                self.peers[key.data].link.flush()
-        while self._joining:
-            peer = self._joining.pop()  # bytes may already have been decrypted
-            peers[peer.number] = peer
-        for peer in peers.values():
-            self._hear(peer)
-        if not ready:
-            for peer in self.peers:
-                peer.link.acknowledge()
-        self._notice_silence()
-
-    def _notice_silence(self) -> None:
-        """Gives up connections on which nothing has come for a while: agents speak every second."""
-        now = self._clock()
-        if now - self._looked < 1.0:
-            return
-        late, self._looked = now - self._looked > SILENCE / 2, now
-        for peer in self.peers:
-            peer.link.acknowledge()  # also a sign of life: the nodes' leases live on it
-            if peer.link.sock is not None and now - peer.link.heard > SILENCE and not late:  # late: it was us
-                peer.link.detach()
-                self._lost(peer)
-
-    def _lost(self, peer: Connection) -> None:
-        self._unsettled = True
-        self._roster.broken(peer.number)
-        self.changed.notify_all()
-
-    def _hear(self, peer: Connection) -> None:
-        more = True
-        while more:
-            try:
-                arrived, more = peer.link.read()
-                for messages, buffers in arrived:
-                    for message, its_buffers in split(messages, buffers):
-                        self._pass_on(peer, message, its_buffers)
-            except Broken:
-                self._lost(peer)
-                return
-            except Exception as exc:  # one node's nonsense is no reason to stop listening to the others
-                self._distrust(peer, exc)
-                return
-
-    def _pass_on(self, peer: Connection, message: list[Any], buffers: list[Any]) -> None:
-        try:
-            self._listener.heed(peer.number, message, buffers)
-        except BaseException as exc:
-            log.exception("message %r of node %d could not be handled", message[0], peer.number)
-            mishandled = getattr(self._listener, "mishandled", None)
-            if mishandled is None:
-                return
-            try:
-                mishandled(peer.number, message, exc)
-            except BaseException:
-                log.exception("and neither could that")
-
-    def _distrust(self, peer: Connection, error: Exception) -> None:
-        """Breaks the connection to a node that sends what we cannot read; gives up the node when it goes on so."""
-        log.warning("node %d sent something that is no message of ours: %r", peer.number, error)
-        peer.malformed += 1
-        peer.link.detach()
-        if peer.malformed < _MALFORMED:
-            self._lost(peer)
-            return
-        self._unsettled = True
-        self._roster.unreachable(peer.number, ConnectionError(f"what it sends is no message of ours ({error!r})"))
-        self.changed.notify_all()
-
-    def _wake(self) -> None:
-        try:
-            self._wake_write.send(b"x")
-        except OSError:
-            pass  # full (it will wake anyway) or closed
+                self._selector.register(sock, mask, peer.number)
+            elif key.events != mask:
+                self._selector.modify(sock, mask, peer.number)

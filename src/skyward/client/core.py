@@ -17,7 +17,7 @@ from skyward.client.call import Call
 from skyward.client.calls import Action, ClientCalls
 from skyward.client.nodes import Links, Nodes, Replacements
 from skyward.client.settings import PoolSettings
-from skyward.errors import PoolClosed, SkywardError
+from skyward.errors import NodeLost, PoolClosed, SkywardError
 from skyward.node.protocol import VERDICTS
 
 __all__ = ["Core"]
@@ -44,6 +44,23 @@ class Core:
     def cancel(self, call: Call, why: str, now: float) -> list[Action]:
         """A call is to end."""
         return self.calls.cancel(call, why, now)
+
+    def check_nodes_left(self) -> None:
+        """Raises NodeLost if no node will ever take a call."""
+        lost = self.nodes.no_node_left()
+        if lost is not None and self.nodes.gang:
+            raise NodeLost(lost.number, reason=f"{lost.gone}; the others form no group without it", attempts=0)
+        if lost is not None:
+            raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
+
+    def missing(self, numbers: Sequence[int], *, late: bool) -> list[int]:
+        """Those of some nodes that take no calls now; raises NodeLost for one that is gone, or if it is `late`."""
+        missing = [n for n in numbers if n not in self.nodes.takes_calls()]
+        for node in (self.nodes.all[n] for n in missing):
+            if late or self.nodes.given_up(node.number):
+                why = node.gone or ("its machine is being taken away" if node.leaving else "it is not ready")
+                raise NodeLost(node.number, reason=why, attempts=0)
+        return missing
 
     def close(self, now: float) -> list[Action]:
         """The pool is closing: what is open fails."""

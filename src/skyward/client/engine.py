@@ -1,34 +1,44 @@
 """The engine of a pool, on the client: hears users, nodes and the clock, asks `Core` what that means, and does it.
 
-    user's thread, I/O thread --> Engine --(lock)--> Core --actions--> Engine --> links, futures, events
+    user's thread --submit, cancel--> Engine --(lock)--> Core --actions--> Engine --> links, futures, events
+    I/O thread: Connections.poll --events--> Engine --(lock)--> Core --actions--> Engine, then what was deferred
 
-Everything happens under one lock, so two broadcasts are queued in the same order on all nodes.
+Everything happens under one lock, so two broadcasts are queued in the same order on all nodes. No code of users runs on
+the I/O thread: futures hand their callbacks over, and so does who emits events (see callbacks.py).
 """
 
 from __future__ import annotations
 
+import logging
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
+from skyward.client.arrivals import Arrivals
 from skyward.client.call import Call, CallFuture, discard, unpacked
 from skyward.client.calls import Action
-from skyward.client.connections import Connections
+from skyward.client.connections import Connections, Event, Greeted, Heard, Lost, NotReached, Unreachable
 from skyward.client.core import Core
-from skyward.client.output_lines import Transcript
+from skyward.client.deferred import Deferred
 from skyward.client.settings import PoolSettings
 from skyward.client.stream_arguments import feed
-from skyward.client.uploads import Parts, Uploads
-from skyward.errors import BootstrapError, NodeLost, PoolClosed
+from skyward.client.uploads import Uploads
+from skyward.errors import BootstrapError, PoolClosed
 from skyward.machines.replacement import Replacing
 from skyward.node.protocol import AgentToClient, ClientToAgent
-from skyward.node.receiver import Message, Receiver
+from skyward.node.receiver import Receiver
 from skyward.transport.streams import Consumer, Producer, Stream
 
 __all__ = ["Engine", "Surroundings"]
 
+log = logging.getLogger("skyward.engine")
+
+_BUSY_WAIT = 0.05
+_IDLE_WAIT = 1.0
 _PATIENCE = 15.0
 _REPLACING = 30.0
 _JOIN = 30.0
@@ -51,21 +61,33 @@ class Engine:
     def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
         around = surroundings or Surroundings()
         self._plan, self._clock, self._feed = plan, around.clock, around.feed
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._connections = around.connections(plan.nodes, plan.reach, plan.revive)
-        self._lock, self._changed = self._connections.lock, self._connections.changed
         self._replacing = around.replacing(plan.substitutes, self)
         self._core = Core(plan, self._connections, self._replacing)
-        self._transcripts = [Transcript() for _ in range(plan.nodes)]
         self._byes: set[int] = set()
+        self._connecting: set[int] = set()  # nodes that are connected to for the first time
+        self._closing = self._stopped = False
+        self._stopping = threading.Event()
+        self._deferred = Deferred()
         self._uploads = around.uploads(
-            self._connections.post, lambda n: self._connections.peers[n].link.kept_bytes, plan.address, self._unsendable
+            self._connections.post, self._connections.unacknowledged, plan.address, self._unsendable
         )
-        self._parts = Parts(plan.directory)
-        self._receiver = Receiver(AgentToClient, self, self._core)
-        self._connections.follow(self, self)
+        self._arrivals = Arrivals(plan, self._core, self._uploads)
+        self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals)
+        own = ("load", "feed", "settle", "fail", "end", "emit")
+        self._acts: dict[str, Callable[..., None]] = {kind: getattr(self, f"_do_{kind}") for kind in own} | {
+            "post": self._connections.post,
+            "discard": discard,
+            "reconnect": self._connections.reconnect,
+            "renounce": self._connections.renounce,
+            "inquire": self._replacing.inquire,
+            "forget blobs": self._uploads.forget,
+        }
         self.abouts = self._connections.abouts
         self.after_fork = self._connections.after_fork
-        self.thread = self._connections.thread
+        self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     @property
     def settled(self) -> int:
@@ -76,8 +98,9 @@ class Engine:
 
     def open(self, deadline: float) -> None:
         """Connects to every node and waits until each has its runners ready."""
-        self._connections.open(deadline)
+        self.thread.start()
         with self._lock:
+            self._connect(range(self._plan.nodes), deadline)
             self._check_nodes()
             self._do(self._core.renew(self._clock()))
             while not self._core.nodes.all_ready():
@@ -90,7 +113,7 @@ class Engine:
     def close(self, grace: float) -> None:
         """Fails what is open, has runners leave their hooks, and disconnects."""
         with self._lock:
-            self._connections.closing = True
+            self._refuse_more()
             self._do(self._core.close(self._clock()))
             for number in self._connected():
                 self._connections.post(number, [ClientToAgent.bye(grace)])
@@ -98,13 +121,31 @@ class Engine:
             while not self._byes.issuperset(self._connected()) and self._clock() < end:
                 self._changed.wait(0.05)
         self._replacing.close(_REPLACING)
-        self._uploads.close()
-        self._connections.close()
+        self.abandon()
 
     def abandon(self) -> None:
         """Drops all connections at once; what is on the nodes ends by itself."""
+        self._refuse_more()
         self._uploads.close()
-        self._connections.close()
+        self._stopped = True
+        self._connections.wake()
+        if self.thread.ident is None:
+            self._connections.close()  # it was never opened
+        elif self.thread is not threading.current_thread():
+            self.thread.join(5)
+
+    def _refuse_more(self) -> None:
+        self._closing = True
+        self._stopping.set()
+        self._connections.stop_connecting()
+
+    def _connect(self, numbers: Iterable[int], deadline: float) -> None:
+        """Connects to nodes for the first time, to all at once, and waits until that is done or has failed."""
+        self._connecting.update(numbers)
+        for number in numbers:
+            self._connections.connect(number, deadline)
+        while not self._connecting.isdisjoint(numbers) and not self._closing:
+            self._changed.wait(0.5)
 
     def _connected(self) -> list[int]:
         return [number for number in range(self._plan.nodes) if self._connections.connected(number)]
@@ -147,37 +188,24 @@ class Engine:
 
     def _check_open(self) -> None:
         """Refuses calls when there is no node, or no pool."""
-        if self._connections.closing:
+        if self._closing:
             raise PoolClosed("the pool is closed; open it again with `with sky.ComputePool(...) as pool:`.")
-        lost = self._core.nodes.no_node_left()
-        if lost is not None and self._core.nodes.gang:
-            raise NodeLost(lost.number, reason=f"{lost.gone}; the others form no group without it", attempts=0)
-        if lost is not None:
-            raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
+        self._core.check_nodes_left()
 
     def _await_up(self, numbers: Sequence[int]) -> None:
         """Waits for nodes that are being restarted, replaced or out of reach; a node that is gone is an error."""
         deadline = self._clock() + max(_PATIENCE, self._plan.lease)
-        nodes = self._core.nodes
         while True:
             self._check_open()
-            missing = [n for n in numbers if n not in nodes.takes_calls()]
-            if not missing:
+            if not self._core.missing(numbers, late=self._clock() > deadline):
                 return
-            for node in (nodes.all[n] for n in missing):
-                if nodes.given_up(node.number) or self._clock() > deadline:
-                    why = node.gone or ("its machine is being taken away" if node.leaving else "it is not ready")
-                    raise NodeLost(node.number, reason=why, attempts=0)
             self._changed.wait(0.2)
 
     # doing what the core says; with the lock held
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            getattr(self, _METHODS[action[0]])(*action[1:])
-
-    def _do_post(self, number: int, messages: list[Any], buffers: Sequence[Any]) -> None:
-        self._connections.post(number, messages, buffers)
+            self._acts[action[0]](*action[1:])
 
     def _do_load(self, number: int, uploads: Any) -> None:
         if not self._plan.local:  # local nodes read the files themselves
@@ -193,12 +221,12 @@ class Engine:
         elif call.future.cancelled():
             discard(about)
         else:
-            self._connections.defer(call.future.settle, about, pieces)
+            self._defer(call.future.settle, about, pieces)
 
     def _do_fail(self, call: Call, error: BaseException) -> None:
         if call.stream is not None:
             call.stream.end(error)
-        self._connections.defer(call.future.fail, error)
+        self._defer(call.future.fail, error)
 
     def _do_end(self, call: Call) -> None:
         self._plan.release(list(call.uploads))
@@ -206,56 +234,92 @@ class Engine:
             producer.close()
         call.future.on_cancel = None  # future and call must not keep each other
 
-    def _do_discard(self, about: dict[str, Any]) -> None:
-        discard(about)
-
     def _do_emit(self, event: events.Event) -> None:
-        self._connections.defer(self._plan.emit, event)
+        self._defer(self._plan.emit, event)
 
-    def _do_reconnect(self, number: int) -> None:
-        self._connections.reconnect(number)
+    # the I/O thread
 
-    def _do_renounce(self, number: int) -> None:
-        self._connections.renounce(number)
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+        wait = _IDLE_WAIT
+        try:
+            while not self._stopped:
+                wait = _BUSY_WAIT if self.handle(self._connections.poll(wait)) else _IDLE_WAIT
+        except BaseException as exc:
+            log.exception("the engine's I/O thread ended")
+            with self._lock:
+                self._refuse_more()
+                self._do(self._core.collapse(exc, self._clock()))
+                self._changed.notify_all()
+            raise
+        finally:
+            self._deferred.end()
+            self._connections.close()
 
-    def _do_inquire(self) -> None:
-        self._replacing.inquire()
+    def _defer(self, act: Callable[..., Any], *args: Any) -> None:
+        """Has the I/O thread settle a future, emit an event, close a stream: when no lock is held. Must not block."""
+        self._deferred.add(act, *args)
+        if threading.current_thread() is not self.thread:
+            self._connections.wake()
 
-    def _do_forget_blobs(self, number: int) -> None:
-        self._uploads.forget(number)
+    def handle(self, happened: Sequence[Event]) -> bool:
+        """Does what follows from what the connections saw, and what is due; True if this should be done again soon."""
+        with self._lock:
+            for event in happened:
+                if not isinstance(event, Heard):
+                    self._do(self._on_connection(event))
+                    self._changed.notify_all()
+                elif self._connections.current(event.number, event.link):  # else the node was given up meanwhile
+                    self._hear(event)
+            self._do(self._core.turn(self._clock()))
+            soon = self._core.calls.soon()
+        self._deferred.run()
+        return soon
 
-    # what nodes say; called by `Connections` with its lock held
+    def _on_connection(self, event: Event) -> list[Action]:
+        number, now = event.number, self._clock()
+        first = number in self._connecting
+        match event:
+            case Greeted():
+                self._connecting.discard(number)
+                restarted = self._connections.attach(event)
+                if restarted is not None:
+                    return self._core.attached(number, restarted=restarted, now=now)
+                return [] if first else self._retry(number, ConnectionError("it was given up during the greeting"))
+            case NotReached():
+                return self._retry(number, event.error)
+            case Lost() if self._connections.current(number, event.link):
+                return self._core.broken(number, now)
+            case Unreachable() if event.link is None or self._connections.current(number, event.link):
+                self._connecting.discard(number)
+                return self._core.unreachable(number, event.error, now)
+            case _:
+                return []
 
-    def heed(self, number: int, message: Message, buffers: list[Any]) -> None:
-        """A message of a node."""
-        actions = self._receiver.hear(message, buffers, number, self._clock())
-        if actions:
-            self._do(actions)
-        if message[0] in ("ready", "failed", "ports", "notice", "replaced"):
-            self._changed.notify_all()
+    def _retry(self, number: int, error: Exception) -> list[Action]:
+        if self._closing or self._connections.connected(number):
+            return []
+        pause, actions = self._core.retry(number, error, self._clock())
+        if pause is not None:
+            self._connections.reconnect(number, pause)
+        return actions
 
-    def _from_agent_verdict(
-        self, number: int, now: float, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
-    ) -> list[Action]:
-        if not self._plan.local:
-            self._parts.place(metadata)
-        if id in self._core.calls.calls:
-            for stream, text, progress in self._transcripts[number].end(id):
-                self._do_emit(events.Output(self._plan.pool, number, stream, text, id, progress))
-        return self._core.verdict(number, kind, id, metadata, buffers, now)
+    def _hear(self, event: Heard) -> None:
+        number, message = event.number, event.message
+        try:
+            actions = self._receiver.hear(message, event.buffers, number, self._clock())
+            if actions:
+                self._do(actions)
+            if message[0] in ("ready", "failed", "ports", "notice", "replaced"):
+                self._changed.notify_all()
+        except BaseException as exc:
+            log.exception("message %r of node %d could not be handled", message[0], number)
+            try:
+                self._do(self._core.mishandled(number, message, exc, self._clock()))
+            except BaseException:
+                log.exception("and neither could that")
 
-    def mishandled(self, number: int, message: Sequence[Any], error: BaseException) -> None:
-        """A message could not be handled."""
-        self._do(self._core.mishandled(number, message, error, self._clock()))
-
-    def turn(self) -> bool:
-        """Does what is due; True if this should be done again soon."""
-        self._do(self._core.turn(self._clock()))
-        return self._core.calls.soon()
-
-    def collapse(self, error: BaseException) -> None:
-        """The I/O thread has failed: every open call fails, since no result can arrive."""
-        self._do(self._core.collapse(error, self._clock()))
+    # what nodes say
 
     def _unsendable(self, number: int, blob: str, error: Exception) -> None:
         with self._lock:
@@ -279,79 +343,21 @@ class Engine:
         future, call.future = call.future, CallFuture(call.name)
         call.future.owner = future.owner
         if future.cancelled():
-            self._connections.defer(consumer.close)
+            self._defer(consumer.close)
         else:
-            self._connections.defer(future.fulfil, Stream[Any](consumer))
-
-    def _from_agent_items(self, number: int, now: float, id: str, metadata: list[Any], buffers: list[Any]) -> None:
-        call = self._core.calls.calls.get(id)
-        items: list[tuple[Any, int]] = []
-        at = 0
-        for entry in metadata:
-            count: int = entry if isinstance(entry, int) else entry[0]
-            about: dict[str, Any] = {} if isinstance(entry, int) else entry[1]
-            if not self._plan.local:
-                self._parts.place(about)
-            if call is None or call.stream is None:
-                discard(about)
-            pieces = buffers[at : at + count]
-            size = sum(piece.nbytes for piece in pieces) + sum(size for _, size in about.get("blobs", {}).values())
-            items.append(([about, *pieces], size))
-            at += count
-        if call is not None and call.stream is not None:
-            call.stream.feed(items)
-
-    def _from_agent_want(self, number: int, now: float, id: str, argument: str, count: int) -> None:
-        call = self._core.calls.calls.get(id)
-        if call is not None and argument in call.feeders:
-            call.feeders[argument].grant(count)
-
-    def _from_agent_out(self, number: int, now: float, stream: Any, id: str | None, buffers: list[Any]) -> None:
-        if id in self._core.calls.calls:
-            self._do(self._core.calls.started(number, id, now))
-        else:
-            id = None
-        for text, progress in self._transcripts[number].feed(stream, id, buffers[0]):
-            self._do_emit(events.Output(self._plan.pool, number, stream, text, id, progress))
-
-    def _from_agent_part(self, number: int, now: float, name: str, offset: int, buffers: list[Any]) -> None:
-        self._parts.accept(name, offset, buffers[0])
-
-    def _from_agent_need(self, number: int, now: float, blob: str) -> None:
-        self._uploads.need(number, blob)
+            self._defer(future.fulfil, Stream[Any](consumer))
 
     def _from_agent_bye(self, number: int, now: float) -> None:
-        for stream, text, progress in self._transcripts[number].end(None):
-            self._do_emit(events.Output(self._plan.pool, number, stream, text, None, progress))
+        self._do(self._arrivals.rest_of_output(number, None))
         self._byes.add(number)
         self._changed.notify_all()
-
-    # connections; called by `Connections` with its lock held
-
-    def attached(self, number: int, *, restarted: bool) -> None:
-        """There is a connection to a node (again)."""
-        self._do(self._core.attached(number, restarted=restarted, now=self._clock()))
-
-    def broken(self, number: int) -> None:
-        """The connection to a node is gone."""
-        self._do(self._core.broken(number, self._clock()))
-
-    def pause(self, number: int, error: Exception) -> float | None:
-        """A node was tried again without effect: says when to try once more."""
-        pause, actions = self._core.retry(number, error, self._clock())
-        self._do(actions)
-        return pause
-
-    def unreachable(self, number: int, error: Exception) -> None:
-        """A node could not be reached at all."""
-        self._do(self._core.unreachable(number, error, self._clock()))
 
     # other machines for lost nodes; called by the threads of `replacing`, without the lock
 
     def await_vacant(self, node: int) -> bool:
         """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
         with self._lock:
-            while not self._connections.closing:
+            while not self._closing:
                 vacant, actions = self._core.vacate(node, self._clock())
                 self._do(actions)
                 if vacant:
@@ -361,7 +367,8 @@ class Engine:
 
     def connect(self, node: int) -> None:
         """Connects to the machine that stands in for a node's old one."""
-        self._connections.connect(node, self._clock() + _JOIN)
+        with self._lock:
+            self._connect([node], self._clock() + _JOIN)
         if not self._connections.connected(node):
             raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
 
@@ -384,17 +391,8 @@ class Engine:
 
     def pause_for(self, seconds: float) -> bool:
         """Waits; False if the pool is closed meanwhile."""
-        return self._connections.pause(seconds)
+        return not self._stopping.wait(seconds)
 
     def tell(self, node: int, text: str) -> None:
         """Says how far it is with a node."""
-        self._connections.defer(self._plan.emit, events.NodePhase(self._plan.pool, node, text))
-
-
-_METHODS = {
-    kind: "_do_" + kind.replace(" ", "_")
-    for kind in (
-        *("post", "load", "feed", "settle", "fail", "end", "discard", "emit"),
-        *("reconnect", "renounce", "inquire", "forget blobs"),
-    )
-}
+        self._defer(self._plan.emit, events.NodePhase(self._plan.pool, node, text))

@@ -1,0 +1,82 @@
+"""What nodes send besides the states of calls: results, items of streams, output, and parts of large buffers.
+
+Like those of `Core`, the methods return what is to be done, and `Engine` does it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyward import events
+from skyward.client.call import discard
+from skyward.client.calls import Action
+from skyward.client.core import Core
+from skyward.client.output_lines import Transcript
+from skyward.client.settings import PoolSettings
+from skyward.client.uploads import Parts, Uploads
+
+__all__ = ["Arrivals"]
+
+
+class Arrivals:
+    """Handles those messages of nodes; the engine's `Receiver` calls it, with the engine's lock held."""
+
+    def __init__(self, plan: PoolSettings, core: Core, uploads: Uploads) -> None:
+        self._plan, self._core, self._uploads = plan, core, uploads
+        self._parts = Parts(plan.directory)
+        self._transcripts = [Transcript() for _ in range(plan.nodes)]
+
+    def rest_of_output(self, number: int, id: str | None) -> list[Action]:
+        """The last line of a call's output, or of a node's, if nothing ended it."""
+        lines = self._transcripts[number].end(id)
+        return [
+            ("emit", events.Output(self._plan.pool, number, stream, text, id, progress))
+            for stream, text, progress in lines
+        ]
+
+    def _from_agent_verdict(
+        self, number: int, now: float, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
+    ) -> list[Action]:
+        if not self._plan.local:
+            self._parts.place(metadata)
+        output = self.rest_of_output(number, id) if id in self._core.calls.calls else []
+        return output + self._core.verdict(number, kind, id, metadata, buffers, now)
+
+    def _from_agent_items(self, number: int, now: float, id: str, metadata: list[Any], buffers: list[Any]) -> None:
+        call = self._core.calls.calls.get(id)
+        items: list[tuple[Any, int]] = []
+        at = 0
+        for entry in metadata:
+            count: int = entry if isinstance(entry, int) else entry[0]
+            about: dict[str, Any] = {} if isinstance(entry, int) else entry[1]
+            if not self._plan.local:
+                self._parts.place(about)
+            if call is None or call.stream is None:
+                discard(about)
+            pieces = buffers[at : at + count]
+            size = sum(piece.nbytes for piece in pieces) + sum(size for _, size in about.get("blobs", {}).values())
+            items.append(([about, *pieces], size))
+            at += count
+        if call is not None and call.stream is not None:
+            call.stream.feed(items)
+
+    def _from_agent_want(self, number: int, now: float, id: str, argument: str, count: int) -> None:
+        call = self._core.calls.calls.get(id)
+        if call is not None and argument in call.feeders:
+            call.feeders[argument].grant(count)
+
+    def _from_agent_out(self, number: int, now: float, stream: Any, id: str | None, buffers: list[Any]) -> list[Action]:
+        actions: list[Action] = []
+        if id in self._core.calls.calls:
+            actions = self._core.calls.started(number, id, now)
+        else:
+            id = None
+        for text, progress in self._transcripts[number].feed(stream, id, buffers[0]):
+            actions.append(("emit", events.Output(self._plan.pool, number, stream, text, id, progress)))
+        return actions
+
+    def _from_agent_part(self, number: int, now: float, name: str, offset: int, buffers: list[Any]) -> None:
+        self._parts.accept(name, offset, buffers[0])
+
+    def _from_agent_need(self, number: int, now: float, blob: str) -> None:
+        self._uploads.need(number, blob)
