@@ -229,7 +229,7 @@ class Machine:
             elif what == "arrivals":
                 self.agent.look_around()
             elif what.name in self.runners.processes:
-                self.runners.hear(what)
+                self.agent.handle(self.runners.read(what))
         self.agent.turn()
         self.world.check(self.agent._calls.next_pair() is None, f"node {self.node}: a call waits beside a free slot")
         return True

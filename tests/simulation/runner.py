@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.node.body import RunnerCall
 from skyward.node.protocol import RunnerToAgent
 from skyward.node.runner_calls import RunnerCalls
+from skyward.node.runners import Ended, Said
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -227,9 +228,10 @@ _ERROR = {"type": "builtins.ValueError", "message": "no", "traceback": "ValueErr
 class SimRunners:
     """What an agent has of its runner processes."""
 
-    def __init__(self, selector: Any, world_and_node: Any, hear: Any, output: Any, ended: Any, full: Any) -> None:
+    full = False
+
+    def __init__(self, selector: Any, world_and_node: Any) -> None:
         self.world, self.node = world_and_node
-        self._hear, self._ended = hear, ended
         self.processes: dict[str, SimProcess] = {}
 
     @property
@@ -266,8 +268,12 @@ class SimRunners:
         for name in self.processes:
             self.kill(name)
 
-    def drain(self, process: SimProcess) -> None:
-        pass
+    def drain(self, process: SimProcess) -> list[Any]:
+        return []
+
+    def forget(self, process: SimProcess) -> None:
+        del self.processes[process.name]
+        self.world.changed_actors()
 
     def resume(self) -> None:
         pass
@@ -275,15 +281,16 @@ class SimRunners:
     def pending(self) -> list[SimProcess]:
         return [p for p in self.processes.values() if p.outbox or p.exit is not None]
 
-    def hear(self, process: SimProcess) -> None:
-        """The agent reads what a runner has said, and learns of its end."""
+    def read(self, process: SimProcess) -> list[Any]:
+        """What a runner has said, and that it has ended."""
         count = len(process.outbox) if process.exit is not None else self.world.rng.randint(1, len(process.outbox))
+        happened: list[Any] = []
+        runner: Any = process
         for _ in range(count):
             message, buffers = process.outbox.popleft()
             self.world.t("agent %d <- %s %s", self.node, process.name, message[:2])
-            self._hear([message], buffers, process)
-        if process.exit is not None and not process.outbox and process.name in self.processes:
-            del self.processes[process.name]
+            happened.append(Said([message], buffers, runner))
+        if process.exit is not None:
             self.world.t("agent %d: %s exited %s", self.node, process.name, process.exit)
-            self._ended(process, process.exit)
-            self.world.changed_actors()
+            happened.append(Ended(runner, process.exit))
+        return happened

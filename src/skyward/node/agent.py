@@ -15,7 +15,7 @@ import queue
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from skyward.node.client_link import ClientLink
 from skyward.node.client_listener import ClientListener
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
 from skyward.node.receiver import Message, Receiver
-from skyward.node.runners import Pipe, RunnerProcess, Runners
+from skyward.node.runners import Ended, Event, Pipe, Printed, RunnerProcess, Runners, Said
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
 from skyward.transport import blobs
@@ -77,9 +77,8 @@ class Agent:
         self._wake_write.setblocking(False)
         self._calls = AgentCalls()
         hear_runner = Receiver(RunnerToAgent, self).hear_all
-        self._runners = around.runners(
-            self._selector, fork_server, hear_runner, self._output, self._ended, self._output_full
-        )
+        self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output, Ended: self._ended}
+        self._runners = around.runners(self._selector, fork_server)
         self._settings: dict[str, Any] = {}
         self._hooks: list[Any] = []
         self._timers = Timers(self._clock)
@@ -97,18 +96,19 @@ class Agent:
         while not self._done:
             more = self._home.pending()
             for key, events in self._selector.select(0 if more else self._wait()):
-                key.data(events)
+                self.handle(key.data(events) or ())
             if more:
                 self._home.hear(0)
             self.turn()
 
     def turn(self) -> None:
         """Does what is due, and sends what was said since the last time."""
-        self._runners.resume()
         self._timers.run()
         self._pass_time(self._clock())
         self._blob_cache.send(lambda: self._home.kept_bytes, self._home.tell_now)
         self._home.flush()
+        self._runners.full = self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT
+        self._runners.resume()
 
     def notice(self, seconds: float) -> None:
         """Says, from any thread, that this machine will be taken away in so many seconds."""
@@ -297,11 +297,16 @@ class Agent:
 
     # what runners send
 
+    def handle(self, happened: Sequence[Event]) -> None:
+        """Does what follows from what runners said, wrote, or ended with."""
+        for event in happened:
+            self._handlers[type(event)](*event)
+
     def _from_runner_ready(self, runner: RunnerProcess) -> None:
         self._do(self._calls.ready(runner.name, self._clock()))
 
     def _from_runner_failed(self, runner: RunnerProcess, error: dict[str, Any], buffers: list[Any]) -> None:
-        self._runners.drain(runner)
+        self.handle(self._runners.drain(runner))
         if self._calls.failed(runner.name, self._clock()):
             self._tell(AgentToClient.failed(error, self._settings["generation"], len(buffers)), buffers)
 
@@ -316,7 +321,7 @@ class Agent:
     def _from_runner_verdict(
         self, runner: RunnerProcess, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
     ) -> None:
-        self._runners.drain(runner)
+        self.handle(self._runners.drain(runner))
         if kind == "exited":
             metadata["stderr"] = runner.stderr_tail(self._mark)
         self._do(self._calls.ended(runner.name, id, kind, metadata, buffers, self._clock()))
@@ -332,12 +337,12 @@ class Agent:
         self._pass_on(runner, id, [], AgentToClient.want(id, argument, count), [])
 
     def _from_runner_out(self, runner: RunnerProcess, stream: str, id: str | None, buffers: list[Any]) -> None:
-        self._runners.drain(runner)
+        self.handle(self._runners.drain(runner))
         self._tell(AgentToClient.out(stream, id, len(buffers)), buffers)
 
     def _pass_on(self, runner: RunnerProcess, id: str, items: list[Any], message: Message, buffers: list[Any]) -> None:
         """Passes a message about a call on to the client, after what the runner wrote and sent before it."""
-        self._runners.drain(runner)
+        self.handle(self._runners.drain(runner))
         self._blob_cache.ship(id, items, lambda: self._tell(message, buffers))
 
     def _ended(self, runner: RunnerProcess, status: int) -> None:
@@ -345,7 +350,9 @@ class Agent:
         now = self._clock()
         self._do(self._calls.saw(runner.name, runner.status.read(), now))
         oom = status < 0 and self._usage.out_of_memory()
-        self._do(self._calls.exited(runner.name, status, runner.stderr_tail(self._mark), oom, now))
+        tail = runner.stderr_tail(self._mark)
+        self._runners.forget(runner)
+        self._do(self._calls.exited(runner.name, status, tail, oom, now))
         self._leave_if_done()
 
     # output and vital signs
@@ -368,26 +375,19 @@ class Agent:
             known = call if slot is not None and call in slot.calls else first
             self._tell(AgentToClient.out(pipe.stream, known, 1), [piece])
 
-    def _output_full(self) -> bool:
-        return self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT
-
     def _sample(self) -> None:
         self._timers.after(_SAMPLE, self._sample)
         self._home.acknowledge()
         self._heard(self._home.heard)
-        self._audit()
-        if self._home.connected:
-            running = sum(call.began is not None for call in self._calls.calls.values())
-            cpu, memory = self._usage.sample(self._runners.pids())
-            self._tell(AgentToClient.sample(cpu, memory, running))
-
-    def _audit(self) -> None:
-        """Has AgentCalls look for mistakes of its own; what it finds is mended, logged, and told."""
-        found, actions = self._calls.audit(self._clock())
+        found, actions = self._calls.audit(self._clock())  # looks for mistakes of its own
         self._do(actions)
         for text in found:
             log.warning("the agent mended its own state: %s", text)
             self._tell(AgentToClient.repaired(text))
+        if self._home.connected:
+            running = sum(call.began is not None for call in self._calls.calls.values())
+            cpu, memory = self._usage.sample(self._runners.pids())
+            self._tell(AgentToClient.sample(cpu, memory, running))
 
     def _wait(self) -> float:
         return max(0.0, min(self._timers.due(), self._calls.due()) - self._clock())

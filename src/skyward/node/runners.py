@@ -1,6 +1,7 @@
 """The runner processes of one node: ordered from the fork server, spoken to over sockets, listened to through pipes.
 
-It knows how to start, reach and end them. What they are for, and what it means when one ends, is the agent's business.
+It knows how to start, reach and end them, and calls nobody: what the selector keeps for it are functions that return
+what happened. What runners are for, and what it means when one ends, is the agent's business.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ import select
 import selectors
 import signal
 import socket
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from skyward.node.protocol import AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, encode
 
-__all__ = ["Pipe", "RunnerProcess", "Runners"]
+__all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said"]
 
 _READ = 1 << 16
 _SHORT = 1 << 14  # after a read that gave less, the next would find nothing
@@ -144,20 +144,39 @@ class RunnerProcess:
         self.status.close()
 
 
+class Said(NamedTuple):
+    """A runner has sent messages."""
+
+    messages: list[Message]
+    buffers: list[Any]
+    runner: RunnerProcess
+
+
+class Printed(NamedTuple):
+    """A runner has written something to stdout or stderr."""
+
+    runner: RunnerProcess
+    pipe: Pipe
+    data: bytes
+
+
+class Ended(NamedTuple):
+    """A runner is gone, and all that it said and wrote was returned before; `Runners.forget` closes what is left."""
+
+    runner: RunnerProcess
+    status: int
+
+
+Event = Said | Printed | Ended
+
+
 class Runners:
     """All runner processes of an agent, those that are being ended included."""
 
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        fork_server: socket.socket,
-        hear: Callable[[list[Message], list[Any], RunnerProcess], None],
-        output: Callable[[RunnerProcess, Pipe, bytes], None],
-        ended: Callable[[RunnerProcess, int], None],
-        full: Callable[[], bool],
-    ) -> None:
+    def __init__(self, selector: selectors.BaseSelector, fork_server: socket.socket) -> None:
         self._selector, self._fork_server = selector, fork_server
-        self._hear, self._output, self._ended, self._full = hear, output, ended, full
+        self.full = False
+        """Whether output is left in the pipes, since the client does not keep up."""
         self._processes: dict[str, RunnerProcess] = {}
         self._receiver = Receiver(ForkServerToAgent, self)
         self._paused = False
@@ -223,7 +242,7 @@ class Runners:
         return process.status.read() if process is not None else []
 
     def kill(self, name: str) -> None:
-        """Kills a runner and what its bodies have started; `ended` is called when it is gone."""
+        """Kills a runner and what its bodies have started; when it is gone, it is `Ended`."""
         try:
             self._fork_server.send(json.dumps(AgentToForkServer.kill(name, int(signal.SIGKILL))).encode())
         except OSError:
@@ -234,15 +253,17 @@ class Runners:
         for name in self._processes:
             self.kill(name)
 
-    def drain(self, process: RunnerProcess) -> None:
-        """Passes on everything a runner has written so far."""
+    def drain(self, process: RunnerProcess) -> list[Printed]:
+        """Everything that a runner has written so far."""
+        printed: list[Printed] = []
         while pipes := process.unread():
             for pipe in pipes:
-                self._forward(process, pipe)
+                printed += self._read(process, pipe)
+        return printed
 
     def resume(self) -> None:
         """Listens again to pipes that were left alone while the client did not keep up."""
-        if not self._paused or self._full():
+        if not self._paused or self.full:
             return
         self._paused = False
         for process in self._processes.values():
@@ -251,63 +272,68 @@ class Runners:
                     pipe.paused = False
                     self._listen(process, pipe)
 
+    def forget(self, process: RunnerProcess) -> None:
+        """Closes what is left of a runner that has ended."""
+        for fileobj in (process.sock, process.out.fd, process.err.fd):
+            self._unregister(fileobj)
+        del self._processes[process.name]
+        process.close()
+
     def _listen(self, process: RunnerProcess, pipe: Pipe) -> None:
         self._selector.register(pipe.fd, selectors.EVENT_READ, partial(self._on_output, process, pipe))
 
-    def _on_output(self, process: RunnerProcess, pipe: Pipe, _: int) -> None:
+    def _on_output(self, process: RunnerProcess, pipe: Pipe, _: int) -> list[Printed]:
         if self._processes.get(process.name) is not process:
-            return  # it ended in the same turn; its pipes have been read to their end
-        if self._full():
+            return []  # it ended in the same turn; its pipes have been read to their end
+        if self.full:
             self._selector.unregister(pipe.fd)
             pipe.paused = self._paused = True
-        else:
-            self._forward(process, pipe)
+            return []
+        return self._read(process, pipe)
 
-    def _forward(self, process: RunnerProcess, pipe: Pipe) -> None:
+    def _read(self, process: RunnerProcess, pipe: Pipe) -> list[Printed]:
         data = pipe.read()
         if data:
-            self._output(process, pipe, data)
-        elif data is not None:
+            return [Printed(process, pipe, data)]
+        if data is not None:
             self._unregister(pipe.fd)
+        return []
 
-    def _on_runner(self, process: RunnerProcess, events: int, *, ended: bool = False) -> None:
+    def _on_runner(self, process: RunnerProcess, events: int, *, ended: bool = False) -> list[Said]:
         if self._processes.get(process.name) is not process:
-            return  # it ended in the same turn; what it said has been heard
+            return []  # it ended in the same turn; what it said has been heard
         if events & selectors.EVENT_WRITE and process.flush():
             self._selector.modify(process.sock, selectors.EVENT_READ, partial(self._on_runner, process))
-        for messages, buffers in process.read(ended=ended):
-            self._hear(messages, buffers, process)
+        said = [Said(messages, buffers, process) for messages, buffers in process.read(ended=ended)]
         if process.eof:
             self._unregister(process.sock)
+        return said
 
-    def _on_fork_server(self, _: int) -> None:
+    def _on_fork_server(self, _: int) -> list[Event]:
+        happened: list[Event] = []
         while True:
             try:
                 data = self._fork_server.recv(1 << 16)
             except BlockingIOError:
-                return
+                return happened
             except OSError:
                 data = b""
             if not data:
                 os._exit(3)  # without a fork server there are no runners; the keeper starts this agent again
-            self._receiver.hear(json.loads(data), [])
+            happened += self._receiver.hear(json.loads(data), [])
 
-    def _from_fork_server_forked(self, name: str, pid: int) -> None:
+    def _from_fork_server_forked(self, name: str, pid: int) -> list[Event]:
         if name in self._processes:
             self._processes[name].pid = pid
+        return []
 
-    def _from_fork_server_ended(self, name: str, status: int) -> None:
-        """What the runner has sent is heard before its end is told."""
+    def _from_fork_server_ended(self, name: str, status: int) -> list[Event]:
+        """What the runner has written is heard before what it sent, and that before its end."""
         process = self._processes.get(name)
         if process is None:
-            return
-        self._on_runner(process, selectors.EVENT_READ, ended=True)
-        self.drain(process)
-        for fileobj in (process.sock, process.out.fd, process.err.fd):
-            self._unregister(fileobj)
-        del self._processes[process.name]
-        self._ended(process, status)
-        process.close()
+            return []
+        said = self._on_runner(process, selectors.EVENT_READ, ended=True)
+        return [*self.drain(process), *said, Ended(process, status)]
 
     def _unregister(self, fileobj: Any) -> None:
         if fileobj in self._selector.get_map():
