@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
 from skyward.errors import NoCapacity, PoolClosed, SkywardError
-from skyward.machines.replacement import Replacing
+from skyward.machines.replacement import Replacing, Requests
 from tests.support.waiting import until
 
 
@@ -86,36 +87,49 @@ def no_room() -> NoCapacity:
     return NoCapacity("2 x T4", ["a: full", "b: full"])
 
 
-def replaced(replacing: Replacing, node: int = 1) -> None:
-    assert replacing.begin(node)
-    until(lambda: not replacing.going(node))
+@contextmanager
+def fulfilled(source: Source, pool: Pool) -> Generator[Requests]:
+    """Requests that are fulfilled; afterwards, no thread of them is left."""
+    requests = Requests(source)
+    replacing = Replacing(source, pool, requests)
+    yield requests
     replacing.close(60)
+
+
+def replace_and_wait(requests: Requests, node: int = 1) -> None:
+    assert requests.begin(node)
+    until(lambda: not requests.going(node))
+
+
+def replaced(source: Source, pool: Pool) -> None:
+    with fulfilled(source, pool) as requests:
+        replace_and_wait(requests)
 
 
 def test_another_machine_is_connected_to_once_the_old_one_has_nothing_to_do() -> None:
     source, pool = Source(), Pool()
     pool.vacant.clear()
-    replacing = Replacing(source, pool)
-    assert replacing.begin(1)
-    until(lambda: source.prepared)
-    assert replacing.going(1)
-    assert replacing.begin(1), "said twice, done once"
-    assert pool.log == []
-    pool.vacant.set()
-    until(lambda: not replacing.going(1))
+    with fulfilled(source, pool) as requests:
+        assert requests.begin(1)
+        until(lambda: source.prepared)
+        assert requests.going(1)
+        assert requests.begin(1), "said twice, done once"
+        assert pool.log == []
+        pool.vacant.set()
+        until(lambda: not requests.going(1))
     assert (source.prepared, pool.log) == (1, [("connect", 1)])
 
 
 @pytest.mark.parametrize("source", [None, Source(wanted=False)])
 def test_a_machine_that_is_not_to_be_replaced_is_not(source: Source | None) -> None:
-    replacing = Replacing(source, Pool())
-    assert not replacing.begin(1)
-    assert not replacing.going(1)
+    requests = Requests(source)
+    assert not requests.begin(1)
+    assert not requests.going(1)
 
 
 def test_missing_capacity_is_waited_for_and_told() -> None:
     source, pool = Source(no_room(), no_room()), Pool()
-    replaced(Replacing(source, pool))
+    replaced(source, pool)
     assert source.prepared == 3
     assert [entry[1] for entry in pool.of("pause")] == [5.0, 15.0]
     assert pool.of("tell")[0] == ("tell", 1, f"no other machine yet: {NO_ROOM}. The next try is in 5 s")
@@ -125,36 +139,36 @@ def test_missing_capacity_is_waited_for_and_told() -> None:
 
 def test_a_node_is_given_up_when_there_was_no_capacity_for_minutes() -> None:
     source, pool = Source(*(no_room() for _ in range(20))), Pool()
-    replaced(Replacing(source, pool))
+    replaced(source, pool)
     assert sum(float(str(entry[1])) for entry in pool.of("pause")) > 120, "for as long as the old machine may count"
     assert pool.of("not replaced") == [("not replaced", 1, NO_ROOM)]
 
 
 def test_an_error_that_does_not_pass_is_final_and_told_in_one_line() -> None:
     source, pool = Source(SkywardError("not allowed.\nAsk for the right.")), Pool()
-    replaced(Replacing(source, pool))
+    replaced(source, pool)
     assert source.prepared == 1
     assert pool.log == [("not replaced", 1, "not allowed")]
 
 
 def test_after_a_failure_the_node_may_be_replaced_again() -> None:
     source, pool = Source(SkywardError("not allowed.")), Pool()
-    replacing = Replacing(source, pool)
-    replaced(replacing)
-    replaced(replacing)
+    with fulfilled(source, pool) as requests:
+        replace_and_wait(requests)
+        replace_and_wait(requests)
     assert pool.of("connect") == [("connect", 1)]
 
 
 def test_a_machine_that_is_taken_away_while_we_connect_to_it_is_replaced_as_well() -> None:
     source, pool = Source(), Pool()
-    replacing = Replacing(source, pool)
+    with fulfilled(source, pool) as requests:
 
-    def lose_it_once() -> None:
-        pool.on_connect = lambda: None
-        assert replacing.begin(1)
+        def lose_it_once() -> None:
+            pool.on_connect = lambda: None
+            assert requests.begin(1)
 
-    pool.on_connect = lose_it_once
-    replaced(replacing)
+        pool.on_connect = lose_it_once
+        replace_and_wait(requests)
     assert (source.prepared, pool.log) == (2, [("connect", 1)] * 2)
 
 
@@ -162,13 +176,13 @@ def test_a_machine_that_is_taken_away_while_we_connect_to_it_is_replaced_as_well
 def test_nothing_is_told_of_a_pool_that_closes_meanwhile(moment: str) -> None:
     source, pool = Source(*([no_room()] if moment == "paused" else [])), Pool()
     pool.is_open = False
-    replaced(Replacing(source, pool))
+    replaced(source, pool)
     assert pool.of("connect") == pool.of("not replaced") == []
 
 
 def test_a_supply_that_is_closed_ends_it_without_a_word() -> None:
     pool = Pool()
-    replaced(Replacing(Source(PoolClosed("the pool was closed.")), pool))
+    replaced(Source(PoolClosed("the pool was closed.")), pool)
     assert pool.log == []
 
 
@@ -176,8 +190,8 @@ def test_the_provider_is_asked_about_silent_nodes_until_all_are_known() -> None:
     source, pool = Source(), Pool()
     source.gone = [{}, SkywardError("our own network is down"), {2: "taken back"}]
     pool.silent = [2]
-    replacing = Replacing(source, pool)
-    replacing.inquire()
-    replacing.inquire()
-    until(lambda: pool.of("ended") == [("ended", 2, "taken back")])
+    with fulfilled(source, pool) as requests:
+        requests.inquire()
+        requests.inquire()
+        until(lambda: pool.of("ended") == [("ended", 2, "taken back")])
     assert [entry[1] for entry in pool.of("pause")][:3] == [1.0, 5.0, 5.0]

@@ -9,6 +9,7 @@ from skyward.client.connections import Connections
 from skyward.client.engine import Engine, Surroundings
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Uploads
+from skyward.machines.replacement import Requests
 from skyward.transport.link import Link
 
 if TYPE_CHECKING:
@@ -41,10 +42,7 @@ def make_engine(world: World) -> Engine:
             self._post(node, [["expect", name, 0]], [])
             world.uploads.append((node, name))
 
-    class SimReplacing:
-        def __init__(self, source: Any, place: Any) -> None:
-            pass
-
+    class SimRequests(Requests):
         def begin(self, node: int) -> bool:
             if world.replaces and node not in world.replacing:
                 world.replacing[node] = world.now + world.rng.uniform(0.5, 20)
@@ -54,9 +52,6 @@ def make_engine(world: World) -> Engine:
             return node in world.replacing
 
         def inquire(self) -> None:
-            pass
-
-        def close(self, seconds: float) -> None:
             pass
 
     class SimFeeder:
@@ -114,7 +109,5 @@ def make_engine(world: World) -> Engine:
         revive=None,
         substitutes=True if world.replaces else None,  # type: ignore[arg-type]
     )
-    around = Surroundings(
-        clock=world.clock, connections=SimHub, uploads=SimCargo, replacing=SimReplacing, feed=SimFeeder
-    )  # type: ignore[arg-type]
+    around = Surroundings(clock=world.clock, connections=SimHub, uploads=SimCargo, requests=SimRequests, feed=SimFeeder)  # type: ignore[arg-type]
     return Engine(plan, around)

@@ -15,9 +15,11 @@ from skyward import events
 from skyward.client import outcomes
 from skyward.client.call import Call
 from skyward.client.calls import Action, ClientCalls
-from skyward.client.nodes import Links, Nodes, Replacements
+from skyward.client.connections import Connections
+from skyward.client.nodes import Nodes
 from skyward.client.settings import PoolSettings
 from skyward.errors import NodeLost, PoolClosed, SkywardError
+from skyward.machines.replacement import Requests
 from skyward.node.protocol import VERDICTS
 
 __all__ = ["Core"]
@@ -26,10 +28,10 @@ __all__ = ["Core"]
 class Core:
     """Every method says what happened, at the time `now`, and returns what is to be done."""
 
-    def __init__(self, plan: PoolSettings, links: Links, replacements: Replacements) -> None:
+    def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
         self._plan, self._links = plan, links
         self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
-        self.nodes = Nodes(plan, links, replacements)
+        self.nodes = Nodes(plan, links, requests)
 
     # from the user
 

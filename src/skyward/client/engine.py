@@ -28,7 +28,7 @@ from skyward.client.settings import PoolSettings
 from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Uploads
 from skyward.errors import BootstrapError, PoolClosed
-from skyward.machines.replacement import Replacing
+from skyward.machines.replacement import Requests
 from skyward.node.protocol import AgentToClient, ClientToAgent
 from skyward.node.receiver import Receiver
 from skyward.transport.streams import Consumer, Producer, Stream
@@ -40,7 +40,6 @@ log = logging.getLogger("skyward.engine")
 _BUSY_WAIT = 0.05
 _IDLE_WAIT = 1.0
 _PATIENCE = 15.0
-_REPLACING = 30.0
 _JOIN = 30.0
 
 
@@ -51,7 +50,7 @@ class Surroundings:
     clock: Callable[[], float] = time.monotonic
     connections: type[Connections] = Connections
     uploads: type[Uploads] = Uploads
-    replacing: type[Replacing] = Replacing
+    requests: type[Requests] = Requests
     feed: Callable[[Call, str, Any, Callable[[list[Any], list[Any]], None]], Producer] = feed
 
 
@@ -64,8 +63,8 @@ class Engine:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._connections = around.connections(plan.nodes, plan.reach, plan.revive)
-        self._replacing = around.replacing(plan.substitutes, self)
-        self._core = Core(plan, self._connections, self._replacing)
+        self.requests = around.requests(plan.substitutes)
+        self._core = Core(plan, self._connections, self.requests)
         self._byes: set[int] = set()
         self._connecting: set[int] = set()  # nodes that are connected to for the first time
         self._closing = self._stopped = False
@@ -82,7 +81,7 @@ class Engine:
             "discard": discard,
             "reconnect": self._connections.reconnect,
             "renounce": self._connections.renounce,
-            "inquire": self._replacing.inquire,
+            "inquire": self.requests.inquire,
             "forget blobs": self._uploads.forget,
         }
         self.abouts = self._connections.abouts
@@ -120,7 +119,6 @@ class Engine:
             end = self._clock() + grace + 1.5
             while not self._byes.issuperset(self._connected()) and self._clock() < end:
                 self._changed.wait(0.05)
-        self._replacing.close(_REPLACING)
         self.abandon()
 
     def abandon(self) -> None:
@@ -352,7 +350,7 @@ class Engine:
         self._byes.add(number)
         self._changed.notify_all()
 
-    # other machines for lost nodes; called by the threads of `replacing`, without the lock
+    # other machines for lost nodes; called by the threads of `Replacing`, without the lock
 
     def await_vacant(self, node: int) -> bool:
         """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""

@@ -6,62 +6,38 @@ No clock, socket or thread here: `Nodes` is told what happens, and returns what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from skyward import events
+from skyward.client.connections import SILENCE, Connections
 from skyward.client.node_table import NODES, Node
 from skyward.client.reconnect import given_up, next_try
 from skyward.client.settings import PoolSettings
 from skyward.errors import BootstrapError, NodeLost, PluginError
+from skyward.machines.replacement import Requests
 from skyward.node.protocol import ClientToAgent
 from skyward.transport import exceptions
 
-__all__ = ["NODES", "SILENCE", "Action", "Links", "Node", "Nodes", "Replacements"]
+__all__ = ["NODES", "Action", "Node", "Nodes"]
 
 Action = tuple[Any, ...]
 """What the engine is to do: ("post", node, messages, buffers), ("emit", event), ("reconnect", node),
 ("renounce", node), ("inquire",), ("forget blobs", node), ("lose", node, reason)."""
 
-SILENCE = 10.0
 _REFUSALS = 3
 _PORTS = 3
 _LAST_MOMENT = 5.0
 _ANSWER = 6.0  # a provider knows better than we why a machine is gone, and is asked first
 
 
-class Links(Protocol):
-    """What is known of the connections."""
-
-    def connected(self, number: int) -> bool:
-        """Whether there is a connection to a node now."""
-        ...
-
-    def heard(self, number: int) -> float:
-        """When a node was last heard of."""
-        ...
-
-    def abouts(self) -> list[dict[str, Any]]:
-        """What each node said of itself in its greeting."""
-        ...
-
-
-class Replacements(Protocol):
-    """Other machines for nodes that are lost."""
-
-    def begin(self, node: int) -> bool:
-        """Has a node's machine replaced, if that is wanted."""
-        ...
-
-    def going(self, node: int) -> bool:
-        """Whether another machine for a node is on its way."""
-        ...
-
-
 class Nodes:
-    """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
+    """Every method says what happened, at the time `now` where it matters, and returns what is to be done.
 
-    def __init__(self, plan: PoolSettings, links: Links, replacements: Replacements) -> None:
-        self._plan, self._links, self._replacements = plan, links, replacements
+    Of `links` it only asks which nodes are connected, when they were heard, and what they said of themselves.
+    """
+
+    def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
+        self._plan, self._links, self._requests = plan, links, requests
         self.all = [Node(i) for i in range(plan.nodes)]
         self.gang = plan.gang
         """Whether runners are part of groups."""
@@ -101,7 +77,7 @@ class Nodes:
     def given_up(self, number: int) -> bool:
         """Whether a node is gone, or about to be, and nothing comes in its place."""
         node = self.all[number]
-        return bool(node.gone or node.leaving) and not self._replacements.going(number)
+        return bool(node.gone or node.leaving) and not self._requests.going(number)
 
     def no_node_left(self) -> Node | None:
         """A lost node, if no node takes calls any more: none is left, or a group lacks that one; none is coming."""
@@ -251,7 +227,7 @@ class Nodes:
                 first = str(error).partition("\n")[0]
                 reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"
                 actions = self._lost(number, "give up", reason)
-        if node.gone and (local or self._replacements.going(number)):
+        if node.gone and (local or self._requests.going(number)):
             return None, actions
         return next_try(now - node.away, gone=bool(node.gone)), actions
 
@@ -351,7 +327,7 @@ class Nodes:
         seconds = node.leaving - self._now
         self._emit(events.NodeLeaving(self._plan.pool, node.number, seconds))
         if not self.closing:
-            follows = "; another one takes its place" if self._replacements.begin(node.number) else ""
+            follows = "; another one takes its place" if self._requests.begin(node.number) else ""
             self._warn(f"node {node.number} gets no new calls: its machine is taken away in {seconds:.0f} s{follows}.")
 
     def _tell_lost(self, node: Node) -> None:
@@ -361,7 +337,7 @@ class Nodes:
         if not self._plan.local:
             self._out.append(("renounce", node.number))
             text = f"node {node.number} is lost: {node.gone}. Its calls go to other nodes, within their retries."
-            replaced = self._replacements.begin(node.number)
+            replaced = self._requests.begin(node.number)
             self._warn(text + (" Another machine takes its place." if replaced else ""))
 
     def _lose_calls(self, node: Node) -> None:

@@ -1,12 +1,16 @@
 """Other machines for nodes that are lost or about to be taken away.
 
-Replacing (a thread a node) --prepare--> Substitutes (setup/bringup.py) --another--> Supply --> provider
-         --await_vacant, connect--> Place (the engine)
+    engine --begin, inquire--> Requests <--next-- Replacing
+    Replacing (a thread a node) --prepare--> Substitutes (setup/bringup.py) --another--> Supply --> provider
+                                --await_vacant, connect--> Place (the engine)
+
+The engine does not know `Replacing`: it leaves requests, and whoever opened it has them fulfilled.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,7 +22,7 @@ from skyward.api.context import PoolContext
 from skyward.api.provider import Machine, Report
 from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
 
-__all__ = ["Replacing", "Substitutes", "Supply"]
+__all__ = ["Replacing", "Requests", "Substitutes", "Supply"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -143,24 +147,25 @@ class Place(Protocol):
         ...
 
 
-class Replacing:
-    """One thread for every node that is being replaced."""
+_ASK, _END = -1, -2
 
-    def __init__(self, source: Substitutes | None, place: Place) -> None:
-        self._source, self._place = source, place
-        self._threads: list[threading.Thread] = []
+
+class Requests:
+    """Which nodes are to get another machine, and how far that is; thread-safe."""
+
+    def __init__(self, source: Substitutes | None) -> None:
+        self._source = source
+        self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._going: set[int] = set()
         self._placed: set[int] = set()
         self._again: set[int] = set()
         self._asking = False
 
-    def going(self, node: int) -> bool:
-        """Whether another machine for a node is on its way."""
-        return node in self._going
+    # for the engine
 
     def begin(self, node: int) -> bool:
-        """Starts to replace a node's machine, if it is to be replaced; calling it again changes nothing."""
+        """Has a node's machine replaced, if it is to be replaced; calling it again changes nothing."""
         with self._lock:
             if node in self._going:
                 if node in self._placed:  # the new machine is meant, to which we are connecting just now
@@ -169,82 +174,136 @@ class Replacing:
             if self._source is None or not self._source.wanted(node):
                 return False
             self._going.add(node)
-        thread = threading.Thread(target=self._replace, args=(self._source, node), name="skyward-replace", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._queue.put(node)
         return True
 
+    def going(self, node: int) -> bool:
+        """Whether another machine for a node is on its way."""
+        return node in self._going
+
     def inquire(self) -> None:
-        """Asks the provider, for as long as nodes do not answer, whether their machines are still there."""
+        """Has the provider asked, for as long as nodes do not answer, whether their machines are still there."""
         if self._source is not None and not self._asking:
             self._asking = True
-            threading.Thread(target=self._ask, args=(self._source,), name="skyward-ask", daemon=True).start()
+            self._queue.put(_ASK)
+
+    # for `Replacing`
+
+    def next(self) -> int:
+        """Waits for the next request: a node, or `_ASK`, or `_END`."""
+        return self._queue.get()
+
+    def end(self) -> None:
+        """There will be no more requests."""
+        self._queue.put(_END)
+
+    def asked(self) -> None:
+        """The provider is not being asked any more."""
+        self._asking = False
+
+    def place(self, node: int) -> None:
+        """A new machine is a node's machine now, and is being connected to."""
+        with self._lock:
+            self._placed.add(node)
+
+    def take_back(self, node: int) -> None:
+        """The new machine could not be connected to; whatever was asked for meanwhile was about that machine."""
+        with self._lock:
+            self._placed.discard(node)
+            self._again.discard(node)
+
+    def done(self, node: int) -> bool:
+        """A node has its new machine; False if that is to be replaced as well."""
+        with self._lock:
+            self._placed.discard(node)
+            if node not in self._again:
+                self._going.discard(node)
+                return True
+            self._again.discard(node)
+            return False
+
+    def give_up(self, node: int) -> None:
+        """A node gets no other machine."""
+        with self._lock:
+            for nodes in (self._going, self._placed, self._again):
+                nodes.discard(node)
+
+
+class Replacing:
+    """Fulfils requests: one thread for every node that is being replaced."""
+
+    def __init__(self, source: Substitutes, place: Place, requests: Requests) -> None:
+        self._source, self._place, self._requests = source, place, requests
+        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._run, name="skyward-requests", daemon=True)
+        self._thread.start()
 
     def close(self, seconds: float) -> None:
         """Waits for replacements that are under way; the pool has closed its `Supply`, so they end soon."""
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        self._requests.end()
+        for thread in (self._thread, *self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _replace(self, source: Substitutes, node: int) -> None:
+    def _run(self) -> None:
+        while (node := self._requests.next()) != _END:
+            if node == _ASK:
+                threading.Thread(target=self._ask, name="skyward-ask", daemon=True).start()
+            else:
+                thread = threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _replace(self, node: int) -> None:
         reason = ""
         try:
-            while True:
-                self._try(source, node)
-                with self._lock:
-                    self._placed.discard(node)
-                    if node not in self._again:
-                        self._going.discard(node)
-                        return
-                    self._again.discard(node)  # the machine that took the place is being taken away as well
+            self._try(node)
+            while not self._requests.done(node):
+                self._try(node)  # the machine that took the place is being taken away as well
+            return
         except PoolClosed:
             pass
         except Exception as exc:  # whatever a provider or a machine does: the engine tells the user
             log.debug("node %d could not be replaced", node, exc_info=True)
             reason = _short(exc)
-        with self._lock:
-            for nodes in (self._going, self._placed, self._again):
-                nodes.discard(node)
+        self._requests.give_up(node)
         if reason:
             self._place.not_replaced(node, reason)
 
-    def _try(self, source: Substitutes, node: int) -> None:
+    def _try(self, node: int) -> None:
         """Tries again after errors that may pass: no capacity, a machine that breaks, an expired login."""
         for pause in (*_PAUSES, None):
             try:
-                put = source.prepare(node)
+                put = self._source.prepare(node)
                 if not self._place.await_vacant(node):
                     raise PoolClosed("the pool was closed.")
                 put()
-                with self._lock:
-                    self._placed.add(node)
+                self._requests.place(node)
                 self._place.connect(node)
                 return
             except _TEMPORARY as exc:
-                with self._lock:
-                    self._placed.discard(node)
-                    self._again.discard(node)  # it was about the machine that we could not connect to
+                self._requests.take_back(node)
                 if pause is None:
                     raise
                 self._place.tell(node, f"no other machine yet: {_short(exc)}. The next try is in {pause:.0f} s")
                 if not self._place.pause_for(pause):
                     raise PoolClosed("the pool was closed.") from None
 
-    def _ask(self, source: Substitutes) -> None:
+    def _ask(self) -> None:
         try:
             pause = _FIRST_INQUIRY
             while self._place.pause_for(pause) and (nodes := self._place.missing()):
                 pause = _INQUIRY
-                for node, reason in self._answer(source, nodes).items():
+                for node, reason in self._answer(nodes).items():
                     self._place.ended(node, reason)
         finally:
-            self._asking = False
+            self._requests.asked()
         if self._place.pause_for(0) and self._place.missing():
-            self.inquire()  # another node stopped answering just now
+            self._requests.inquire()  # another node stopped answering just now
 
-    def _answer(self, source: Substitutes, nodes: Sequence[int]) -> dict[int, str]:
+    def _answer(self, nodes: Sequence[int]) -> dict[int, str]:
         try:
-            return source.ended(nodes)
+            return self._source.ended(nodes)
         except SkywardError as exc:  # it may be our own network that is down; asked again
             log.debug("the provider does not say what became of nodes %s: %s", nodes, exc)
             return {}

@@ -19,7 +19,7 @@ from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
 from skyward.errors import BootstrapError, NodeLost
 from skyward.machines.parallel import each
-from skyward.machines.replacement import Supply
+from skyward.machines.replacement import Replacing, Supply
 from skyward.setup.connectivity import find_layout, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
@@ -35,6 +35,7 @@ __all__ = ["PoolHosts"]
 
 _REACH_TIMEOUT = 10.0
 _SUPPLY_CLOSING = 120.0
+_REPLACING_CLOSING = 30.0
 
 
 class PoolHosts:
@@ -59,6 +60,7 @@ class PoolHosts:
         self._hooks: list[Any] = []
         self._secure: Callable[[socket.socket], socket.socket] | None = None
         self.by_node: dict[int, Host] = {}
+        self._replacing: Replacing | None = None
 
     @property
     def store(self) -> Store:
@@ -79,6 +81,8 @@ class PoolHosts:
         self.dask = DaskCluster(context.name, self.by_node, self._addresses, self._blocked)
         self._hooks = packed_hooks(context, hosts)
         self.engine = Engine(self._engine_settings())
+        if self._supply is not None:
+            self._replacing = Replacing(self, self.engine, self.engine.requests)
         steps.callback(self._close_engine)
         steps.callback(self._close_supply)
         try:
@@ -248,7 +252,10 @@ class PoolHosts:
             self._setup.abort()
 
     def _close_engine(self) -> None:
-        if self._context.hurried():
+        hurried = self._context.hurried()
+        if hurried:
             self.engine.abandon()
         else:
             self.engine.close(self._context.grace)
+        if self._replacing is not None:
+            self._replacing.close(0.0 if hurried else _REPLACING_CLOSING)
