@@ -47,6 +47,8 @@ class Connection:
     """How often it has sent something that is no message of ours."""
     refusals: int = 0
     """How often in a row its machine has answered that nobody listens there."""
+    attached: Link | None = None
+    """The link that had a socket last, until its loss is told."""
 
     def hello(self) -> dict[str, Any]:
         """What a node's agent is greeted with."""
@@ -87,6 +89,8 @@ class Greeted(NamedTuple):
     link: Link
     sock: socket.socket
     answer: dict[str, Any]
+    first: bool = False
+    """Whether `Connections.connect` was asked for it, not `reconnect`."""
 
 
 class NotReached(NamedTuple):
@@ -207,7 +211,7 @@ class Connections:
         pause, refused = 0.02, 0.0
         while not self._no_more_attempts.is_set():
             try:
-                self._tell(self._greet(self.peers[number], deadline))
+                self._tell(self._greet(self.peers[number], deadline, first=True))
                 return
             except Exception as exc:  # of sockets, or of a greeting that is none
                 # the agent listens before we are told of it: who is refused for long is refused for good
@@ -240,7 +244,7 @@ class Connections:
             except Exception as exc:
                 log.debug("node %d cannot be set up again: %s", number, exc)
 
-    def _greet(self, peer: Connection, deadline: float) -> Greeted:
+    def _greet(self, peer: Connection, deadline: float, *, first: bool = False) -> Greeted:
         link, hello = peer.link, peer.hello()
         sock = self._reach(peer.number)
         try:
@@ -248,7 +252,7 @@ class Connections:
         except BaseException:
             sock.close()
             raise
-        return Greeted(peer.number, link, sock, answer)
+        return Greeted(peer.number, link, sock, answer, first)
 
     def _tell(self, event: Event) -> None:
         self._attempts.append(event)
@@ -300,6 +304,7 @@ class Connections:
             return None
         peer.link.detach()  # of two attempts at once the agent listens to the later one
         restarted = peer.welcome(event.sock, event.answer)
+        peer.attached = peer.link
         self._unread.add(peer.number)  # bytes may already have been decrypted
         self._unsettled = True
         return restarted
@@ -316,9 +321,9 @@ class Connections:
                 for message, its_buffers in split(messages, buffers):
                     events.append(Heard(number, link, message, its_buffers))
         except Broken:
-            events.append(self._lost(peer, link))
+            events += self._lost(peer, link)
         except Exception as exc:  # one node's nonsense is no reason to stop listening to the others
-            events.append(self._distrust(peer, link, exc))
+            events += self._distrust(peer, link, exc)
         return events
 
     def notice_silence(self) -> list[Event]:
@@ -332,7 +337,7 @@ class Connections:
             link = peer.link
             link.acknowledge()  # also a sign of life: the nodes' leases live on it
             if link.sock is not None and now - link.heard > SILENCE and not late:  # late: it was us
-                events.append(self._lost(peer, link))
+                events += self._lost(peer, link)
         return events
 
     def drop_renounced(self) -> None:
@@ -353,20 +358,23 @@ class Connections:
         self._wake_read.close()
         self._wake_write.close()
 
-    def _lost(self, peer: Connection, link: Link) -> Lost:
+    def _lost(self, peer: Connection, link: Link) -> list[Event]:
         link.detach()
         self._unread.discard(peer.number)
         self._unsettled = True
-        return Lost(peer.number, link)
+        if peer.attached is not link:
+            return []  # it was given up at this moment
+        peer.attached = None
+        return [Lost(peer.number, link)]
 
-    def _distrust(self, peer: Connection, link: Link, error: Exception) -> Lost | Unreachable:
+    def _distrust(self, peer: Connection, link: Link, error: Exception) -> list[Event]:
         """Breaks the connection to a node that sends what we cannot read; gives up the node when it goes on so."""
         log.warning("node %d sent something that is no message of ours: %r", peer.number, error)
         peer.malformed += 1
         lost = self._lost(peer, link)
         if peer.malformed < _MALFORMED:
             return lost
-        return Unreachable(peer.number, ConnectionError(f"what it sends is no message of ours ({error!r})"), link)
+        return [Unreachable(peer.number, ConnectionError(f"what it sends is no message of ours ({error!r})"), link)]
 
     def _register(self) -> None:
         """Brings the selector up to date with the links' sockets and what they want."""

@@ -276,14 +276,16 @@ class Engine:
 
     def _on_connection(self, event: Event) -> list[Action]:
         number, now = event.number, self._clock()
-        first = number in self._connecting
         match event:
             case Greeted():
-                self._connecting.discard(number)
                 restarted = self._connections.attach(event)
+                if restarted is not None or event.first:
+                    self._connecting.discard(number)
                 if restarted is not None:
                     return self._core.attached(number, restarted=restarted, now=now)
-                return [] if first else self._retry(number, ConnectionError("it was given up during the greeting"))
+                if number in self._connecting or event.first:
+                    return []
+                return self._retry(number, ConnectionError("it was given up during the greeting"))
             case NotReached():
                 return self._retry(number, event.error)
             case Lost() if self._connections.current(number, event.link):
