@@ -22,6 +22,12 @@ def test_a_silent_machine_is_lost_when_the_others_speak() -> None:
     assert given_up(900, away=6, silent=16, refused=False, others_speak=True)
 
 
+def test_a_client_that_was_stopped_lets_every_machine_come_back() -> None:
+    """Row 30: the first that answers must not have the others given up."""
+    assert not given_up(900, away=1, silent=40, refused=False, others_speak=True)
+    assert given_up(900, away=6, silent=45, refused=False, others_speak=True)
+
+
 def test_when_no_machine_answers_the_fault_is_ours_until_the_lease_ends() -> None:
     """Rows 28 to 30: a laptop that slept finds its nodes at work."""
     assert not given_up(900, away=880, silent=890, refused=False, others_speak=False)

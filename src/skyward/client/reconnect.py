@@ -7,6 +7,7 @@ __all__ = ["given_up", "next_try"]
 _HERE = 15.0
 _REFUSED = 2.0
 _SILENT = 15.0
+_AWAY = 5.0  # a link that is silent counts as broken after 10 s, so this delays nothing
 _GONE = 5.0
 
 
@@ -21,7 +22,9 @@ def given_up(lease: float | None, away: float, silent: float, *, refused: bool, 
         return away > _HERE
     if refused:
         return away > _REFUSED
-    return silent > (_SILENT if others_speak else lease)
+    if others_speak:  # a client that was stopped has heard nobody: all nodes get time to come back
+        return silent > _SILENT and away > _AWAY
+    return silent > lease
 
 
 def next_try(away: float, *, gone: bool) -> float:
