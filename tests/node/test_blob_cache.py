@@ -21,6 +21,7 @@ from skyward.errors import ResultNotSerializable
 from skyward.node.blob_cache import BlobCache
 from skyward.transport import certificates
 from skyward.transport.link import greet
+from tests.support.waiting import until
 
 NAME = "0123456789abcdef" * 2
 DATA = os.urandom(700_000)
@@ -110,6 +111,18 @@ def test_a_peer_that_is_still_receiving_passes_it_on_afterwards(peers: tuple[Blo
     one.accept(NAME, 0, len(DATA), DATA[:200_000])
     two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
     one.accept(NAME, 200_000, len(DATA), DATA[200_000:])
+    assert two.arrivals.get(timeout=60) == (NAME, True)
+
+
+def test_a_peer_that_has_not_heard_yet_that_a_buffer_comes_waits_for_the_word(
+    peers: tuple[BlobCache, BlobCache, int],
+) -> None:
+    """On a busy machine the question of a peer may overtake the client's message."""
+    one, two, port = peers
+    two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+    until(lambda: bool(one._lock._waiters), 60)  # type: ignore[attr-defined]
+    one.expect(NAME)
+    give(one, DATA)
     assert two.arrivals.get(timeout=60) == (NAME, True)
 
 

@@ -35,6 +35,7 @@ __all__ = ["BlobCache"]
 _PIECE = 1 << 18
 _WINDOW = 4 << 20
 _PATIENCE = 600.0
+_WORD = 3.0
 _NAME = re.compile(r"[0-9a-f]{24,32}")
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass by themselves
@@ -102,6 +103,7 @@ class BlobCache:
             if self._present.get(name) is None:
                 self._coming.setdefault(name, 0)
                 self._expected.add(name)
+                self._lock.notify_all()
 
     def unexpect(self, name: str) -> None:
         """Says that the client does not send a blob after all; calls that need it must ask for it."""
@@ -145,6 +147,8 @@ class BlobCache:
     def serve(self, sock: socket.socket, name: str) -> None:
         """Sends a blob to a peer that asks for it, as soon as it is here."""
         with self._lock:
+            # the client's word that it comes may still be on its way
+            self._lock.wait_for(lambda: name in self._coming or self._present.get(name) is not None, _WORD)
             self._lock.wait_for(lambda: name not in self._coming, _PATIENCE)
             blob = self._present.get(name)
             size = blob[1] if blob is not None else -1
