@@ -9,8 +9,12 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from skyward.testing import Cloud
 
 os.environ["SKYWARD_TEST_RUN"] = secrets.token_hex(8)
 
@@ -49,3 +53,28 @@ def hosts_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def client_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The client's own cache of resolved packages, for tests on hosts."""
     return tmp_path_factory.mktemp("client-cache")
+
+
+@pytest.fixture(scope="module")
+def shared_cloud() -> Iterator[Cloud]:
+    """One test cloud for all tests of a file: starting one takes seconds."""
+    from skyward.testing import Cloud
+
+    with Cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def cloud(shared_cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """A test cloud without machines, that AWS's own variables lead to; what a test leaves there is given back."""
+    from skyward.machines.ledger import histories
+
+    shared_cloud.forget()
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+    for name, value in shared_cloud.environ.items():
+        monkeypatch.setenv(name, value)
+    yield shared_cloud
+    shared_cloud.faults.clear()
+    shared_cloud.expired = False
+    for found in list(histories()):
+        shared_cloud.aws().give_back(found.pool)

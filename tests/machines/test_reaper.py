@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from skyward import errors
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.machines.ledger import Ledger, histories, pool_dir
+from skyward.machines.ledger import Ledger, pool_dir
 from skyward.machines.reaper import Found, chosen, down, expired_leftovers, pools
 from skyward.providers.aws.provider import Holding
 from skyward.testing import Cloud
 
 T4 = Spec(accelerator="T4", nodes=2, ttl=3600)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Cloud]:
-    with Cloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    shared.forget()
-    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
-    for name, value in shared.environ.items():
-        monkeypatch.setenv(name, value)
-    yield shared
-    shared.faults.clear()
-    for found in list(histories()):
-        shared.aws().give_back(found.pool)
 
 
 def abandon(held: Holding) -> None:

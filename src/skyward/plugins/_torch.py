@@ -24,7 +24,7 @@ from skyward.errors import InvalidArgument
 from skyward.node.decorators import around_each_call
 from skyward.node.turns import await_turn
 from skyward.plugins._rendezvous import Rendezvous
-from skyward.plugins._torch_health import PoolGroup, end_group, explain
+from skyward.plugins._torch_health import LETTING_GO, PoolGroup, end_group, explain
 from skyward.plugins._within import framework, within
 
 __all__ = ["Backend", "decorated", "process_group", "torch"]
@@ -34,7 +34,6 @@ R = TypeVar("R")
 Backend = Literal["nccl", "gloo"]
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-_LETTING_GO = 0.01
 
 
 def torch(
@@ -240,7 +239,7 @@ def _kept(dist: Any) -> Generator[None]:
     finally:
         done.set()
         watcher.join()
-        time.sleep(_LETTING_GO)
+        time.sleep(LETTING_GO)
         groups.clear()
 
 

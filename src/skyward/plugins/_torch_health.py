@@ -20,13 +20,13 @@ from skyward.api.info import InstanceInfo, current_broadcast
 from skyward.errors import SkywardError
 from skyward.node.turns import await_turn
 
-__all__ = ["PoolGroup", "Singles", "end_group", "explain"]
+__all__ = ["LETTING_GO", "PoolGroup", "Singles", "end_group", "explain"]
 
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
 )
 _HOLD_BACK = 2.0
-_LETTING_GO = 0.01
+LETTING_GO = 0.01  # seconds in which gloo's threads let go of a group
 _STEP = 0.02
 
 
@@ -160,7 +160,7 @@ def end_group(dist: Any, *, failed: bool) -> None:
         dist.group.WORLD.abort()  # ending it in order would wait for collectives that others never enter
     # Gloo's threads may need Python's lock to let go of the last gradients. Destroying the group waits for these
     # threads while it holds the lock, so give it to them first.
-    time.sleep(_LETTING_GO)
+    time.sleep(LETTING_GO)
     dist.destroy_process_group()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,25 +19,6 @@ T4 = Spec(accelerator="T4", nodes=2)
 # A group of ours cannot be deleted while a machine stands in it: a net that the ledger must not rely upon.
 WITHOUT_GROUP = {"security_group_id": "sg-12345678", "placement_group": False}
 IMPATIENT = Pace(base=0.01, cap=0.02, budget=2.0, poll=0.02, settle=0.05, unanswered=0.3)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Cloud]:
-    with Cloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    shared.forget()
-    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
-    for name, value in shared.environ.items():
-        monkeypatch.setenv(name, value)
-    yield shared
-    shared.faults.clear()
-    shared.expired = False
-    for found in list(histories()):
-        shared.aws().give_back(found.pool)
 
 
 def nothing_left(cloud: Cloud) -> bool:

@@ -7,8 +7,6 @@ import os
 import pickle
 import stat
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,24 +21,6 @@ from skyward.testing import Cloud, Fault
 from skyward.testing.faults import Call
 
 T4 = Spec(accelerator="T4", nodes=3)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Cloud]:
-    with Cloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    shared.forget()
-    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
-    for name, value in shared.environ.items():
-        monkeypatch.setenv(name, value)
-    yield shared
-    for found in list(histories()):
-        shared.faults.clear()
-        shared.aws().give_back(found.pool)
 
 
 def called(cloud: Cloud, action: str) -> list[Call]:
