@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,32 @@ def test_workers_are_numbered_over_all_nodes() -> None:
     assert small().hostname == os.uname().nodename
 
 
+def test_with_one_process_a_node_the_rank_is_the_node() -> None:
+    for node in range(3):
+        found = small(node, 3)
+        assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (node, 3, 0, 1)
+        assert found.node_of(node) == node
+
+
+def test_ranks_are_counted_up_node_by_node() -> None:
+    assert (FULL.rank, FULL.world_size, FULL.local_rank, FULL.local_world_size) == (3, 6, 1, 2)
+    assert [FULL.node_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_ranks_are_counted_right_where_nodes_have_different_numbers_of_processes() -> None:
+    counts = (2, 1, 4)
+    found = [
+        replace(FULL, node=node, worker=worker, workers_per_node=count, ranks_per_node=counts)
+        for node, count in enumerate(counts)
+        for worker in range(count)
+    ]
+    assert [info.rank for info in found] == list(range(7))
+    assert {info.world_size for info in found} == {7}
+    assert [found[0].node_of(rank) for rank in range(7)] == [info.node for info in found]
+    assert [info.is_head for info in found] == [True] + [False] * 6
+    assert [InstanceInfo.from_json(info.to_json()) for info in found] == found
+
+
 def test_a_cpu_node_has_no_accelerators_by_default() -> None:
     """S1-42, T7."""
     assert small().accelerators == 0
@@ -118,6 +145,10 @@ def test_info_is_a_value_that_can_travel() -> None:
         ({"node": 0.0}, "node"),
         ({"node": None}, "node"),
         ({"worker": 2}, "worker"),
+        ({"ranks_per_node": [1, 2]}, "ranks_per_node"),
+        ({"ranks_per_node": [1, 2, 0]}, "ranks_per_node"),
+        ({"ranks_per_node": [2, 1, 2]}, "ranks_per_node"),
+        ({"ranks_per_node": 2}, "ranks_per_node"),
         ({"total_nodes": 0}, "total_nodes"),
         ({"total_nodes": 10**30}, "total_nodes"),
         ({"accelerators": -1}, "accelerators"),

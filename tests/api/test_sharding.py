@@ -66,6 +66,25 @@ def test_the_pool_says_which_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shard([0, 1, 2, 3, 4], node=0, total_nodes=1) == [0, 1, 2, 3, 4]
 
 
+def test_the_processes_of_a_node_get_different_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = tuple(Peer(i, f"10.0.0.{i + 1}") for i in range(2))
+    parts: list[list[int]] = []
+    for node, worker in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        info = InstanceInfo(
+            node=node,
+            worker=worker,
+            total_nodes=2,
+            workers_per_node=2,
+            head_addr="10.0.0.1",
+            head_port=1,
+            job_id="p",
+            peers=peers,
+        )
+        monkeypatch.setenv("COMPUTE_POOL", info.to_json())
+        parts.append(shard(list(range(10))))
+    assert parts == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+
+
 def test_outside_a_pool_the_part_is_everything() -> None:
     """D6."""
     assert shard([3, 1, 2]) == [3, 1, 2]

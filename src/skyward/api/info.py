@@ -41,7 +41,7 @@ _Served = tuple[Call, str | None]
 
 
 def instance_info() -> InstanceInfo | MaybeNone:
-    """This node's place in the pool, with the current call's id and attempt; None outside a pool."""
+    """This process's place in the pool, with the current call's id and attempt; None outside a pool."""
     raw = os.environ.get(VARIABLE)
     if not raw:
         return None
@@ -51,7 +51,7 @@ def instance_info() -> InstanceInfo | MaybeNone:
 
 
 def is_head(info: InstanceInfo | None = None) -> bool:
-    """Whether this is the pool's first worker; True outside a pool, where there is no other."""
+    """Whether this is rank 0, the pool's first process; True outside a pool, where there is no other."""
     info = info or instance_info()
     return info is None or info.is_head
 
@@ -70,7 +70,7 @@ def current_call() -> Call | None:
 
 
 def current_broadcast() -> str | None:
-    """What all nodes call the broadcast that this code is a rank of; None in a call to one node."""
+    """What all ranks call the broadcast that this code is a rank of; None in a call to one node."""
     served = _context_call.get() or _process_call
     return served[1] if served else None
 
@@ -167,12 +167,18 @@ class NetworkInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceInfo:
-    """One worker's place in the pool: which node it is, who the others are, where the head listens."""
+    """One process's place in the pool: which rank it is, on which node, who the others are, where the head listens.
+
+    A node is a machine. It runs `workers_per_node` processes, each of which is one rank; ranks are counted up node by
+    node.
+    """
 
     node: int
     worker: int = 0
     total_nodes: int
     workers_per_node: int = 1
+    ranks_per_node: tuple[int, ...] = ()
+    """How many processes each node has, if nodes differ; empty if all have `workers_per_node`."""
     accelerators: int = 0
     total_accelerators: int = 0
     head_addr: str
@@ -186,19 +192,48 @@ class InstanceInfo:
     attempt: int = 0
 
     @property
+    def rank(self) -> int:
+        """This process's number among all processes of the pool; the node's number if each node has one."""
+        before = sum(self.ranks_per_node[: self.node]) if self.ranks_per_node else self.node * self.workers_per_node
+        return before + self.worker
+
+    @property
+    def world_size(self) -> int:
+        """How many processes the pool has on all nodes."""
+        return sum(self.ranks_per_node) or self.total_nodes * self.workers_per_node
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number on its node."""
+        return self.worker
+
+    @property
+    def local_world_size(self) -> int:
+        """How many processes this node has."""
+        return self.workers_per_node
+
+    @property
     def global_worker_index(self) -> int:
-        """This worker's number among all workers of the pool."""
-        return self.node * self.workers_per_node + self.worker
+        """The same as `rank`."""
+        return self.rank
 
     @property
     def total_workers(self) -> int:
-        """The number of workers in the pool."""
-        return self.total_nodes * self.workers_per_node
+        """The same as `world_size`."""
+        return self.world_size
 
     @property
     def is_head(self) -> bool:
-        """Whether this is the first worker of the pool."""
-        return self.global_worker_index == 0
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def node_of(self, rank: int) -> int:
+        """The node that a rank runs on."""
+        for node, count in enumerate(self.ranks_per_node):
+            if rank < count:
+                return node
+            rank -= count
+        return rank // self.workers_per_node
 
     @property
     def hostname(self) -> str:
@@ -227,6 +262,7 @@ def _instance_info(data: dict[str, Any]) -> InstanceInfo:
         worker=_integer(data, "worker", 0, workers - 1, 0),
         total_nodes=nodes,
         workers_per_node=workers,
+        ranks_per_node=_ranks(data, nodes),
         accelerators=_integer(data, "accelerators", 0, 100_000, 0),
         total_accelerators=_integer(data, "total_accelerators", 0, 10**9, 0),
         head_addr=_text(data, "head_addr", ADDRESS),
@@ -241,7 +277,16 @@ def _instance_info(data: dict[str, Any]) -> InstanceInfo:
     )
     if [peer.node for peer in info.peers] != list(range(nodes)):
         raise _refusal("peers", f"must list nodes 0 to {nodes - 1}, once each and in order", data["peers"])
+    if info.ranks_per_node and info.ranks_per_node[info.node] != workers:
+        raise _refusal("ranks_per_node", f"must say {workers} for node {info.node}", info.ranks_per_node)
     return info
+
+
+def _ranks(data: dict[str, Any], nodes: int) -> tuple[int, ...]:
+    counts = _items(data, "ranks_per_node") if data.get("ranks_per_node") else []
+    if counts and len(counts) != nodes:
+        raise _refusal("ranks_per_node", f"must have {nodes} numbers, one for each node", counts)
+    return tuple(_integer({"ranks_per_node": count}, "ranks_per_node", 1, 1_000_000) for count in counts)
 
 
 def _peer(data: dict[str, Any], nodes: int) -> Peer:

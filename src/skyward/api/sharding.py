@@ -1,4 +1,4 @@
-"""This node's part of the data; needs no framework, and keeps the types of those that are loaded."""
+"""This process's part of the data; needs no framework, and keeps the types of those that are loaded."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
     node: int | None = None,
     total_nodes: int | None = None,
 ) -> Any:
-    """This node's part of each of `data`: every N-th element, or with `drop_last` one of N equal blocks.
+    """This rank's part of each of `data`: every N-th element, or with `drop_last` one of N equal blocks.
 
-    All nodes together hold every element once. Where the length is no multiple of N, some parts are longer by one;
-    nodes that train together then wait for each other for ever. `drop_last` leaves out the rest of the division, `pad`
-    repeats elements from the start until all parts are equally long. `shuffle` permutes
-    first, the same way on every node for the same `seed` and length. Several arrays must be equally long; their parts
-    come as a tuple and still correspond. `node` and `total_nodes` stand in for the pool's; one alone is completed from
-    the pool. Outside a pool the part is everything.
+    A pool has N ranks: one a node, or as many as `processes_per_node` says. All of them together hold every element
+    once. Where the length is no multiple of N, some parts are longer by one; ranks that train together then wait for
+    each other for ever. `drop_last` leaves out the rest of the division, `pad` repeats elements from the start until
+    all parts are equally long. `shuffle` permutes first, the same way on every rank for the same `seed` and length.
+    Several arrays must be equally long; their parts come as a tuple and still correspond. `node` and `total_nodes`
+    stand in for the rank and how many there are; one alone is completed from the pool. Outside a pool the part
+    is everything.
 
     The type is kept, and only this part is copied: lists, tuples, texts, arrays and tensors along their first axis,
     pandas objects, Hugging Face datasets. Without `shuffle` a part of a numpy array or a torch tensor is a view of the
@@ -93,7 +94,7 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
 
 
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
-    """The node's number and how many there are: what was given, completed from the pool."""
+    """The rank and how many there are: what was given, completed from the pool."""
     given = f"node={node}, total_nodes={total_nodes}"
     if node is None or total_nodes is None:
         info: InstanceInfo | None = instance_info()
@@ -101,7 +102,7 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
             raise InvalidArgument(
                 f"shard() got {given}: outside a pool one says nothing without the other. Give both, or neither."
             )
-        here, nodes = (info.node, info.total_nodes) if info else (0, 1)
+        here, nodes = (info.rank, info.world_size) if info else (0, 1)
     else:
         here, nodes = node, total_nodes
     try:
