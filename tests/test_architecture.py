@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyward.client import call_table, node_table
-from skyward.node import agent_tables, protocol, runner_calls
+from skyward.node import agent_tables, orders, protocol, runner_calls
 from skyward.node.receiver import Direction
 
 ROOT = Path(__file__).parent.parent
@@ -73,7 +73,7 @@ def test_every_state_event_and_action_of_a_table_is_explained_above_it(title: st
 
 LINKS = {
     re.sub(r"(?<!^)(?=[A-Z])", " ", name).capitalize(): link
-    for name, link in vars(protocol).items()
+    for name, link in (vars(protocol) | vars(orders)).items()
     if inspect.isclass(link) and link.__bases__ == (Direction,)
 }
 """The links by the headings of the page: "Client to agent" for ClientToAgent."""

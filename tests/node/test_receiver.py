@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.protocol import AgentToForkServer, Direction, Message
+from skyward.node.orders import AgentToForkServer, Direction, Message
 from skyward.node.receiver import Receiver, split
 
 

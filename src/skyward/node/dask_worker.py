@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from skyward.node import processes
-from skyward.node.protocol import KeeperToClient
+from skyward.node.orders import KeeperToClient
 from skyward.node.receiver import Message
 from skyward.transport.certificates import Identity, context
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import NoReturn
 
 from skyward.node import processes
-from skyward.node.protocol import AgentToForkServer, ForkServerToAgent
+from skyward.node.orders import AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runner import Runner
 

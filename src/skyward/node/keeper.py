@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 
 from skyward.node import addresses, fork_server, processes
 from skyward.node.dask_processes import DaskProcesses
-from skyward.node.protocol import ClientToKeeper, KeeperToClient
+from skyward.node.orders import ClientToKeeper, KeeperToClient
 from skyward.node.receiver import Message, Receiver
 from skyward.transport import blobs, local_sockets
 

@@ -15,7 +15,7 @@ import socket
 from functools import partial
 from typing import Any, NamedTuple
 
-from skyward.node.protocol import AgentToForkServer, ForkServerToAgent
+from skyward.node.orders import AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, encode

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skyward.errors import BootstrapError
 from skyward.machines.parallel import each
-from skyward.node.protocol import ClientToKeeper
+from skyward.node.orders import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address, Blocked, Layout, blocked_pairs, candidates
 

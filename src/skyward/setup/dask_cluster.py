@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import BootstrapError, SkywardError
-from skyward.node.protocol import ClientToKeeper
+from skyward.node.orders import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
 

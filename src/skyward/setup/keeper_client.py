@@ -16,7 +16,7 @@ from typing import Any
 
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError
-from skyward.node.protocol import ClientToKeeper, KeeperToClient
+from skyward.node.orders import ClientToKeeper, KeeperToClient
 from skyward.node.receiver import Message, Receiver
 
 __all__ = ["KeeperClient"]

@@ -1,0 +1,124 @@
+"""Every message by which processes are started, found and ended: to and from the fork server and the keeper.
+
+    agent  ──AgentToForkServer─► fork server                         a packet of JSON for each message
+           ◄─ForkServerToAgent─
+    client ──ClientToKeeper─► keeper                                 a line of JSON for each message
+           ◄─KeeperToClient─
+
+They have the form of those in `node/protocol.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyward.node.receiver import Direction, Message
+
+__all__ = ["AgentToForkServer", "ClientToKeeper", "ForkServerToAgent", "KeeperToClient"]
+
+
+class AgentToForkServer(Direction):
+    sender = "agent"
+
+    @staticmethod
+    def spawn(name: str, cwd: str) -> Message:
+        """Fork a runner. With five file descriptors: its socket, stdout, stderr, its environment, its status page."""
+        return ["spawn", name, cwd, 0]
+
+    @staticmethod
+    def kill(name: str, signal: int) -> Message:
+        """Send a signal to a runner's process group."""
+        return ["kill", name, signal, 0]
+
+
+class ForkServerToAgent(Direction):
+    sender = "fork_server"
+
+    @staticmethod
+    def forked(name: str, pid: int) -> Message:
+        """The runner was forked."""
+        return ["forked", name, pid, 0]
+
+    @staticmethod
+    def ended(name: str, status: int) -> Message:
+        """The runner has ended."""
+        return ["ended", name, status, 0]
+
+
+class ClientToKeeper(Direction):
+    sender = "client"
+
+    @staticmethod
+    def look() -> Message:
+        """Name the machine's addresses."""
+        return ["look", 0]
+
+    @staticmethod
+    def listen(host: str) -> Message:
+        """Listen at this address, for probes and for an agent."""
+        return ["listen", host, 0]
+
+    @staticmethod
+    def probe(peers: dict[str, tuple[str, int]], timeout: float) -> Message:
+        """Try to reach the other machines."""
+        return ["probe", peers, timeout, 0]
+
+    @staticmethod
+    def start(nodes: Sequence[Mapping[str, Any]], own_scratch: bool) -> Message:
+        """Start the agents of these nodes."""
+        return ["start", nodes, own_scratch, 0]
+
+    @staticmethod
+    def dask_scheduler(scheduler: Mapping[str, Any]) -> Message:
+        """Start a dask scheduler, in place of any other."""
+        return ["dask_scheduler", scheduler, 0]
+
+    @staticmethod
+    def dask_worker(worker: Mapping[str, Any]) -> Message:
+        """Start a node's dask worker, for the scheduler that is named. There is no answer."""
+        return ["dask_worker", worker, 0]
+
+
+class KeeperToClient(Direction):
+    sender = "keeper"
+
+    @staticmethod
+    def addresses(addresses: list[Any]) -> Message:
+        """The answer to `look`."""
+        return ["addresses", addresses, 0]
+
+    @staticmethod
+    def listening(port: int | None) -> Message:
+        """The answer to `listen`: the port, or nothing if it cannot listen there."""
+        return ["listening", port, 0]
+
+    @staticmethod
+    def probed(unreachable: dict[str, str]) -> Message:
+        """The answer to `probe`: which machines cannot be reached, and why."""
+        return ["probed", unreachable, 0]
+
+    @staticmethod
+    def agent(node: int, place: list[Any], scratch: str) -> Message:
+        """An answer to `start`, for each node: its agent listens at a path, or at an address and port."""
+        return ["agent", node, place, scratch, 0]
+
+    @staticmethod
+    def agent_died(node: int, code: int) -> Message:
+        """An agent has ended and is started again. Only logged."""
+        return ["agent_died", node, code, 0]
+
+    @staticmethod
+    def scheduler(address: str) -> Message:
+        """The answer to `dask_scheduler`, written by its process: it runs."""
+        return ["scheduler", address, 0]
+
+    @staticmethod
+    def scheduler_failed(reason: str) -> Message:
+        """The answer to `dask_scheduler`, written by its process: it cannot run."""
+        return ["scheduler_failed", reason, 0]
+
+    @staticmethod
+    def scheduler_died(code: int) -> Message:
+        """The dask scheduler has ended."""
+        return ["scheduler_died", code, 0]
