@@ -1,38 +1,33 @@
-"""How many GPUs a machine has, by each way to ask."""
+"""Which GPUs a machine has, by each way to ask."""
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
 from skyward.node import gpus
 
+LISTING = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
+  MIG 1g.5gb      Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+  MIG 3g.20gb     Device  1: (UUID: MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-5a76fbf9-2b41-4ed8-a9ab-2d5d0d5c1b7e)
+"""
+MEMORY = """\
+GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77, 40960
+GPU-5a76fbf9-2b41-4ed8-a9ab-2d5d0d5c1b7e, 40960
+"""
 
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [
-        (None, 4),
-        ("", 0),
-        ("-1", 0),
-        ("0", 1),
-        ("0,2", 2),
-        (" 3 , 1 ", 2),
-        ("0,9,1", 1),
-        ("0,0", 0),
-        ("GPU-bb", 1),
-        ("GPU-b", 0),
-        ("GPU-aa,GPU-cc", 2),
-        ("MIG-0c1d", 1),
-        ("none", 0),
-    ],
-)
-def test_visible_devices_are_counted_as_cuda_does(visible: str | None, count: int) -> None:
-    """S1-42."""
-    uuids = ["GPU-aa00", "GPU-bb00", "GPU-bc00", "GPU-cc00"]
-    assert gpus._count_visible(uuids, visible) == count
+
+def test_cards_and_slices_are_read_from_what_nvidia_smi_lists() -> None:
+    sliced, whole = gpus.parse_smi(LISTING, MEMORY)
+    assert [(part.name, part.memory >> 30) for part in sliced.parts] == [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20),
+    ]
+    assert sliced.parts[1].uuid == "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
+    assert [(gpu.index, gpu.name, gpu.memory >> 30) for gpu in whole.parts] == [(1, "NVIDIA A100-SXM4-40GB", 40)]
 
 
 def test_cards_are_read_from_the_driver(tmp_path: Path) -> None:
@@ -40,48 +35,27 @@ def test_cards_are_read_from_the_driver(tmp_path: Path) -> None:
     for address, uuid in (("0000:3b:00.0", "GPU-1f"), ("0000:18:00.0", "GPU-0e")):
         (tmp_path / address).mkdir()
         (tmp_path / address / "information").write_text(f"Model: \t NVIDIA H200\nGPU UUID: \t {uuid}\n")
-    assert gpus._uuids_from_proc(str(tmp_path)) == ["GPU-0e", "GPU-1f"]
-    assert gpus._uuids_from_proc(str(tmp_path / "absent")) == []
+    found = [card.gpu for card in gpus._from_proc(str(tmp_path))]
+    assert [(gpu.index, gpu.uuid, gpu.name) for gpu in found] == [
+        (0, "GPU-0e", "NVIDIA H200"),
+        (1, "GPU-1f", "NVIDIA H200"),
+    ]
+    assert gpus._from_proc(str(tmp_path / "absent")) == []
 
 
-def test_cards_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA T4 (UUID: GPU-aa)'\necho 'GPU 1: NVIDIA T4 (UUID: GPU-bb)'\n")
+    program.write_text(f"#!/bin/sh\nif [ \"$1\" = -L ]; then echo '{LISTING}'; else echo '{MEMORY}'; fi\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert gpus._uuids_from_smi() == ["GPU-aa", "GPU-bb"]
+    assert gpus._from_smi() == gpus.parse_smi(LISTING, MEMORY)
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
-    assert gpus._uuids_from_smi() == []
-
-
-def test_cards_are_read_through_nvml_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failure(Exception):
-        pass
-
-    closed: list[bool] = []
-    nvml = types.SimpleNamespace(
-        NVMLError=Failure,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: closed.append(True),
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}".encode() if handle else f"GPU-{handle}",
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpus._uuids_from_nvml() == ["GPU-0", "GPU-1"]
-    assert closed == [True]
-    assert gpus.count_accelerators() == 1
-
-    def no_driver() -> None:
-        raise Failure
-
-    nvml.nvmlInit = no_driver
-    assert gpus._uuids_from_nvml() == []
+    assert gpus._from_smi() == []
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/gpus").exists(), reason="this machine has NVIDIA cards")
 def test_a_machine_without_cards_counts_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """T7, S1-42."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.visible_gpus() == ()
     assert gpus.count_accelerators() == 0

@@ -9,13 +9,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
 
+from skyward.api.hardware import seen_by_one_process
 from skyward.node.agent import Agent
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_listener import ClientListener
-from skyward.node.gpus import count_accelerators
+from skyward.node.gpus import visible_gpus
 
 __all__ = ["run_agent"]
 
@@ -51,13 +53,15 @@ def _agent(
 
         identity = Identity(**order["identity"])
         server, client = context(identity, server=True), context(identity, server=False)
+    gpus = visible_gpus()
     metadata = {
         "node": order["node"],
         "python": list(sys.version_info[:3]),
         "path": sys.path,
         "hostname": os.uname().nodename,
         "pid": os.getpid(),
-        "accelerators": count_accelerators(),
+        "accelerators": seen_by_one_process(gpus),
+        "gpus": [asdict(gpu) for gpu in gpus],
         "cpus": len(os.sched_getaffinity(0)),
     }
     admit = partial(ClientListener, listener, order["host"], server)

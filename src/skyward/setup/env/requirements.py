@@ -39,10 +39,9 @@ MISLEADING = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH",
     "UV_NO_SOURCES", "UV_PROJECT", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY",
 )  # fmt: skip
-# Both ends of a connection must agree on these: always, if the image asks for dask, if the client has it (counts GPUs).
+# Both ends of a connection must agree on these: always, and if the image asks for dask.
 _SAME_VERSION = ("cloudpickle",)
 _DASK = ("distributed", "dask")
-_IF_PRESENT = ("nvidia-ml-py",)
 _DASK_ENTRY = re.compile(r"(distributed|dask)(?![\w.-])", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 # A login that uv has to fill in from a variable is left to it.
@@ -92,7 +91,7 @@ def pins(entries: Iterable[str]) -> list[str]:
         except metadata.PackageNotFoundError:
             return None
 
-    found = {name: version(name) for name in (*_SAME_VERSION, *(_DASK if asked else ()), *_IF_PRESENT)}
+    found = {name: version(name) for name in (*_SAME_VERSION, *(_DASK if asked else ()))}
     return [f"{name}=={exact}" for name, exact in found.items() if exact]
 
 

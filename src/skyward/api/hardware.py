@@ -1,0 +1,94 @@
+"""The GPUs of a machine as values: cards, MIG slices, and which of them a program may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Card", "Gpu", "seen_by_one_process", "visible"]
+
+Vendor = Literal["nvidia", "amd"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What a process can be given: a GPU, or one MIG slice of a GPU. `memory` is in bytes, 0 if it is not known."""
+
+    index: int
+    """The number of the card, as `nvidia-smi` counts; all slices of a card have the number of their card."""
+    uuid: str
+    """What CUDA_VISIBLE_DEVICES understands: "GPU-..." or "MIG-..."; empty if it is not known."""
+    name: str
+    memory: int = 0
+    vendor: Vendor = "nvidia"
+    card: str = ""
+    """The UUID of the card that this is a slice of; empty if it is a whole card."""
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether this is a part of a GPU."""
+        return bool(self.card)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU as it is plugged in; with MIG switched on (`mig`), processes can use its slices only."""
+
+    gpu: Gpu
+    mig: bool = False
+    slices: tuple[Gpu, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Gpu, ...]:
+        """What processes can be given of it."""
+        return self.slices if self.mig else (self.gpu,)
+
+
+def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """What the processes of this machine may use, in the order in which the variables of CUDA and ROCm name it.
+
+    An index stands for all slices of its card, if the card has any: each process can be given one of them.
+    """
+    nvidia = [card for card in cards if card.gpu.vendor == "nvidia"]
+    amd = [card for card in cards if card.gpu.vendor == "amd"]
+    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
+    found = _chosen(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
+    found += _chosen(_cards(_chosen(amd, environ.get("ROCR_VISIBLE_DEVICES"))), environ.get(hip))
+    return tuple(found)
+
+
+def seen_by_one_process(gpus: Sequence[Gpu]) -> int:
+    """How many of these CUDA or ROCm shows to one process that may use all of them: of slices, one."""
+    return min(len(gpus), 1) if any(gpu.is_slice for gpu in gpus) else len(gpus)
+
+
+def _cards(gpus: Sequence[Gpu]) -> list[Card]:
+    return [Card(gpu) for gpu in gpus]
+
+
+def _chosen(cards: Sequence[Card], value: str | None) -> list[Gpu]:
+    """The parts that a variable names. CUDA reads up to the first entry that names nothing; so do we."""
+    if value is None:
+        return [part for card in cards for part in card.parts]
+    chosen: list[Gpu] = []
+    for entry in map(str.strip, value.split(",")):
+        named = _named(cards, entry)
+        if not named:
+            break
+        chosen += named
+    return chosen if len(set(chosen)) == len(chosen) else []  # named twice: CUDA shows nothing then
+
+
+def _named(cards: Sequence[Card], entry: str) -> tuple[Gpu, ...]:
+    if entry.isdecimal():
+        return cards[int(entry)].parts if int(entry) < len(cards) else ()
+    if entry.startswith("MIG-"):
+        slices = [part for card in cards for part in card.slices]
+        known = [part for part in slices if part.uuid == entry]
+        # the kernel driver and old versions of NVML do not name slices: the user knows that there is one
+        return tuple(known) if known or slices or not cards else (Gpu(0, entry, "MIG slice", card="?"),)
+    if entry.startswith("GPU-"):
+        matching = [card for card in cards if card.gpu.uuid.startswith(entry)]
+        return matching[0].parts if len(matching) == 1 else ()
+    return ()
