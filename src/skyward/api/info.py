@@ -181,6 +181,10 @@ class InstanceInfo:
     """How many processes each node has, if nodes differ; empty if all have `workers_per_node`."""
     accelerators: int = 0
     total_accelerators: int = 0
+    node_gpus: tuple[str, ...] = ()
+    """The GPUs of this node, as CUDA_VISIBLE_DEVICES names them."""
+    gpu_conflict: str | None = None
+    """Why not every rank of the pool has a GPU of its own; None if each has, or if there are none at all."""
     head_addr: str
     head_port: int
     job_id: str
@@ -265,6 +269,8 @@ def _instance_info(data: dict[str, Any]) -> InstanceInfo:
         ranks_per_node=_ranks(data, nodes),
         accelerators=_integer(data, "accelerators", 0, 100_000, 0),
         total_accelerators=_integer(data, "total_accelerators", 0, 10**9, 0),
+        node_gpus=tuple(_gpu(item) for item in _items(data, "node_gpus", [])),
+        gpu_conflict=_optional_text(data, "gpu_conflict", SENTENCE),
         head_addr=_text(data, "head_addr", ADDRESS),
         head_port=_integer(data, "head_port", 1, 65535),
         job_id=_text(data, "job_id", WORD),
@@ -292,6 +298,10 @@ def _ranks(data: dict[str, Any], nodes: int) -> tuple[int, ...]:
 def _peer(data: dict[str, Any], nodes: int) -> Peer:
     node, private = _integer(data, "node", 0, nodes - 1), _text(data, "private_ip", ADDRESS)
     return Peer(node, private, _optional_text(data, "public_ip", ADDRESS))
+
+
+def _gpu(value: object) -> str:
+    return _text({"node_gpus": value}, "node_gpus", WORD)
 
 
 def _accelerator(value: object) -> AcceleratorInfo:
@@ -337,8 +347,8 @@ def _record(value: object, kind: type[Any], name: str) -> dict[str, Any]:
     return data
 
 
-def _items(data: dict[str, Any], name: str) -> list[object]:
-    value = data.get(name)
+def _items(data: dict[str, Any], name: str, default: list[object] | None = None) -> list[object]:
+    value = data.get(name, default)
     if not isinstance(value, list):
         raise _refusal(name, "must be a list", value)
     return cast("list[object]", value)

@@ -17,6 +17,7 @@ from skyward.api.hardware import seen_by_one_process
 from skyward.node.agent import Agent
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_listener import ClientListener
+from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import visible_gpus
 
 __all__ = ["run_agent"]
@@ -62,6 +63,8 @@ def _agent(
         "pid": os.getpid(),
         "accelerators": seen_by_one_process(gpus),
         "gpus": [asdict(gpu) for gpu in gpus],
+        "gpu_names": names(gpus, os.environ),
+        "gpu_variable": variable(gpus),
         "cpus": len(os.sched_getaffinity(0)),
     }
     admit = partial(ClientListener, listener, order["host"], server)

@@ -24,7 +24,7 @@ from skyward.setup.connectivity import find_layout, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout
-from skyward.setup.node_settings import agent_settings, instance_info, packed_hooks
+from skyward.setup.node_settings import agent_settings, instance_info, packed_hooks, pool_gpus
 from skyward.transport import local_sockets
 from skyward.transport.blobs import Store
 
@@ -106,9 +106,9 @@ class PoolHosts:
 
     def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
         """What a node's agent is told before it starts runners: settings, and the plugins' hooks."""
-        counts = [about["accelerators"] for about in abouts]
-        info = instance_info(self._context, node, self._machines, self._addresses, self._blocked, counts, ports)
-        settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node]["cpus"])
+        gpus = pool_gpus(self._context, self.by_node, abouts)
+        info = instance_info(self._context, node, self._machines, self._addresses, self._blocked, gpus, ports)
+        settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node], gpus)
         return settings, self._hooks
 
     def revive(self, node: int) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 from skyward.api.context import PoolContext
 from skyward.api.info import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
 from skyward.api.provider import Machine
+from skyward.node import gpu_shares
+from skyward.node.gpu_shares import PoolGpus
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
 from skyward.transport.blobs import SCRATCH
 from skyward.transport.payload import Packer
 
-__all__ = ["agent_settings", "instance_info", "packed_hooks", "thread_counts"]
+__all__ = ["agent_settings", "instance_info", "packed_hooks", "pool_gpus", "thread_counts"]
 
 _THREAD_VARIABLES = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
@@ -22,15 +24,18 @@ _THREAD_VARIABLES = (
 )
 
 
-def agent_settings(context: PoolContext, node: int, host: Host, info: InstanceInfo, cpus: int) -> dict[str, Any]:
+def agent_settings(
+    context: PoolContext, node: int, host: Host, info: InstanceInfo, about: Mapping[str, Any], gpus: PoolGpus
+) -> dict[str, Any]:
     """What an agent needs to start its runners."""
     slots = context.worker.concurrency
     processes, threads = (slots, 1) if context.worker.process else (1, slots)
-    counts = thread_counts(len(host.nodes) * processes, cpus, host.env, context.local, os.environ)
+    counts = thread_counts(len(host.nodes) * processes, about["cpus"], host.env, context.local, os.environ)
+    shown = _gpu_variables(context, node, host, about, gpus)
     return {
         "shared": context.local,
         "info": info.to_json(),
-        "env": {**counts, **host.env, SCRATCH: host.keeper.scratch},
+        "env": {**counts, **host.env, **shown, SCRATCH: host.keeper.scratch},
         "cwd": host.cwd,
         "grace": context.grace,
         "threads": threads,
@@ -51,16 +56,18 @@ def instance_info(
     machines: Sequence[Machine],
     addresses: Sequence[Address],
     blocked: str | None,
-    accelerators: Sequence[int],
+    gpus: PoolGpus,
     ports: Sequence[int],
 ) -> InstanceInfo:
-    """What user code on a node can ask about the pool; `accelerators` is how many each node has."""
-    requested = context.spec.accelerator
+    """What user code on a node can ask about the pool."""
+    requested, own = context.spec.accelerator, gpus.by_node[node]
     return InstanceInfo(
         node=node,
         total_nodes=context.nodes,
-        accelerators=accelerators[node],
-        total_accelerators=sum(accelerators),
+        accelerators=gpus.counts[node],
+        total_accelerators=gpus.total,
+        node_gpus=own,
+        gpu_conflict=gpus.conflict,
         head_addr=addresses[0].ip,
         head_port=ports[0],
         job_id=context.name,
@@ -69,13 +76,40 @@ def instance_info(
         if requested is None
         else AcceleratorInfo(
             type=requested.name,
-            count=accelerators[node],
+            count=gpus.counts[node],
             memory_gb=requested.memory_gb or 0.0,
             is_trainium=requested.name.lower().startswith("trainium"),
         ),
         network=NetworkInfo(interface=addresses[node].interface, blocked=blocked),
         ports={"torch": ports[0], "jax": ports[1], "tensorflow": ports[2]},
     )
+
+
+def pool_gpus(context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]]) -> PoolGpus:
+    """How the GPUs that the nodes have found are dealt out among those that share a machine."""
+    machines: list[gpu_shares.Machine] = []
+    for host in (hosts[node] for node in range(context.nodes) if hosts[node].nodes[0] == node):
+        name = "this computer" if context.local else f"node {host.nodes[0]}"
+        found = _machine_gpus(context, host, abouts[host.nodes[0]])
+        machines.append(gpu_shares.Machine(name, found, dict.fromkeys(host.nodes, 1)))
+    return gpu_shares.dealt_out(machines)
+
+
+def _machine_gpus(context: PoolContext, host: Host, about: Mapping[str, Any]) -> list[str]:
+    found: list[str] = about["gpu_names"]
+    # On this computer the agent's own environment has the image's variables already.
+    return found if context.local else gpu_shares.restricted(found, host.env.get(about["gpu_variable"]))
+
+
+def _gpu_variables(
+    context: PoolContext, node: int, host: Host, about: Mapping[str, Any], gpus: PoolGpus
+) -> dict[str, str]:
+    """What processes find in their environment if their node does not have all GPUs of the machine to itself."""
+    own, crowded = gpus.by_node[node], node in gpus.crowded
+    if not crowded and list(own) == _machine_gpus(context, host, about):
+        return {}
+    env = {**(os.environ if context.local else {}), **host.env}
+    return gpu_shares.variables(gpu_shares.own_gpus(own, 1)[0], crowded, env, about["gpu_variable"])
 
 
 def packed_hooks(context: PoolContext, hosts: Sequence[Host]) -> list[Any]:

@@ -1,0 +1,152 @@
+"""Which GPUs belong to which node and process, and whether each rank has one of its own: pure functions.
+
+    GPUs that a machine shows --deal--> its nodes --deal--> their processes
+
+A GPU is named as CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) names it: by index, by UUID, or by the UUID of a MIG slice.
+A process uses one slice at most: CUDA shows it no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from skyward.api.hardware import Gpu
+
+__all__ = [
+    "CUDA",
+    "Machine",
+    "PoolGpus",
+    "deal",
+    "dealt_out",
+    "names",
+    "own_gpus",
+    "restricted",
+    "variable",
+    "variables",
+]
+
+CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+# By default JAX takes 75 % of a GPU's memory when it starts, and TensorFlow all of it: then a second process gets none.
+_MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as far as GPUs go: what it is called, the GPUs that it shows, its nodes and how many ranks each has."""
+
+    name: str
+    gpus: Sequence[str]
+    ranks: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class PoolGpus:
+    """How the GPUs of a pool are dealt out."""
+
+    by_node: Mapping[int, tuple[str, ...]]
+    counts: Mapping[int, int]
+    """How many GPUs the processes of a node use."""
+    total: int
+    """How many those of all nodes use."""
+    conflict: str | None
+    """Why NCCL cannot connect the ranks: not each of them has a GPU of its own. None if it can, or without GPUs."""
+    crowded: frozenset[int]
+    """The nodes with ranks that share a GPU."""
+
+
+def names(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
+    """What the variable calls the GPUs that a machine shows in this environment: as the user does, if it is set."""
+    if any(gpu.is_slice for gpu in gpus):
+        return [gpu.uuid for gpu in gpus]
+    value = environ.get(variable(gpus), environ.get(CUDA))
+    if value is None:
+        return [str(index) for index in range(len(gpus))]
+    return [entry.strip() for entry in value.split(",")][: len(gpus)]
+
+
+def variable(gpus: Sequence[Gpu]) -> str:
+    """The variable that says which of these a process sees."""
+    return HIP if gpus and all(gpu.vendor == "amd" for gpu in gpus) else CUDA
+
+
+def restricted(gpus: Sequence[str], visible: str | None) -> list[str]:
+    """Those of a machine's GPUs that this value of CUDA_VISIBLE_DEVICES shows; CUDA reads it up to a wrong entry."""
+    if visible is None or not gpus:
+        return list(gpus)
+    chosen: list[str] = []
+    for entry in map(str.strip, visible.split(",")):
+        if not (entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < len(gpus))):
+            break
+        chosen.append(entry)
+    return chosen if len(set(chosen)) == len(chosen) else []  # CUDA shows nothing when one is named twice
+
+
+def deal(gpus: Sequence[str], takers: int) -> list[tuple[str, ...]]:
+    """The GPUs in equal parts, neighbours together; where there are fewer than takers, one each, shared."""
+    count = len(gpus)
+    if count < takers:
+        return [(gpus[taker * count // takers],) if count else () for taker in range(takers)]
+    ends = [taker * count // takers for taker in range(takers + 1)]
+    return [tuple(gpus[begin:end]) for begin, end in pairwise(ends)]
+
+
+def own_gpus(gpus: Sequence[str], ranks: int) -> list[tuple[str, ...]]:
+    """What each rank of a node uses of the node's GPUs."""
+    return [part[:1] if any(map(_is_slice, part)) else part for part in deal(gpus, ranks)]
+
+
+def variables(gpus: Sequence[str], shared: bool, env: Mapping[str, str], variable: str = CUDA) -> dict[str, str]:
+    """What the environment of a process says that has these GPUs; what `env` has besides is the user's, and counts."""
+    modest = {name: value for name, value in _MODEST.items() if name not in env} if shared else {}
+    return {variable: ",".join(gpus), **modest}
+
+
+def dealt_out(machines: Sequence[Machine]) -> PoolGpus:
+    """The GPUs of every machine, dealt out among its nodes."""
+    by_node: dict[int, tuple[str, ...]] = {}
+    counts: dict[int, int] = {}
+    total = 0
+    for machine in machines:
+        by_node.update(zip(machine.ranks, deal(machine.gpus, len(machine.ranks)), strict=True))
+        used = {node: _used(by_node[node], ranks) for node, ranks in machine.ranks.items()}
+        counts |= {node: len(gpus) for node, gpus in used.items()}
+        total += len(frozenset[str]().union(*used.values()))
+    crowded = frozenset(node for machine in machines for node in _crowded(machine, by_node))
+    return PoolGpus(by_node, counts, total, _conflict(machines, by_node), crowded)
+
+
+def _used(gpus: Sequence[str], ranks: int) -> set[str]:
+    return {gpu for own in own_gpus(gpus, ranks) for gpu in own}
+
+
+def _is_slice(name: str) -> bool:
+    return name.startswith("MIG-")
+
+
+def _crowded(machine: Machine, by_node: Mapping[int, tuple[str, ...]]) -> list[int]:
+    """The nodes of a machine that have more ranks than GPUs, counting nodes that have the same GPU as one."""
+    users: Counter[tuple[str, ...]] = Counter()
+    for node, ranks in machine.ranks.items():
+        users[by_node[node]] += ranks
+    return [node for node in machine.ranks if 0 < len(by_node[node]) < users[by_node[node]]]
+
+
+def _conflict(machines: Sequence[Machine], by_node: Mapping[int, tuple[str, ...]]) -> str | None:
+    without = [str(node) for node, gpus in by_node.items() if not gpus]
+    if len(without) == len(by_node) or sum(sum(machine.ranks.values()) for machine in machines) < 2:
+        return None
+    if without:
+        return f"node {without[0]} has no GPU" if len(without) == 1 else f"nodes {', '.join(without)} have no GPU"
+    for machine in machines:
+        own = [part for node, ranks in machine.ranks.items() for part in own_gpus(by_node[node], ranks)]
+        used = [gpu for part in own for gpu in part]
+        count = len(set(used))
+        if len(used) > count:
+            return f"{len(own)} ranks share {count} GPU{'' if count == 1 else 's'} on {machine.name}"
+        if len(own) > 1 and any(map(_is_slice, used)):
+            # NCCL tells cards apart, and takes two slices for one card.
+            return f"{len(own)} ranks use slices (MIG) of GPUs on {machine.name}"
+    return None
