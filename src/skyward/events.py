@@ -10,6 +10,7 @@ __all__ = [
     "CallEnded",
     "CallStarted",
     "Event",
+    "GpuSample",
     "NodeDown",
     "NodeLeaving",
     "NodePhase",
@@ -94,13 +95,38 @@ class Output(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSample:
+    """How busy a GPU of a node is; None stands for what its driver does not say (such as the use of a MIG slice).
+
+    Other programs on the machine count too: these are figures of the GPU, not of the node's own processes.
+    """
+
+    index: int
+    """Its number on its machine, as `nvidia-smi` counts."""
+    name: str
+    utilization: float | None = None
+    """Per cent of the time in which the GPU had something to do."""
+    memory_used: int | None = None
+    """In bytes, as `memory_total`."""
+    memory_total: int | None = None
+    temperature: float | None = None
+    """In degrees Celsius."""
+    power: float | None = None
+    """In watts."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSample(Event):
-    """How busy a node is: CPU in per cent of one core, memory in bytes, of the node's own processes."""
+    """How busy a node is: CPU in per cent of one core, memory in bytes, of the node's own processes.
+
+    Sent about once a second. `gpus` is empty on a node without GPUs, and until they have answered for the first time.
+    """
 
     node: int
     cpu: float
     memory: int
     running: int
+    gpus: tuple[GpuSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

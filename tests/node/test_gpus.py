@@ -59,3 +59,11 @@ def test_a_machine_without_cards_counts_none(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpus.visible_gpus() == ()
     assert gpus.count_accelerators() == 0
+
+
+def test_devices_that_are_no_gpus_are_counted_by_their_files(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("neuron0", "neuron1", "neuron_sysfs", "accel0"):
+        (tmp_path / "dev" / name).touch()
+    assert gpus._others(str(tmp_path)) == {"neuron": 2, "tpu": 1}
+    assert gpus._others(str(tmp_path / "absent")) == {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-__all__ = ["Card", "Gpu", "seen_by_one_process", "visible"]
+__all__ = ["Card", "Found", "Gpu", "seen_by_one_process", "visible"]
 
 Vendor = Literal["nvidia", "amd"]
 
@@ -45,10 +45,36 @@ class Card:
         return self.slices if self.mig else (self.gpu,)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a machine says of its accelerators."""
+
+    gpus: tuple[Gpu, ...] = ()
+    """Those that programs may use."""
+    cards: int = 0
+    """How many GPUs there are, whichever of them programs may use."""
+    others: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Devices that are no GPUs, by kind: "neuron", "tpu"."""
+    problem: str = ""
+    """Why GPUs could not be asked, if that is so."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As an agent's greeting has it."""
+        return {**asdict(self), "gpus": [asdict(gpu) for gpu in self.gpus]}
+
+    @staticmethod
+    def of(greeting: Mapping[str, Any]) -> Found:
+        """What an agent's greeting says."""
+        gpus = tuple(Gpu(**gpu) for gpu in greeting.get("gpus", ()))
+        return Found(gpus, greeting.get("cards", 0), greeting.get("others", {}), greeting.get("problem", ""))
+
+
 def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """What the processes of this machine may use, in the order in which the variables of CUDA and ROCm name it.
 
-    An index stands for all slices of its card, if the card has any: each process can be given one of them.
+    An index stands for all slices of its card, if the card has any: each process can be given one of them. Cards are
+    counted by PCI address, as with CUDA_DEVICE_ORDER=PCI_BUS_ID; without it CUDA counts the fastest kind first, so
+    where a machine has GPUs of several kinds, they are better named by UUID.
     """
     nvidia = [card for card in cards if card.gpu.vendor == "nvidia"]
     amd = [card for card in cards if card.gpu.vendor == "amd"]

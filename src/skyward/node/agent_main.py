@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ from skyward.node.agent import Agent
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_listener import ClientListener
 from skyward.node.gpu_shares import names, variable
-from skyward.node.gpus import visible_gpus
+from skyward.node.gpus import look
 
 __all__ = ["run_agent"]
 
@@ -54,17 +53,17 @@ def _agent(
 
         identity = Identity(**order["identity"])
         server, client = context(identity, server=True), context(identity, server=False)
-    gpus = visible_gpus()
+    found = look()
     metadata = {
         "node": order["node"],
         "python": list(sys.version_info[:3]),
         "path": sys.path,
         "hostname": os.uname().nodename,
         "pid": os.getpid(),
-        "accelerators": seen_by_one_process(gpus),
-        "gpus": [asdict(gpu) for gpu in gpus],
-        "gpu_names": names(gpus, os.environ),
-        "gpu_variable": variable(gpus),
+        "accelerators": seen_by_one_process(found.gpus),
+        **found.to_json(),
+        "gpu_names": names(found.gpus, os.environ),
+        "gpu_variable": variable(found.gpus),
         "cpus": len(os.sched_getaffinity(0)),
     }
     admit = partial(ClientListener, listener, order["host"], server)

@@ -1,4 +1,4 @@
-"""Which GPUs this machine has: asked of NVML, of nvidia-smi, of the kernel drivers of NVIDIA and AMD, in that order."""
+"""Which accelerators this machine has: asked of NVML, of nvidia-smi, of the kernel's drivers, in that order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import re
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 
-from skyward.api.hardware import Card, Gpu, seen_by_one_process, visible
+from skyward.api.hardware import Card, Found, Gpu, seen_by_one_process, visible
+from skyward.node.amd import amd_cards
 from skyward.node.nvml import Nvml, NvmlError
 
-__all__ = ["count_accelerators", "visible_gpus"]
+__all__ = ["count_accelerators", "look", "visible_gpus"]
 
 _PATIENCE = 30.0  # a driver that has to wake eight GPUs takes ten seconds or more
 
@@ -21,7 +23,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
     CUDA_VISIBLE_DEVICES (and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES) of `environ` count; it is this process's own
     environment if left out.
     """
-    return visible(cards(), os.environ if environ is None else environ)
+    return look(environ).gpus
 
 
 def count_accelerators() -> int:
@@ -29,32 +31,49 @@ def count_accelerators() -> int:
     return seen_by_one_process(visible_gpus())
 
 
-def cards() -> list[Card]:
-    """All GPUs of this machine, whichever a program may use."""
-    for source in (_from_nvml, _from_smi, _from_proc):
-        if found := source():
-            return found
-    return []
+def look(environ: Mapping[str, str] | None = None, root: str = "/") -> Found:
+    """All that this machine says of its accelerators; `root` is where its file system begins."""
+    cards, problem = _nvidia(root)
+    cards = cards or amd_cards(root)
+    usable = visible(cards, os.environ if environ is None else environ)
+    return Found(usable, len(cards), _others(root), problem)
+
+
+def _nvidia(root: str) -> tuple[list[Card], str]:
+    """The cards, or why there are none though there is a driver."""
+    driver = Path(root, "proc/driver/nvidia")
+    try:
+        if found := _from_nvml():
+            return found, ""
+        reason = "NVML finds none"
+    except TimeoutError:
+        return [], f"the NVIDIA driver has not answered for {_PATIENCE:.0f} s"  # nvidia-smi would hang as well
+    except NvmlError as exc:
+        reason = str(exc)
+    found = _from_smi() or _from_proc(str(driver / "gpus"))
+    return found, "" if found or not (driver / "version").exists() else f"there is an NVIDIA driver, but {reason}"
 
 
 def _from_nvml() -> list[Card]:
-    try:
-        nvml = Nvml()
-    except NvmlError:
-        return []
+    nvml = Nvml()
     found: list[Card] = []
+    failed: list[NvmlError] = []
 
     def ask() -> None:
         try:
             with nvml:
                 found.extend(nvml.cards())
-        except NvmlError:
-            pass  # no driver: the other sources say the same, or know better
+        except NvmlError as exc:
+            failed.append(exc)
 
     asking = threading.Thread(target=ask, name="skyward-nvml", daemon=True)
     asking.start()
     asking.join(_PATIENCE)
-    return list(found)
+    if asking.is_alive():
+        raise TimeoutError
+    if failed:
+        raise failed[0]
+    return found
 
 
 def _from_smi() -> list[Card]:
@@ -107,6 +126,15 @@ def _from_proc(root: str = "/proc/driver/nvidia/gpus") -> list[Card]:
         Card(Gpu(index, _field(text, r"GPU UUID:\s*(GPU-[0-9A-Fa-f-]+)"), _field(text, r"Model:\s*(.+?)\s*$")))
         for index, text in enumerate(texts)
     ]
+
+
+def _others(root: str) -> dict[str, int]:
+    """Accelerators that are no GPUs, by their device files."""
+    device = Path(root, "dev")
+    neuron = [path for path in device.glob("neuron*") if re.fullmatch(r"neuron\d+", path.name)]
+    tpu = [path for path in device.glob("accel*") if re.fullmatch(r"accel\d+", path.name)]
+    tpu = tpu or [path for path in device.glob("vfio/*") if path.name.isdecimal()]
+    return {kind: len(found) for kind, found in (("neuron", neuron), ("tpu", tpu)) if found}
 
 
 def _field(text: str, pattern: str) -> str:
