@@ -1,8 +1,9 @@
 """What somebody tries who can connect to a port but has no business there. Run as a program in the place that asks.
 
 Its input is a line of JSON: {"ends": [[host, port], ...], "identity": PEM text or null, "marker": a path, "say": names
-of payloads or null for all}. Its output is one, too: [host, port, manner, payload, what came back in hexadecimal] for
-each attempt that got as far as a connection.
+of payloads or null for all, "patience": seconds that the first bytes of an answer may take}.
+Its output is one, too: [host, port, manner, payload, what came back in hexadecimal] for each attempt that got as far
+as a connection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["canary", "frame", "payloads"]
 
-_PATIENCE = 1.5
+_REST = 1.5
 
 
 def canary(marker: str) -> bytes:
@@ -49,7 +50,7 @@ def payloads(marker: str) -> dict[str, bytes]:
     }
 
 
-def ask(end: tuple[str, int], data: bytes, context: ssl.SSLContext | None) -> bytes | None:
+def ask(end: tuple[str, int], data: bytes, context: ssl.SSLContext | None, patience: float) -> bytes | None:
     """What a port answers to `data`; None where there is no connection at all."""
     try:
         raw = socket.create_connection(end, timeout=5)
@@ -58,10 +59,11 @@ def ask(end: tuple[str, int], data: bytes, context: ssl.SSLContext | None) -> by
     got = b""
     try:
         with raw if context is None else context.wrap_socket(raw) as sock:
-            sock.settimeout(_PATIENCE)
+            sock.settimeout(patience)
             sock.sendall(data)
             while len(got) < 1 << 16 and (piece := sock.recv(4096)):
                 got += piece
+                sock.settimeout(_REST)
     except OSError:
         pass
     finally:
@@ -96,7 +98,7 @@ def main() -> None:
         if name in (order["say"] or [name])
     ]
     with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda t: ask(t[0], t[4], t[2]), tries))
+        answers = list(pool.map(lambda t: ask(t[0], t[4], t[2], order["patience"]), tries))
     found = [
         [*end, manner, name, answer.hex()]
         for (end, manner, _, name, _), answer in zip(tries, answers, strict=True)

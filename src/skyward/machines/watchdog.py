@@ -7,6 +7,7 @@ It is run as a program, by its path: it needs the standard library only, and wor
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -28,13 +29,12 @@ _ENDING_TIMEOUT = 5.0
 _CHECK_PARENT = 1.0
 
 
-def pauses(seconds: float) -> list[float]:
-    """The pauses between tries, from half a second to five, that fit into `seconds`."""
-    found, pause = [0.5], 0.5
-    while sum(found) < seconds:
+def pauses(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
+    """The pauses between tries, from half a second to five, until `seconds` are over; tries take time, too."""
+    deadline, pause = clock() + seconds, 0.5
+    while clock() + pause <= deadline:
+        yield pause
         pause = min(pause * 2, 5.0)
-        found.append(pause)
-    return found[:-1] or found
 
 
 class Watchdog:
@@ -210,7 +210,7 @@ def _watch(parent: int) -> dict[str, dict[str, Any]]:
 
 def _carry_out(order: dict[str, Any]) -> None:
     """Carries out one order: the command until it works or the time is up, then the rest."""
-    for pause in [0.0, *pauses(_GIVE_UP)]:
+    for pause in itertools.chain([0.0], pauses(_GIVE_UP)):
         time.sleep(pause)
         if not order["argv"] or _works(order["argv"], order["patience"]):
             break
