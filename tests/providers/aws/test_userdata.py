@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -110,3 +111,14 @@ def test_the_arming_is_shell_that_every_shell_reads(tmp_path: Path) -> None:
 def test_user_data_that_is_too_long_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="16384"):
         user_data("x" * 20_000, "y", 900, 3600)
+
+
+def test_nothing_that_is_started_at_boot_waits_for_the_boot() -> None:
+    """A unit with default dependencies waits for sysinit.target, and that for cloud-init, which runs this."""
+    arm = json.loads(user_data("private", "public", 900, 3600).split("\n", 1)[1])["bootcmd"][0][-1]
+    started = re.findall(r"^ *systemd-run(?:.*\\\n)*.*", arm, re.MULTILINE)
+    assert len(started) == 2
+    for command in started:
+        assert "--no-block" in command
+        kind = "--timer-property=" if "--on-active" in command else "-p "
+        assert f"{kind}DefaultDependencies=no" in command

@@ -23,7 +23,7 @@ file=$file lease=$lease life=$life
 dir=$${file%/*}
 now() { cut -d. -f1 /proc/uptime; }
 mkdir -p "$$dir" && chmod 755 "$$dir"
-[ -e "$$file" ] || { : > "$$file" && chmod 666 "$$file"; }
+[ -e "$$file" ] || (umask 0 && : > "$$file")
 [ -s "$$dir/started" ] || now > "$$dir/started"
 started=$$(cat "$$dir/started")
 seen=$$(now)
@@ -40,7 +40,8 @@ done
 """)
 
 # First of all things at boot: a unit of its own that systemd restarts, and a timer that needs no loop; where there is
-# no systemd, a process of its own session.
+# no systemd, a process of its own session. Neither unit has default dependencies: those wait for sysinit.target, which
+# waits for cloud-init, which waits for this; the machine would never finish its boot.
 _ARM = Template("""\
 mkdir -p /run/skyward && cat > /run/skyward/lease.sh <<'END_OF_LEASE'
 $script
@@ -48,7 +49,8 @@ END_OF_LEASE
 if command -v systemd-run >/dev/null 2>&1 && [ -d /run/systemd/system ]; then
   systemd-run --no-block --unit=skyward-lease -p DefaultDependencies=no -p Restart=always -p OOMScoreAdjust=-1000 \\
     /bin/sh /run/skyward/lease.sh
-  systemd-run --no-block --unit=skyward-life --on-active=$life /bin/sh -c 'shutdown -P now || systemctl poweroff'
+  systemd-run --no-block --unit=skyward-life --on-active=$life --timer-property=DefaultDependencies=no \\
+    /bin/sh -c 'shutdown -P now || systemctl poweroff'
 else
   setsid sh /run/skyward/lease.sh </dev/null >/dev/null 2>&1 &
 fi
