@@ -31,6 +31,10 @@ def nothing_left(cloud: Cloud) -> bool:
     return not cloud.leftovers() and not list(histories())
 
 
+def is_spot(call: Call) -> bool:
+    return call.params.get("InstanceMarketOptions.MarketType") == "spot"
+
+
 def tags_of(call: Call) -> set[str]:
     return {value for key, value in call.params.items() if key.endswith(".Key")}
 
@@ -224,14 +228,42 @@ def test_too_few_are_given_back_and_every_attempt_is_listed(cloud: Cloud) -> Non
 
 
 @pytest.mark.parametrize("code", ["VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"])
-def test_a_quota_stops_at_once_and_is_named(cloud: Cloud, code: str) -> None:
-    """Row 46."""
+def test_quotas_that_are_used_up_are_each_asked_once_and_named(cloud: Cloud, code: str) -> None:
+    """Row 46: one for spot machines of this family, one for on-demand ones."""
     cloud.fail("RunInstances", code, times=-1)
     with pytest.raises(errors.QuotaExceeded, match=r"G and VT instances' \(L-3819A6DF\)") as caught:
         cloud.aws().acquire(T4, "p")
-    assert len(called(cloud, "RunInstances")) == 1
+    assert "(L-DB2E81BA)" in str(caught.value.__notes__)
+    assert len(called(cloud, "RunInstances")) == 2
     assert nothing_left(cloud)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_without_a_spot_quota_on_demand_machines_are_taken(cloud: Cloud) -> None:
+    """Row 46: people raise the quota for on-demand machines only, and spot-if-available is the default."""
+    cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded", times=-1, where=lambda call: is_spot(call))
+    held = cloud.aws().acquire(T4, "p")
+    assert {machine.market for machine in held.machines} == {"on-demand"}
+    assert sum(is_spot(call) for call in called(cloud, "RunInstances")) == 1
+
+
+def test_a_quota_and_no_room_are_told_in_one_error(cloud: Cloud) -> None:
+    """Rows 44, 46."""
+    cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded", times=-1, where=lambda call: is_spot(call))
+    cloud.room(0)
+    with pytest.raises(errors.NoCapacity) as caught:
+        cloud.aws(instance_types=["g4dn.xlarge"], zones=["us-east-1a"]).acquire(T4, "p")
+    assert "(spot, us-east-1a): MaxSpotInstanceCountExceeded, the quota 'All G and VT" in str(caught.value)
+    assert "(on-demand, us-east-1a): InsufficientInstanceCapacity" in str(caught.value)
+    assert nothing_left(cloud)
+
+
+def test_a_quota_for_disks_stops_at_once(cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "VolumeLimitExceeded", times=-1)
+    with pytest.raises(errors.QuotaExceeded):
+        cloud.aws().acquire(T4, "p")
+    assert len(called(cloud, "RunInstances")) == 1
+    assert nothing_left(cloud)
 
 
 @pytest.mark.parametrize("action", ["RunInstances", "CreateSecurityGroup", "ImportKeyPair", "DescribeSubnets"])

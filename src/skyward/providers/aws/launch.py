@@ -21,6 +21,8 @@ __all__ = ["Order", "ensure_placement", "launch", "request", "wait_ready"]
 
 # What was just created may not be known everywhere at once.
 _FRESH = 30.0
+# Counted for each price class and family of types; other quotas are the same whatever is taken.
+_VCPU_QUOTAS = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,27 @@ def launch(
     count: int,
     ready: Callable[[list[str]], list[CloudMachine]],
 ) -> list[CloudMachine]:
-    """`count` machines from the first of `tries` that has them; the error says how each of them ended."""
+    """`count` machines from the first of `tries` that has them; the error says how each of them ended.
+
+    A quota that is used up rules out what else it counts; spot and on-demand have one each.
+    """
     failed: list[str] = []
+    full: dict[str, QuotaExceeded] = {}
     for offers in tries:
         ids: list[str] = []
         for offer in offers:
             missing = count - len(ids)
             spread = len(offers) > 1
+            quota = quota_of(offer.kind, offer.market)
+            if quota in full:
+                continue
             try:
                 got = _ask(order, offer, 1 if spread else missing, missing, spread)
             except CloudRefused as exc:
+                if isinstance(exc, QuotaExceeded) and exc.code in _VCPU_QUOTAS:
+                    full[quota] = exc
+                    failed.append(f"{missing} x {offer}: {exc.code}, the quota {quota}")
+                    continue
                 if exc.kind != "capacity":
                     undo(order, ids)
                     raise
@@ -80,6 +93,11 @@ def launch(
                 undo(order, ids)
                 raise
         undo(order, ids)
+    if len(full) == len(failed) and full:
+        first, *others = full.values()
+        for other in others:
+            first.add_note(f"also: {other}")
+        raise first
     raise NoCapacity(order.wish, failed)
 
 
