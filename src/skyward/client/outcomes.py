@@ -52,7 +52,19 @@ def _advice(error: BaseException) -> str:
             "node: torch has no process group there. Add plugins=[sky.plugins.torch()] to the pool, which forms one on "
             "two nodes or more, or @sky.integrations.torch below @sky.compute; and send the call with `@`."
         )
+    if _misses_torchrun(error):
+        return (
+            "node: torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on, a pool does not by itself. Put "
+            "@sky.integrations.torch(init=False) below @sky.compute; or add plugins=[sky.plugins.torch()] to the pool, "
+            "which does the same on two nodes or more. Send the call with `@`."
+        )
     return ""
+
+
+def _misses_torchrun(error: BaseException) -> bool:
+    if isinstance(error, KeyError):
+        return any(isinstance(arg, str) and arg in _TORCHRUN for arg in error.args)
+    return isinstance(error, ValueError) and "env:// rendezvous: environment variable" in str(error)
 
 
 def missing_module(module: str) -> str:
@@ -84,6 +96,8 @@ def _package(module: str) -> str | None:
         return installed[0]
     return _PACKAGES.get(module)
 
+
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _PLUGINS = {
     "torch": "torch()",

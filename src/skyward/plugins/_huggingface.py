@@ -17,6 +17,8 @@ from skyward.api.image import Image
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
+from skyward.node.decorators import around_each_call
+from skyward.plugins import _accelerate
 from skyward.plugins._torch import Backend, decorated
 from skyward.plugins._within import check_function, within
 from skyward.transport.blobs import SCRATCH
@@ -92,6 +94,7 @@ def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
         values = {"HF_TOKEN": token.value, "HF_TOKEN_PATH": path}
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
+        around_each_call(functools.partial(_accelerate.around_call, info))
         try:
             yield
         finally:
@@ -103,7 +106,9 @@ def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
             os.close(fd)
 
 
-_ADVICE = 'an access token of the connections is wanted, e.g. sky.plugins.huggingface(token=os.environ["HF_TOKEN"]).'
+_ADVICE = (
+    'an access token of the Hugging Face Hub is needed, e.g. sky.plugins.huggingface(token=os.environ["HF_TOKEN"]).'
+)
 
 
 class _Token:

@@ -28,7 +28,7 @@ from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.node.turns import await_turn
 from skyward.plugins import _jax, _torch
-from skyward.plugins._within import framework, within
+from skyward.plugins._within import framework, unpickled_first, within
 
 __all__ = ["Backend", "decorated", "keras"]
 
@@ -142,21 +142,12 @@ def _decorated(fn: Callable[P, R], backend: Backend, seed: int | None) -> Callab
     body = within(fn, partial(_around_body, seed), "keras")
     if backend == "torch":
         body = _torch.decorated(body)
-    return _claiming(within(body, partial(_around_call, backend, seed), "keras"), backend)
-
-
-def _claiming(fn: Callable[P, R], backend: Backend) -> Callable[P, R]:
-    """`fn` with its backend chosen on the node before its globals are unpickled, of which keras may be one."""
-    # cloudpickle restores a function's attributes before its globals and its closure, in their order; what wraps it
-    # further takes them over in the same order.
-    attributes = vars(fn).copy()
-    vars(fn).clear()
-    vars(fn).update({"__skyward_keras__": _Claim(backend)} | attributes)
-    return fn
+    body = within(body, partial(_around_call, backend, seed), "keras")
+    return unpickled_first(body, "__skyward_keras__", _Claim(backend))
 
 
 class _Claim:
-    """Chooses the backend where it is unpickled, on a node that has none yet."""
+    """Chooses the backend where it is unpickled, on a node that has none yet: keras may be a global of the body."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend: Backend = backend

@@ -21,11 +21,13 @@ from skyward.api.image import check_number, check_one_of
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Plugin
 from skyward.errors import InvalidArgument
-from skyward.node.decorators import around_each_call
+from skyward.node.decorators import Enter, around_each_call
 from skyward.node.turns import await_turn
+from skyward.plugins import _accelerate
 from skyward.plugins._rendezvous import Rendezvous
-from skyward.plugins._torch_health import LETTING_GO, PoolGroup, end_group, explain
-from skyward.plugins._within import framework, within
+from skyward.plugins._torch_health import PoolGroup, explain
+from skyward.plugins._torch_init import LETTING_GO, OwnGroups, ReplacesInit, end_group
+from skyward.plugins._within import framework, unpickled_first, within
 
 __all__ = ["Backend", "decorated", "process_group", "torch"]
 
@@ -74,7 +76,7 @@ def decorated(
     """Form a process group over all nodes before the body; `init=False` leaves that to the body, as torchrun does."""
     _check_group(backend, timeout)
     enter = functools.partial(_around_call, backend=backend, timeout=timeout, init=init)
-    return functools.partial(within, enter=enter, name="torch") if fn is None else within(fn, enter, "torch")
+    return functools.partial(_decorated, enter=enter) if fn is None else _decorated(fn, enter)
 
 
 @contextmanager
@@ -84,9 +86,16 @@ def process_group(info: InstanceInfo, backend: Backend | None = None, timeout: f
     chosen = _chosen_backend(backend, info)
     store = _own_store(dist, info, timeout)
     limit = timedelta(seconds=timeout)
+    own = OwnGroups(dist, info, store, timeout)
     with _variables(info), _ending(dist):
         dist.init_process_group(chosen, store=store, rank=info.node, world_size=info.total_nodes, timeout=limit)
-        yield
+        own.begin(dist.group.WORLD, "skyward/own")
+        with own.offered():
+            yield
+
+
+def _decorated(fn: Callable[P, R], enter: Enter) -> Callable[P, R]:
+    return unpickled_first(within(fn, enter, "torch"), "__skyward_torch__", ReplacesInit())
 
 
 def _check_group(backend: object, timeout: object) -> None:
@@ -113,8 +122,11 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
             if "EADDRINUSE" in str(exc):
                 raise rendezvous.port_taken("address in use") from exc
             raise
-        around_each_call(PoolGroup(dist, info, chosen, timeout).around_call)
-        yield
+        group = PoolGroup(dist, info, chosen, timeout)
+        around_each_call(group.around_call)
+        around_each_call(functools.partial(_accelerate.around_call, info))
+        with group.offered():
+            yield
 
 
 @contextmanager
@@ -126,7 +138,12 @@ def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Gene
         return
     await_turn()
     dist = framework("torch.distributed", "torch")
-    with _shared(dist, lambda: process_group(info, backend, timeout) if init else _launched(info, timeout)):
+    form = (
+        functools.partial(process_group, info, backend, timeout)
+        if init
+        else functools.partial(_launched, info, timeout)
+    )
+    with _shared(dist, form), _accelerate.around_call(info):
         try:
             yield
         except Exception as exc:  # the user's, or torch's; it goes on its way with a note
@@ -166,7 +183,7 @@ def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
     """What torchrun gives to a program that forms its group itself: variables, and a port where a store listens."""
     dist = framework("torch.distributed", "torch")
     store = _own_store(dist, info, timeout)  # held until the call ends: in one process, torch shares what listens
-    with _variables(info, store.port), _kept(dist), _ending(dist):
+    with _variables(info, store.port), _kept(dist), _ending(dist), OwnGroups(dist, info, store, timeout).offered():
         yield
 
 
@@ -187,7 +204,8 @@ def _rendezvous(info: InstanceInfo, timeout: float) -> Rendezvous:
 
 @contextmanager
 def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
-    """The variables by which torch finds its group, until the block is left."""
+    """The variables by which torch finds its group, and accelerate its ranks, until the block is left."""
+    torch = framework("torch", "torch")
     values = {
         "MASTER_ADDR": info.head_addr,
         "MASTER_PORT": str(port or info.ports["torch"]),
@@ -199,6 +217,7 @@ def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
     }
     if info.network.interface:
         values |= {name: info.network.interface for name in _INTERFACES if name not in os.environ}
+    values |= {name: value for name, value in _accelerate.variables(torch).items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

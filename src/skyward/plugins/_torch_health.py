@@ -17,17 +17,15 @@ from types import FrameType
 from typing import Any
 
 from skyward.api.info import InstanceInfo, current_broadcast
-from skyward.errors import SkywardError
 from skyward.node.turns import await_turn
+from skyward.plugins._torch_init import OwnGroups, await_ranks, end_group
 
-__all__ = ["LETTING_GO", "PoolGroup", "Singles", "end_group", "explain"]
+__all__ = ["PoolGroup", "Singles", "explain"]
 
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
 )
 _HOLD_BACK = 2.0
-LETTING_GO = 0.01  # seconds in which gloo's threads let go of a group
-_STEP = 0.02
 
 
 class PoolGroup:
@@ -38,6 +36,9 @@ class PoolGroup:
         self._store = dist.distributed_c10d._get_default_store()  # held here, it outlives the group
         self._group = dist.group.WORLD
         self._generation = 0
+        self._own = OwnGroups(dist, info, self._store, timeout)
+        self._own.begin(self._group, self._key("own"))
+        self.offered = self._own.offered
         self._users = 0
         self._singles = Singles(info)
         self._changed = threading.Condition()
@@ -75,30 +76,13 @@ class PoolGroup:
 
     def _form_again(self) -> None:
         end_group(self._dist, failed=True)  # first: a rank that still waits in it is let go
-        self._meet()
+        await_ranks(self._store, self._key("again"), self._info, self._timeout, "form the torch group again")
         store = self._dist.PrefixStore(self._key("group"), self._store)
-        limit, nodes = timedelta(seconds=self._timeout), self._info.total_nodes
-        self._dist.init_process_group(self._backend, store=store, rank=self._info.node, world_size=nodes, timeout=limit)
+        limit, size = timedelta(seconds=self._timeout), self._info.world_size
+        self._dist.init_process_group(self._backend, store=store, rank=self._info.rank, world_size=size, timeout=limit)
         self._group = self._dist.group.WORLD
         self._generation += 1
-
-    def _meet(self) -> None:
-        """Waits for all nodes in short steps: torch itself cannot be stopped while it waits."""
-        keys = [self._key(f"here/{node}") for node in range(self._info.total_nodes)]
-        own = keys[self._info.node]
-        self._store.set(own, "1")
-        deadline = time.monotonic() + self._timeout
-        try:
-            while not self._store.check(keys):
-                if time.monotonic() > deadline:
-                    raise SkywardError(
-                        f"node {self._info.node} waited timeout={self._timeout:g} s for the other nodes to form the "
-                        "torch group again after it had failed. Look what keeps them from starting this call."
-                    )
-                time.sleep(_STEP)
-        except BaseException:
-            self._store.delete_key(own)
-            raise
+        self._own.begin(self._group, self._key("own"))
 
     def _key(self, name: str) -> str:
         return f"skyward/{self._generation}/{name}"
@@ -150,18 +134,6 @@ _COLLECTIVE = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py)")
 
 def _is_in_collective(frame: FrameType | None) -> bool:
     return frame is not None and bool(_COLLECTIVE.search(frame.f_code.co_filename))
-
-
-def end_group(dist: Any, *, failed: bool) -> None:
-    """Ends the process's group, if there is one."""
-    if not dist.is_initialized():
-        return
-    if failed and dist.get_backend() == "nccl" and hasattr(dist.group.WORLD, "abort"):
-        dist.group.WORLD.abort()  # ending it in order would wait for collectives that others never enter
-    # Gloo's threads may need Python's lock to let go of the last gradients. Destroying the group waits for these
-    # threads while it holds the lock, so give it to them first.
-    time.sleep(LETTING_GO)
-    dist.destroy_process_group()
 
 
 def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) -> bool:

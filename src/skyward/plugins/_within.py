@@ -10,7 +10,7 @@ from skyward.api.info import instance_info
 from skyward.node import decorators
 from skyward.node.decorators import Enter, inside
 
-__all__ = ["check_function", "framework", "within"]
+__all__ = ["check_function", "framework", "unpickled_first", "within"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,6 +19,16 @@ R = TypeVar("R")
 def within(fn: Callable[P, R], enter: Enter, name: str) -> Callable[P, R]:
     """`fn` with its body run inside a context that is made on the node; a generator keeps it until it ends."""
     return inside(fn, enter, f"@sky.integrations.{name}", option=_option(name))
+
+
+def unpickled_first(fn: Callable[P, R], name: str, value: object) -> Callable[P, R]:
+    """`fn` with an attribute that is unpickled on the node before the globals of the body, e.g. modules, are."""
+    # cloudpickle restores a function's attributes before its globals and its closure, in their order; what wraps it
+    # further takes them over in the same order.
+    attributes = vars(fn).copy()
+    vars(fn).clear()
+    vars(fn).update({name: value} | attributes)
+    return fn
 
 
 def check_function(fn: object, name: str) -> None:
