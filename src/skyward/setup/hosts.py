@@ -113,7 +113,7 @@ class HostSetup:
         try:
             report(f"connecting to {shell.name}", None)
             with self._watch.watching(shell, machine):
-                shell.connect(min(deadline, time.monotonic() + access.ssh_timeout))
+                shell.connect(min(deadline, time.monotonic() + access.ssh_timeout), booting=self._disposable)
             background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
             return self._start_keeper(shell, key, node, deadline, report)

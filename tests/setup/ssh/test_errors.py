@@ -55,6 +55,12 @@ TARGET = SshTarget("gpu1", user="me", port=2222, key="/home/me/id")
         ),
         (f"Host key verification failed.\r\n{BROKEN_JUMP}", HostKeyMismatch, 1, "not known yet"),
         (
+            "banner exchange: Connection to 192.0.2.1 port 22: Connection reset by peer\r\n",
+            HostUnreachable,
+            None,
+            "start",
+        ),
+        (
             "@       WARNING: REVOKED HOST KEY DETECTED!               @\r\nHost key verification failed.\r\n",
             HostKeyMismatch,
             1,

@@ -687,6 +687,22 @@ def test_a_host_that_is_still_starting_is_waited_for(make: Any, opened: Any) -> 
 
 
 @needs_sshd
+def test_a_new_machine_that_does_not_know_our_key_yet_is_tried_again(sshd: Sshd) -> None:
+    """Row 48: sshd answers before cloud-init has put the key in its place."""
+    keys, later = sshd.directory / "id.pub", sshd.directory / "later.pub"
+    keys.rename(later)
+    shell = SshShell(sshd.target())
+    put = threading.Timer(1.0, later.rename, [keys])
+    put.start()
+    try:
+        shell.connect(soon(), booting=True)
+        assert shell.run(["echo", "up"]).out == b"up\n"
+    finally:
+        put.join()
+        shell.close()
+
+
+@needs_sshd
 def test_hosts_are_brought_up_in_parallel_and_the_broken_one_is_named_while_the_others_go_on(
     make: Any, place: Path
 ) -> None:

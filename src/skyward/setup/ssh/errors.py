@@ -126,7 +126,8 @@ _CAUSES = (
         "ssh here and sshd there have no method in common ({0}). One of them is very old, or its settings forbid it.",
     ),
     Cause(
-        r"^(?:kex|ssh)_exchange_identification: |^Connection (?:closed|reset) by |^Not allowed|^Received disconnect",
+        r"^(?:kex|ssh)_exchange_identification: |^banner exchange: |^Connection (?:closed|reset) by |"
+        r"^Not allowed|^Received disconnect",
         HostUnreachable,
         None,
         "the connection was closed before the login. The machine may still be starting, its sshd may have too many "

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from skyward.api.shell import Finished, SshTarget
-from skyward.errors import BootstrapError, HostUnreachable, InvalidArgument
+from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, InvalidArgument
 from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line
 from skyward.setup.ssh.errors import cause_of, explain
 
@@ -27,6 +27,7 @@ log = logging.getLogger("skyward.ssh")
 
 _ATTEMPT = 10.0
 _LAST = 2.0
+_FIRST_BOOT = 120.0  # seconds in which a new machine may refuse our key
 _LONGEST_PAUSE = 15.0
 _CLOSED = "skyward: closed"
 # The end of a broken connection looks like the end of the file: hence the size, and no signal that comes with it.
@@ -68,8 +69,11 @@ class SshShell:
     def name(self) -> str:
         return str(self._target)
 
-    def connect(self, deadline: float) -> None:
-        """Logs in. A host that may still be starting is tried until `deadline`; other failures are final at once."""
+    def connect(self, deadline: float, booting: bool = False) -> None:
+        """Logs in. A host that may still be starting is tried until `deadline`; other failures are final at once.
+
+        A machine that is `booting` for the first time refuses keys until it has been told them.
+        """
         began, pause = time.monotonic(), 1.0
         if self._target.host_keys == "accept-new":
             log.info('%s: with host_keys="accept-new" a host key that is not known yet is trusted.', self.name)
@@ -79,6 +83,8 @@ class SshShell:
                 if not said:
                     return
                 left, most = deadline - time.monotonic() - _LAST, cause_of(said).tries
+                if booting and cause_of(said).error is AuthenticationFailed and time.monotonic() - began < _FIRST_BOOT:
+                    most = None
                 if (most is not None and tries >= most) or left <= 0 or self._closed.wait(min(pause, left)):
                     raise _repeated(explain(said, self._target), tries, time.monotonic() - began)
                 pause = min(pause * 2, _LONGEST_PAUSE)
