@@ -15,7 +15,7 @@ from skyward.api.provider import Machine
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import histories, pool_dir
-from skyward.providers.aws.api import Pace
+from skyward.providers.aws.api import Api, Pace
 from skyward.providers.aws.provider import Holding
 from skyward.testing import Cloud, Fault
 from skyward.testing.faults import Call
@@ -326,6 +326,43 @@ def test_an_answer_that_never_comes_leaves_nothing(cloud: Cloud) -> None:
         cloud.aws(pace=Pace(0.01, 0.02, 0.2, 0.02, 0.1, 1.0)).acquire(T4, "p")
     assert len(cloud.machines.all) == 3
     assert nothing_left(cloud)
+
+
+def test_a_group_that_is_not_known_everywhere_yet_is_waited_for(cloud: Cloud) -> None:
+    cloud.fail("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound", times=3)
+    assert len(cloud.aws().acquire(T4, "p").machines) == 3
+    assert len(called(cloud, "AuthorizeSecurityGroupIngress")) == 4
+
+
+def test_types_that_a_free_plan_does_not_allow_are_passed_over(cloud: Cloud) -> None:
+    text = "The specified instance type is not eligible for Free Tier."
+    small = lambda call: call.params["InstanceType"] == "g4dn.xlarge"  # noqa: E731
+    cloud.fail("RunInstances", "InvalidParameterCombination", times=-1, where=small, message=text)
+    assert {machine.kind for machine in cloud.aws().acquire(T4, "p").machines} == {"g4dn.2xlarge"}
+    with pytest.raises(errors.NoCapacity, match="not eligible for Free Tier"):
+        cloud.aws(instance_types=["g4dn.xlarge"]).acquire(T4, "q")
+
+
+@pytest.mark.parametrize(
+    ("login", "owner"),
+    [
+        ("arn:aws:iam::123456789012:user/ann", "arn:aws:iam::123456789012:user/ann"),
+        (
+            "arn:aws:sts::123456789012:assumed-role/train/botocore-session-1794",
+            "arn:aws:sts::123456789012:assumed-role/train",
+        ),
+        (
+            "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Dev_1/ann@example.org",
+            "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Dev_1/ann@example.org",
+        ),
+    ],
+)
+def test_the_owner_is_the_same_in_every_process(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, login: str, owner: str
+) -> None:
+    """A role's session is named after the time; by that name nothing would be found again."""
+    monkeypatch.setattr(Api, "call", lambda *_, **__: {"Arn": login})
+    assert cloud.aws()._api(None).identity() == owner
 
 
 def test_machines_that_are_seen_late_are_waited_for(cloud: Cloud) -> None:

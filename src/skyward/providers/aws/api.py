@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -114,10 +115,15 @@ class Api:
                 return found
 
     def identity(self) -> str:
-        """Who is logged in (an ARN); the first thing asked, since it needs no permission and creates nothing."""
+        """Who is logged in (an ARN); the first thing asked, since it needs no permission and creates nothing.
+
+        Who has taken on a role is known by the role: most tools name its session after the time. With single sign-on
+        the session is named after the person, and many persons share the role.
+        """
         if self.session.get_credentials() is None:
             raise _nobody(self.account, "no credentials were found")
-        return str(self.call("sts", "get_caller_identity")["Arn"])
+        arn = str(self.call("sts", "get_caller_identity")["Arn"])
+        return re.sub(r"(:assumed-role/(?!AWSReservedSSO_)[^/]+)/.*", r"\1", arn)
 
     def _once(self, service: str, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
         from botocore import exceptions as boto

@@ -13,8 +13,8 @@ __all__ = ["check_flag", "check_lease", "check_region", "check_text", "check_zon
 
 # What a value looks like, and an example that says it to people.
 _FORMS = {
-    "region": (r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1"),
-    "zones": (r"[a-z]{2}(-[a-z0-9]+)+", "us-east-1a"),
+    "region": (r"[a-z]{2,}(-[a-z]+)+-\d+", "us-east-1"),
+    "zones": (r"[a-z]{2,}(-[a-z0-9]+)+", "us-east-1a"),
     "instance_types": (r"[a-z0-9*?][a-z0-9-*?]*(\.[a-z0-9-*?]+)?", "g5.xlarge"),
     "ami": (r"ami-[0-9a-z]+", "ami-0123456789abcdef0"),
     "subnet_id": (r"subnet-[0-9a-z]+", "subnet-0123456789abcdef0"),

@@ -154,7 +154,8 @@ def quota_of(kind: str, market: str) -> str:
 
 def refusal(action: str, code: str, message: str, region: str, status: int = 400) -> errors.CloudRefused:
     """The error for an answer of AWS."""
-    kind = kind_of(code, status)
+    # an account on the free plan may use some types only: as with capacity, another one may do
+    kind = "capacity" if "not eligible for Free Tier" in message else kind_of(code, status)
     if "ServiceLinkedRole" in code:  # the first spot machine of an account needs a role that AWS makes itself
         action = "iam:CreateServiceLinkedRole"
     match kind:

@@ -15,12 +15,11 @@ from skyward.providers.aws.api import Api, Report
 from skyward.providers.aws.errors import QuotaExceeded, quota_of
 from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.machines import CloudMachine, described, end
+from skyward.providers.aws.network import FRESH
 from skyward.providers.aws.tags import PRICE, Terms, specification
 
 __all__ = ["Order", "ensure_placement", "launch", "request", "wait_ready"]
 
-# What was just created may not be known everywhere at once.
-_FRESH = 30.0
 # Counted for each price class and family of types; other quotas are the same whatever is taken.
 _VCPU_QUOTAS = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
 
@@ -235,7 +234,7 @@ def _run(api: Api, params: dict[str, Any]) -> dict[str, Any]:
             fresh = exc.kind == "missing" and exc.code.startswith(
                 ("InvalidGroup", "InvalidKeyPair", "InvalidPlacement")
             )
-            if not fresh or time.monotonic() - began > _FRESH:
+            if not fresh or time.monotonic() - began > FRESH:
                 raise
             time.sleep(api.account.pace.poll)
 

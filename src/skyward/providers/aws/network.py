@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,10 @@ from skyward.machines.ledger import Ledger
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.tags import Terms, filters, specification
 
-__all__ = ["Subnet", "checked_cidr", "ensure_group", "own_address", "subnets"]
+__all__ = ["FRESH", "Subnet", "checked_cidr", "ensure_group", "own_address", "subnets"]
 
+FRESH = 30.0
+"""Seconds in which what was just created may not be known everywhere yet."""
 _ECHO = "https://checkip.amazonaws.com"
 
 
@@ -120,11 +123,17 @@ def _let_in(api: Api, group: str, ssh_from: str) -> None:
         else {"IpRanges": [{"CidrIp": ssh_from, "Description": "the computer that opened the pool"}]}
     )
     ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges}
-    try:
-        api.call("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=[among, ssh])
-    except CloudRefused as exc:
-        if exc.kind != "duplicate":
-            raise
+    began = time.monotonic()
+    while True:
+        try:
+            api.call("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=[among, ssh])
+            return
+        except CloudRefused as exc:
+            if exc.kind == "duplicate":
+                return
+            if exc.kind != "missing" or time.monotonic() - began > FRESH:
+                raise
+        time.sleep(api.account.pace.poll)
 
 
 def _leads_out(api: Api, subnet: str, vpc: str) -> bool:
