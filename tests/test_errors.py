@@ -26,14 +26,14 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "NoneAvailable": ("2 specs", ("2 x A100, from AWS: no capacity", "1 node, from SSH: no answer")),
     "NotGivenBack": ("train-1a2b3c", "us-east-1", ("i-1", "i-2"), 8.5, "The line is down."),
     "PermissionDenied": ("ec2:RunInstances", "UnauthorizedOperation", "no", "us-east-1", "permission"),
-    "PluginError": ("torch", "around_app", "no route", 2),
+    "PluginError": ("torch", "around_app", "no route", 2, 5),
     "PythonMismatch": ("python", "3.11 here, 3.12 there", 0, None),
     "QuotaExceeded": ("ec2:RunInstances", "VcpuLimitExceeded", "0 vCPUs", "us-east-1", "quota", "'P instances'"),
     "RemoteError": ("mod.Error", "it broke", "Traceback ..."),
     "ResultTooLarge": ("train", 3_000_000, 1_000_000),
-    "TaskCrashed": ("train", 1, 2, -11, "SIGSEGV", "last words", 3),
-    "TaskOutOfMemory": ("train", 1, 0, -9, "SIGKILL", "", 0),
-    "TaskTimeout": ("train", 1, 2.5, 1, True),
+    "TaskCrashed": ("train", 1, 2, -11, "SIGSEGV", "last words", 3, 5),
+    "TaskOutOfMemory": ("train", 1, 0, -9, "SIGKILL", "", 0, None),
+    "TaskTimeout": ("train", 1, 2.5, 1, True, None),
 }
 
 
@@ -126,3 +126,6 @@ def test_messages_read_well_without_details() -> None:
     assert "on this computer" in str(errors.PluginError("p", "transform", "x"))
     assert "on node" not in str(errors.BootstrapError("step", "detail"))
     assert "was stopped" in str(errors.TaskTimeout("f", 0, 1.0))
+    assert "f on rank 3 (node 1) ran" in str(errors.TaskTimeout("f", 1, 1.0, rank=3))
+    assert "on rank 3 (node 1)" in str(errors.TaskCrashed("f", 1, exit_code=3, rank=3))
+    assert "on rank 3 (node 1)" in str(errors.PluginError("p", "around_app", "x", 1, 3))

@@ -114,14 +114,15 @@ class TaskCrashed(TaskError):
         signal: str | None = None,
         stderr: str = "",
         shared_with: int = 0,
+        rank: int | None = None,
     ) -> None:
-        super().__init__(task, node, attempt, exit_code, signal, stderr, shared_with)
-        self.task, self.node, self.attempt = task, node, attempt
+        super().__init__(task, node, attempt, exit_code, signal, stderr, shared_with, rank)
+        self.task, self.node, self.rank, self.attempt = task, node, rank, attempt
         self.exit_code, self.signal, self.stderr, self.shared_with = exit_code, signal, stderr, shared_with
 
     def __str__(self) -> str:
         how = f"was killed by {self.signal}" if self.signal else f"exited with status {self.exit_code}"
-        text = f"the process running {self.task} on node {self.node} {how} (attempt {self.attempt}). "
+        text = f"the process running {self.task} on {_where(self.node, self.rank)} {how} (attempt {self.attempt}). "
         if self.shared_with:
             text += (
                 f"{self.shared_with} other calls ran in that process and fail with it, since nothing tells which one "
@@ -136,7 +137,8 @@ class TaskOutOfMemory(TaskCrashed):
 
     def __str__(self) -> str:
         return (
-            f"the process running {self.task} on node {self.node} was killed because its memory limit was reached. "
+            f"the process running {self.task} on {_where(self.node, self.rank)} was killed because its memory limit "
+            "was reached. "
             "Use smaller batches, a machine with more memory, or fewer slots a node."
         )
 
@@ -144,14 +146,23 @@ class TaskOutOfMemory(TaskCrashed):
 class TaskTimeout(TaskError, TimeoutError):
     """The body was stopped because it ran past its time limit."""
 
-    def __init__(self, task: str, node: int, seconds: float, attempt: int = 0, killed: bool = False) -> None:
-        super().__init__(task, node, seconds, attempt, killed)
-        self.task, self.node, self.seconds, self.attempt, self.killed = task, node, seconds, attempt, killed
+    def __init__(
+        self,
+        task: str,
+        node: int,
+        seconds: float,
+        attempt: int = 0,
+        killed: bool = False,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(task, node, seconds, attempt, killed, rank)
+        self.task, self.node, self.rank = task, node, rank
+        self.seconds, self.attempt, self.killed = seconds, attempt, killed
 
     def __str__(self) -> str:
         how = "did not end on SIGTERM and was killed" if self.killed else "was stopped"
         return (
-            f"{self.task} on node {self.node} ran past its limit of {self.seconds:g} s and {how} "
+            f"{self.task} on {_where(self.node, self.rank)} ran past its limit of {self.seconds:g} s and {how} "
             f"(attempt {self.attempt}). Raise it with .with_timeout(seconds) or @sky.compute(timeout=...)."
         )
 
@@ -245,14 +256,19 @@ class AuthenticationFailed(BootstrapError):
 class PluginError(SkywardError):
     """A plugin's hook raised; says which plugin, which hook and where."""
 
-    def __init__(self, plugin: str, hook: str, detail: str, node: int | None = None) -> None:
-        super().__init__(plugin, hook, detail, node)
-        self.plugin, self.hook, self.detail, self.node = plugin, hook, detail, node
+    def __init__(self, plugin: str, hook: str, detail: str, node: int | None = None, rank: int | None = None) -> None:
+        super().__init__(plugin, hook, detail, node, rank)
+        self.plugin, self.hook, self.detail, self.node, self.rank = plugin, hook, detail, node, rank
 
     def __str__(self) -> str:
-        where = "on this computer" if self.node is None else f"on node {self.node}"
+        where = "on this computer" if self.node is None else f"on {_where(self.node, self.rank)}"
         return f"plugin '{self.plugin}' failed in its {self.hook} hook {where}: {self.detail}"
 
 
 for _name in __all__:
     globals()[_name].__module__ = __name__  # by which users know them, and pickles name them
+
+
+def _where(node: int, rank: int | None) -> str:
+    """The node, and the rank where nodes have several: it is None where the node's number says it."""
+    return f"node {node}" if rank is None else f"rank {rank} (node {node})"

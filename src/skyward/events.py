@@ -39,6 +39,7 @@ class PoolOpening(Event):
 
     nodes: int
     provider: str
+    processes_per_node: int | str = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +61,30 @@ class PoolOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallStarted(Event):
-    """A body began on a node."""
+    """A body began on a node, in the process that is `rank`."""
 
     call: str
     name: str
     node: int
     attempt: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnded(Event):
-    """A body ended; `outcome` says how."""
+    """A body ended; `outcome` says how. `rank` is None if it never began."""
 
     call: str
     name: str
     node: int
     outcome: Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
     seconds: float
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Output(Event):
-    """One line that a node wrote, without its line end.
+    """One line that a node's process wrote, without its line end; the process is `rank`.
 
     `call` is None where it cannot be told (C code beside threads). `progress` marks a line that a carriage return
     will overwrite, such as a progress bar; its last state comes as an ordinary line.
@@ -92,6 +95,7 @@ class Output(Event):
     text: str
     call: str | None = None
     progress: bool = False
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,3 +247,22 @@ def test_a_pool_without_nodes_up_keeps_its_calls() -> None:
     assert dispatch.load() == (1, 0)
     with pytest.raises(IndexError):
         dispatch.up(2, True)
+
+
+def test_nodes_get_calls_by_how_many_slots_they_have() -> None:
+    dispatch, _ = opened(2, 1, 8)
+    dispatch.set_slots([4, 2])
+    chosen = nodes_of(dispatch.next(0.0))
+    assert (chosen.count(0), chosen.count(1)) == (4, 2)
+    assert chosen[:2] == [0, 1]
+
+
+def test_a_call_that_waits_on_a_small_node_is_taken_back_for_a_slot_of_a_larger_one() -> None:
+    dispatch, _ = opened(2, 1)
+    dispatch.set_slots([1, 3])
+    items = [Item() for _ in range(2)]
+    for item in items:
+        dispatch.pin(item, 0)
+        item.pinned = False
+    assert dispatch.crowded()
+    assert dispatch.stale(1.0) == [items[1]]

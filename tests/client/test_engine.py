@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from skyward import events
+from skyward.api.ranks import Ranks
 from skyward.client.call import Call, CallFuture
 from skyward.client.connections import Heard
 from skyward.client.engine import Engine
@@ -38,6 +39,7 @@ class Pool:
             listening=lambda: True,
             release=lambda digests: None,
             gang=False,
+            ranks=lambda abouts: Ranks([1]),
             local=True,
             lease=0.0,
             directory=str(directory),

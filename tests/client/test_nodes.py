@@ -205,7 +205,7 @@ def test_nodes_of_a_group_take_calls_only_together() -> None:
     assert bench.nodes.takes_calls() == set()
     bench.ready(1)
     assert bench.nodes.takes_calls() == {0, 1}
-    bench.nodes.on_replaced(bench.generation, bench.now)
+    bench.nodes.on_replaced(0, None, bench.generation, bench.now)
     assert bench.nodes.tainted
     assert bench.nodes.takes_calls() == set()
     bench.renew()
@@ -219,7 +219,7 @@ def test_what_is_said_of_runners_of_an_earlier_generation_counts_for_nothing() -
     bench.renew()
     assert bench.nodes.on_ready(1, 1, bench.now) == []
     assert bench.node.state == "opening"
-    assert bench.nodes.on_replaced(1, bench.now) == []
+    assert bench.nodes.on_replaced(0, None, 1, bench.now) == []
 
 
 def test_runners_that_become_ready_while_the_connection_breaks_are_ready_when_it_is_back() -> None:

@@ -31,6 +31,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[("nodes", {"nodes": v}, "nodes") for v in (0, -1, 1.5, "2", True, (0, 2), (3, 1), (1, 2, 3), [1, 2])],
     ("elastic nodes", {"nodes": (1, 2)}, "grow and shrink"),
     *[("concurrency", {"concurrency": v}, "concurrency") for v in (0, -1, 1.5, "4", True)],
+    *[
+        ("processes", {"processes_per_node": v}, "processes_per_node=.*gpu")
+        for v in (0, -1, 1.5, True, "GPU", "2", None)
+    ],
     ("worker", {"worker": 4}, "worker.*Worker"),
     ("worker class", {"worker": sky.Worker}, "worker"),
     ("concurrency and worker", {"concurrency": 2, "worker": sky.Worker(2)}, "not both"),

@@ -12,7 +12,7 @@ from skyward.api.spec import Spec
 from skyward.providers.ssh import SSH
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
-from skyward.setup.node_settings import agent_settings, instance_info, pool_gpus
+from skyward.setup.node_settings import agent_settings, counted_ranks, instance_info, pool_gpus
 from tests.support.contexts import pool_context
 
 MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -38,13 +38,15 @@ def told(abouts: list[dict[str, Any]], *hosts: Host, **context: Any) -> list[tup
     count = len(abouts)
     pool = pool_context(nodes=count, spec=Spec(nodes=count), **context)
     by_node = {node: each for each in hosts for node in each.nodes}
-    gpus = pool_gpus(pool, by_node, abouts)
+    ranks = counted_ranks(pool, by_node, abouts, [f"m{i}" for i in range(count)])
+    gpus = pool_gpus(pool, by_node, abouts, ranks)
     found: list[tuple[dict[str, str], Any]] = []
     for node in range(count):
         machines = [Machine(f"m{i}") for i in range(count)]
         addresses = [Address("127.0.0.1", "lo", "255.0.0.0")] * count
-        info = instance_info(pool, node, machines, addresses, None, gpus, [1, 2, 3])
-        env = agent_settings(pool, node, by_node[node], info, abouts[node], gpus)["env"]
+        info = instance_info(pool, node, machines, addresses, None, gpus, [1, 2, 3], ranks)
+        settings = agent_settings(pool, node, by_node[node], info, abouts[node], gpus)
+        env = {**settings["env"], **settings["places"][0]}
         found.append(({name: env[name] for name in ("CUDA_VISIBLE_DEVICES", *MODEST) if name in env}, info))
     return found
 

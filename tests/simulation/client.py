@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from skyward.api.info import InstanceInfo, Peer
+from skyward.api.ranks import Ranks
 from skyward.client.connections import Connections
 from skyward.client.engine import Engine, Surroundings
 from skyward.client.settings import PoolSettings
@@ -16,6 +18,18 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 __all__ = ["make_engine"]
+
+
+def _info(node: int, world: World) -> str:
+    return InstanceInfo(
+        node=node,
+        total_nodes=world.nodes,
+        workers_per_node=world.places,
+        head_addr="10.0.0.1",
+        head_port=1,
+        job_id="sim",
+        peers=tuple(Peer(n, "10.0.0.1") for n in range(world.nodes)),
+    ).to_json()
 
 
 def make_engine(world: World) -> Engine:
@@ -84,9 +98,10 @@ def make_engine(world: World) -> Engine:
             "shared": world.lease == 0,
             "processes": world.processes,
             "threads": world.threads,
+            "places": [{} for _ in range(world.places)],
             "grace": 2.0,
             "env": {},
-            "info": "",
+            "info": _info(node, world) if world.places > 1 else "",
             "cwd": "/",
             "runner": {},
         }
@@ -95,13 +110,14 @@ def make_engine(world: World) -> Engine:
     plan = PoolSettings(
         pool="sim",
         nodes=world.nodes,
-        slots=world.processes * world.threads,
+        slots=world.processes * world.threads // world.places,
         reach=lambda node: None,  # type: ignore[arg-type, return-value]
         setup=setup,
         emit=world.event,
         listening=lambda: True,
         release=world.release,
         gang=world.groups,
+        ranks=lambda abouts: Ranks([world.places] * world.nodes),
         local=not world.lease,
         lease=world.lease,
         directory="/nowhere",

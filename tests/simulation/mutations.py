@@ -10,7 +10,7 @@ from skyward.client.calls import ClientCalls
 from skyward.client.connections import Connection
 from skyward.client.nodes import Nodes
 from skyward.client.uploads import Uploads
-from skyward.node import agent_assign, agent_tables, runner_calls
+from skyward.node import agent_calls, agent_tables, runner_calls
 from skyward.node.agent_calls import AgentCalls
 from skyward.node.client_link import ClientLink
 from skyward.node.runner_calls import RunnerCalls
@@ -73,8 +73,8 @@ def _saw_nothing(real: Any) -> Any:
     return lambda self, name, page, now: real(self, name, [], now)
 
 
-def _first_in_any_order(real: Any) -> Any:
-    return lambda queue: next((call for call in reversed(list(queue)) if not call.missing), None)
+def _last_first(real: Any) -> Any:
+    return lambda queue, *rest: real(dict(reversed(queue.items())), *rest)
 
 
 def _never_restarted(real: Any) -> Any:
@@ -127,7 +127,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a neighbour of a killed call is forgotten": _changed(_AGENT, ("doomed", "exited"), ("gone", ())),
     "a process that ended is not replaced": _changed(_SLOTS, ("ready", "exited"), ("gone", ("tell replaced",))),
     "a process that leaves is given calls": _changed(_SLOTS, ("ready", "leaving"), ("ready", ())),
-    "broadcasts overtake each other": _method(agent_assign, "_first", _first_in_any_order),
+    "broadcasts overtake each other": _method(agent_calls, "next_pair", _last_first),
     "large buffers of ended calls are kept": _method(AgentCalls, "_leave", lambda real: _leave_keeping(real)),
     "a session that was given up goes on": _method(ClientLink, "attach", _fence_nothing),
     # in the runner

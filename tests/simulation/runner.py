@@ -6,6 +6,7 @@ import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from skyward.api.info import VARIABLE, InstanceInfo
 from skyward.node.body import RunnerCall
 from skyward.node.protocol import RunnerToAgent
 from skyward.node.runner_calls import RunnerCalls
@@ -33,8 +34,8 @@ class _Worker:
 class SimProcess:
     """A runner process."""
 
-    def __init__(self, world: World, node: int, name: str, threads: int) -> None:
-        self.world, self.node, self.name, self.threads = world, node, name, threads
+    def __init__(self, world: World, node: int, name: str, threads: int, place: int) -> None:
+        self.world, self.node, self.name, self.threads, self.place = world, node, name, threads, place
         self.pid = 1
         self.generation = name.partition("-")[0]
         self.calls: RunnerCalls[RunnerCall] = RunnerCalls()
@@ -242,7 +243,8 @@ class SimRunners:
         return []
 
     def spawn(self, name: str, threads: int, env: Any, cwd: str) -> None:
-        self.processes[name] = SimProcess(self.world, self.node, name, threads)
+        place = InstanceInfo.from_json(env[VARIABLE]).local_rank if env[VARIABLE] else 0
+        self.processes[name] = SimProcess(self.world, self.node, name, threads, place)
         self.world.changed_actors()
 
     def send(self, name: str, message: list[Any], buffers: list[Any] | None = None) -> None:

@@ -14,10 +14,10 @@ __all__ = ["first_broken", "outcome", "run_all"]
 _BATCH = 250
 
 
-def outcome(seed: int) -> str:
-    """What is wrong with a seed; empty if all holds."""
+def outcome(seed: int, places: int = 1) -> str:
+    """What is wrong with a seed; empty if all holds. Nodes have `places` ranks each."""
     try:
-        World(seed).run()
+        World(seed, places=places).run()
     except Broken as exc:
         return str(exc)
     except Exception as exc:  # the logic itself has failed
@@ -25,15 +25,15 @@ def outcome(seed: int) -> str:
     return ""
 
 
-def first_broken(first: int, count: int) -> str:
+def first_broken(first: int, count: int, places: int = 1) -> str:
     """What the first seed of a batch that breaks a promise has to say; empty if all hold."""
     logging.disable(logging.CRITICAL)
-    return next(filter(None, map(outcome, range(first, first + count))), "")
+    return next(filter(None, (outcome(seed, places) for seed in range(first, first + count))), "")
 
 
-def run_all(first: int, count: int) -> str:
+def run_all(first: int, count: int, places: int = 1) -> str:
     """What the first seed of many that breaks a promise has to say; a process for every core."""
     firsts = range(first, first + count, _BATCH)
     counts = [min(_BATCH, first + count - start) for start in firsts]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        return next(filter(None, pool.map(first_broken, firsts, counts)), "")
+        return next(filter(None, pool.map(first_broken, firsts, counts, [places] * len(counts))), "")

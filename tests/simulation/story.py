@@ -44,7 +44,8 @@ def broadcast(world: World) -> None:
         return
     body = Body(world.rng.choice((0.001, 0.05, 1.0)), world.rng.choice(("ok", "ok", "ok", "error", "crash")))
     body.heeds = world.rng.random() < 0.9
-    calls = [_call(world, body if i == 0 else Body(body.seconds, heeds=body.heeds)) for i in range(world.nodes)]
+    ranks = world.nodes * world.places
+    calls = [_call(world, body if i == 0 else Body(body.seconds, heeds=body.heeds)) for i in range(ranks)]
     world.rng.shuffle(calls)
     world.engine.send_to(list(enumerate(calls)))
     world.gangs.append(calls)

@@ -33,18 +33,19 @@ class Broken(AssertionError):
 
 
 class World:
-    """One run. Everything that happens is a function of the seed."""
+    """One run. Everything that happens is a function of the seed and of how many ranks a node has."""
 
-    def __init__(self, seed: int, trace: bool = False) -> None:
-        self.seed, self.rng = seed, random.Random(seed)
+    def __init__(self, seed: int, trace: bool = False, places: int = 1) -> None:
+        self.seed, self.rng, self.places = seed, random.Random(seed), places
         rng = self.rng
         self.trace: deque[str] | None = deque(maxlen=4000) if trace else None
         self.now, self.faults, self.steps = 1000.0, False, 0
         self._tokens = 0
         self.nodes = rng.choice((1, 2, 2, 3))
         self.processes, self.threads = rng.choice(((1, 1), (1, 1), (2, 1), (3, 1), (1, 3)))
+        self.processes *= places
         self.lease = rng.choice((0.0, 0.0, 60.0))
-        self.groups = self.nodes > 1 and rng.random() < 0.25
+        self.groups = self.nodes * places > 1 and rng.random() < 0.25
         self.replaces = self.lease > 0 and rng.random() < 0.5
         self.tough = rng.random() < 0.7  # whether machines, agents and links suffer too
         self.hooks_fail = 0
@@ -68,7 +69,7 @@ class World:
         self.streams: dict[str, tuple[Stream[Any], int]] = {}
         self.starts: Counter[tuple[str, int]] = Counter()
         self.began: dict[str, float] = {}
-        self.order: dict[int, list[str]] = {n: [] for n in range(self.nodes)}
+        self.order: dict[tuple[int, int], list[str]] = {}
         self.ends: Counter[str] = Counter()
         self.cancels: dict[str, float] = {}  # when a cancel reached the node
         self.kept: Counter[str] = Counter()
@@ -127,7 +128,8 @@ class World:
         late = self.now - max(self.cancels.get(call.id, self.now), self.disturbed)
         self.check(self.faults or late < 1.0, f"{call.id} was begun {late:.1f} s after it was cancelled")
         if call.about.get("gang"):
-            self.order[process.node].append(call.id)
+            self.order.setdefault((process.node, process.place), []).append(call.id)
+            self.check(call.about.get("place", 0) == process.place, f"{call.id} was begun by another rank")
 
     def body_ended(self, call: Any) -> None:
         self.t("body of %s ends", call.id)
@@ -299,6 +301,7 @@ class World:
         rng = self.rng
         for n in range(self.nodes):
             self.attach(n)
+        self.engine._core.settle_ranks()
         self.engine._do(self.engine._core.renew(self.now))
         self._calm(lambda: self.engine._core.nodes.all_ready(), "opening")
         self.faults = True
@@ -386,6 +389,9 @@ class World:
                 return False
             if len(processes) != self.processes or any(slot.state != "ready" for slot in calls.slots.values()):
                 return False
+            places = Counter(slot.place for slot in calls.slots.values())
+            if any(places[place] != self.processes // self.places for place in range(self.places)):
+                return False
             if any(slot.calls or slot.stops for slot in calls.slots.values()):
                 return False
             if any(p.calls.calls or any(w.phase != "idle" for w in p.workers) for p in processes.values()):
@@ -400,13 +406,13 @@ class World:
         return any(self.machines[n].alive for n in self.reconnecting)
 
     def _check_order(self) -> None:
-        """Broadcasts begin in the same order on every node that runs one call at a time."""
-        if self.processes * self.threads > 1:
+        """Broadcasts begin in the same order in every rank that runs one call at a time."""
+        if self.processes * self.threads > self.places:
             return
         rank = {call.id: index for index, gang in enumerate(self.gangs) for call in gang}
-        for n, ids in self.order.items():
+        for (node, place), ids in self.order.items():
             found = [rank[i] for i in ids]
-            self.check(found == sorted(found), f"broadcasts began in another order on node {n}: {found}")
+            self.check(found == sorted(found), f"broadcasts began in another order on node {node}.{place}: {found}")
 
     def where(self) -> str:
         """Where everything stands, for whoever has to find out why."""
@@ -419,7 +425,8 @@ class World:
                 f"node {machine.node}: {node} alive {machine.alive} linked {self.connections.connected(machine.node)}"
             )
             lines.append(f"  calls {[(c.id, c.state) for c in calls.calls.values()]} uses {machine.blob_cache.uses}")
-            lines += [f"  slot {s.name} {s.state} {list(s.calls)} stops {s.stops}" for s in calls.slots.values()]
+            slots = calls.slots.values()
+            lines += [f"  slot {s.name} at {s.place} {s.state} {list(s.calls)} stops {s.stops}" for s in slots]
             for p in machine.runners.processes.values():
                 workers = [(w.phase, w.call and w.call.id) for w in p.workers]
                 lines.append(f"  process {p.name} exit {p.exit} {list(p.calls.calls)} {workers} in {len(p.inbox)}")

@@ -38,10 +38,12 @@ def effects_on(call: NodeCall, actions: list[Action]) -> set[str]:
 class Bench:
     """A node with its runners, at a time of its own; `did` is what the last event had the agent do."""
 
-    def __init__(self, processes: int = 1, threads: int = 1, hooks: bool = False, ready: bool = True) -> None:
+    def __init__(
+        self, processes: int = 1, threads: int = 1, hooks: bool = False, ready: bool = True, places: int = 1
+    ) -> None:
         self.calls = AgentCalls()
         self.now = 100.0
-        self._shape = (processes, threads, hooks)
+        self._shape = (processes, threads, hooks, places)
         self._generation = 0
         self.did: list[Action] = []
         self.setup()
@@ -51,9 +53,9 @@ class Bench:
 
     def setup(self) -> list[Action]:
         """The client has all runners made (again)."""
-        processes, threads, hooks = self._shape
+        processes, threads, hooks, places = self._shape
         self._generation += 1
-        settings = {"processes": processes, "threads": threads, "generation": self._generation}
+        settings = {"processes": processes, "threads": threads, "generation": self._generation, "places": [{}] * places}
         self.did = self.calls.setup({**settings, "grace": GRACE, "shared": True}, hooks, self.now)
         return self.did
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from skyward.api.ranks import Ranks
 from skyward.client.settings import PoolSettings
 
 __all__ = ["plan_of_two"]
@@ -17,5 +18,6 @@ def plan_of_two(**given: Any) -> PoolSettings:
     known |= {
         "setup": lambda node, abouts, ports: ({"info": f"info {node}"}, [b"hook"]),
         "listening": lambda: True,
+        "ranks": lambda abouts: Ranks([1] * len(abouts)),
     }
     return PoolSettings(**{field.name: (known | given)[field.name] for field in fields(PoolSettings)})

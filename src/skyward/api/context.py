@@ -54,8 +54,9 @@ class PoolContext:
 
     @property
     def forms_groups(self) -> bool:
-        """Whether plugins connect the runners of several nodes."""
-        return self.nodes > 1 and any(plugin.around_app for plugin in self.plugins)
+        """Whether plugins connect the runners, if there are several."""
+        several = self.nodes > 1 or self.spec.processes_per_node != 1
+        return several and any(plugin.around_app for plugin in self.plugins)
 
     def report(self, text: str, node: int | None = None) -> None:
         """Says what is being done, for all nodes or for one."""

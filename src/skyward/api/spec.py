@@ -10,7 +10,11 @@ from skyward.accelerators import Accelerator, Model, resolve
 from skyward.api.image import Image, PipIndex, check_number, check_one_of
 from skyward.errors import InvalidArgument
 
-__all__ = ["Allocation", "Architecture", "Image", "PipIndex", "Spec", "Worker", "check_nodes"]
+# fmt: off
+__all__ = [
+    "Allocation", "Architecture", "Image", "PipIndex", "Spec", "Worker", "check_nodes", "check_processes",
+]
+# fmt: on
 
 Allocation = Literal["spot", "on-demand", "spot-if-available", "cheapest"]
 Architecture = Literal["x86_64", "arm64"]
@@ -34,9 +38,21 @@ def check_nodes(nodes: object) -> None:
     return None
 
 
+def check_processes(processes_per_node: object) -> None:
+    """Refuse what is neither a number of processes nor "gpu"."""
+    if processes_per_node != "gpu" and not (type(processes_per_node) is int and processes_per_node > 0):
+        raise InvalidArgument(
+            f"processes_per_node={processes_per_node!r} is not a whole number from 1 on. Give how many processes a "
+            'node runs, or "gpu" for one for each GPU.'
+        )
+
+
 @dataclass(frozen=True)
 class Worker:
-    """How a node runs calls: how many at once, and in threads or processes ("auto" means threads)."""
+    """How a process runs calls: how many at once, and in threads or processes ("auto" means threads).
+
+    A node has one such process, or as many as `processes_per_node` says.
+    """
 
     concurrency: int = 1
     executor: Executor = "auto"
@@ -59,6 +75,8 @@ class Spec:
     """Which machines, how many, from whom; `nodes` may be (min, max), a string names an accelerator.
 
     `ttl`: after so many seconds machines end themselves, whatever happens; in use or not.
+    `processes_per_node`: how many processes each machine runs, each of them one rank; 1 if left out. "gpu" means one
+    for each GPU that the machine has.
     """
 
     provider: object
@@ -71,6 +89,7 @@ class Spec:
     region: str | None
     max_hourly_cost: float | None
     ttl: float
+    processes_per_node: int | Literal["gpu"]
 
     # Written out because `accelerator` is given as a string and read as an Accelerator.
     def __init__(
@@ -85,8 +104,10 @@ class Spec:
         region: str | None = None,
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
+        processes_per_node: int | Literal["gpu"] = 1,
     ) -> None:
         check_nodes(nodes)
+        check_processes(processes_per_node)
         for name, value in (("vcpus", vcpus), ("memory_gb", memory_gb), ("max_hourly_cost", max_hourly_cost)):
             if value is not None:
                 check_number(name, value, whole=False)
@@ -107,6 +128,7 @@ class Spec:
             "region": region,
             "max_hourly_cost": max_hourly_cost,
             "ttl": ttl,
+            "processes_per_node": processes_per_node,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -5,33 +5,49 @@ Like those of `Core`, the methods return what is to be done, and `Engine` does i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
-from skyward.client.call import discard
+from skyward.client.call import Call, CallFuture, discard, unpacked
 from skyward.client.calls import Action
 from skyward.client.core import Core
 from skyward.client.output_lines import Transcript
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
+from skyward.node.protocol import ClientToAgent
+from skyward.transport.streams import Consumer, Stream
 
-__all__ = ["Arrivals"]
+__all__ = ["Arrivals", "StreamActions"]
+
+
+@dataclass(frozen=True)
+class StreamActions:
+    """What is done for the streams that users read."""
+
+    post: Callable[[int, list[Any]], None]
+    """Sends messages to a node."""
+    closed: Callable[[Call], None]
+    """The user wants no more items."""
+    defer: Callable[..., None]
+    """Has something done when no lock is held."""
 
 
 class Arrivals:
     """Handles those messages of nodes; the engine's `Receiver` calls it, with the engine's lock held."""
 
-    def __init__(self, plan: PoolSettings, core: Core, uploads: Uploads) -> None:
-        self._plan, self._core, self._uploads = plan, core, uploads
+    def __init__(self, plan: PoolSettings, core: Core, uploads: Uploads, streams: StreamActions) -> None:
+        self._plan, self._core, self._uploads, self._streams = plan, core, uploads, streams
         self._parts = Parts(plan.directory)
-        self._transcripts = [Transcript() for _ in range(plan.nodes)]
+        self._transcripts: list[dict[int, Transcript]] = [{} for _ in range(plan.nodes)]  # by node and local rank
 
     def rest_of_output(self, number: int, id: str | None) -> list[Action]:
         """The last line of a call's output, or of a node's, if nothing ended it."""
-        lines = self._transcripts[number].end(id)
         return [
-            ("emit", events.Output(self._plan.pool, number, stream, text, id, progress))
-            for stream, text, progress in lines
+            ("emit", events.Output(self._plan.pool, number, stream, text, id, progress, self._rank(number, place)))
+            for place, transcript in self._transcripts[number].items()
+            for stream, text, progress in transcript.end(id)
         ]
 
     def _from_agent_verdict(
@@ -41,6 +57,23 @@ class Arrivals:
             self._parts.place(metadata)
         output = self.rest_of_output(number, id) if id in self._core.calls.calls else []
         return output + self._core.verdict(number, kind, id, metadata, buffers, now)
+
+    def _from_agent_streaming(self, number: int, now: float, id: str) -> None:
+        call, actions = self._core.calls.calls.get(id), self._streams
+        if call is None or call.node != number:
+            return
+        consumer = call.stream = Consumer(
+            grant=lambda count: actions.post(number, [ClientToAgent.grant(call.id, count)]),
+            close=lambda: actions.closed(call),
+            load=lambda item: unpacked(call.name, item[0], item[1:]),
+        )
+        # the engine keeps the consumer only: when the user lets go of the stream, it closes itself
+        future, call.future = call.future, CallFuture(call.name)
+        call.future.owner = future.owner
+        if future.cancelled():
+            actions.defer(consumer.close)
+        else:
+            actions.defer(future.fulfil, Stream[Any](consumer))
 
     def _from_agent_items(self, number: int, now: float, id: str, metadata: list[Any], buffers: list[Any]) -> None:
         call = self._core.calls.calls.get(id)
@@ -65,15 +98,21 @@ class Arrivals:
         if call is not None and argument in call.feeders:
             call.feeders[argument].grant(count)
 
-    def _from_agent_out(self, number: int, now: float, stream: Any, id: str | None, buffers: list[Any]) -> list[Action]:
+    def _from_agent_out(
+        self, number: int, now: float, stream: Any, id: str | None, place: int, buffers: list[Any]
+    ) -> list[Action]:
         actions: list[Action] = []
         if id in self._core.calls.calls:
-            actions = self._core.calls.started(number, id, now)
+            actions = self._core.calls.started(number, id, place, now)
         else:
             id = None
-        for text, progress in self._transcripts[number].feed(stream, id, buffers[0]):
-            actions.append(("emit", events.Output(self._plan.pool, number, stream, text, id, progress)))
+        rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())
+        for text, progress in transcript.feed(stream, id, buffers[0]):
+            actions.append(("emit", events.Output(self._plan.pool, number, stream, text, id, progress, rank)))
         return actions
+
+    def _rank(self, number: int, place: int) -> int:
+        return self._core.ranks.rank(number, place)
 
     def _from_agent_part(self, number: int, now: float, name: str, offset: int, buffers: list[Any]) -> None:
         self._parts.accept(name, offset, buffers[0])

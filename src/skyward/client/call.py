@@ -116,6 +116,7 @@ class Call:
         "node",
         "pieces",
         "pinned",
+        "rank",
         "retries",
         "sent",
         "state",
@@ -140,6 +141,7 @@ class Call:
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
         self.attempt = 0
         self.node: int | None = None
+        self.rank: int | None = None  # which process runs it, once that is known
         self.pinned = False
         self.state = "waiting"
         self.sent = self.heard = 0.0
@@ -188,7 +190,7 @@ class Packing:
             self._store.release(first.uploads)
             name = next(iter(first.inputs))
             raise TypeError(
-                f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} nodes."
+                f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} ranks."
             )
         rest: list[Call] = []
         for _ in range(count - 1):

@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from skyward import events
+from skyward.api.ranks import Ranks
 from skyward.client import outcomes
 from skyward.client.call import Call
 from skyward.client.call_table import CALLS
@@ -42,6 +43,7 @@ class ClientCalls:
         self._pool, self._listening = pool, listening
         self.calls: dict[str, Call] = {}
         self.dispatch: Dispatch[Call] = Dispatch(nodes, slots)
+        self.ranks = Ranks([1] * nodes)
         self.closing = False
         self.settled = 0
         self._timers: list[tuple[float, int, str, Call]] = []
@@ -60,14 +62,22 @@ class ClientCalls:
             self.dispatch.add(call)
         return self._settled()
 
+    def set_ranks(self, ranks: Ranks, slots: int) -> None:
+        """Says how many processes each node has, and how many calls each of them runs at a time."""
+        self.ranks = ranks
+        self.dispatch.set_slots([count * slots for count in ranks.counts])
+
     def submit_to(self, calls: Sequence[tuple[int, Call]], now: float) -> list[Action]:
-        """Calls for certain nodes; more than one of them succeed or fail as one."""
+        """Calls for certain ranks; more than one of them succeed or fail as one."""
         self._now = now
         gang = [call for _, call in calls]
-        for number, call in calls:
+        for rank, call in calls:
             self.calls[call.id] = call
             call.gang = gang if len(gang) > 1 else ()
             call.about["gang"] = gang[0].id
+            call.rank, (number, place) = rank, self.ranks.places[rank]
+            if place:
+                call.about["place"] = place
             self.dispatch.pin(call, number, now)
             self._step(call, "send")
         return self._taken()
@@ -96,10 +106,16 @@ class ClientCalls:
 
     # from nodes; what there is room for then is sent with the next `turn`, many calls in one frame
 
-    def started(self, number: int, call_id: str, now: float) -> list[Action]:
+    def runs_at(self, number: int, call_id: str, place: int) -> None:
+        """A body has begun in the process of a node that has this local rank."""
+        if self.ranks.many and (call := self._at(number, call_id)) is not None:
+            call.rank = self.ranks.rank(number, place)
+
+    def started(self, number: int, call_id: str, place: int, now: float) -> list[Action]:
         """A body has been running for a while."""
         call = self._at(number, call_id)
         if call is not None:
+            self.runs_at(number, call_id, place)
             call.heard = now
             self._tell_started(call)
         return self._taken()
@@ -304,14 +320,18 @@ class ClientCalls:
     def _tell_started(self, call: Call) -> None:
         if not call.announced and call.node is not None:
             call.announced = True
-            self._emit(events.CallStarted(self._pool, call.id, call.name, call.node, call.attempt))
+            rank = self._rank(call)
+            self._emit(events.CallStarted(self._pool, call.id, call.name, call.node, call.attempt, rank))
 
     def _tell_end(self, call: Call, outcome: outcomes.Outcome, seconds: float) -> None:
         if not self._listening():
             return
         self._tell_started(call)
         node = -1 if call.node is None else call.node
-        self._emit(events.CallEnded(self._pool, call.id, call.name, node, outcome, seconds))
+        self._emit(events.CallEnded(self._pool, call.id, call.name, node, outcome, seconds, self._rank(call)))
+
+    def _rank(self, call: Call) -> int | None:
+        return call.rank if self.ranks.many else call.node
 
     def _warn(self, text: str) -> None:
         self._emit(events.Notice(self._pool, text, "warning"))
@@ -351,7 +371,7 @@ class ClientCalls:
 
     def _queue_again(self, call: Call, _: Any) -> None:
         self.dispatch.settle(call)
-        call.node = None
+        call.node = call.rank = None
         self.dispatch.add(call, first=True)
 
     def _hold(self, call: Call, _: Any) -> None:
@@ -370,7 +390,7 @@ class ClientCalls:
         call.failure = None
         others = [c for c in call.gang if c.id in self.calls]
         if call.gang and call.stopping is None:
-            error.add_note(outcomes.gang_note(call, others, len(call.gang)))
+            error.add_note(outcomes.gang_note(call, others, self.ranks.many))
         for other in others:
             self._cancel(other, "gang")
         self._tell_end(call, outcome, seconds)

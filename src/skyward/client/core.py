@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from skyward import events
+from skyward.api.ranks import Ranks
 from skyward.client import outcomes
 from skyward.client.call import Call
 from skyward.client.calls import Action, ClientCalls
@@ -33,6 +34,16 @@ class Core:
         self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
         self.nodes = Nodes(plan, links, requests)
 
+    @property
+    def ranks(self) -> Ranks:
+        """Which rank is on which node."""
+        return self.calls.ranks
+
+    def settle_ranks(self) -> None:
+        """All nodes have said what they have: from now on it is known how many processes each runs."""
+        self.calls.set_ranks(self._plan.ranks(self._links.abouts()), self._plan.slots)
+        self.nodes.gang = self._plan.gang and len(self.ranks) > 1
+
     # from the user
 
     def submit(self, calls: Sequence[Call], now: float) -> list[Action]:
@@ -40,7 +51,7 @@ class Core:
         return self.calls.submit(calls, now)
 
     def submit_to(self, calls: Sequence[tuple[int, Call]], now: float) -> list[Action]:
-        """Calls for certain nodes; more than one of them succeed or fail as one."""
+        """Calls for certain ranks; more than one of them succeed or fail as one."""
         return self.calls.submit_to(calls, now)
 
     def cancel(self, call: Call, why: str, now: float) -> list[Action]:
@@ -79,8 +90,8 @@ class Core:
 
     # from nodes; the engine's `Receiver` calls these
 
-    def _from_agent_started(self, number: int, now: float, id: str) -> list[Action]:
-        return self.calls.started(number, id, now)
+    def _from_agent_started(self, number: int, now: float, id: str, place: int) -> list[Action]:
+        return self.calls.started(number, id, place, now)
 
     def _from_agent_recalled(self, number: int, now: float, id: str) -> list[Action]:
         return self.calls.recalled(number, id, now)
@@ -96,8 +107,9 @@ class Core:
     ) -> list[Action]:
         return self._routed(self.nodes.on_failed(number, error, generation, buffers, now), now)
 
-    def _from_agent_replaced(self, number: int, now: float, generation: int) -> list[Action]:
-        return self._routed(self.nodes.on_replaced(generation, now), now)
+    def _from_agent_replaced(self, number: int, now: float, generation: int, place: int) -> list[Action]:
+        rank = self.ranks.rank(number, place) if self.ranks.many else None
+        return self._routed(self.nodes.on_replaced(number, rank, generation, now), now)
 
     def _from_agent_ports(self, number: int, now: float, ports: list[int], generation: int) -> list[Action]:
         return self._routed(self.nodes.on_ports(ports, generation, now), now)
@@ -125,9 +137,11 @@ class Core:
     ) -> list[Action]:
         """A call has ended on a node."""
         actions: list[Action] = []
-        self.nodes.gang = self.nodes.gang or (about.get("group", False) and self._plan.nodes > 1)
+        self.nodes.gang = self.nodes.gang or (about.get("group", False) and len(self.ranks) > 1)
         if self.nodes.gang and about.get("replaced") and not self.nodes.closing:
             actions = self._routed(self.nodes.on_broken_group(now), now)
+        if "s" in about:
+            self.calls.runs_at(number, call_id, about.get("place", 0))
         if kind == "done":
             return actions + self.calls.result(number, call_id, about, buffers, now)
         if kind == "lost":
@@ -135,7 +149,8 @@ class Core:
         call = self.calls.calls.get(call_id)
         if call is None:
             return actions
-        error, outcome = outcomes.failure(self._plan.pool, call, number, kind, about, buffers)
+        rank = call.rank if self.ranks.many else None
+        error, outcome = outcomes.failure(self._plan.pool, call, number, kind, about, buffers, rank)
         if self.nodes.is_leaving(number) and (outcome == "crashed" or about.get("preempted")):
             return actions + self.calls.lost(number, call_id, "its machine is being taken away", now)
         doubtful = outcome == "error" and (self.nodes.gang or not self._plan.local)

@@ -1,6 +1,7 @@
 """Which node gets which call: a pure bookkeeping of queues, slots and windows.
 
-The node with the fewest calls is next; of several, the one that ended a call last, since its caches are warm.
+The node with the fewest calls for its slots is next; of several, the one that ended a call last, since its caches are
+warm.
 
 A node gets as many calls as it has slots, and some ahead when calls are so short that a round trip would cost more than
 it saves. A call that waits behind a long one is taken back when another node has nothing to do.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -39,6 +41,7 @@ C = TypeVar("C", bound=Queued)
 
 @dataclass
 class _Node(Generic[C]):
+    slots: int
     up: bool = False
     inflight: OrderedDict[str, C] = field(default_factory=OrderedDict[str, C])
     recalled: set[str] = field(default_factory=set[str])
@@ -49,11 +52,15 @@ class Dispatch(Generic[C]):
     """Queues of one pool. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, nodes: int, slots: int) -> None:
-        self._nodes: list[_Node[C]] = [_Node() for _ in range(nodes)]
-        self._slots = slots
+        self._nodes: list[_Node[C]] = [_Node(slots) for _ in range(nodes)]
         self._queue: OrderedDict[str, C] = OrderedDict()
         self._mean: float | None = None
         self._last = 0  # where a call ended last: of idle nodes this one is warm
+
+    def set_slots(self, slots: Sequence[int]) -> None:
+        """Says how many calls each node runs at a time."""
+        for node, count in zip(self._nodes, slots, strict=True):
+            node.slots = count
 
     def up(self, node: int, is_up: bool) -> None:
         """Says whether a node takes calls."""
@@ -127,10 +134,10 @@ class Dispatch(Generic[C]):
         """Calls to take back: they wait on a busy node while another has a free slot."""
         if self._queue:
             return []
-        idle = sum(max(0, self._slots - len(n.inflight)) for n in self._nodes if n.up)
+        idle = sum(max(0, n.slots - len(n.inflight)) for n in self._nodes if n.up)
         chosen: list[C] = []
         for node in self._nodes:
-            for call in itertools.islice(node.inflight.values(), self._slots, None):
+            for call in itertools.islice(node.inflight.values(), node.slots, None):
                 if len(chosen) >= idle:
                     break
                 if call.movable and call.id not in node.recalled and now - call.sent > _STALE:
@@ -140,25 +147,25 @@ class Dispatch(Generic[C]):
 
     def crowded(self) -> bool:
         """Whether a node has more than it runs, so that `stale` is worth asking."""
-        return any(len(n.inflight) > self._slots for n in self._nodes)
+        return any(len(n.inflight) > n.slots for n in self._nodes)
 
     def load(self) -> tuple[int, int]:
         """How many calls wait here, and how many are with nodes."""
         return len(self._queue), sum(len(n.inflight) for n in self._nodes)
 
     def _roomiest(self) -> int | None:
-        window = self._slots
-        if self._mean is not None and self._mean < _HORIZON * self._slots:
-            window += min(_AHEAD_MOST * self._slots, int(self._slots * _HORIZON / max(self._mean, 1e-6)))
+        mean = float("inf") if self._mean is None else max(self._mean, 1e-6)
         count = len(self._nodes)
         best: int | None = None
-        least = 0
+        least = 0.0
         for step in range(count):
             index = (self._last + step) % count
             node = self._nodes[index]
-            load = len(node.inflight)
-            if node.up and load - len(node.stopping) < window and (best is None or load < least):
+            held = len(node.inflight)
+            load = held / node.slots
+            window = node.slots + min(_AHEAD_MOST * node.slots, int(node.slots * _HORIZON / mean))
+            if node.up and held - len(node.stopping) < window and (best is None or load < least):
                 best, least = index, load
-                if not load:
+                if not held:
                     break
         return best

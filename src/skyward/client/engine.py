@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
-from skyward.client.arrivals import Arrivals
-from skyward.client.call import Call, CallFuture, discard, unpacked
+from skyward.api.ranks import Ranks
+from skyward.client.arrivals import Arrivals, StreamActions
+from skyward.client.call import Call, discard
 from skyward.client.calls import Action
 from skyward.client.connections import Connections, Event, Greeted, Heard, Lost, NotReached, Unreachable
 from skyward.client.core import Core
@@ -31,7 +32,7 @@ from skyward.errors import BootstrapError, PoolClosed
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import AgentToClient, ClientToAgent
 from skyward.node.receiver import Receiver
-from skyward.transport.streams import Consumer, Producer, Stream
+from skyward.transport.streams import Producer
 
 __all__ = ["Engine", "Surroundings"]
 
@@ -73,7 +74,8 @@ class Engine:
         self._uploads = around.uploads(
             self._connections.post, self._connections.unacknowledged, plan.address, self._unsendable
         )
-        self._arrivals = Arrivals(plan, self._core, self._uploads)
+        streams = StreamActions(self._connections.post, self._stream_closed, self._defer)
+        self._arrivals = Arrivals(plan, self._core, self._uploads, streams)
         self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals)
         own = ("load", "feed", "settle", "fail", "end", "emit")
         self._acts: dict[str, Callable[..., None]] = {kind: getattr(self, f"_do_{kind}") for kind in own} | {
@@ -101,6 +103,7 @@ class Engine:
         with self._lock:
             self._connect(range(self._plan.nodes), deadline)
             self._check_nodes()
+            self._core.settle_ranks()
             self._do(self._core.renew(self._clock()))
             while not self._core.nodes.all_ready():
                 if self._clock() > deadline:
@@ -163,10 +166,15 @@ class Engine:
                 self._adopt(call)
             self._do(self._core.submit(calls, self._clock()))
 
+    @property
+    def ranks(self) -> Ranks:
+        """Which rank is on which node."""
+        return self._core.ranks
+
     def send_to(self, calls: Sequence[tuple[int, Call]]) -> None:
-        """Queues calls for certain nodes, all of them or none; more than one of them succeed or fail as one."""
+        """Queues calls for certain ranks, all of them or none; more than one of them succeed or fail as one."""
         with self._lock:
-            self._await_up([number for number, _ in calls])
+            self._await_up(sorted({self.ranks.places[rank][0] for rank, _ in calls}))
             for _, call in calls:
                 self._adopt(call)
             self._do(self._core.submit_to(calls, self._clock()))
@@ -325,27 +333,9 @@ class Engine:
         with self._lock:
             self._do(self._core.calls.unsendable(number, blob, error, self._clock()))
 
-    def _from_agent_streaming(self, number: int, now: float, id: str) -> None:
-        call = self._core.calls.calls.get(id)
-        if call is None or call.node != number:
-            return
-
-        def close() -> None:
-            with self._lock:
-                self._do(self._core.calls.stream_closed(call, self._clock()))
-
-        consumer = call.stream = Consumer(
-            grant=lambda count: self._connections.post(number, [ClientToAgent.grant(call.id, count)]),
-            close=close,
-            load=lambda item: unpacked(call.name, item[0], item[1:]),
-        )
-        # the engine keeps the consumer only: when the user lets go of the stream, it closes itself
-        future, call.future = call.future, CallFuture(call.name)
-        call.future.owner = future.owner
-        if future.cancelled():
-            self._defer(consumer.close)
-        else:
-            self._defer(future.fulfil, Stream[Any](consumer))
+    def _stream_closed(self, call: Call) -> None:
+        with self._lock:
+            self._do(self._core.calls.stream_closed(call, self._clock()))
 
     def _from_agent_bye(self, number: int, now: float) -> None:
         self._do(self._arrivals.rest_of_output(number, None))

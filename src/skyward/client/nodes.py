@@ -117,11 +117,11 @@ class Nodes:
         self.all[number].error = error
         return self._lost(number, "failed", str(error))
 
-    def on_replaced(self, generation: int, now: float) -> list[Action]:
-        """A runner has died, and another one is being made."""
+    def on_replaced(self, number: int, rank: int | None, generation: int, now: float) -> list[Action]:
+        """A runner has died, and another one is being made; `rank` where nodes have several."""
         self._now = now
         if generation == self._generation and self.gang and not self.closing:
-            self.taint()
+            self.taint("a node" if rank is None else f"rank {rank} (node {number})")
         return self._taken()
 
     def on_broken_group(self, now: float) -> list[Action]:
@@ -150,11 +150,11 @@ class Nodes:
 
     # runners, made and made again
 
-    def taint(self) -> None:
+    def taint(self, who: str = "a node") -> None:
         """A runner that may belong to a group is gone: no calls until all of them have been made again."""
         if not self.tainted:
             self.tainted = True
-            text = "a node lost its runner; all are made again, since a group cannot be mended."
+            text = f"{who} lost its runner; all are made again, since a group cannot be mended."
             self._emit(events.Notice(self._plan.pool, text))
 
     def renew(self, now: float) -> list[Action]:

@@ -17,30 +17,34 @@ Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
 
 
 def failure(
-    pool: str, call: Call, node: int, kind: str, about: dict[str, Any], buffers: list[Any]
+    pool: str, call: Call, node: int, kind: str, about: dict[str, Any], buffers: list[Any], rank: int | None = None
 ) -> tuple[BaseException, Outcome]:
-    """The exception for a call that gave no result, and how it counts."""
+    """The exception for a call that gave no result, and how it counts; `rank` where the node has several."""
     if kind == "error":
-        where = f"raised on node {node} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
+        place = f"node {node}" if rank is None else f"rank {rank} (node {node})"
+        where = f"raised on {place} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
         return exceptions.packed(about["error"], buffers[0], where, _advice), "error"
     if kind == "exited":
-        return TaskCrashed(call.name, node, call.attempt, about["code"], stderr=about["stderr"]), "crashed"
+        code, stderr = about["code"], about["stderr"]
+        return TaskCrashed(call.name, node, call.attempt, code, stderr=stderr, rank=rank), "crashed"
     if kind == "crashed":
-        return _crash(call, node, about), "crashed"
+        return _crash(call, node, about, rank), "crashed"
     if kind == "timeout":
-        return TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"]), "timeout"
+        return TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"], rank), "timeout"
     if kind == "noroom":
         return NodeDiskFull(call.name, node, about["size"], about["reason"]), "error"
     if kind == "gang":
-        return CancelledError("stopped, since another node of the broadcast failed"), "cancelled"
+        other = "node" if rank is None else "rank"
+        return CancelledError(f"stopped, since another {other} of the broadcast failed"), "cancelled"
     return CancelledError(), "cancelled"
 
 
-def gang_note(call: Call, others: list[Call], total: int) -> str:
-    """What the rest of a broadcast was doing when `call` failed."""
-    text = f"rank {call.node} of {total} (node {call.node}) failed first in the broadcast of {call.name}"
+def gang_note(call: Call, others: list[Call], many: bool) -> str:
+    """What the rest of a broadcast was doing when `call` failed; `many` if nodes have several ranks."""
+    text = f"rank {call.rank} of {len(call.gang)} (node {call.node}) failed first in the broadcast of {call.name}"
     if others:
-        text += f"; nodes {', '.join(str(other.node) for other in others)} had not finished and were stopped"
+        ranks = "ranks" if many else "nodes"
+        text += f"; {ranks} {', '.join(str(other.rank) for other in others)} had not finished and were stopped"
     return text + "."
 
 
@@ -143,8 +147,8 @@ _PACKAGES = {
 }
 
 
-def _crash(call: Call, node: int, about: dict[str, Any]) -> TaskCrashed:
+def _crash(call: Call, node: int, about: dict[str, Any], rank: int | None) -> TaskCrashed:
     code = about["code"]
     name = signal.Signals(-code).name if code < 0 else None
     kind = TaskOutOfMemory if about["oom"] else TaskCrashed
-    return kind(call.name, node, call.attempt, code, name, about["stderr"], about["shared"])
+    return kind(call.name, node, call.attempt, code, name, about["stderr"], about["shared"], rank)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
+from skyward.api.ranks import Ranks
 from skyward.machines.replacement import Substitutes
 
 __all__ = ["PoolSettings"]
@@ -20,6 +21,7 @@ class PoolSettings:
     pool: str
     nodes: int
     slots: int
+    """How many calls each process runs at a time."""
     reach: Callable[[int], socket.socket]
     """Connects to a node's agent; both sides have checked who the other is."""
     setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
@@ -29,6 +31,8 @@ class PoolSettings:
     release: Callable[[Sequence[str]], None]
     gang: bool
     """Whether runners form groups when the pool opens: then losing one means starting all of them again."""
+    ranks: Callable[[list[dict[str, Any]]], Ranks]
+    """How many processes each node runs, by what the nodes say of themselves; raises if one cannot run any."""
     local: bool
     """Whether the nodes are on this computer: they end when this process does, and read its files."""
     lease: float

@@ -19,14 +19,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skyward.node import places
 from skyward.node.agent_calls import Action, AgentCalls
+from skyward.node.agent_output import OutputRelay
 from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
 from skyward.node.client_listener import ClientListener
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
 from skyward.node.receiver import Message, Receiver
-from skyward.node.runners import Ended, Event, Pipe, Printed, RunnerProcess, Runners, Said
+from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
 from skyward.transport import blobs
@@ -37,7 +39,6 @@ log = logging.getLogger("skyward.engine")
 
 _SAMPLE = 1.0
 _OUTPUT_LIMIT = 8 << 20
-_OUTPUT_LIMIT_ALONE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,13 @@ class Agent:
         self._wake_write.setblocking(False)
         self._calls = AgentCalls()
         hear_runner = Receiver(RunnerToAgent, self).hear_all
-        self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output, Ended: self._ended}
+        self._mark = b"\0" + self._token.encode()
+        self._output = OutputRelay(self._home, self._calls.slots, self._mark)
+        self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
         self._runners = around.runners(self._selector, fork_server)
         self._settings: dict[str, Any] = {}
         self._hooks: list[Any] = []
         self._timers = Timers(self._clock)
-        self._dropped = 0
-        self._mark = b"\0" + self._token.encode()
         self._done = False
         self._notices: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._leaving: float | None = None  # when this machine will be taken away
@@ -149,9 +150,8 @@ class Agent:
             self._blob_cache.ship(call.id, message[2], lambda: self._tell(message, buffers))
 
     def _spawn(self, slot: Slot) -> None:
-        settings = self._settings
-        env = {**settings["env"], "COMPUTE_POOL": settings["info"]}
-        self._runners.spawn(slot.name, slot.threads, env, settings["cwd"])
+        settings, place = self._settings, slot.place
+        self._runners.spawn(slot.name, slot.threads, places.variables(settings, place), settings["cwd"])
         runner = {**settings["runner"], "mark": self._token}
         self._runners.send(slot.name, AgentToRunner.init(runner, len(self._hooks)), self._hooks)
         if self._leaving is not None:
@@ -268,7 +268,8 @@ class Agent:
         """A node is on another machine now: runners learn of it without being made again."""
         if self._settings:
             self._settings["info"] = info
-            self._runners.send_all(AgentToRunner.info(info))
+            for slot in self._calls.slots.values():
+                self._runners.send(slot.name, AgentToRunner.info(places.info_at(self._settings, slot.place)))
 
     def _from_client_ports(self, count: int, generation: int) -> None:
         self._tell(AgentToClient.ports(self._listener.free_ports(count), generation))
@@ -338,7 +339,7 @@ class Agent:
 
     def _from_runner_out(self, runner: RunnerProcess, stream: str, id: str | None, buffers: list[Any]) -> None:
         self.handle(self._runners.drain(runner))
-        self._tell(AgentToClient.out(stream, id, len(buffers)), buffers)
+        self._output.said(runner, stream, id, buffers)
 
     def _pass_on(self, runner: RunnerProcess, id: str, items: list[Any], message: Message, buffers: list[Any]) -> None:
         """Passes a message about a call on to the client, after what the runner wrote and sent before it."""
@@ -355,25 +356,7 @@ class Agent:
         self._do(self._calls.exited(runner.name, status, tail, oom, now))
         self._leave_if_done()
 
-    # output and vital signs
-
-    def _output(self, runner: RunnerProcess, pipe: Pipe, data: bytes) -> None:
-        if not self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT_ALONE:
-            self._dropped += len(data)  # a body does not wait for a client that is away; the loss is told
-            return
-        if self._dropped:
-            note = f"\n... {self._dropped:,} bytes of output were dropped while the client was away ...\n".encode()
-            self._tell(AgentToClient.out(pipe.stream, None, 1), [note])
-            self._dropped = 0
-        if runner.threads > 1:
-            self._tell(AgentToClient.out(pipe.stream, None, 1), [data])
-            return
-        slot = self._calls.slots.get(runner.name)
-        first = next(iter(slot.calls), None) if slot is not None else None
-        for call, piece in pipe.take_apart(data, self._mark):
-            # without a mark it is of the call that came when the runner had nothing else
-            known = call if slot is not None and call in slot.calls else first
-            self._tell(AgentToClient.out(pipe.stream, known, 1), [piece])
+    # vital signs
 
     def _sample(self) -> None:
         self._timers.after(_SAMPLE, self._sample)

@@ -11,16 +11,35 @@ __all__ = ["misplaced", "next_pair"]
 
 
 def next_pair(
-    queue: Mapping[str, NodeCall], slots: Collection[Slot], processes: int, mean: float | None
+    queue: Mapping[str, NodeCall], slots: Collection[Slot], processes: int, places: int, mean: float | None
 ) -> tuple[NodeCall, Slot] | None:
-    """The call that is next, and the runner that has room for it; calls take `mean` seconds."""
-    slot = _roomiest(slots, processes, mean) if queue else None
-    call = _first(queue.values()) if slot is not None else None
-    if slot is None or call is None:
-        return None
-    if call.about.get("gang") and (len(slot.calls) >= slot.threads or _overtakes(call, slots)):
-        return None  # sent ahead it might begin after a later one, which found another runner idle
-    return call, slot
+    """The call that is next, and the runner that has room for it; calls take `mean` seconds.
+
+    A rank of a broadcast goes to its own place, in the order of arrival there; other calls go to any place that no
+    earlier rank of a broadcast waits for.
+    """
+    lacking: set[int] = set()  # places where a rank of a broadcast waits for its buffers: no other rank overtakes it
+    awaited: set[int] = set()  # places where one waits for room: nothing overtakes it
+    for call in queue.values():
+        place = call.place
+        if place in lacking:
+            continue
+        if call.missing:
+            if place is not None:
+                lacking.add(place)
+            continue
+        if place is None:
+            free = [slot for slot in slots if slot.place not in awaited] if awaited else slots
+            slot = _roomiest(free, processes - processes // places * len(awaited), mean)
+            return (call, slot) if slot is not None else None
+        slot = _with_room([slot for slot in slots if slot.place == place])
+        if slot is not None and not _overtakes(call, slots):
+            return call, slot
+        lacking.add(place)
+        awaited.add(place)
+        if len(awaited) == places:
+            return None
+    return None
 
 
 def misplaced(slots: Collection[Slot]) -> list[NodeCall]:
@@ -35,15 +54,10 @@ def misplaced(slots: Collection[Slot]) -> list[NodeCall]:
     return list(itertools.islice((call for call in waiting if call.state == "sent"), max(0, idle)))
 
 
-def _first(queue: Iterable[NodeCall]) -> NodeCall | None:
-    """The first call that has all it needs; ranks of broadcasts do not overtake each other."""
-    held = False
-    for call in queue:
-        gang = bool(call.about.get("gang"))
-        if not call.missing and not (held and gang):
-            return call
-        held = held or gang
-    return None
+def _with_room(slots: Iterable[Slot]) -> Slot | None:
+    """The runner that begins a rank of a broadcast at once: sent ahead, it might begin after a later one."""
+    slot = _roomiest(slots, 0, None)
+    return slot if slot is not None and len(slot.calls) < slot.threads else None
 
 
 def _roomiest(slots: Iterable[Slot], processes: int, mean: float | None) -> Slot | None:
@@ -62,6 +76,6 @@ def _roomiest(slots: Iterable[Slot], processes: int, mean: float | None) -> Slot
 
 
 def _overtakes(call: NodeCall, slots: Iterable[Slot]) -> bool:
-    """Whether an earlier rank of a broadcast is about to come back from a runner that will not begin it."""
+    """Whether an earlier call to the same rank is about to come back from a runner that will not begin it."""
     waiting = (c for slot in slots if slot.state != "ready" for c in slot.calls.values() if c.state in UNBEGUN)
-    return any(c.about.get("gang") and c.order < call.order for c in waiting)
+    return any(c.place == call.place and c.order < call.order for c in waiting)

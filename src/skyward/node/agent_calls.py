@@ -57,7 +57,7 @@ class AgentCalls:
         """Runners are to be made (again)."""
         self._now = now
         self._grace = settings["grace"]
-        self._runners.configure(settings["processes"], settings["threads"], settings["generation"], hooks)
+        self._runners.configure(settings, hooks)
         self._retire("the pool's processes were replaced")
         self._out += self._runners.spawn_missing(now)
         return self._settled()
@@ -306,14 +306,15 @@ class AgentCalls:
 
     def next_pair(self) -> tuple[NodeCall, Slot] | None:
         """The call that is to be sent next, and the runner that has room for it."""
-        return next_pair(self.queue, self.slots.values(), self._runners.processes, self.mean) if self.queue else None
+        shape = self._runners.processes, self._runners.places
+        return next_pair(self.queue, self.slots.values(), *shape, self.mean) if self.queue else None
 
     def _settled(self) -> list[Action]:
         """What is to be done, after every free slot has got what there is."""
         while (pair := self.next_pair()) is not None:
             call, call.slot = pair
             self._step(call, "assign")
-        if not self.queue:
+        if not self.queue or self._runners.places > 1:  # a rank of a broadcast may wait beside idle runners
             for call in misplaced(self.slots.values()):
                 self._step(call, "shift")
         return self._taken()
@@ -373,14 +374,13 @@ class AgentCalls:
         self._out.append(("kill", slot))
 
     def _tell_started(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell(call, AgentToClient.started(call.id))
+        self._tell(call, AgentToClient.started(call.id, slot.place if slot is not None else 0))
 
     def _tell_recalled(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         self._tell(call, AgentToClient.recalled(call.id))
 
     def _tell_verdict(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        kind, about, buffers = verdict
-        self._tell_end(call, slot, kind, about, buffers)
+        self._tell_end(call, slot, *verdict)
 
     _tell_crashed = _tell_verdict
 

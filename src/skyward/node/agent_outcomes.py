@@ -33,4 +33,6 @@ def end_of(call: NodeCall, slot: Slot | None, kind: str, metadata: dict[str, Any
     """The message. If the runner is being replaced, it says so: a group may be broken."""
     if kind == "crashed" or (slot is not None and slot.state != "ready" and call.began is not None):
         metadata["replaced"] = True
+    if slot is not None and slot.place and call.began is not None:
+        metadata["place"] = slot.place
     return AgentToClient.verdict(kind, call.id, metadata, len(buffers or ()))

@@ -27,28 +27,37 @@ class RunnerSlots:
 
     def __init__(self) -> None:
         self.all: dict[str, Slot] = {}
-        self.processes, self.closing = 0, False
+        self.processes, self.places, self.closing = 0, 1, False
         self._threads, self._generation, self._hooks = 1, 0, False
         self._failures = 0
         self._names = itertools.count()
 
-    def configure(self, processes: int, threads: int, generation: int, hooks: bool) -> None:
-        """Says how many are wanted from now on, and how they are."""
-        self.processes, self._threads, self._generation, self._hooks = processes, threads, generation, hooks
+    def configure(self, settings: dict[str, Any], hooks: bool) -> None:
+        """Says how many are wanted from now on, and how they are: for each of the node's ranks equally many."""
+        self.processes, self.places = settings["processes"], len(settings["places"])
+        self._threads, self._generation, self._hooks = settings["threads"], settings["generation"], hooks
         self._failures = 0
 
     def spawn_missing(self, now: float) -> list[Action]:
         """Has those started that are lacking."""
         actions: list[Action] = []
-        while self.lacking() and not self.closing:
+        while (place := self._vacancy()) is not None and not self.closing:
             name = f"{self._generation}-{next(self._names)}"
-            slot = self.all[name] = Slot(name, self._threads, now)
+            slot = self.all[name] = Slot(name, self._threads, now, place)
             actions.append(("spawn", slot))
         return actions
 
     def lacking(self) -> bool:
         """Whether fewer are there than are wanted, and another may be tried."""
-        return len(self._serving()) < self.processes and self._failures < _SPAWN_ATTEMPTS
+        return self._vacancy() is not None
+
+    def _vacancy(self) -> int | None:
+        """The place of a process that is lacking: the next one takes the local rank of the one that is gone."""
+        if self._failures >= _SPAWN_ATTEMPTS:
+            return None
+        taken = [slot.place for slot in self._serving()]
+        wanted = self.processes // self.places
+        return next((place for place in range(self.places) if taken.count(place) < wanted), None)
 
     def give_up(self) -> None:
         """The hooks of one have failed, and would fail in the next as well: the client decides."""
@@ -72,9 +81,9 @@ class RunnerSlots:
                 if not self.lacking() and all(s.state == "ready" for s in self._serving()):
                     actions.append(("tell", None, AgentToClient.ready(self._generation), None))
             elif name == "tell replaced" and not self.closing:
-                actions.append(("tell", None, AgentToClient.replaced(self._generation), None))
+                actions.append(("tell", None, AgentToClient.replaced(self._generation, slot.place), None))
             elif name == "count failure":
-                actions += self._count_failure(status, stderr)
+                actions += self._count_failure(slot, status, stderr)
             elif name == "spawn" or (name == "spawn beside" and slot.threads > 1 and not self._hooks):
                 actions += self.spawn_missing(now)
         return actions
@@ -106,11 +115,12 @@ class RunnerSlots:
             return f"process {slot.name} had nothing to do and did not end; it was killed again"
         return ""
 
-    def _count_failure(self, status: int, stderr: str) -> list[Action]:
+    def _count_failure(self, slot: Slot, status: int, stderr: str) -> list[Action]:
         self._failures += 1
         if self._failures != _SPAWN_ATTEMPTS or self.closing:
             return []
-        text = f"a runner ended with status {status} before it was ready.\n{stderr}"
+        which = f" (local rank {slot.place})" if self.places > 1 else ""
+        text = f"a runner{which} ended with status {status} before it was ready.\n{stderr}"
         error = {"type": "", "message": text, "traceback": ""}
         return [("tell", None, AgentToClient.failed(error, self._generation, 1), [b""])]
 

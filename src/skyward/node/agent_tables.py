@@ -114,18 +114,23 @@ class NodeCall:
         self.backlog: list[tuple[list[Any], list[Any]]] = []
 
     @property
+    def place(self) -> int | None:
+        """Which of the node's processes must run it, by local rank: a rank of a broadcast says so."""
+        return self.about.get("place", 0) if self.about.get("gang") else None
+
+    @property
     def movable(self) -> bool:
         """Whether it may go to another node: a rank of a broadcast may not, nor one whose arguments stream here."""
         return not self.about.get("gang") and not self.about.get("streams")
 
 
 class Slot:
-    """A runner process, and the calls it has; `threads` of them run at a time."""
+    """A runner process, and the calls it has; `threads` of them run at a time. `place` is its local rank."""
 
-    __slots__ = ("calls", "look_at", "name", "since", "state", "stops", "threads")
+    __slots__ = ("calls", "look_at", "name", "place", "since", "state", "stops", "threads")
 
-    def __init__(self, name: str, threads: int, now: float) -> None:
-        self.name, self.threads, self.since = name, threads, now
+    def __init__(self, name: str, threads: int, now: float, place: int = 0) -> None:
+        self.name, self.threads, self.since, self.place = name, threads, now, place
         self.state = "starting"
         self.calls: OrderedDict[str, NodeCall] = OrderedDict()
         self.look_at: float | None = None

@@ -48,8 +48,8 @@ class ClientToAgent(Direction):
 
     @staticmethod
     def setup(settings: dict[str, Any], buffers: int) -> Message:
-        """Make all runners (again). Settings: `generation`, `processes`, `threads`, `grace`, `shared`, `info`, `env`,
-        `cwd`, `runner`. Buffers: the plugins' hooks, pickled."""
+        """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `shared`,
+        `info`, `env`, `cwd`, `runner`. Buffers: the plugins' hooks, pickled."""
         return ["setup", settings, buffers]
 
     @staticmethod
@@ -64,8 +64,8 @@ class ClientToAgent(Direction):
 
     @staticmethod
     def call(id: str, metadata: dict[str, Any], buffers: int) -> Message:
-        """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `gang`.
-        Buffers: function and arguments, pickled."""
+        """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `gang`,
+        `place`. Buffers: function and arguments, pickled."""
         return ["call", id, metadata, buffers]
 
     @staticmethod
@@ -144,9 +144,9 @@ class AgentToClient(Direction):
         return ["failed", error, generation, buffers]
 
     @staticmethod
-    def replaced(generation: int) -> Message:
-        """A runner has ended, and another one is made."""
-        return ["replaced", generation, 0]
+    def replaced(generation: int, place: int) -> Message:
+        """The runner with this local rank has ended, and another one is made."""
+        return ["replaced", generation, place, 0]
 
     @staticmethod
     def ports(ports: list[int], generation: int) -> Message:
@@ -159,9 +159,9 @@ class AgentToClient(Direction):
         return ["notice", seconds, 0]
 
     @staticmethod
-    def started(id: str) -> Message:
-        """The body was seen to run. Short calls end before this is sent."""
-        return ["started", id, 0]
+    def started(id: str, place: int) -> Message:
+        """The body was seen to run, in the process with this local rank. Short calls end before this is sent."""
+        return ["started", id, place, 0]
 
     @staticmethod
     def recalled(id: str) -> Message:
@@ -176,7 +176,7 @@ class AgentToClient(Direction):
     @staticmethod
     def verdict(kind: str, id: str, metadata: dict[str, Any], buffers: int) -> Message:
         """How a call has ended; `kind` is one of VERDICTS. Metadata: `s`, the seconds that the body ran; where needed
-        `blobs`, `group`, `replaced`. Buffers: the result or the exception, pickled."""
+        `blobs`, `group`, `replaced`, `place`. Buffers: the result or the exception, pickled."""
         return [kind, id, metadata, buffers]
 
     @staticmethod
@@ -195,9 +195,9 @@ class AgentToClient(Direction):
         return ["want", id, argument, count, 0]
 
     @staticmethod
-    def out(stream: str, id: str | None, buffers: int) -> Message:
-        """Output of a runner, and the call that wrote it, if one did. Buffers: the text."""
-        return ["out", stream, id, buffers]
+    def out(stream: str, id: str | None, place: int, buffers: int) -> Message:
+        """Output of the runner with this local rank, and the call that wrote it, if one did. Buffers: the text."""
+        return ["out", stream, id, place, buffers]
 
     @staticmethod
     def part(name: str, offset: int, buffers: int) -> Message:
@@ -284,4 +284,8 @@ class RunnerToAgent(Direction):
     streaming = staticmethod(AgentToClient.streaming)
     items = staticmethod(AgentToClient.items)
     want = staticmethod(AgentToClient.want)
-    out = staticmethod(AgentToClient.out)
+
+    @staticmethod
+    def out(stream: str, id: str | None, buffers: int) -> Message:
+        """What a call has written, where threads share the process. Buffers: the text."""
+        return ["out", stream, id, buffers]

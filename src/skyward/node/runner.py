@@ -111,14 +111,16 @@ class Runner:
             return
         from skyward.api.info import instance_info
 
+        info = instance_info()
         for name, around, decorate in unpack(buffers[0], buffers[1:]):
             try:
                 if around is not None:
-                    self._hooks.enter_context(around(instance_info()))
+                    self._hooks.enter_context(around(info))
                     self._bodies.decorators += decorators.requested()
             except BaseException as exc:
                 detail = "".join(exceptions.capture(exc, __file__)[0]["traceback"])
-                raise PluginError(name, "around_app", detail, self._settings["node"]) from exc
+                rank = info.rank if info.world_size > info.total_nodes else None
+                raise PluginError(name, "around_app", detail, info.node, rank) from exc
             if decorate is not None:
                 self._bodies.decorators.append(decorate)
 

@@ -147,8 +147,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return self._traffic
 
     def _slots(self) -> int:
-        pool = self._target()
-        return pool.nodes * pool.concurrency
+        return self._target().slots
 
     def _target(self) -> Slots:
         return open_pool() if self._given is None else self._given

@@ -34,9 +34,7 @@ from skyward.api.spec import WEEK, Spec, Worker
 from skyward.client import gather
 from skyward.client.callbacks import UserCode
 from skyward.client.executor import PoolExecutor
-from skyward.errors import (
-    InvalidArgument,
-)
+from skyward.errors import InvalidArgument
 from skyward.machines.selection import Candidate, Selection, look
 from skyward.machines.watchdog import Watchdog
 from skyward.pool import hooks, lifetime
@@ -92,6 +90,7 @@ class ComputePool:
         selection: Literal["cheapest", "first"] = "cheapest",
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
+        processes_per_node: int | Literal["gpu"] = 1,
         retries: int = 3,
         replace: bool | None = None,
         default_compute_timeout: float | None = None,
@@ -113,6 +112,7 @@ class ComputePool:
                 "allocation": allocation,
                 "max_hourly_cost": max_hourly_cost,
                 "ttl": ttl,
+                "processes_per_node": processes_per_node,
             },
         )
         self._selection: Selection = checked_selection(selection)
@@ -126,12 +126,8 @@ class ComputePool:
         check_number("max_result_bytes", max_result_bytes)
         if default_compute_timeout is not None:
             check_number("default_compute_timeout", default_compute_timeout, whole=False)
-        self._retries, self._timeout, self._patience = (
-            checked_retries(retries),
-            default_compute_timeout,
-            provision_timeout,
-        )
-        self._max_result, self._grace = max_result_bytes, grace
+        self._retries, self._timeout = checked_retries(retries), default_compute_timeout
+        self._patience, self._max_result, self._grace = provision_timeout, max_result_bytes, grace
         self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
         self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._replace = None if replace is None else bool(checked_switch("replace", replace))
@@ -175,7 +171,7 @@ class ComputePool:
         steps.callback(self._weak.call(ComputePool._tell_closed), began)
         watchdog = steps.enter_context(Watchdog())
         self._take(self._candidates[0])
-        self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
+        self._tell_opening()
         keep_receipt = self._weak.call(ComputePool._keep_receipt)
         context, holding = get_machines(
             self._context(), self._candidates, self._selection, self._choose, keep_receipt, watchdog, steps
@@ -196,9 +192,7 @@ class ComputePool:
 
             register()  # so that joblib.parallel_config("skyward") finds this pool by name
         self._state.now = "open"
-        self._emit(
-            events.PoolOpened(self.name, self.nodes, self.nodes * self.worker.concurrency, time.monotonic() - began)
-        )
+        self._emit(events.PoolOpened(self.name, self.nodes, self.slots, time.monotonic() - began))
         self._user.listeners.flush()
 
     def __exit__(self, *exc: object) -> None:
@@ -226,6 +220,10 @@ class ComputePool:
         finally:
             self._state.end_closing()
 
+    def _tell_opening(self) -> None:
+        processes = self.spec.processes_per_node
+        self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name, processes))
+
     def _tell_closed(self, began: float) -> None:
         engine = self.__dict__.get("_engine")
         self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.settled if engine else 0))
@@ -238,7 +236,7 @@ class ComputePool:
         """Told before machines of a spec are asked for."""
         if candidate.spec is not self.spec:
             self._take(candidate)
-            self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name))
+            self._tell_opening()
 
     def _context(self) -> PoolContext:
         return PoolContext(
@@ -287,7 +285,9 @@ class ComputePool:
         return self.submit(call)
 
     def broadcast(self, call: PendingCompute[T], /) -> list[T]:
-        """Runs a call on every node at once; results in node order. If one fails, the others are stopped.
+        """Runs a call on every rank at once; results in rank order. If one fails, the others are stopped.
+
+        There is one rank on each node, or as many as `processes_per_node` says.
 
         If the call has retries and a node is lost, all of it is started again when every node is there.
         """
@@ -311,7 +311,7 @@ class ComputePool:
         known: Compute[[S], T] = cast("Compute[[S], T]", fn) if isinstance(fn, Compute) else Compute(fn)
         self._state.check_open()
         each = self._sender.limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
-        return gather.mapped(self._send, each, list(items), self.nodes * self.worker.concurrency)
+        return gather.mapped(self._send, each, list(items), self.slots)
 
     @property
     def executor(self) -> PoolExecutor:
@@ -327,8 +327,19 @@ class ComputePool:
 
     @property
     def concurrency(self) -> int:
-        """How many calls each node runs at a time."""
+        """How many calls each process runs at a time; a node has `processes_per_node` of them."""
         return self.worker.concurrency
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the pool has: one for each process of each node. With "gpu" it is known once it is open."""
+        engine, each = self.__dict__.get("_engine"), self.spec.processes_per_node
+        return len(engine.ranks) if engine else self.nodes * (1 if each == "gpu" else each)
+
+    @property
+    def slots(self) -> int:
+        """How many calls the pool runs at a time."""
+        return self.world_size * self.worker.concurrency
 
     @property
     def is_active(self) -> bool:

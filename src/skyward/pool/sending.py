@@ -45,10 +45,10 @@ class Sender:
         return futures
 
     def broadcast(self, call: PendingCompute[T], owner: object) -> list[T]:
-        """Runs a call on every node at once; if a node is lost and retries are left, all of it starts again."""
-        call, nodes = self.limited(call), self.context.nodes
+        """Runs a call on every rank at once; if a node is lost and retries are left, all of it starts again."""
+        call, total = self.limited(call), len(self.engine.ranks)
         for attempt in itertools.count():
-            ranks = self.packing.copies(call, nodes, attempt)
+            ranks = self.packing.copies(call, total, attempt)
             for rank in ranks:
                 rank.future.owner = owner
             try:
@@ -57,7 +57,7 @@ class Sender:
                 if attempt >= (call.retries or 0) or not exc.attempts:
                     raise
                 self.context.warn(
-                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {nodes} start again when every "
+                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {total} start again when every "
                     f"node is there, attempt {attempt + 1} of {call.retries}."
                 )
         raise AssertionError

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.api.context import PoolContext
 from skyward.api.provider import Machine
+from skyward.api.ranks import Ranks
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
 from skyward.errors import BootstrapError, NodeLost
@@ -24,7 +25,7 @@ from skyward.setup.connectivity import find_layout, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout
-from skyward.setup.node_settings import agent_settings, instance_info, packed_hooks, pool_gpus
+from skyward.setup.node_settings import agent_settings, counted_ranks, instance_info, packed_hooks, pool_gpus
 from skyward.transport import local_sockets
 from skyward.transport.blobs import Store
 
@@ -41,7 +42,8 @@ _REPLACING_CLOSING = 30.0
 class PoolHosts:
     """The hosts of an open pool, and the engine that talks to their nodes.
 
-    The engine calls `reach`, `setup`, `address` and `revive`; the replacement calls `wanted`, `ended` and `prepare`.
+    The engine calls `reach`, `ranks`, `setup`, `address` and `revive`; the replacement calls `wanted`, `ended` and
+    `prepare`.
     """
 
     engine: Engine
@@ -106,10 +108,17 @@ class PoolHosts:
 
     def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
         """What a node's agent is told before it starts runners: settings, and the plugins' hooks."""
-        gpus = pool_gpus(self._context, self.by_node, abouts)
-        info = instance_info(self._context, node, self._machines, self._addresses, self._blocked, gpus, ports)
+        gpus, where = (
+            pool_gpus(self._context, self.by_node, abouts, self.engine.ranks),
+            (self._machines, self._addresses),
+        )
+        info = instance_info(self._context, node, *where, self._blocked, gpus, ports, self.engine.ranks)
         settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node], gpus)
         return settings, self._hooks
+
+    def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
+        """How many processes each node runs, now that all have said what they have."""
+        return counted_ranks(self._context, self.by_node, abouts, self._names)
 
     def revive(self, node: int) -> None:
         """Sets up a machine again that had lost everything of ours."""
@@ -185,6 +194,7 @@ class PoolHosts:
             listening=context.listening,
             release=self.store.release,
             gang=context.forms_groups,
+            ranks=self.ranks,
             local=context.local,
             lease=0.0 if context.local else context.access.lease,
             directory=self.store.directory,

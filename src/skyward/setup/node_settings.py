@@ -9,6 +9,8 @@ from typing import Any
 from skyward.api.context import PoolContext
 from skyward.api.info import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
 from skyward.api.provider import Machine
+from skyward.api.ranks import Ranks
+from skyward.errors import BootstrapError
 from skyward.node import gpu_shares
 from skyward.node.gpu_shares import PoolGpus
 from skyward.setup.hosts import Host
@@ -16,7 +18,7 @@ from skyward.setup.network import Address
 from skyward.transport.blobs import SCRATCH
 from skyward.transport.payload import Packer
 
-__all__ = ["agent_settings", "instance_info", "packed_hooks", "pool_gpus", "thread_counts"]
+__all__ = ["agent_settings", "counted_ranks", "instance_info", "packed_hooks", "pool_gpus", "thread_counts"]
 
 _THREAD_VARIABLES = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
@@ -27,19 +29,19 @@ _THREAD_VARIABLES = (
 def agent_settings(
     context: PoolContext, node: int, host: Host, info: InstanceInfo, about: Mapping[str, Any], gpus: PoolGpus
 ) -> dict[str, Any]:
-    """What an agent needs to start its runners."""
-    slots = context.worker.concurrency
-    processes, threads = (slots, 1) if context.worker.process else (1, slots)
+    """What an agent needs to start its runners; `about` is what it has said of its machine."""
+    slots, ranks = context.worker.concurrency, info.local_world_size
+    processes, threads = (slots * ranks, 1) if context.worker.process else (ranks, slots)
     counts = thread_counts(len(host.nodes) * processes, about["cpus"], host.env, context.local, os.environ)
-    shown = _gpu_variables(context, node, host, about, gpus)
     return {
         "shared": context.local,
         "info": info.to_json(),
-        "env": {**counts, **host.env, **shown, SCRATCH: host.keeper.scratch},
+        "env": {**counts, **host.env, SCRATCH: host.keeper.scratch},
         "cwd": host.cwd,
         "grace": context.grace,
         "threads": threads,
         "processes": processes,
+        "places": _gpu_variables(context, node, host, about, gpus, ranks),
         "runner": {
             "node": node,
             "threads": threads,
@@ -58,12 +60,15 @@ def instance_info(
     blocked: str | None,
     gpus: PoolGpus,
     ports: Sequence[int],
+    ranks: Ranks,
 ) -> InstanceInfo:
-    """What user code on a node can ask about the pool."""
+    """What user code on a node can ask about the pool, as the node's first process gets it."""
     requested, own = context.spec.accelerator, gpus.by_node[node]
     return InstanceInfo(
         node=node,
         total_nodes=context.nodes,
+        workers_per_node=ranks.counts[node],
+        ranks_per_node=() if len(set(ranks.counts)) == 1 else ranks.counts,
         accelerators=gpus.counts[node],
         total_accelerators=gpus.total,
         node_gpus=own,
@@ -85,13 +90,35 @@ def instance_info(
     )
 
 
-def pool_gpus(context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]]) -> PoolGpus:
+def counted_ranks(
+    context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> Ranks:
+    """The ranks of a pool: as many a node as was asked for, or with "gpu" one for each GPU of the node."""
+    asked = context.spec.processes_per_node
+    if asked != "gpu":
+        return Ranks([asked] * context.nodes)
+    by_node = pool_gpus(context, hosts, abouts, Ranks([1] * context.nodes)).by_node
+    for node in range(context.nodes):
+        if not by_node[node]:
+            raise BootstrapError(
+                "starting runners",
+                f'processes_per_node="gpu" asks for one process for each GPU, and {names[node]} shows none. Ask for '
+                "machines that have GPUs, with accelerator=...; or say how many processes a node runs, such as "
+                "processes_per_node=2, which also works without GPUs.",
+                node,
+            )
+    return Ranks([len(by_node[node]) for node in range(context.nodes)])
+
+
+def pool_gpus(
+    context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], ranks: Ranks
+) -> PoolGpus:
     """How the GPUs that the nodes have found are dealt out among those that share a machine."""
     machines: list[gpu_shares.Machine] = []
     for host in (hosts[node] for node in range(context.nodes) if hosts[node].nodes[0] == node):
         name = "this computer" if context.local else f"node {host.nodes[0]}"
         found = _machine_gpus(context, host, abouts[host.nodes[0]])
-        machines.append(gpu_shares.Machine(name, found, dict.fromkeys(host.nodes, 1)))
+        machines.append(gpu_shares.Machine(name, found, {node: ranks.counts[node] for node in host.nodes}))
     return gpu_shares.dealt_out(machines)
 
 
@@ -102,14 +129,14 @@ def _machine_gpus(context: PoolContext, host: Host, about: Mapping[str, Any]) ->
 
 
 def _gpu_variables(
-    context: PoolContext, node: int, host: Host, about: Mapping[str, Any], gpus: PoolGpus
-) -> dict[str, str]:
-    """What processes find in their environment if their node does not have all GPUs of the machine to itself."""
+    context: PoolContext, node: int, host: Host, about: Mapping[str, Any], gpus: PoolGpus, ranks: int
+) -> list[dict[str, str]]:
+    """What each process of a node finds in its environment if it does not have all GPUs of the machine to itself."""
     own, crowded = gpus.by_node[node], node in gpus.crowded
-    if not crowded and list(own) == _machine_gpus(context, host, about):
-        return {}
+    if not crowded and list(own) == _machine_gpus(context, host, about) and (ranks == 1 or not own):
+        return [{} for _ in range(ranks)]
     env = {**(os.environ if context.local else {}), **host.env}
-    return gpu_shares.variables(gpu_shares.own_gpus(own, 1)[0], crowded, env, about["gpu_variable"])
+    return [gpu_shares.variables(part, crowded, env, about["gpu_variable"]) for part in gpu_shares.own_gpus(own, ranks)]
 
 
 def packed_hooks(context: PoolContext, hosts: Sequence[Host]) -> list[Any]:
