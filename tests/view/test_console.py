@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import textwrap
@@ -101,6 +102,47 @@ def test_a_progress_bar_becomes_few_plain_lines() -> None:
     bar = [Output("demo", 0, "stderr", f"{i} %", progress=True) for i in range(100)]
     assert plain(*bar, Output("demo", 0, "stderr", "100 %")) == ["[node-0] 0 %", "[node-0] 100 %"]
     assert plain(*bar) == ["[node-0] 0 %", "[node-0] 99 %"], "the last state of a bar that was cut off"
+
+
+def test_lines_name_the_rank_where_nodes_have_several() -> None:
+    assert plain(
+        PoolOpening("demo", 2, "Local", 2),
+        Output("demo", 0, "stdout", "hello", rank=1),
+        Output("demo", 1, "stderr", "careful", rank=2),
+    )[1:] == ["[node-0 rank-1] hello", "[node-1 rank-2] careful"]
+    assert plain(PoolOpening("demo", 1, "Local", "gpu"), Output("demo", 0, "stdout", "x", rank=3))[1:] == [
+        "[node-0 rank-3] x"
+    ]
+    assert plain(PoolOpening("demo", 2, "Local", 1), Output("demo", 1, "stdout", "x", rank=1))[1:] == ["[node-1] x"]
+
+
+def test_the_progress_bars_of_two_ranks_of_a_node_do_not_mix() -> None:
+    bars = [
+        Output("demo", 0, "stderr", f"{rank}: {i} %", progress=True, rank=rank) for i in range(100) for rank in (0, 1)
+    ]
+    assert plain(PoolOpening("demo", 1, "Local", 2), *bars)[1:] == [
+        "[node-0 rank-0] 0: 0 %",
+        "[node-0 rank-1] 1: 0 %",
+        "[node-0 rank-0] 0: 99 %",
+        "[node-0 rank-1] 1: 99 %",
+    ]
+
+
+def test_the_view_says_which_ranks_of_a_node_run_a_call(terminal: TextIO) -> None:
+    console = attach("live", file=terminal)
+    try:
+        console(PoolOpening("demo", 2, "Local", 2))
+        console(PoolOpened("demo", 2, 4, 1.0))
+        for rank in range(4):
+            console(CallStarted("demo", f"c{rank}", "fit", rank // 2, 0, rank))
+        console(CallEnded("demo", "c1", "fit", 0, "ok", 0.5, 1))
+        console(Output("demo", 1, "stderr", "50 %", progress=True, rank=3))
+        shown = ["".join(text for text, _ in row) for row in console.rows()]
+        assert re.search(r"fit [\d.]+ s \(rank 0\)$", shown[1])
+        assert re.search(r"fit ×2 [\d.]+ s \(ranks 2 3\)$", shown[2])
+        assert shown[3].strip() == "rank-3 50 %"
+    finally:
+        console.close()
 
 
 def test_twenty_thousand_lines_from_four_threads_arrive_in_order() -> None:

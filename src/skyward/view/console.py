@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -27,6 +28,9 @@ _PROGRESS_EVERY = 5.0
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
 _NODE_COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+_Running = tuple[str, float, int | None]
+"""The name of a call that runs, since when, and in which rank."""
 
 _guard = threading.RLock()
 _attached: list[Console] = []
@@ -101,6 +105,12 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def _ranks(running: Sequence[_Running]) -> str:
+    """The ranks that run a call, for the view."""
+    ranks = sorted({rank for _, _, rank in running if rank is not None})
+    return f" (rank{'' if len(ranks) == 1 else 's'} {' '.join(map(str, ranks))})" if ranks else ""
+
+
 class Console:
     """Shows what one pool does; called with its events, by any thread."""
 
@@ -109,7 +119,8 @@ class Console:
         self._feed, self._lock = feed, threading.Lock()
         self._pool = self._provider = self._stage = ""
         self._nodes: dict[int, _Node] = {}
-        self._tags: dict[tuple[int, bool], str] = {}
+        self._tags: dict[tuple[int, int | None, bool], str] = {}
+        self._processes: int | str = 1  # a node; each is a rank
         self._slots = self._done = self._failed = 0
         self._began = time.monotonic()
         self._unwritten = False
@@ -142,8 +153,9 @@ class Console:
             return
         atexit.unregister(self.close)
         for number, node in self._nodes.items():
-            if node.progress and not self.live:
-                feed.put("stdout", f"{self._tag(number)}{node.progress}\n")
+            for rank, bar in node.bars.items():
+                if bar.text and not self.live:
+                    feed.put("stdout", f"{self._tag(number, rank)}{bar.text}\n")
         with _guard:
             _attached.remove(self)
             last, terminal = not any(console.live for console in _attached), _terminal
@@ -172,40 +184,53 @@ class Console:
             head += [] if self._stage == "open" else [self._stage]
             rows = [[(" · ".join([*filter(None, head), _elapsed(now - self._began)]), _BOLD)]]
             for number, node in sorted(self._nodes.items()):
-                rows.append(node.cells(number, opening, now))
-                if node.progress:
-                    rows.append([(f"   {node.progress}", "")])
+                rows.append(node.cells(number, opening, self._processes != 1, now))
+                for rank, bar in sorted(node.bars.items()):
+                    if bar.text:
+                        rows.append([(f"   rank-{rank} {bar.text}" if self._processes != 1 else f"   {bar.text}", "")])
         return [[(clean(text, colours=False), style) for text, style in row] for row in rows]
 
     def _show(self, feed: Feed, event: on.Output) -> None:
-        node = self._nodes.get(event.node)
-        if node is None:
-            with self._lock:
-                node = self._node(event.node)
+        bar = self._bar(event.node, event.rank)
         if event.progress:
             now = time.monotonic()
-            node.progress = event.text
-            if self.live or now < node.progress_due:
+            bar.text = event.text
+            if self.live or now < bar.due:
                 return
-            node.progress_due = now + _PROGRESS_EVERY
-            node.shown = event.text
-        elif event.text == node.shown and not self.live:
-            node.progress = node.shown = ""
+            bar.due = now + _PROGRESS_EVERY
+            bar.shown = event.text
+        elif event.text == bar.shown and not self.live:
+            bar.text = bar.shown = ""
             return  # the last state of a progress bar that was printed already
-        node.progress = ""
+        bar.text = ""
         self._unwritten = True
+        tag = self._tag(event.node, event.rank)
         if self.live:
             before, after = self._stderr if event.stream == "stderr" else ("", "")
-            feed.put(event.stream, f"{self._tag(event.node)}{before}{clean(event.text)}{after}\n")
+            feed.put(event.stream, f"{tag}{before}{clean(event.text)}{after}\n")
         else:
-            feed.put(event.stream, f"{self._tag(event.node)}{event.text}\n")
+            feed.put(event.stream, f"{tag}{event.text}\n")
 
-    def _tag(self, node: int) -> str:
-        key = (node, len(_attached) > 1)
+    def _bar(self, node: int, rank: int | None) -> _Bar:
+        """The progress bar of a node's process."""
+        known = self._nodes.get(node)
+        bar = known.bars.get(rank or 0) if known is not None else None
+        if bar is None:
+            with self._lock:
+                bar = self._node(node).bars.setdefault(rank or 0, _Bar())
+        return bar
+
+    def _tag(self, node: int, rank: int | None) -> str:
+        """What stands before a line: its node, and its rank where nodes have several."""
+        key = (node, rank if self._processes != 1 else None, len(_attached) > 1)
         if key not in self._tags:
-            name = f"{self._pool} node-{node}" if key[1] else f"node-{node}"
-            width = len(name) - len(str(node)) + len(str(max(self._nodes, default=0)))
-            tag = styled(f"{name:<{width}} │", _NODE_COLOURS[node % len(_NODE_COLOURS)])
+            pool = f"{self._pool} " if key[2] else ""
+            last = max(self._nodes, default=0)
+            name, longest, colour = f"{pool}node-{node}", f"{pool}node-{last}", node
+            if key[1] is not None:
+                each = self._processes if isinstance(self._processes, int) else 8
+                name, longest, colour = f"{name} rank-{key[1]}", f"{longest} rank-{(last + 1) * each - 1}", key[1]
+            tag = styled(f"{name:<{len(longest)}} │", _NODE_COLOURS[colour % len(_NODE_COLOURS)])
             self._tags[key] = f"{tag} " if self.live else f"[{name}] "
         return self._tags[key]
 
@@ -219,19 +244,22 @@ class Console:
     def _follow(self, event: on.Event) -> str | None:
         """Updates what is shown; returns a sentence for the user, if the event needs one."""
         match event:
-            case on.CallStarted(call=call, name=name, node=number):
-                self._node(number).running[call] = (name, time.monotonic())
+            case on.CallStarted(call=call, name=name, node=number, rank=rank):
+                self._node(number).running[call] = (name, time.monotonic(), rank)
             case on.CallEnded(call=call, node=number, outcome=outcome):
                 node = self._node(number)
                 node.running.pop(call, None)
-                if self.live and not node.running:
-                    node.progress = ""
+                busy = {rank or 0 for _, _, rank in node.running.values()}
+                for rank, bar in node.bars.items():
+                    if self.live and rank not in busy:
+                        bar.text = ""
                 self._done += outcome == "ok"
                 self._failed += outcome not in ("ok", "cancelled")
             case on.NodeSample(node=number, cpu=cpu, memory=memory):
                 node = self._node(number)
                 node.cpu, node.memory = cpu, memory
-            case on.PoolOpening(nodes=count, provider=provider):
+            case on.PoolOpening(nodes=count, provider=provider, processes_per_node=processes):
+                self._processes = processes
                 self._pool, self._provider, self._stage = event.pool, provider, "opening"
                 self._nodes = {number: _Node() for number in range(count)}
                 self._began = time.monotonic()
@@ -272,6 +300,15 @@ class Console:
 
 
 @dataclass(slots=True)
+class _Bar:
+    """The progress bar of a process: its last state, the one that was printed last, and when the next may be."""
+
+    text: str = ""
+    shown: str = ""
+    due: float = 0.0
+
+
+@dataclass(slots=True)
 class _Node:
     """What is known of a node."""
 
@@ -280,23 +317,22 @@ class _Node:
     down: str | None = None
     cpu: float | None = None
     memory: int = 0
-    running: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
-    progress: str = ""
-    shown: str = ""
-    progress_due: float = 0.0
+    running: dict[str, _Running] = field(default_factory=dict[str, _Running])
+    bars: dict[int, _Bar] = field(default_factory=dict[int, _Bar])  # by rank
 
-    def cells(self, number: int, opening: bool, now: float) -> list[Cell]:
+    def cells(self, number: int, opening: bool, ranked: bool, now: float) -> list[Cell]:
         name = (f"node-{number}", _NODE_COLOURS[number % len(_NODE_COLOURS)])
         if self.down is not None:
             return [("✗", _RED), name, ("down", _RED), (self.down, _RED)]
         if opening:
             return [(_SPINNER[int(now * 10) % 10], _CYAN), name, (self.phase, ""), (_elapsed(now - self.since), _DIM)]
         busy = f"{self.cpu:4.0f} % CPU {self.memory / 1e6:8,.0f} MB" if self.cpu is not None else ""
-        began: dict[str, list[float]] = {}
-        for called, since in self.running.values():
-            began.setdefault(called, []).append(since)
+        named: dict[str, list[_Running]] = {}
+        for one in self.running.values():
+            named.setdefault(one[0], []).append(one)
         calls = ", ".join(
-            f"{called}{f' ×{len(times)}' if len(times) > 1 else ''} {_elapsed(now - min(times))}"
-            for called, times in began.items()
+            f"{called}{f' ×{len(ones)}' if len(ones) > 1 else ''} {_elapsed(now - min(since for _, since, _ in ones))}"
+            + (_ranks(ones) if ranked else "")
+            for called, ones in named.items()
         )
         return [("●" if calls else "○", _GREEN), name, ("up", _GREEN), (busy, ""), (calls, _BOLD)]
