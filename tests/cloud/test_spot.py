@@ -138,6 +138,22 @@ def test_a_group_that_lost_a_rank_starts_again_as_a_whole(
         ) == sorted(hosts.of[one.id].name for one in cloud.running())
 
 
+def test_all_ranks_of_a_machine_that_goes_are_started_again_on_the_next(
+    cloud: Cloud, hosts: Hosts, opened: Callable[..., tuple[sky.ComputePool, Seen]]
+) -> None:
+    pool, seen = opened(processes_per_node=2)
+    with pool:
+        old = dict(who() @ pool)
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(together() @ pool))
+        thread.start()
+        until(lambda: seen.working() == 4)
+        cloud.notice(instance(cloud, hosts, old[1]), 60)
+        thread.join(120)
+        assert [(node, attempt) for node, attempt, _ in found] == [(0, 1), (0, 1), (1, 1), (1, 1)]
+        assert len({tuple(peers) for _, _, peers in found}) == 1  # also those that go on know the new machine
+
+
 def test_a_machine_that_vanishes_is_replaced_too(
     cloud: Cloud, opened: Callable[..., tuple[sky.ComputePool, Seen]]
 ) -> None:

@@ -12,11 +12,19 @@ from skyward.client.nodes import Nodes
 from skyward.client.uploads import Uploads
 from skyward.node import agent_calls, agent_tables, runner_calls
 from skyward.node.agent_calls import AgentCalls
+from skyward.node.agent_slots import RunnerSlots
+from skyward.node.agent_tables import NodeCall
 from skyward.node.client_link import ClientLink
 from skyward.node.runner_calls import RunnerCalls
 from skyward.transport.link import Link
 
-__all__ = ["MUTATIONS", "Mutation"]
+__all__ = ["MUTATIONS", "PLACES", "Mutation"]
+
+PLACES = {
+    "a rank of a broadcast goes to any process": 2,
+    "a process takes another place than the one that is gone": 2,
+}
+"""How many ranks a node needs for a mistake to be one; 1 if it is not listed."""
 
 Mutation = Callable[[Any], None]
 """Applies a mistake with pytest's monkeypatch."""
@@ -106,6 +114,14 @@ def _takes_calls_always(real: Any) -> Any:
     return lambda self: {n.number for n in self.all if self._links.connected(n.number)}
 
 
+def _any_place(real: Any) -> Any:
+    return property(lambda self: None)
+
+
+def _first_place(real: Any) -> Any:
+    return lambda self: 0 if len(self._serving()) < self.processes else None
+
+
 _CLIENT, _AGENT, _SLOTS, _RUNNER = call_table.CALLS, agent_tables.CALLS, agent_tables.SLOTS, runner_calls.CALLS
 
 MUTATIONS: dict[str, Mutation] = {
@@ -130,6 +146,8 @@ MUTATIONS: dict[str, Mutation] = {
     "broadcasts overtake each other": _method(agent_calls, "next_pair", _last_first),
     "large buffers of ended calls are kept": _method(AgentCalls, "_leave", lambda real: _leave_keeping(real)),
     "a session that was given up goes on": _method(ClientLink, "attach", _fence_nothing),
+    "a rank of a broadcast goes to any process": _method(NodeCall, "place", _any_place),
+    "a process takes another place than the one that is gone": _method(RunnerSlots, "_vacancy", _first_place),
     # in the runner
     "a claim is not atomic": _method(RunnerCalls, "claim", _claim_that_does_not_look),
     "a process begins bodies after it has broken one off": _without(_RUNNER, ("waiting", "leave")),

@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.mutations import MUTATIONS, PLACES
 from tests.simulation.seeds import outcome, run_all
 from tests.simulation.world import World
 
@@ -54,6 +54,7 @@ def test_a_mistake_in_the_logic_is_found(mutation: str, monkeypatch: pytest.Monk
     logging.disable(logging.CRITICAL)
     try:
         MUTATIONS[mutation](monkeypatch)
-        assert any(outcome(seed) for seed in range(ENOUGH)), f"{mutation}: not found in {ENOUGH} seeds"
+        places = PLACES.get(mutation, 1)
+        assert any(outcome(seed, places) for seed in range(ENOUGH)), f"{mutation}: not found in {ENOUGH} seeds"
     finally:
         logging.disable(logging.NOTSET)

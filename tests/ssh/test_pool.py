@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,6 +158,35 @@ def test_variables_and_includes_reach_every_host(net: Network, tmp_path: Path, m
     image = sky.Image(includes=["mine", "data.txt"], env={"SKY_WORD": "it's $(here) \n"})
     with sky.ComputePool(provider=reached(net, 2), image=image, console=False) as pool:
         assert look() @ pool == [(42, "it's $(here) \n")] * 2
+
+
+def test_two_hosts_with_two_ranks_each(net: Network) -> None:
+    """Ranks in order, a large argument once over the client's link, a dead rank named, a lost agent's ranks again."""
+
+    @sky.compute(retries=1)
+    def summed(array: np.ndarray) -> tuple[int, str, float]:
+        info = sky.instance_info()
+        return info.rank, socket.gethostname(), float(array.sum())
+
+    @sky.compute
+    def die() -> None:
+        if sky.instance_info().rank == 1:
+            os._exit(7)
+        time.sleep(60)
+
+    provider = reached(net, 2)
+    with sky.ComputePool(provider=provider, image=NUMPY, processes_per_node=2, console=False) as pool:
+        array = np.random.default_rng(3).random(10_000_000 // 8)
+        before, total = net.client_bytes(), float(array.sum())
+        ranks = [(0, "h0", total), (1, "h0", total), (2, "h1", total), (3, "h1", total)]
+        assert summed(array) @ pool == ranks
+        assert array.nbytes < net.client_bytes().sent - before.sent < 1.3 * array.nbytes
+        with pytest.raises(sky.errors.TaskCrashed, match=r"rank 1 \(node 0\)"):
+            die() @ pool
+        agent = pool._engine.abouts()[1]["pid"]  # pyright: ignore[reportPrivateUsage]
+        net[1].run(["kill", "-KILL", str(agent)])
+        assert summed(array) @ pool == ranks
+        assert sorted(pool.map(lambda _: sky.instance_info().world_size, range(8))) == [4] * 8
 
 
 def test_nothing_is_left_on_the_hosts_when_a_pool_is_closed(net: Network) -> None:
