@@ -17,6 +17,7 @@ from skyward.api.hardware import Gpu
 
 __all__ = [
     "CUDA",
+    "HIP",
     "Machine",
     "PoolGpus",
     "deal",

@@ -1,4 +1,4 @@
-"""JAX over the nodes of a pool: packages for its accelerator, one distributed runtime, one mesh of all devices."""
+"""JAX over the ranks of a pool: packages for its accelerator, one distributed runtime, one mesh of all devices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ from skyward.api.info import InstanceInfo, instance_info, mark_group
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
 from skyward.node.turns import await_turn
+from skyward.plugins._ranks import gpu_positions, say, this_rank
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._within import framework, within
 
-__all__ = ["close", "decorated", "ensure_group", "has_package", "jax", "requirement", "share_cores"]
+__all__ = [
+    "avoid_shared_gpus",
+    "close",
+    "decorated",
+    "ensure_group",
+    "has_package",
+    "jax",
+    "requirement",
+    "share_cores",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,9 +79,9 @@ def install(image: Image, cluster: Cluster, cuda: str = "cuda12") -> Image:
 
 @contextmanager
 def distributed(info: InstanceInfo) -> Generator[None]:
-    """One distributed runtime over all nodes while the runner lives; on one node there is nothing to join."""
+    """One distributed runtime over all ranks while the runner lives; for one rank there is nothing to join."""
     share_cores()
-    if info.total_nodes < 2:
+    if info.world_size < 2:
         yield
         return
     ensure_group(info)
@@ -82,16 +92,17 @@ def distributed(info: InstanceInfo) -> Generator[None]:
 
 
 def ensure_group(info: InstanceInfo) -> None:
-    """Join this process with those of the other nodes, unless that is done already."""
+    """Join this process with the other ranks, unless that is done already."""
     jax = framework("jax", "jax")
     with _lock:
         if jax.distributed.is_initialized():
             return
         share_cores()
+        avoid_shared_gpus(jax, info)
         os.environ.update(variables(info))
         if info.network.interface:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", info.network.interface)
-        if info.total_nodes > 1:
+        if info.world_size > 1:
             Rendezvous("JAX's group", info, _port(info), _MEETING_SECONDS).meet()
         _initialize(jax, info)
         mark_group()
@@ -118,10 +129,19 @@ def variables(info: InstanceInfo) -> dict[str, str]:
     """What this node's environment says about the group."""
     return {
         "JAX_COORDINATOR_ADDRESS": _coordinator(info),
-        "JAX_NUM_PROCESSES": str(info.total_nodes),
-        "JAX_PROCESS_ID": str(info.node),
-        "JAX_LOCAL_DEVICE_COUNT": str(info.accelerators or 1),
+        "JAX_NUM_PROCESSES": str(info.world_size),
+        "JAX_PROCESS_ID": str(info.rank),
+        "JAX_LOCAL_DEVICE_COUNT": str(len(_device_ids(info)) or 1),
     }
+
+
+def avoid_shared_gpus(jax: Any, info: InstanceInfo) -> None:
+    """Has JAX use the CPU where not every rank has a GPU of its own, unless the user chose a platform."""
+    if info.gpu_conflict is None or os.environ.get("JAX_PLATFORMS"):
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")  # for a JAX that was imported before
+    say(info, f"{info.gpu_conflict}: JAX uses the CPU, since its ranks need a GPU each.")
 
 
 def requirement(accelerator: Accelerator | None, cuda: str = "cuda12") -> str:
@@ -164,11 +184,11 @@ def _explained() -> Generator[None]:
         yield
     except Exception as error:
         info = instance_info()
-        if info is not None and info.total_nodes > 1 and _PEER_GONE.search(str(error)):
+        if info is not None and info.world_size > 1 and _PEER_GONE.search(str(error)):
             time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
             error.add_note(
-                f"Node {info.node} lost its connection to another node of JAX's group: that one left the function, "
-                "raised, or was killed before this one was done. Look at the other nodes' output."
+                f"{this_rank(info).capitalize()} lost its connection to another one of JAX's group: that one left the "
+                "function, raised, or was killed before this one was done. Look at the others' output."
             )
         raise
 
@@ -193,7 +213,7 @@ def _initialize(jax: Any, info: InstanceInfo) -> None:
         config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away, by which the pool stops a body
     address = _coordinator(info)
     options: dict[str, Any] = {
-        "local_device_ids": list(range(info.accelerators)) or None,
+        "local_device_ids": _device_ids(info) or None,
         "cluster_detection_method": "deactivate",  # the pool says who is who, not a Slurm that happens to be around
         "coordinator_bind_address": address,  # by default it would listen on every interface
         "initialization_timeout": _FORMING_SECONDS,
@@ -202,17 +222,22 @@ def _initialize(jax: Any, info: InstanceInfo) -> None:
     known = inspect.signature(jax.distributed.initialize).parameters
     options = {name: value for name, value in options.items() if name in known}
     try:
-        jax.distributed.initialize(address, info.total_nodes, info.node, **options)
+        jax.distributed.initialize(address, info.world_size, info.rank, **options)
     except RuntimeError as error:
         if "before" not in str(error):
             raise
-        if info.total_nodes == 1:
+        if info.world_size == 1:
             return  # one process is a group as it is
         raise RuntimeError(
             "JAX was used in this process before it could join the other nodes: by an earlier call, or by a plugin "
             "that stands before this one. Give the pool plugins=[sky.plugins.jax(), ...] with jax first, also before "
             "sky.plugins.keras(): then the nodes are joined before anything else.",
         ) from error
+
+
+def _device_ids(info: InstanceInfo) -> list[int]:
+    """The GPUs that JAX uses in this process; none on CPUs."""
+    return [] if os.environ.get("JAX_PLATFORMS") == "cpu" else gpu_positions(info)
 
 
 def _port(info: InstanceInfo) -> int:

@@ -87,7 +87,7 @@ def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
 def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Generator[None]:
     """The backend for this process; on several nodes with JAX also its group, and one distribution over all devices."""
     claim(backend)
-    if backend != "jax" or info.total_nodes < 2:
+    if backend != "jax" or info.world_size < 2:
         yield
         return
     with _jax.distributed(info):  # nothing more where the JAX plugin has been: without a group each would train apart
@@ -111,13 +111,13 @@ def claim(backend: Backend) -> None:
 def tf_config(info: InstanceInfo) -> str:
     """What TensorFlow's multi-worker strategies read: who the workers are, and which of them this is."""
     first = info.ports.get("tensorflow", info.head_port)
-    addresses: list[str] = []
-    for peer in info.peers:
-        host = f"[{peer.private_ip}]" if ":" in peer.private_ip else peer.private_ip
-        # Every worker has a server: those that share a machine need a port each.
-        neighbours = sum(other.private_ip == peer.private_ip for other in info.peers[: peer.node])
-        addresses.append(f"{host}:{first + neighbours}")
-    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": info.node}})
+    hosts = [info.peers[info.node_of(rank)].private_ip for rank in range(info.world_size)]
+    # Every worker has a server: those that share a machine need a port each.
+    ports = [first + hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    addresses = [
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)
+    ]
+    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": info.rank}})
 
 
 @dataclass
@@ -169,10 +169,10 @@ def _around_call(backend: Backend, seed: int | None) -> Generator[None]:
     info = instance_info()
     if info is not None:
         claim(backend)
-        if info.total_nodes > 1 and backend == "jax" and _state.distribution is None:
+        if info.world_size > 1 and backend == "jax" and _state.distribution is None:
             _jax.ensure_group(info)
             _distribute(seed)
-        if info.total_nodes > 1 and backend == "tensorflow":
+        if info.world_size > 1 and backend == "tensorflow":
             os.environ.setdefault("TF_CONFIG", tf_config(info))
     yield
 

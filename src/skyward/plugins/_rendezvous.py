@@ -15,13 +15,14 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
 from skyward.api.info import InstanceInfo, current_broadcast, current_call, require_peers
 from skyward.errors import SkywardError
+from skyward.plugins._ranks import called, everyone, this_rank
 
 __all__ = ["Rendezvous"]
 
@@ -51,7 +52,7 @@ class Rendezvous:
     def meet(self, answer: Callable[[], Any] = lambda: None) -> Any:
         """Waits for all nodes; returns, on each of them, what `answer` gives on node 0."""
         require_peers(self.info)
-        return self._host(answer) if self.info.node == 0 else self._join()
+        return self._host(answer) if self.info.rank == 0 else self._join()
 
     def await_listener(self) -> None:
         """Waits until something listens on node 0; a framework that is refused may try again only much later."""
@@ -88,7 +89,7 @@ class Rendezvous:
         for _ in self._steps(lambda: [0]):
             try:
                 with self._connect() as sock:
-                    sock.sendall(_line([self.info.job_id, self.info.node]))
+                    sock.sendall(_line([self.info.job_id, self.info.rank]))
                     reply = self._reply(sock)
             except (OSError, ValueError):
                 time.sleep(_STEP)  # node 0 is not there yet, or has left
@@ -130,12 +131,12 @@ class Rendezvous:
 
     def _waiting(self, missing: list[int]) -> str:
         where = f"{self.info.head_addr} port {self.port}"
-        return f"node {self.info.node} waits for {_named(missing)} to form {self.group} at {where}"
+        return f"{this_rank(self.info)} waits for {called(self.info, missing)} to form {self.group} at {where}"
 
     def _failure(self, missing: list[int]) -> SkywardError:
         limit = f"{self.option}={self.seconds:g} s" if self.option else f"{self.seconds:g} s"
         return SkywardError(
-            f"{self._waiting(missing)}. It needs all {self.info.total_nodes} nodes, but {_named(missing)} did not come "
+            f"{self._waiting(missing)}. It needs {everyone(self.info)}, but {called(self.info, missing)} did not come "
             f"within {limit}. {_ADVICE}"
         )
 
@@ -162,8 +163,8 @@ class _Host:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def missing(self) -> list[int]:
-        """The nodes that are not there."""
-        return [node for node in range(1, self._info.total_nodes) if node not in self._guests]
+        """The ranks that are not there."""
+        return [rank for rank in range(1, self._info.world_size) if rank not in self._guests]
 
     def step(self, seconds: float) -> None:
         """Hears what comes within a short time."""
@@ -214,12 +215,12 @@ class _Host:
             self._guests[node] = sock
 
     def _number(self, line: bytes) -> int | None:
-        """The node that has sent this, if it is one of this pool."""
+        """The rank that has sent this, if it is one of this pool."""
         try:
-            pool, node = json.loads(line)
+            pool, rank = json.loads(line)
         except (ValueError, TypeError):
             return None
-        return node if pool == self._info.job_id and node in range(1, self._info.total_nodes) else None
+        return rank if pool == self._info.job_id and rank in range(1, self._info.world_size) else None
 
     def _drop(self, sock: socket.socket) -> None:
         self._guests = {node: guest for node, guest in self._guests.items() if guest is not sock}
@@ -229,8 +230,3 @@ class _Host:
 
 def _line(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
-
-
-def _named(nodes: Iterable[int]) -> str:
-    names = [str(node) for node in nodes]
-    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names[:-1])} and {names[-1]}"

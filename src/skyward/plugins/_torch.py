@@ -1,6 +1,6 @@
-"""PyTorch: wheels that fit the accelerator, and a process group over all nodes.
+"""PyTorch: wheels that fit the accelerator, and a process group over all ranks.
 
-sky.plugins.torch()         one group for the life of the pool's runners, formed on all nodes while the pool opens
+sky.plugins.torch()         one group for the life of the pool's runners, formed on all ranks while the pool opens
 @sky.integrations.torch     one group for each call, formed when it starts; none of its own where the plugin has one
 """
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import Any, ParamSpec, TypeVar, get_args, overload
 
 from skyward.api.image import check_number, check_one_of
 from skyward.api.info import InstanceInfo, instance_info
@@ -24,7 +24,9 @@ from skyward.errors import InvalidArgument
 from skyward.node.decorators import Enter, around_each_call
 from skyward.node.turns import await_turn
 from skyward.plugins import _accelerate
+from skyward.plugins._ranks import gpu_positions, show_node_gpus
 from skyward.plugins._rendezvous import Rendezvous
+from skyward.plugins._torch_gpus import Backend, agreed_backend, check_backend, on_own_gpu, use_own_gpu
 from skyward.plugins._torch_health import PoolGroup, explain
 from skyward.plugins._torch_init import LETTING_GO, OwnGroups, ReplacesInit, end_group
 from skyward.plugins._within import framework, unpickled_first, within
@@ -33,7 +35,6 @@ __all__ = ["Backend", "decorated", "process_group", "torch"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Backend = Literal["nccl", "gloo"]
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -46,7 +47,7 @@ def torch(
     audio: str | None = None,
     timeout: float = 600,
 ) -> Plugin:
-    """PyTorch on every node, and on several nodes a process group that all calls find ready."""
+    """PyTorch on every node, and on several ranks a process group that all calls find ready."""
     from skyward.plugins._torch_wheels import PACKAGES, requirement, with_wheels  # for weight
 
     _check_group(backend, timeout)
@@ -73,7 +74,7 @@ def decorated(
 def decorated(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend | None = None, timeout: float = 600, init: bool = True
 ) -> Callable[..., Any]:
-    """Form a process group over all nodes before the body; `init=False` leaves that to the body, as torchrun does."""
+    """Form a process group over all ranks before the body; `init=False` leaves that to the body, as torchrun does."""
     _check_group(backend, timeout)
     enter = functools.partial(_around_call, backend=backend, timeout=timeout, init=init)
     return functools.partial(_decorated, enter=enter) if fn is None else _decorated(fn, enter)
@@ -81,14 +82,15 @@ def decorated(
 
 @contextmanager
 def process_group(info: InstanceInfo, backend: Backend | None = None, timeout: float = 600) -> Generator[None]:
-    """A process group over all nodes for the length of a call, with its variables."""
+    """A process group over all ranks for the length of a call, with its variables."""
     dist = framework("torch.distributed", "torch")
-    chosen = _chosen_backend(backend, info)
+    check_backend(backend, info)
     store = _own_store(dist, info, timeout)
+    chosen = agreed_backend(backend, info, store)
     limit = timedelta(seconds=timeout)
     own = OwnGroups(dist, info, store, timeout)
     with _variables(info), _ending(dist):
-        dist.init_process_group(chosen, store=store, rank=info.node, world_size=info.total_nodes, timeout=limit)
+        dist.init_process_group(chosen, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
         own.begin(dist.group.WORLD, "skyward/own")
         with own.offered():
             yield
@@ -106,25 +108,24 @@ def _check_group(backend: object, timeout: object) -> None:
 
 @contextmanager
 def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) -> Generator[None]:
-    """The group of a runner's whole life; below two nodes there is nothing to join."""
-    if info.total_nodes < 2:
+    """The group of a runner's whole life; below two ranks there is nothing to join."""
+    if info.world_size < 2:
         yield
         return
+    show_node_gpus(info)
     dist = framework("torch.distributed", "torch")
-    chosen = _chosen_backend(backend, info)
-    rendezvous = _rendezvous(info, timeout)
+    check_backend(backend, info)
+    use_own_gpu(info)
+    limit = timedelta(seconds=timeout)
     with _variables(info), _ending(dist):
-        if info.node > 0:
-            rendezvous.await_listener()
-        try:
-            dist.init_process_group(chosen, init_method="env://", timeout=timedelta(seconds=timeout))
-        except dist.DistNetworkError as exc:
-            if "EADDRINUSE" in str(exc):
-                raise rendezvous.port_taken("address in use") from exc
-            raise
+        store = _shared_store(dist, info, timeout)
+        chosen = agreed_backend(backend, info, store)
+        dist.init_process_group(chosen, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
         group = PoolGroup(dist, info, chosen, timeout)
         around_each_call(group.around_call)
         around_each_call(functools.partial(_accelerate.around_call, info))
+        if gpu_positions(info)[:1] > [0]:
+            around_each_call(functools.partial(on_own_gpu, info))
         with group.offered():
             yield
 
@@ -137,7 +138,9 @@ def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Gene
         yield
         return
     await_turn()
+    show_node_gpus(info)
     dist = framework("torch.distributed", "torch")
+    use_own_gpu(info)
     form = (
         functools.partial(process_group, info, backend, timeout)
         if init
@@ -147,7 +150,7 @@ def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Gene
         try:
             yield
         except Exception as exc:  # the user's, or torch's; it goes on its way with a note
-            if isinstance(exc, RuntimeError) and info.total_nodes > 1:
+            if isinstance(exc, RuntimeError) and info.world_size > 1:
                 explain(exc, info, timeout, "@sky.integrations.torch")
             raise
 
@@ -191,10 +194,24 @@ def _own_store(dist: Any, info: InstanceInfo, timeout: float) -> Any:
     """A store for this call alone, since what one group leaves in a store would confuse the next."""
     limit = timedelta(seconds=timeout)
     rendezvous = _rendezvous(info, timeout)
-    if info.node > 0:
+    if info.rank > 0:
         return dist.TCPStore(info.head_addr, rendezvous.meet(), timeout=limit)
     store = dist.TCPStore(info.head_addr, 0, is_master=True, wait_for_workers=False, multi_tenant=True, timeout=limit)
     rendezvous.meet(lambda: store.port)
+    return store
+
+
+def _shared_store(dist: Any, info: InstanceInfo, timeout: float) -> Any:
+    """The store of the pool's group, at the port that the variables name."""
+    rendezvous = _rendezvous(info, timeout)
+    if info.rank > 0:
+        rendezvous.await_listener()
+    try:
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    except dist.DistNetworkError as exc:
+        if "EADDRINUSE" in str(exc):
+            raise rendezvous.port_taken("address in use") from exc
+        raise
     return store
 
 
@@ -209,11 +226,16 @@ def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
     values = {
         "MASTER_ADDR": info.head_addr,
         "MASTER_PORT": str(port or info.ports["torch"]),
-        "WORLD_SIZE": str(info.total_nodes),
-        "RANK": str(info.node),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "WORLD_SIZE": str(info.world_size),
+        "RANK": str(info.rank),
+        "LOCAL_RANK": str(info.local_rank),
+        "LOCAL_WORLD_SIZE": str(info.local_world_size),
         "NODE_RANK": str(info.node),
+        "GROUP_RANK": str(info.node),
+        "GROUP_WORLD_SIZE": str(info.total_nodes),
+        "ROLE_RANK": str(info.rank),
+        "ROLE_WORLD_SIZE": str(info.world_size),
+        "ROLE_NAME": "default",
     }
     if info.network.interface:
         values |= {name: info.network.interface for name in _INTERFACES if name not in os.environ}
@@ -228,17 +250,6 @@ def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _chosen_backend(backend: Backend | None, info: InstanceInfo) -> Backend:
-    torch = framework("torch", "torch")
-    found: bool = torch.cuda.is_available()
-    if backend == "nccl" and not found:
-        raise InvalidArgument(
-            f'backend="nccl" cannot work on node {info.node}: PyTorch {torch.__version__} finds no CUDA device there. '
-            'Write backend="gloo" for CPUs, or leave backend out to have it chosen by what the node has.'
-        )
-    return backend or ("nccl" if found else "gloo")
 
 
 @contextmanager

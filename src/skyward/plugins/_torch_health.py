@@ -18,6 +18,7 @@ from typing import Any
 
 from skyward.api.info import InstanceInfo, current_broadcast
 from skyward.node.turns import await_turn
+from skyward.plugins._ranks import this_rank
 from skyward.plugins._torch_init import OwnGroups, await_ranks, end_group
 
 __all__ = ["PoolGroup", "Singles", "explain"]
@@ -121,12 +122,12 @@ class Singles:
                 threads = set(self._threads)
             frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, for debuggers
             if any(_is_in_collective(frames.get(thread)) for thread in threads):
-                print(_ALONE.format(node=self._info.node), file=sys.stderr, flush=True)
+                print(_ALONE.format(rank=this_rank(self._info)), file=sys.stderr, flush=True)
                 return  # once in this process is enough
 
 
 _ALONE = (
-    "node {node} waits in a collective of the torch group, in a call that was sent to this node alone: the other nodes "
+    "{rank} waits in a collective of the torch group, in a call that was sent to this node alone: the other nodes "
     "do not take part in it. Send the call to all nodes, with `call() @ pool`; `>>` sends it to one."
 )
 _COLLECTIVE = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py)")
@@ -144,8 +145,14 @@ def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) 
     if _PEER_GONE.search(str(exc)):
         time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
         exc.add_note(
-            f"Node {info.node} lost its connection to another node of its torch group: that one left the function, "
-            "raised, or was killed before this one was done. Look at the other nodes' output."
+            f"{this_rank(info).capitalize()} lost its connection to another one of its torch group: that one left the "
+            "function, raised, or was killed before this one was done. Look at the others' output."
+        )
+        return True
+    if "duplicate gpu" in str(exc).lower():
+        exc.add_note(
+            f"NCCL needs a GPU for each rank, but {info.gpu_conflict or 'two ranks use the same one'}. Leave "
+            'backend="nccl" out, or write backend="gloo": then ranks can share a GPU.'
         )
         return True
     if "timed out" in str(exc).lower():

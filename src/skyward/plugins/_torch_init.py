@@ -20,6 +20,7 @@ from typing import Any
 
 from skyward.api.info import InstanceInfo, current_broadcast, current_call, instance_info
 from skyward.errors import SkywardError
+from skyward.plugins._torch_gpus import possible
 
 __all__ = ["LETTING_GO", "OwnGroups", "ReplacesInit", "await_ranks", "end_group", "replace_init"]
 
@@ -56,7 +57,7 @@ class OwnGroups:
 
     def form(self, init: Callable[..., None], asked: dict[str, Any]) -> None:
         """What the body asks for: the pool's group, another one over the pool's ranks, or one that is all its own."""
-        found = self._dist.group.WORLD
+        found, asked = self._dist.group.WORLD, possible(asked, self._info)
         if found is not None and found is not self._pools:
             init(**asked)  # which says that there is one already
         elif not self._means_the_pool(asked):

@@ -1,0 +1,72 @@
+"""What the plugins of frameworks know of a rank: what messages call it, which GPUs it sees, and what is said once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+from skyward.api.info import InstanceInfo
+from skyward.node.gpu_shares import CUDA, HIP, own_gpus
+
+__all__ = ["called", "everyone", "gpu_positions", "say", "show_node_gpus", "this_rank"]
+
+
+def called(info: InstanceInfo, ranks: Iterable[int]) -> str:
+    """Some ranks in words: nodes, where each node has one."""
+    numbers = [str(rank) for rank in ranks]
+    if _one_each(info):
+        names, kind = numbers, "node"
+    else:
+        names, kind = [f"{rank} (on node {info.node_of(int(rank))})" for rank in numbers], "rank"
+    return f"{kind} {names[0]}" if len(names) == 1 else f"{kind}s {', '.join(names[:-1])} and {names[-1]}"
+
+
+def this_rank(info: InstanceInfo) -> str:
+    """This process in words."""
+    return called(info, [info.rank])
+
+
+def everyone(info: InstanceInfo) -> str:
+    """How many there are in all."""
+    return f"all {info.world_size} {'nodes' if _one_each(info) else 'ranks'}"
+
+
+def say(info: InstanceInfo, text: str) -> None:
+    """Tells the user something about the whole pool: rank 0 says it, once."""
+    if info.is_head and text not in _said:
+        _said.add(text)
+        print(text, file=sys.stderr, flush=True)
+
+
+def show_node_gpus(info: InstanceInfo) -> None:
+    """Lets this process see all GPUs of its node, as torchrun does: its own is the one with its local rank.
+
+    Without a framework's plugin a process sees its own GPUs only. CUDA reads the variable once, when it is first used.
+    """
+    if info.local_world_size > 1 and len(info.node_gpus) >= info.local_world_size and not _has_slices(info):
+        os.environ[_variable()] = ",".join(info.node_gpus)
+
+
+def gpu_positions(info: InstanceInfo) -> list[int]:
+    """The numbers by which this process addresses its own GPUs, among those that it sees."""
+    if not info.node_gpus:
+        return list(range(info.accelerators))
+    own = own_gpus(info.node_gpus, info.local_world_size)[info.local_rank]
+    seen = os.environ.get(_variable(), ",".join(info.node_gpus)).split(",")
+    return [seen.index(gpu) for gpu in own if gpu in seen] or list(range(len(own)))
+
+
+def _one_each(info: InstanceInfo) -> bool:
+    return info.world_size == info.total_nodes
+
+
+def _variable() -> str:
+    return HIP if HIP in os.environ else CUDA
+
+
+def _has_slices(info: InstanceInfo) -> bool:
+    return any(gpu.startswith("MIG-") for gpu in info.node_gpus)
+
+
+_said: set[str] = set()
