@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from skyward.api.compute import PendingComputeGroup
-from skyward.api.image import check_one_of
+from skyward.api.image import check_number, check_one_of
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import Spec, Worker
@@ -23,10 +23,12 @@ from skyward.node.gpus import count_accelerators
 from skyward.providers.local import Local
 
 __all__ = [
+    "check_limits",
     "checked",
     "checked_group",
     "checked_name",
     "checked_plugins",
+    "checked_replace",
     "checked_selection",
     "checked_switch",
     "chosen_specs",
@@ -76,6 +78,27 @@ def chosen_worker(concurrency: int | None, worker: Worker | None) -> Worker:
     if worker is not None:
         return checked("worker", worker, Worker)
     return Worker(concurrency=concurrency) if concurrency is not None else Worker()
+
+
+def check_limits(provision_timeout: Any, grace: Any, max_result_bytes: Any, default_compute_timeout: Any) -> None:
+    """Refuses limits that are no numbers."""
+    check_number("provision_timeout", provision_timeout, whole=False)
+    check_number("grace", grace, whole=False)
+    check_number("max_result_bytes", max_result_bytes)
+    if default_compute_timeout is not None:
+        check_number("default_compute_timeout", default_compute_timeout, whole=False)
+
+
+def checked_replace(replace: Any, candidates: Sequence[Candidate]) -> bool | None:
+    """Whether lost machines are replaced; refused where nothing could take their place."""
+    if replace is None:
+        return None
+    if checked_switch("replace", replace) and not any(one.provider.elastic for one in candidates):
+        raise InvalidArgument(
+            f"replace=True: {candidates[0].provider.name} has no other machines to put in the place of lost ones. "
+            "Leave it out: a machine that comes back is set up again by itself."
+        )
+    return bool(replace)
 
 
 def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:

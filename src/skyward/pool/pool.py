@@ -27,24 +27,25 @@ from skyward.api.compute import (
     leave_target,
 )
 from skyward.api.context import PoolContext
-from skyward.api.image import Image, check_number
+from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import WEEK, Spec, Worker
 from skyward.client import gather
 from skyward.client.callbacks import UserCode
 from skyward.client.executor import PoolExecutor
-from skyward.errors import InvalidArgument
 from skyward.machines.selection import Candidate, Selection, look
 from skyward.machines.watchdog import Watchdog
 from skyward.pool import hooks, lifetime
 from skyward.pool.closing import Steps
 from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes
 from skyward.pool.options import (
+    check_limits,
     checked,
     checked_group,
     checked_name,
     checked_plugins,
+    checked_replace,
     checked_selection,
     checked_switch,
     chosen_specs,
@@ -70,6 +71,7 @@ class ComputePool:
     """Machines that exist while the with-block lasts, and take calls.
 
     Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
+    `processes_per_node`: how many processes each node runs, each of them one rank; "gpu" means one for each GPU.
     """
 
     def __init__(
@@ -121,21 +123,12 @@ class ComputePool:
         self.image = checked("image", Image() if image is None else image, Image)
         self.plugins = checked_plugins(plugins)
         self.name = checked_name(name)
-        check_number("provision_timeout", provision_timeout, whole=False)
-        check_number("grace", grace, whole=False)
-        check_number("max_result_bytes", max_result_bytes)
-        if default_compute_timeout is not None:
-            check_number("default_compute_timeout", default_compute_timeout, whole=False)
+        check_limits(provision_timeout, grace, max_result_bytes, default_compute_timeout)
         self._retries, self._timeout = checked_retries(retries), default_compute_timeout
         self._patience, self._max_result, self._grace = provision_timeout, max_result_bytes, grace
         self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
         self._allow_nested = checked_switch("allow_nested", allow_nested)
-        self._replace = None if replace is None else bool(checked_switch("replace", replace))
-        if replace and not any(one.provider.elastic for one in self._candidates):
-            raise InvalidArgument(
-                f"replace=True: {self.provider.name} has no other machines to put in the place of lost ones. Leave it "
-                "out: a machine that comes back is set up again by itself."
-            )
+        self._replace = checked_replace(replace, self._candidates)
         self._user = UserCode()
         self._state = PoolState()
         self._steps: ExitStack = Steps()
