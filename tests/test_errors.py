@@ -12,6 +12,7 @@ import pytest
 from skyward import errors
 
 EXAMPLES: dict[str, tuple[Any, ...]] = {
+    "AcceleratorMismatch": ("accelerator", "it has 1 x NVIDIA H200, and that is no A100", 0, None),
     "AuthenticationFailed": ("connecting", "no key fits", 0, 255),
     "BootstrapError": ("pip", "no such package", 2, 1),
     "CloudRefused": ("ec2:RunInstances", "InternalError", "it broke", "us-east-1", "server"),

@@ -18,6 +18,7 @@ SkywardError
 ├── RemoteError                         an exception whose class cannot travel, as text
 ├── BootstrapError                      a node could not be set up
 │   ├── PythonMismatch                  both sides need the same minor version of Python
+│   ├── AcceleratorMismatch             a node has other GPUs than were asked for, too few, or none
 │   ├── HostUnreachable                 a host has no known address, refuses, or does not answer
 │   ├── HostKeyMismatch                 a host shows another key than the one that is known
 │   └── AuthenticationFailed            a host accepts none of the keys that were offered
@@ -54,7 +55,7 @@ from skyward.api.cloud_errors import (
 
 # fmt: off
 __all__ = [
-    "AuthenticationFailed", "BootstrapError", "CloudError", "CloudRefused", "CredentialsExpired",
+    "AcceleratorMismatch", "AuthenticationFailed", "BootstrapError", "CloudError", "CloudRefused", "CredentialsExpired",
     "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable", "InvalidArgument",
     "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
     "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed", "Preempted", "PythonMismatch",
@@ -239,6 +240,10 @@ class BootstrapError(SkywardError):
 
 class PythonMismatch(BootstrapError):
     """Client and node run different minor versions of Python."""
+
+
+class AcceleratorMismatch(BootstrapError):
+    """A node has other accelerators than were asked for, too few of them, or none; nothing was run on it."""
 
 
 class HostUnreachable(BootstrapError):

@@ -10,7 +10,7 @@ import pytest
 from skyward import events
 from skyward.client.node_table import NODES, Node
 from skyward.client.nodes import Action, Nodes
-from skyward.errors import NodeLost
+from skyward.errors import AcceleratorMismatch, NodeLost
 from tests.support.plans import plan_of_two
 
 STATES = sorted({state for state, _ in NODES})
@@ -53,10 +53,10 @@ class Replacements:
 class Bench:
     """Two nodes on other machines, of which the tests look at number 1."""
 
-    def __init__(self, gang: bool = False, local: bool = False, replaces: bool = False) -> None:
+    def __init__(self, gang: bool = False, local: bool = False, replaces: bool = False, **plan: Any) -> None:
         self.links, self.replacements, self.now = Links(2), Replacements(replaces), 100.0
-        plan = plan_of_two(gang=gang, local=local, substitutes=replaces or None)
-        self.nodes = Nodes(plan, self.links, self.replacements)
+        settings = plan_of_two(gang=gang, local=local, substitutes=replaces or None, **plan)
+        self.nodes = Nodes(settings, self.links, self.replacements)
         self.generation = 0
         self.renew()
 
@@ -307,3 +307,34 @@ def test_ports_that_were_asked_for_before_the_last_time_make_no_runners() -> Non
     assert bench.nodes.on_ports(PORTS, last - 1, bench.now) == []
     posted = [action for action in bench.nodes.on_ports(PORTS, last, bench.now) if action[0] == "post"]
     assert [action[2][0][0] for action in posted] == ["setup", "setup"]
+
+
+@pytest.mark.parametrize("gang", [False, True])
+def test_a_machine_that_is_not_what_was_asked_for_gets_no_runner_and_no_successor(gang: bool) -> None:
+    """A replacement that has another GPU: no body begins there, and no more machines are bought."""
+    wrong: list[int] = []
+    error = AcceleratorMismatch("accelerator", "h1 has 1 x NVIDIA H200; 1 x A100 was asked for", 1)
+    bench = Bench(gang=gang, replaces=True, refusal=lambda node, about: error if node in wrong else None)
+    bench.ready(0)
+    bench.ready(1)
+    bench.nodes.check()
+    bench.replace()
+    wrong.append(1)
+    actions = bench.attached(restarted=True)
+    if gang:
+        bench.generation += 1
+        actions += bench.nodes.on_ports(PORTS, bench.generation, bench.now)
+    assert [action for action in actions if action[0] == "post" and action[2][0][0] == "setup"] == []
+    assert (bench.node.state, bench.node.gone) == ("lost", str(error))
+    assert bench.replacements.begun == set()
+    with pytest.raises(AcceleratorMismatch):
+        bench.nodes.check()
+
+
+def test_a_pool_is_not_opened_with_a_node_that_is_not_what_was_asked_for() -> None:
+    error = AcceleratorMismatch("accelerator", "this computer has no GPU; 1 x A100 was asked for", 0)
+    bench = Bench(refusal=lambda node, about: error if about else None)
+    bench.nodes.check()
+    bench.links.abouts = lambda: [{}, {"gpus": []}]  # type: ignore[method-assign]
+    with pytest.raises(AcceleratorMismatch, match="has no GPU"):
+        bench.nodes.check()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from skyward.testing import Instance, metadata
+from skyward.testing import Instance, metadata, nvidia_smi
 from tests.support.hosts import Host, HostsError, HostSpec, Network
 from tests.support.hosts.place import SCRIPT
 
@@ -17,6 +17,8 @@ __all__ = ["CACHE", "Hosts", "specs"]
 
 CACHE = "/run/cache"
 _PATH = "/run/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# This machine's own GPUs are not those of the cloud's machines.
+_DRIVER = ("/usr/lib/*/libnvidia-ml.so*", "/usr/bin/nvidia-smi")
 # What a machine without power management does instead of switching itself off.
 _SHUTDOWN = '#!/bin/sh\necho "$@" > /run/off\nexec sleep infinity\n'
 # The user of a cloud's image may use sudo, which test hosts do without: this does what we need of it, for sky alone.
@@ -25,9 +27,9 @@ _BECOME = "install -o root -g sky -m 4750 /usr/bin/setpriv /etc/become"
 
 
 def specs(cache: Path, count: int) -> list[HostSpec]:
-    """Hosts that share what they install."""
+    """Hosts that share what they install, and have the GPUs of their machine's type only."""
     setenv = {"SKYWARD_CACHE": CACHE, "PATH": _PATH}
-    return [HostSpec(share={CACHE: cache}, setenv=setenv, root_login=True)] * count
+    return [HostSpec(share={CACHE: cache}, setenv=setenv, root_login=True, hide=_DRIVER)] * count
 
 
 class Hosts:
@@ -40,6 +42,8 @@ class Hosts:
         """Instances that have ended themselves."""
         self.sudo = True
         """Whether the user of machines yet to come may become root."""
+        self.gpus = True
+        """Whether machines yet to come show the GPUs of their type."""
         self.end: Callable[[str, str], None] = lambda id, reason: None
         """What tells the cloud that a machine has ended itself."""
         self._free = deque(network.hosts)  # an address comes back as late as possible
@@ -64,6 +68,8 @@ class Hosts:
         if self.sudo:
             host.run(["sh", "-c", _BECOME], user="root")
             host.put("/run/bin/sudo", _SUDO.encode(), mode="755")
+        if self.gpus and (program := nvidia_smi(instance)):
+            host.put("/run/bin/nvidia-smi", program.encode(), mode="755")
         listener = host.start(["cat", "/run/off"], user="root", stdout=subprocess.PIPE, text=True)
         watcher = threading.Thread(target=self._watch, args=(instance.id, listener))
         watcher.start()

@@ -19,5 +19,6 @@ def plan_of_two(**given: Any) -> PoolSettings:
         "setup": lambda node, abouts, ports: ({"info": f"info {node}"}, [b"hook"]),
         "listening": lambda: True,
         "ranks": lambda abouts: Ranks([1] * len(abouts)),
+        "refusal": lambda node, about: None,
     }
     return PoolSettings(**{field.name: (known | given)[field.name] for field in fields(PoolSettings)})

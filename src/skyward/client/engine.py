@@ -102,7 +102,7 @@ class Engine:
         self.thread.start()
         with self._lock:
             self._connect(range(self._plan.nodes), deadline)
-            self._check_nodes()
+            self._core.nodes.check()
             self._core.settle_ranks()
             self._do(self._core.renew(self._clock()))
             while not self._core.nodes.all_ready():
@@ -110,7 +110,7 @@ class Engine:
                     late = [n.number for n in self._core.nodes.all if n.state != "ready"]
                     raise BootstrapError("starting runners", f"nodes {late} were not ready in time.")
                 self._changed.wait(0.5)
-                self._check_nodes()
+                self._core.nodes.check()
 
     def close(self, grace: float) -> None:
         """Fails what is open, has runners leave their hooks, and disconnects."""
@@ -150,11 +150,6 @@ class Engine:
 
     def _connected(self) -> list[int]:
         return [number for number in range(self._plan.nodes) if self._connections.connected(number)]
-
-    def _check_nodes(self) -> None:
-        for node in self._core.nodes.all:
-            if node.error is not None:
-                raise node.error
 
     # calls
 

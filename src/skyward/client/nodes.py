@@ -13,7 +13,7 @@ from skyward.client.connections import SILENCE, Connections
 from skyward.client.node_table import NODES, Node
 from skyward.client.reconnect import given_up, next_try
 from skyward.client.settings import PoolSettings
-from skyward.errors import BootstrapError, NodeLost, PluginError
+from skyward.errors import AcceleratorMismatch, BootstrapError, NodeLost, PluginError
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import ClientToAgent
 from skyward.transport import exceptions
@@ -84,6 +84,12 @@ class Nodes:
         lost = [n for n in self.all if n.gone and self.given_up(n.number)]
         return lost[0] if lost and (self.gang or len(lost) == len(self.all)) else None
 
+    def check(self) -> None:
+        """Raises what is wrong with a node, while a pool is opened."""
+        for node, about in zip(self.all, self._links.abouts(), strict=True):
+            if error := node.error or (self._plan.refusal(node.number, about) if about else None):
+                raise error
+
     def silent(self) -> list[int]:
         """The nodes of which it is not known whether they are lost."""
         return [n.number for n in self.all if n.state == "silent"]
@@ -136,9 +142,10 @@ class Nodes:
         if generation != self._generation:
             return []
         self._ports = ports
-        for node in self.all:
-            if not node.gone:
-                self._equip(node.number)
+        if not [node for node in self.all if self._refused(node)] or not self.gang:
+            for node in self.all:
+                if not node.gone:
+                    self._equip(node.number)
         return self._taken()
 
     def on_notice(self, number: int, seconds: float, now: float) -> list[Action]:
@@ -170,6 +177,14 @@ class Nodes:
             self._step(node, "renew")
         if not any(n.gone for n in self.all):  # no group without them; when the last is back we come here again
             self._out.append(("post", 0, [ClientToAgent.ports(_PORTS, self._generation)], ()))
+
+    def _refused(self, node: Node) -> bool:
+        """Whether a node is not what was asked for; it is given up then."""
+        error = None if node.gone else self._plan.refusal(node.number, self._links.abouts()[node.number])
+        if error is not None:
+            node.error = error
+            self._out += self._lost(node.number, "failed", str(error))
+        return error is not None
 
     def _equip(self, number: int) -> None:
         settings, hooks = self._plan.setup(number, self._links.abouts(), self._ports)
@@ -337,7 +352,9 @@ class Nodes:
         if not self._plan.local:
             self._out.append(("renounce", node.number))
             text = f"node {node.number} is lost: {node.gone}. Its calls go to other nodes, within their retries."
-            replaced = self._requests.begin(node.number)
+            # the next one would not be what was asked for either
+            mistaken = isinstance(node.error, AcceleratorMismatch)
+            replaced = not mistaken and self._requests.begin(node.number)
             self._warn(text + (" Another machine takes its place." if replaced else ""))
 
     def _lose_calls(self, node: Node) -> None:
@@ -347,7 +364,7 @@ class Nodes:
         node.gone, node.error, node.leaving = "", None, 0.0
         if self.gang or (not self._ports and node.number == 0):
             self._renew()
-        elif self._ports:
+        elif self._ports and not self._refused(node):
             self._equip(node.number)
             self._inform(node.number)
 

@@ -9,9 +9,14 @@ from typing import Any
 
 from skyward import events
 from skyward.api.ranks import Ranks
+from skyward.errors import SkywardError
 from skyward.machines.replacement import Substitutes
 
 __all__ = ["PoolSettings"]
+
+
+def _welcome(node: int, about: dict[str, Any]) -> SkywardError | None:
+    """Any node will do."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,5 @@ class PoolSettings:
     """Sets a lost node's machine up again, if it answers."""
     substitutes: Substitutes | None
     """Where other machines for lost nodes come from, if there are any."""
+    refusal: Callable[[int, dict[str, Any]], SkywardError | None] = _welcome
+    """Why a node that has greeted is not what the pool asked for, if that is so: no runner is made on it."""

@@ -83,9 +83,6 @@ def open_nodes(context: PoolContext, holding: Holding, watchdog: Watchdog, steps
         if supply is not None:
             _note_lost_machines(exc, supply, holding.machines)
         raise
-    accelerator = context.spec.accelerator
-    if accelerator is not None and not any(about["accelerators"] for about in hosts.engine.abouts()):
-        context.warn(f"accelerator={accelerator.name}: none was found on the nodes; they run on their CPUs.")
     return hosts
 
 

@@ -19,7 +19,6 @@ from skyward.api.provider import Provider
 from skyward.api.spec import Spec, Worker
 from skyward.errors import InvalidArgument
 from skyward.machines.selection import Candidate, Selection, candidate
-from skyward.node.gpus import count_accelerators
 from skyward.providers.local import Local
 
 __all__ = [
@@ -64,9 +63,14 @@ def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict
 def _check_here(one: Candidate) -> None:
     """Refuses, beside other specs, one for accelerators that this computer lacks: at no cost it would be the first."""
     wanted = one.spec.accelerator
-    if wanted is not None and isinstance(one.provider, Local) and count_accelerators() < wanted.count:
+    if wanted is None or not isinstance(one.provider, Local):
+        return
+    from skyward.api.matching import compare
+    from skyward.node.gpus import look
+
+    if refusal := compare(wanted, look()).refusal:
         raise InvalidArgument(
-            f"accelerator={wanted.name} in a Spec for this computer, which has {count_accelerators()} accelerators. "
+            f"accelerator={wanted.name} in a Spec for this computer, which {refusal}. "
             f"Say from whom they are: sky.Spec(provider=sky.AWS(), accelerator={wanted.name!r}, ...)."
         )
 

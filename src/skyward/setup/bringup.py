@@ -18,9 +18,10 @@ from skyward.api.provider import Machine
 from skyward.api.ranks import Ranks
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
-from skyward.errors import BootstrapError, NodeLost
+from skyward.errors import BootstrapError, NodeLost, SkywardError
 from skyward.machines.parallel import each
 from skyward.machines.replacement import Replacing, Supply
+from skyward.setup.accelerators import doubts, refusal
 from skyward.setup.connectivity import find_layout, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
@@ -92,6 +93,10 @@ class PoolHosts:
         except NodeLost as exc:
             self._explain(exc)
             raise
+        abouts = self.engine.abouts()
+        greetings = {"this computer": abouts[0]} if context.local else dict(zip(self._names, abouts, strict=True))
+        for text in doubts(context.spec.accelerator, greetings):
+            context.warn(text)
 
     # for the engine
 
@@ -201,7 +206,12 @@ class PoolHosts:
             address=self.address,
             revive=None if context.local else self.revive,
             substitutes=self if self._supply is not None else None,
+            refusal=self._refusal,
         )
+
+    def _refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
+        name = "this computer" if self._context.local else self._names[node]
+        return refusal(self._context.spec.accelerator, name, node, about)
 
     def _make_certificates(self) -> None:
         from skyward.transport import certificates

@@ -1,0 +1,58 @@
+"""The GPUs of a test cloud's machines: a stand-in for nvidia-smi, for hosts that have none.
+
+Skyward looks at what a node really has. A host behind a machine of the test cloud has no GPU; it passes for a machine
+of its type when `nvidia-smi` on its PATH says so. Nothing in Skyward itself is switched off for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import NAMESPACE_OID, uuid5
+
+from skyward.testing.machines import Instance
+
+__all__ = ["nvidia_smi"]
+
+# What drivers call the GPUs that EC2 names otherwise.
+_PRODUCTS = {
+    "A100": "NVIDIA A100-SXM4-{size}GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "RTX PRO Server 6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    "T4": "Tesla T4",
+    "T4g": "NVIDIA T4G",
+    "V100": "Tesla V100-SXM2-{size}GB",
+}
+
+
+def nvidia_smi(instance: Instance) -> str | None:
+    """A program that lists the GPUs which machines of this type have at EC2; None if they have none of NVIDIA.
+
+    Hooks of a test cloud write it to a directory that is on the PATH of the host behind the machine. It answers
+    `nvidia-smi -L` and `--query-gpu=uuid,memory.total`; CUDA does not run there.
+    """
+    found = _described(instance.kind)
+    if found is None:
+        return None
+    name, count, mebibytes = found
+    product = _PRODUCTS.get(name, f"NVIDIA {name}").format(size=round(mebibytes / 1024))
+    uuids = [f"GPU-{uuid5(NAMESPACE_OID, f'{instance.id}/{number}')}" for number in range(count)]
+    listing = "\n".join(f"GPU {number}: {product} (UUID: {uuid})" for number, uuid in enumerate(uuids))
+    memory = "\n".join(f"{uuid}, {mebibytes}" for uuid in uuids)
+    return (
+        "#!/bin/sh\n# stands in for the driver's program; there is no GPU\n"
+        f"case $1 in\n-L) cat <<'END'\n{listing}\nEND\n;;\n"
+        f"--query-gpu=uuid,memory.total) cat <<'END'\n{memory}\nEND\n;;\n"
+        '*) echo "the stand-in for nvidia-smi does not know $*" >&2; exit 2;;\nesac\n'
+    )
+
+
+def _described(kind: str) -> tuple[str, int, int] | None:
+    """Name, count and MiB of each, as EC2 describes a type."""
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    types: dict[str, Any] = INSTANCE_TYPES
+    gpus: list[dict[str, Any]] = types.get(kind, {}).get("GpuInfo", {}).get("Gpus", [])
+    for gpu in gpus:
+        if gpu.get("Manufacturer") == "NVIDIA" and gpu.get("Count"):
+            return str(gpu["Name"]), int(gpu["Count"]), int(gpu["MemoryInfo"]["SizeInMiB"])
+    return None
