@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import pickle
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -301,3 +304,24 @@ def test_plain_packing_is_ordinary_pickle() -> None:
     head, buffers = pack_plain({"a": 1})
     assert pickle.loads(head) == {"a": 1}
     assert buffers == []
+
+
+ELSEWHERE = """
+from contextlib import contextmanager
+from skyward.transport.payload import Packer, unpack
+
+@contextmanager
+def greeting(name):
+    yield f"hello {name}"
+
+with unpack(*Packer().pack(greeting, "a hook"))("you") as text:
+    print(text)
+"""
+
+
+def test_packages_that_lie_on_the_python_path_do_not_travel_as_the_users_own(tmp_path: Path) -> None:
+    """As with `pip install --target`: cloudpickle would have pickled itself, without end."""
+    shutil.copytree(Path(cloudpickle.__file__).parent, tmp_path / "cloudpickle")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "hello you\n"), done.stderr

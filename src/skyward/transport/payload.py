@@ -34,6 +34,7 @@ _CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, Cod
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
 _DIAGNOSIS_SECONDS = 0.08
 _SHORT = 1 << 20
+_OURS = ("skyward.", "cloudpickle.")
 _CARE = (b"_make_skeleton", b"_load_from_bytes")
 
 
@@ -42,7 +43,7 @@ class Packer:
 
     def __init__(self, roots: Iterable[str] = ()) -> None:
         self._roots = tuple(dict.fromkeys([*_environment_roots(), *(str(Path(r).resolve()) for r in roots if r)]))
-        self._checked: set[str] = {"__main__", "__mp_main__", "skyward"}
+        self._checked: set[str] = {"__main__", "__mp_main__", "skyward", "cloudpickle"}  # both are on every node
         self._foreign: dict[str, ModuleType] = {}
         self._seen: tuple[int, str] = (0, "")
         self._functions: weakref.WeakKeyDictionary[FunctionType, tuple[tuple[object, ...], Packed]] = (
@@ -95,7 +96,7 @@ class Packer:
                 self._checked.discard(name)
             for name in sys.modules.keys() - self._checked:
                 module = sys.modules.get(name)
-                if isinstance(module, ModuleType) and not name.startswith("skyward.") and self._is_foreign(module):
+                if isinstance(module, ModuleType) and not name.startswith(_OURS) and self._is_foreign(module):
                     self._foreign[name] = module
                 self._checked.add(name)
             self._seen = state
