@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -336,4 +337,41 @@ def test_the_provider_is_a_plain_value() -> None:
     assert aws.ssh_from == "203.0.113.7/32"
     assert aws.subnet_id == ("subnet-1",)
     assert hash(aws) == hash(pickle.loads(pickle.dumps(aws)))
-    assert AWS().region == "us-east-1"
+    assert replace(aws, region="eu-west-1").region == "eu-west-1"
+
+
+SETTINGS = """
+[default]
+region = eu-west-1
+[profile lab]
+region = ap-south-1
+[profile bare]
+output = json
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "environ", "region"),
+    [
+        (None, {}, "eu-west-1"),
+        (None, {"AWS_REGION": "us-west-2", "AWS_DEFAULT_REGION": "us-east-2"}, "us-west-2"),
+        (None, {"AWS_DEFAULT_REGION": "us-east-2"}, "us-east-2"),
+        (None, {"AWS_PROFILE": "lab"}, "ap-south-1"),
+        ("lab", {}, "ap-south-1"),
+        ("lab", {"AWS_REGION": "us-west-2"}, "ap-south-1"),
+        ("bare", {"AWS_REGION": "us-west-2"}, "us-west-2"),
+        ("bare", {}, "us-east-1"),
+        ("nobody", {}, "us-east-1"),
+        (None, {"AWS_CONFIG_FILE": "/nowhere"}, "us-east-1"),
+        (None, {"AWS_CONFIG_FILE": __file__}, "us-east-1"),
+    ],
+)
+def test_the_region_is_the_one_that_aws_s_own_tools_would_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str | None, environ: dict[str, str], region: str
+) -> None:
+    (tmp_path / "config").write_text(SETTINGS)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"AWS_CONFIG_FILE": str(tmp_path / "config"), **environ}.items():
+        monkeypatch.setenv(name, value)
+    assert AWS(profile=profile).region == region

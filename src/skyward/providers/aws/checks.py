@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, cast
 
 from skyward.errors import InvalidArgument
 
-__all__ = ["check_flag", "check_lease", "check_region", "check_text", "check_zones", "tag_pairs", "texts"]
+__all__ = [
+    "check_flag",
+    "check_lease",
+    "check_region",
+    "check_text",
+    "check_zones",
+    "tag_pairs",
+    "texts",
+    "usual_region",
+]
 
 # What a value looks like, and an example that says it to people.
 _FORMS = {
@@ -43,6 +54,22 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     for each in found:
         check_text(name, each)
     return found
+
+
+def usual_region(profile: str | None, environ: Mapping[str, str]) -> str:
+    """Where AWS's own tools would go: a variable, or the profile in the user's settings."""
+    named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    if named and profile is None:
+        return named
+    settings = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        settings.read(Path(environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser(), "utf-8")
+    except (configparser.Error, OSError, UnicodeError, RuntimeError):
+        settings.clear()  # boto3 says what is wrong with it
+    name = profile or environ.get("AWS_PROFILE") or "default"
+    sections = (f"profile {name}", name) if name == "default" else (f"profile {name}",)
+    found = [settings[section]["region"] for section in sections if settings.has_option(section, "region")]
+    return (found[0] if found else named) or "us-east-1"
 
 
 def check_flag(name: str, value: object) -> None:

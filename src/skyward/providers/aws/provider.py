@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,15 @@ from skyward.errors import InvalidArgument, NoOffer
 from skyward.machines.ledger import Ledger, remove
 from skyward.machines.offers import Plan
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
-from skyward.providers.aws.checks import check_flag, check_lease, check_text, check_zones, tag_pairs, texts
+from skyward.providers.aws.checks import (
+    check_flag,
+    check_lease,
+    check_text,
+    check_zones,
+    tag_pairs,
+    texts,
+    usual_region,
+)
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.giveback import Receipt, give_back
 from skyward.providers.aws.inventory import things
@@ -36,7 +45,8 @@ _HASTE = 20.0  # seconds that looking for leftovers may wait for one place
 class AWS(Provider):
     """Machines from Amazon EC2; credentials come from where all AWS tools take them."""
 
-    region: str = "us-east-1"
+    region: str = ""
+    """Where machines are launched; if not given, where the login's settings say, and "us-east-1" if they do not."""
     profile: str | None = None
     zones: Sequence[str] = ()
     instance_types: Sequence[str] = ()
@@ -65,6 +75,8 @@ class AWS(Provider):
     pace: Pace = field(default_factory=Pace, repr=False)
 
     def __post_init__(self) -> None:
+        if self.region == "":
+            object.__setattr__(self, "region", usual_region(self.profile, os.environ))
         for name in ("region", "ubuntu_version", "username"):
             check_text(name, getattr(self, name))
         for name in ("ami", "security_group_id", "instance_profile"):
