@@ -53,6 +53,7 @@ class Dispatch(Generic[C]):
 
     def __init__(self, nodes: int, slots: int) -> None:
         self._nodes: list[_Node[C]] = [_Node(slots) for _ in range(nodes)]
+        self._even = True  # whether all nodes have equally many slots
         self._queue: OrderedDict[str, C] = OrderedDict()
         self._mean: float | None = None
         self._last = 0  # where a call ended last: of idle nodes this one is warm
@@ -61,6 +62,7 @@ class Dispatch(Generic[C]):
         """Says how many calls each node runs at a time."""
         for node, count in zip(self._nodes, slots, strict=True):
             node.slots = count
+        self._even = len(set(slots)) == 1
 
     def up(self, node: int, is_up: bool) -> None:
         """Says whether a node takes calls."""
@@ -154,18 +156,24 @@ class Dispatch(Generic[C]):
         return len(self._queue), sum(len(n.inflight) for n in self._nodes)
 
     def _roomiest(self) -> int | None:
-        mean = float("inf") if self._mean is None else max(self._mean, 1e-6)
-        count = len(self._nodes)
+        count, even = len(self._nodes), self._even
+        window = self._window(self._nodes[0].slots)
         best: int | None = None
         least = 0.0
         for step in range(count):
             index = (self._last + step) % count
             node = self._nodes[index]
-            held = len(node.inflight)
-            load = held / node.slots
-            window = node.slots + min(_AHEAD_MOST * node.slots, int(node.slots * _HORIZON / mean))
+            held = load = len(node.inflight)
+            if not even:
+                load, window = held / node.slots, self._window(node.slots)
             if node.up and held - len(node.stopping) < window and (best is None or load < least):
                 best, least = index, load
                 if not held:
                     break
         return best
+
+    def _window(self, slots: int) -> int:
+        """How many calls a node with so many slots gets at most."""
+        if self._mean is None or self._mean >= _HORIZON * slots:
+            return slots
+        return slots + min(_AHEAD_MOST * slots, int(slots * _HORIZON / max(self._mean, 1e-6)))

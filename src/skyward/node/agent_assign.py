@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 
+from skyward.node.agent_slots import RunnerSlots
 from skyward.node.agent_tables import UNBEGUN, NodeCall, Slot, sent_ahead
 
 __all__ = ["misplaced", "next_pair"]
 
 
-def next_pair(
-    queue: Mapping[str, NodeCall], slots: Collection[Slot], processes: int, places: int, mean: float | None
-) -> tuple[NodeCall, Slot] | None:
+def next_pair(queue: Mapping[str, NodeCall], runners: RunnerSlots, mean: float | None) -> tuple[NodeCall, Slot] | None:
     """The call that is next, and the runner that has room for it; calls take `mean` seconds.
 
     A rank of a broadcast goes to its own place, in the order of arrival there; other calls go to any place that no
     earlier rank of a broadcast waits for.
     """
+    slots, processes = runners.all.values(), runners.processes
+    first = next(iter(queue.values()))
+    if not first.missing and not first.about.get("gang"):  # as nearly always
+        slot = _roomiest(slots, processes, mean)
+        return (first, slot) if slot is not None else None
+    each = processes // runners.places
     lacking: set[int] = set()  # places where a rank of a broadcast waits for its buffers: no other rank overtakes it
     awaited: set[int] = set()  # places where one waits for room: nothing overtakes it
     for call in queue.values():
@@ -30,14 +35,14 @@ def next_pair(
             continue
         if place is None:
             free = [slot for slot in slots if slot.place not in awaited] if awaited else slots
-            slot = _roomiest(free, processes - processes // places * len(awaited), mean)
+            slot = _roomiest(free, processes - each * len(awaited), mean)
             return (call, slot) if slot is not None else None
         slot = _with_room([slot for slot in slots if slot.place == place])
         if slot is not None and not _overtakes(call, slots):
             return call, slot
         lacking.add(place)
         awaited.add(place)
-        if len(awaited) == places:
+        if len(awaited) == runners.places:
             return None
     return None
 

@@ -306,8 +306,7 @@ class AgentCalls:
 
     def next_pair(self) -> tuple[NodeCall, Slot] | None:
         """The call that is to be sent next, and the runner that has room for it."""
-        shape = self._runners.processes, self._runners.places
-        return next_pair(self.queue, self.slots.values(), *shape, self.mean) if self.queue else None
+        return next_pair(self.queue, self._runners, self.mean) if self.queue else None
 
     def _settled(self) -> list[Action]:
         """What is to be done, after every free slot has got what there is."""
