@@ -51,7 +51,7 @@ def gang_note(call: Call, others: list[Call], many: bool) -> str:
 def _advice(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return missing_module(error.name.partition(".")[0])
-    if type(error) is ValueError and "Default process group has not been initialized" in str(error):
+    if type(error) in (ValueError, RuntimeError) and "Default process group has not been initialized" in str(error):
         return (
             "node: torch has no process group there. Add plugins=[sky.plugins.torch()] to the pool, which forms one on "
             "two nodes or more, or @sky.integrations.torch below @sky.compute; and send the call with `@`."

@@ -12,12 +12,14 @@ import functools
 import importlib
 import importlib.metadata
 import io
+import os
 import pickle
 import re
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, cast
@@ -30,7 +32,8 @@ from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument, PoolClosed
 from skyward.transport import blobs
 
-__all__ = ["Slots", "Tasks", "install", "joblib", "joblib_backend", "open_pool", "pinned", "register", "runs"]
+__all__ = ["Lacking", "Slots", "Tasks", "install", "joblib", "joblib_backend", "open_pool", "packages_with", "pinned"]
+__all__ += ["register", "runs"]
 
 T = TypeVar("T", bound="Slots")
 
@@ -47,6 +50,7 @@ class Slots(Protocol):
     def is_active(self) -> bool: ...
     def submit(self, call: PendingCompute[Any], /) -> Any: ...
     def submit_all(self, calls: Sequence[PendingCompute[Any]], /) -> list[Any]: ...
+    def add_packages(self, pip: Sequence[str], /) -> Sequence[str]: ...
 
 
 def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Plugin:
@@ -102,6 +106,15 @@ def _here(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def packages_with(module: str) -> list[str]:
+    """What nodes need for a module that this computer has, in its versions; nothing if it is in no package."""
+    found = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
+    if len(set(found)) != 1:  # the user's own file, or a namespace that several share
+        return []
+    return [pinned(name, None) for name in dict.fromkeys([found[0], "joblib", *_COMPANIONS]) if _here(name)]
 
 
 def register() -> None:
@@ -180,7 +193,9 @@ class _Runs:
     def __reduce__(self) -> Any:
         return runs, (self.__qualname__,)
 
-    def __call__(self, tasks: Tasks) -> list[Any]:
+    def __call__(self, tasks: Tasks | Lacking) -> list[Any] | Lacking:
+        if isinstance(tasks, Lacking):
+            return tasks
         try:
             from joblib.parallel import BACKENDS, SequentialBackend, parallel_config
         except ModuleNotFoundError:  # then nothing in the batch can be nested either
@@ -190,11 +205,23 @@ class _Runs:
             return [fn(*args, **kwargs) for fn, args, kwargs in tasks.items]
 
 
-class Tasks:
-    """The calls of one batch; arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do."""
+@dataclass(frozen=True)
+class Lacking:
+    """What a node answers that has not a module which a batch needs, so that none of its calls was run."""
 
-    def __init__(self, items: list[Item], level: int = 1, frozen: int | None = None) -> None:
-        self.items, self.level, self.frozen = items, level, frozen
+    module: str
+
+
+class Tasks:
+    """The calls of one batch; arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do.
+
+    `paths` are those of packages that were added to the pool; None has a missing module raise its error.
+    """
+
+    def __init__(
+        self, items: list[Item], level: int = 1, frozen: int | None = None, paths: Sequence[str] | None = None
+    ) -> None:
+        self.items, self.level, self.frozen, self.paths = items, level, frozen, paths
 
     def __reduce__(self) -> Any:
         # An inner pickle has its buffers as arguments of the outer one: there each can be marked read-only.
@@ -202,15 +229,23 @@ class Tasks:
         out = io.BytesIO()
         _Pickler(out, protocol=5, buffer_callback=partial(_kept, buffers)).dump(self.items)
         sent = [pickle.PickleBuffer(self._marked(b)) for b in buffers]
-        return _tasks, (self.level, self.frozen, out.getvalue(), *sent)
+        return _tasks, (self.level, self.frozen, self.paths, out.getvalue(), *sent)
 
     def _marked(self, buffer: memoryview) -> memoryview:
         large = self.frozen is not None and buffer.nbytes >= max(self.frozen, blobs.LARGE)
         return buffer.toreadonly() if large else buffer
 
 
-def _tasks(level: int, frozen: int | None, head: bytes, *buffers: Any) -> Tasks:
-    return Tasks(pickle.loads(head, buffers=buffers), level, frozen)
+def _tasks(level: int, frozen: int | None, paths: Sequence[str] | None, head: bytes, *buffers: Any) -> Tasks | Lacking:
+    for path in paths or ():
+        if path not in sys.path and os.path.isdir(path):
+            sys.path.append(path)  # last: what the node runs with wins
+    try:
+        return Tasks(pickle.loads(head, buffers=buffers), level, frozen)
+    except ModuleNotFoundError as exc:
+        if paths is None or not exc.name:
+            raise
+        return Lacking(exc.name)
 
 
 def _kept(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 from joblib.parallel import (
     AutoBatchingMixin,
@@ -35,12 +36,12 @@ from skyward.api.compute import PendingCompute, name_of
 from skyward.api.image import check_number
 from skyward.client.callbacks import when_done
 from skyward.errors import InvalidArgument
-from skyward.plugins._joblib import Slots, Tasks, open_pool, runs
+from skyward.plugins._joblib import Lacking, Slots, Tasks, open_pool, packages_with, runs
 
 __all__ = ["SkywardBackend", "default_for_threads", "parallel_config"]
 
 Callback = Callable[[Any], None]
-_News = tuple[Callback, Future[Any]] | Literal["added", "stop"]
+_News = tuple["_Sent", Future[Any]] | Literal["added", "stop"]
 
 _STEP = 8
 _AT_ONCE = 16
@@ -162,6 +163,7 @@ class _Traffic:
         self._waiting: deque[tuple[Any, Callback]] = deque()
         self._sent: set[Future[Any]] = set()
         self._aborted = False
+        self._raises = False  # whether a node is to raise what it lacks
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         threading.Thread(target=self._hear, name="skyward-joblib", daemon=True).start()
 
@@ -194,12 +196,33 @@ class _Traffic:
                 if item == "stop":
                     return
                 if isinstance(item, tuple):
-                    callback, future = item
-                    with self._lock:
-                        self._sent.discard(future)
-                    callback(future)
+                    self._hear_end(*item)
             while self._send():
                 pass
+
+    def _hear_end(self, sent: _Sent, future: Future[Any]) -> None:
+        with self._lock:
+            self._sent.discard(future)
+        lacking = None if future.cancelled() or future.exception() else future.result()
+        if isinstance(lacking, Lacking):
+            try:
+                self._add_packages(lacking.module, sent.paths)
+                self.add(sent.batch, sent.callback)
+                return
+            except Exception as exc:  # joblib raises it where the Parallel was called
+                future = _failed(exc)
+        sent.callback(future)
+
+    def _add_packages(self, module: str, known: Sequence[str]) -> None:
+        """Puts on the nodes what a batch needs there; if that cannot be known, the batch will raise its own error."""
+        paths = _added.get(self._pool, ())
+        if paths != known:
+            return  # another batch has had it added since
+        if self._aborted:
+            raise CancelledError
+        added = tuple(self._pool.add_packages(packages_with(module))) if packages_with(module) else paths
+        self._raises = added == paths
+        _added[self._pool] = added
 
     def _send(self) -> bool:
         """Sends some of the batches that wait, as the limit allows; False when there were none."""
@@ -208,21 +231,23 @@ class _Traffic:
             batches = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         if not batches:
             return False
-        futures = self._submitted([self._call(batch) for batch, _ in batches])
+        paths = _added.get(self._pool, ())
+        futures = self._submitted([self._call(batch, paths) for batch, _ in batches])
         with self._lock:
             self._sent.update(futures)
             aborted = self._aborted
-        for (_, callback), future in zip(batches, futures, strict=True):
+        for (batch, callback), future in zip(batches, futures, strict=True):
             if aborted:
                 future.cancel()  # it was on its way when the rest was
-            when_done(future, partial(self._done, callback))
+            when_done(future, partial(self._done, _Sent(batch, callback, paths)))
         return True
 
-    def _done(self, callback: Callback, future: Future[Any]) -> None:
-        self._news.put((callback, future))
+    def _done(self, sent: _Sent, future: Future[Any]) -> None:
+        self._news.put((sent, future))
 
-    def _call(self, batch: Any) -> PendingCompute[Any]:
-        return PendingCompute(runs(name_of(batch.items[0][0])), (Tasks(batch.items, self._level, self._frozen),))
+    def _call(self, batch: Any, paths: Sequence[str]) -> PendingCompute[Any]:
+        tasks = Tasks(batch.items, self._level, self._frozen, None if self._raises else paths)
+        return PendingCompute(runs(name_of(batch.items[0][0])), (tasks,))
 
     def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
         try:
@@ -230,9 +255,25 @@ class _Traffic:
         except Exception as exc:  # joblib raises it where the Parallel was called, and stops the rest
             if len(calls) > 1:
                 return [future for call in calls for future in self._submitted([call])]
-            failed: Future[Any] = Future()
-            failed.set_exception(exc)
-            return [failed]
+            return [_failed(exc)]
+
+
+class _Sent(NamedTuple):
+    """A batch that is with the nodes, and the paths of added packages that it was told of."""
+
+    batch: Any
+    callback: Callback
+    paths: Sequence[str]
+
+
+_added: WeakKeyDictionary[Slots, Sequence[str]] = WeakKeyDictionary()
+"""Where the nodes of a pool have packages that calls of joblib needed and its image did not name."""
+
+
+def _failed(error: Exception) -> Future[Any]:
+    failed: Future[Any] = Future()
+    failed.set_exception(error)
+    return failed
 
 
 _default = cast("Any", default_parallel_config["backend"])

@@ -316,6 +316,11 @@ class ComputePool:
         self._state.check_open()
         return self._sender.send(calls, self)
 
+    def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
+        """Puts packages beside those that nodes run with; returns the paths at which calls find them, see joblib's."""
+        self._state.check_open()
+        return self._hosts.add_packages(pip)
+
     # what is known of it
 
     @property

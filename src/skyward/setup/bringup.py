@@ -22,6 +22,7 @@ from skyward.errors import BootstrapError, NodeLost, SkywardError
 from skyward.machines.parallel import each
 from skyward.machines.replacement import Replacing, Supply
 from skyward.setup.accelerators import doubts, refusal
+from skyward.setup.added_packages import AddedPackages
 from skyward.setup.connectivity import find_layout, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
@@ -64,6 +65,7 @@ class PoolHosts:
         self._secure: Callable[[socket.socket], socket.socket] | None = None
         self.by_node: dict[int, Host] = {}
         self._replacing: Replacing | None = None
+        self._added = AddedPackages(context)
 
     @property
     def store(self) -> Store:
@@ -130,6 +132,7 @@ class PoolHosts:
         limit = time.monotonic() + self._context.access.ssh_timeout
         self._setup.stop(self.by_node[node])  # what it still runs was given up, and may run elsewhere by now
         host = self._setup.set_up_one(node, self._machines[node], limit)
+        self._added.renew(host)
         self._start(host, self._addresses, limit)
         self.by_node[node] = host
         self.dask.rejoin(node)
@@ -171,6 +174,7 @@ class PoolHosts:
         context = self._context
         limit = time.monotonic() + context.access.ssh_timeout + context.image.bootstrap_timeout
         host = self._setup.set_up_one(node, machine, limit)
+        self._added.renew(host)
         address = replacement_address(host, machine.private_ip, self._addresses[node], limit)
         addresses = [*self._addresses]
         addresses[node] = address
@@ -178,6 +182,10 @@ class PoolHosts:
         return host, address
 
     # for the pool
+
+    def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
+        """Puts packages beside those that nodes run with; returns the paths at which calls find them."""
+        return self._added.add(pip, list(self.by_node.values()))
 
     def after_fork(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""

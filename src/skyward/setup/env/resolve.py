@@ -79,6 +79,12 @@ class Packages:
         found = {path.stem: self._load(path.stem) for path in self._home.glob("*.json")}
         return {platform: environment_key(self._image, pins, platform) for platform, pins in found.items() if pins}
 
+    def installed(self) -> dict[str, str]:
+        """The packages that hosts have, each with the requirement that pins it, if it is not of this computer only."""
+        found = [pin for path in self._home.glob("*.json") for pin in self._load(path.stem) or ()]
+        built = str(self._home / "built")
+        return {pin.name: "" if pin.marker or pin.file.startswith(built) else pin.wanted for pin in found}
+
     def recipe(self, platform: str, cache: str, deadline: float, carry: bool = False) -> Recipe:
         """What makes the environment on a host of that platform; resolves, unless that has been done.
 
