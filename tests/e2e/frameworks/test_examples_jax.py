@@ -25,6 +25,7 @@ def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
         ("04_data_sharding.py", "4 nodes looked at 92, 92, 91, 91 days"),
         ("05_keras_training.py", "the same on every node: True"),
         ("09_jax.py", "node 1: 10000 of 20000 points, 2 devices"),
+        ("14_keras_on_torch.py", "the same on every node: True"),
     ],
 )
 def test_an_example_runs_without_an_argument(name: str, said: str) -> None:

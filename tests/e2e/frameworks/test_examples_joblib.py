@@ -18,6 +18,8 @@ GUIDES = Path(__file__).parents[3] / "examples" / "guides"
         ("02_joblib_concurrency.py", r"80 tasks of 0\.1 s on 2 x 4 slots: .*efficiency \d+%"),
         ("03_scikit_grid_search.py", r"105 fits on 2 x 2 processes.*the same candidate fitted here"),
         ("10_custom_plugin.py", r"\[1000000, 1000000\]"),
+        ("13_who_is_heard.py", r"node 2 of 3, with \d+ GPUs.*6 lines were heard from 3 nodes"),
+        ("15_borrowed_pool.py", r"best: .* found by 2 nodes"),
     ],
 )
 def test_the_example_runs_as_it_is(name: str, said: str) -> None:
