@@ -46,7 +46,7 @@ def greet() -> str:
 
 
 def test_a_pool_opens_runs_calls_and_gives_everything_back(cloud: Cloud, hosts: Hosts, aws: Callable[..., AWS]) -> None:
-    """Row 41 and on: judged from the cloud's own records, and told by the receipt."""
+    """S1-10, row 41 and on: judged from the cloud's own records, and told by the receipt."""
     seen: list[events.Event] = []
     pool = sky.ComputePool(provider=aws(), nodes=2, name="train", console=False)
     pool.on_event(seen.append)
