@@ -110,11 +110,11 @@ def test_what_was_read_from_a_node_before_it_was_given_up_is_not_listened_to(
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(pool.engine._receiver, "hear", lambda *args: seen.append(args))
-    old = pool.heard(["sample", 0.0, 0, 0, 0])
+    old = pool.heard(["sample", 0.0, 0, 0, [], 0])
     pool.engine._connections.renounce(0)
     pool.engine.handle([old])
     assert seen == []
-    pool.engine.handle([pool.heard(["sample", 0.0, 0, 0, 0])])
+    pool.engine.handle([pool.heard(["sample", 0.0, 0, 0, [], 0])])
     assert len(seen) == 1
 
 

@@ -8,6 +8,7 @@ The engine tells it what happens and does what it returns; so does the simulatio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from skyward.node.protocol import VERDICTS
 
 __all__ = ["Core"]
 
+_SAME_NOTE = 60.0
+
 
 class Core:
     """Every method says what happened, at the time `now`, and returns what is to be done."""
@@ -33,6 +36,7 @@ class Core:
         self._plan, self._links = plan, links
         self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
         self.nodes = Nodes(plan, links, requests)
+        self._gpu_notes: dict[str, float] = {}
 
     @property
     def ranks(self) -> Ranks:
@@ -121,8 +125,19 @@ class Core:
         text = f"node {number} mended a mistake of its own: {text}. Nothing is lost; this is a bug."
         return [("emit", events.Notice(self._plan.pool, text, "warning"))]
 
-    def _from_agent_sample(self, number: int, now: float, cpu: float, memory: int, running: int) -> list[Action]:
-        return [("emit", events.NodeSample(self._plan.pool, number, cpu, memory, running))]
+    def _from_agent_sample(
+        self, number: int, now: float, cpu: float, memory: int, running: int, gpus: list[Any]
+    ) -> list[Action]:
+        found = tuple(events.GpuSample(*gpu) for gpu in gpus)
+        return [("emit", events.NodeSample(self._plan.pool, number, cpu, memory, running, found))]
+
+    def _from_agent_gpus(self, number: int, now: float, topic: str, text: str) -> list[Action]:
+        # nodes on one computer may share a GPU, and what cannot be shown is mostly the same everywhere
+        once = self._plan.local or topic == "missing"
+        if once and now - self._gpu_notes.get(text, -math.inf) < _SAME_NOTE:
+            return []
+        self._gpu_notes[text] = math.inf if topic == "missing" else now
+        return [("emit", events.Notice(self._plan.pool, f"node {number}: {text}", "warning"))]
 
     def mishandled(self, number: int, message: Sequence[Any], error: BaseException, now: float) -> list[Action]:
         """A message could not be handled: the call that it was about must not wait for another."""

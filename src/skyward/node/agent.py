@@ -16,7 +16,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from skyward.node import places
@@ -26,6 +26,7 @@ from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
 from skyward.node.client_listener import ClientListener
+from skyward.node.gpu_meter import GpuMeter
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said
@@ -50,6 +51,7 @@ class Surroundings:
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector
     runners: type[Runners] = Runners
     usage: type[UsageMeter] = UsageMeter
+    gpus: Callable[[], GpuMeter] = GpuMeter
 
 
 class Agent:
@@ -67,7 +69,7 @@ class Agent:
         self._heard, self._blob_cache = heard, blob_cache
         around = surroundings or Surroundings()
         self._clock, self._token, self._usage = around.clock, around.token(), around.usage()
-        self._selector = around.selector()
+        self._selector, self._gpus = around.selector(), around.gpus()
         hear_client = Receiver(ClientToAgent, self).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell = self._home.tell
@@ -260,6 +262,7 @@ class Agent:
         now = self._clock()
         self._settings, self._hooks = settings, buffers
         self._blob_cache.shared = settings["shared"]
+        self._gpus.watch(settings.get("gpus", ()))
         for name in list(self._calls.slots):
             self._look(name, now)
         self._do(self._calls.setup(settings, bool(buffers), now))
@@ -370,7 +373,10 @@ class Agent:
         if self._home.connected:
             running = sum(call.began is not None for call in self._calls.calls.values())
             cpu, memory = self._usage.sample(self._runners.pids())
-            self._tell(AgentToClient.sample(cpu, memory, running))
+            gpus, notes = self._gpus.take()
+            for note in notes:
+                self._tell(AgentToClient.gpus(*note))
+            self._tell(AgentToClient.sample(cpu, memory, running, [astuple(gpu) for gpu in gpus]))
 
     def _wait(self) -> float:
         return max(0.0, min(self._timers.due(), self._calls.due()) - self._clock())

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from skyward.api.hardware import seen_by_one_process
-from skyward.node.agent import Agent
+from skyward.node.agent import Agent, Surroundings
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_listener import ClientListener
+from skyward.node.gpu_meter import GpuMeter
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
 
@@ -54,6 +55,7 @@ def _agent(
         identity = Identity(**order["identity"])
         server, client = context(identity, server=True), context(identity, server=False)
     found = look()
+    called = names(found.gpus, os.environ)
     metadata = {
         "node": order["node"],
         "python": list(sys.version_info[:3]),
@@ -62,12 +64,13 @@ def _agent(
         "pid": os.getpid(),
         "accelerators": seen_by_one_process(found.gpus),
         **found.to_json(),
-        "gpu_names": names(found.gpus, os.environ),
+        "gpu_names": called,
         "gpu_variable": variable(found.gpus),
         "cpus": len(os.sched_getaffinity(0)),
     }
+    around = Surroundings(gpus=lambda: GpuMeter(found.gpus, called))
     admit = partial(ClientListener, listener, order["host"], server)
-    return Agent(admit, fork_server, heard, BlobCache(order["directory"], client), metadata)
+    return Agent(admit, fork_server, heard, BlobCache(order["directory"], client), metadata, around)
 
 
 def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:

@@ -31,10 +31,11 @@ class GpuMeter:
     """The GPUs of one node; `names` are what the pool calls them, in the same order."""
 
     def __init__(
-        self, gpus: Sequence[Gpu], names: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+        self, gpus: Sequence[Gpu] = (), names: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._all, self._clock = dict(zip(names or map(str, range(len(gpus))), gpus, strict=True)), clock
-        self._own = tuple(gpus)
+        self._all, self._clock = dict(zip(names, gpus, strict=True)), clock
+        self._own: tuple[Gpu, ...] = ()
+        self._started = False
         self._health = GpuHealth()
         self._lock = threading.Lock()
         self._samples: list[GpuSample] = []
@@ -42,16 +43,13 @@ class GpuMeter:
         self._at = clock()
         self._silent = False
 
-    def start(self) -> None:
-        """Begins to ask, if there is anything to be asked."""
-        if self._own:
+    def watch(self, names: Sequence[str]) -> None:
+        """Begins to ask the node's GPUs, if it has any: these, of all that the machine has."""
+        self._own = tuple(self._all[name] for name in names if name in self._all)
+        if self._own and not self._started:
+            self._started, self._at = True, self._clock()
             ask = _nvidia if self._own[0].vendor == "nvidia" else _amd
             threading.Thread(target=self._run, args=(ask,), name="skyward-gpus", daemon=True).start()
-
-    def watch(self, names: Sequence[str] | None) -> None:
-        """Of the machine's GPUs, these are the node's; all of them if that is not said."""
-        if names is not None:
-            self._own = tuple(self._all[name] for name in names if name in self._all)
 
     def take(self) -> tuple[list[GpuSample], list[Note]]:
         """The latest figures, none if they are old; and notes that were not taken before."""

@@ -49,7 +49,7 @@ class ClientToAgent(Direction):
     @staticmethod
     def setup(settings: dict[str, Any], buffers: int) -> Message:
         """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `shared`,
-        `info`, `env`, `cwd`, `runner`. Buffers: the plugins' hooks, pickled."""
+        `info`, `env`, `cwd`, `gpus`, `runner`. Buffers: the plugins' hooks, pickled."""
         return ["setup", settings, buffers]
 
     @staticmethod
@@ -210,9 +210,14 @@ class AgentToClient(Direction):
         return ["need", blob, 0]
 
     @staticmethod
-    def sample(cpu: float, memory: int, running: int) -> Message:
-        """Sent once a second. It also shows that the agent is alive."""
-        return ["sample", cpu, memory, running, 0]
+    def sample(cpu: float, memory: int, running: int, gpus: list[Any]) -> Message:
+        """Sent once a second. It also shows that the agent is alive. `gpus`: the fields of each `GpuSample`."""
+        return ["sample", cpu, memory, running, gpus, 0]
+
+    @staticmethod
+    def gpus(topic: str, text: str) -> Message:
+        """Something is wrong with a GPU of this node (`trouble`), or they cannot be asked (`missing`)."""
+        return ["gpus", topic, text, 0]
 
     @staticmethod
     def repaired(text: str) -> Message:

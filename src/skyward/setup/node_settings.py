@@ -41,6 +41,7 @@ def agent_settings(
         "grace": context.grace,
         "threads": threads,
         "processes": processes,
+        "gpus": list(gpus.by_node[node]),
         "places": _gpu_variables(context, node, host, about, gpus, ranks),
         "runner": {
             "node": node,

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from skyward import events as on
 from skyward.errors import InvalidArgument
+from skyward.view.gpus import gpu_cell
 from skyward.view.terminal import Cell, Feed, Terminal, clean, is_terminal, plain, styled
 
 __all__ = ["Console", "attach"]
@@ -255,9 +256,9 @@ class Console:
                         bar.text = ""
                 self._done += outcome == "ok"
                 self._failed += outcome not in ("ok", "cancelled")
-            case on.NodeSample(node=number, cpu=cpu, memory=memory):
+            case on.NodeSample(node=number, cpu=cpu, memory=memory, gpus=gpus):
                 node = self._node(number)
-                node.cpu, node.memory = cpu, memory
+                node.cpu, node.memory, node.gpus = cpu, memory, gpus
             case on.PoolOpening(nodes=count, provider=provider, processes_per_node=processes):
                 self._processes = processes
                 self._pool, self._provider, self._stage = event.pool, provider, "opening"
@@ -317,6 +318,7 @@ class _Node:
     down: str | None = None
     cpu: float | None = None
     memory: int = 0
+    gpus: tuple[on.GpuSample, ...] = ()
     running: dict[str, _Running] = field(default_factory=dict[str, _Running])
     bars: dict[int, _Bar] = field(default_factory=dict[int, _Bar])  # by rank
 
@@ -327,6 +329,8 @@ class _Node:
         if opening:
             return [(_SPINNER[int(now * 10) % 10], _CYAN), name, (self.phase, ""), (_elapsed(now - self.since), _DIM)]
         busy = f"{self.cpu:4.0f} % CPU {self.memory / 1e6:8,.0f} MB" if self.cpu is not None else ""
+        if self.gpus:
+            busy += f"  {gpu_cell(self.gpus)}"
         named: dict[str, list[_Running]] = {}
         for one in self.running.values():
             named.setdefault(one[0], []).append(one)
