@@ -6,6 +6,7 @@ It shares its process with the user, so it uses nothing but the standard library
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from skyward.node.protocol import RunnerToAgent
 from skyward.node.receiver import Message
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.payload import Packer, unpack
+from skyward.transport.spill import Spill
 from skyward.transport.streams import Consumer, Producer
 
 __all__ = ["Bodies", "RunnerCall", "Stopped", "Verdict", "end_if_forked"]
@@ -124,17 +126,23 @@ class Bodies:
         return fn
 
     def _packed_result(self, call: RunnerCall, result: Any) -> Verdict:
-        name = call.about["name"]
         try:
-            head, buffers = self._packer.pack(result, "result")
+            pieces, about, _ = self._packed(call, result, "result", self._settings["max_result"])
         except NotSerializable as exc:
-            text = f"{name} ran, but its result cannot come home: {exc}"
+            text = f"{call.about['name']} ran, but its result cannot come home: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
-        pieces: list[Any] = [head, *buffers]
-        size = sum(map(frames.nbytes, pieces))
-        if size > self._settings["max_result"]:
-            raise ResultTooLarge(name, size, self._settings["max_result"])
-        return "done", _spilled(pieces, self._settings["blobs"]), pieces
+        return "done", about, pieces
+
+    def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], dict[str, Any], int]:
+        """The pieces of a value, in which large ones are blobs; what the client must know of these; their size."""
+        with Spill(self._settings["blobs"], call.about.get("blobs", {}).values()) as spill:
+            head, buffers = self._packer.pack(value, what)
+            pieces: list[Any] = [head, *buffers]
+            size = sum(map(frames.nbytes, pieces))
+            if size > limit:
+                raise ResultTooLarge(call.about["name"], size, int(limit))
+            moved = spill.store(pieces)
+        return pieces, {"blobs": moved} if moved else {}, size
 
     def _stream(self, call: RunnerCall, items: Generator[Any, None, None] | AsyncGenerator[Any, None]) -> None:
         def send(batch: list[tuple[list[Any], dict[str, Any]]]) -> None:
@@ -147,40 +155,37 @@ class Bodies:
             if isinstance(items, AsyncGenerator):
                 import asyncio
 
-                asyncio.run(self._drain_async(out, items))
+                asyncio.run(self._drain_async(call, out, items))
             else:
-                self._drain(out, items)
+                self._drain(call, out, items)
         finally:
             out.finish()
 
-    def _drain(self, out: Producer, items: Generator[Any, None, None]) -> None:
+    def _drain(self, call: RunnerCall, out: Producer, items: Generator[Any, None, None]) -> None:
         try:
             for item in items:
-                if not out.put(*self._packed_item(item)):
+                if not out.put(*self._packed_item(call, item)):
                     return
         finally:
             items.close()
 
-    async def _drain_async(self, out: Producer, items: AsyncGenerator[Any, None]) -> None:
+    async def _drain_async(self, call: RunnerCall, out: Producer, items: AsyncGenerator[Any, None]) -> None:
         import asyncio
 
         try:
             async for item in items:
-                packed = self._packed_item(item)
+                packed = self._packed_item(call, item)
                 if not await asyncio.to_thread(out.put, *packed):
                     return
         finally:
             await items.aclose()
 
-    def _packed_item(self, item: Any) -> tuple[tuple[list[Any], dict[str, Any]], int]:
+    def _packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], dict[str, Any]], int]:
         """The item as it is now, with its size: the body may change it as soon as it goes on."""
         try:
-            head, buffers = self._packer.pack(item, "yielded value")
+            pieces, about, size = self._packed(call, item, "yielded value", math.inf)
         except NotSerializable as exc:
             raise ResultNotSerializable(str(exc)) from exc.__cause__
-        pieces: list[Any] = [head, *buffers]
-        size = sum(map(frames.nbytes, pieces))
-        about = _spilled(pieces, self._settings["blobs"])
         return ([bytes(piece) for piece in pieces], about), size
 
 
@@ -195,13 +200,3 @@ def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:
     for index, blob in about.get("blobs", {}).items():
         buffers[int(index)] = blobs.read(blob)
     return buffers
-
-
-def _spilled(pieces: list[Any], directory: str) -> dict[str, Any]:
-    """Moves large pieces into blobs (in place) and says which."""
-    moved: dict[str, blobs.Blob] = {}
-    for index, piece in enumerate(pieces):
-        if frames.nbytes(piece) >= blobs.LARGE:
-            moved[str(index)] = blobs.write(directory, piece)
-            pieces[index] = b""
-    return {"blobs": moved} if moved else {}

@@ -31,6 +31,7 @@ from skyward.api.image import Image, check_number
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument, PoolClosed
 from skyward.transport import blobs
+from skyward.transport.payload import Pickler
 
 __all__ = ["Lacking", "Slots", "Tasks", "install", "joblib", "joblib_backend", "open_pool", "packages_with", "pinned"]
 __all__ += ["register", "runs"]
@@ -227,7 +228,7 @@ class Tasks:
         # An inner pickle has its buffers as arguments of the outer one: there each can be marked read-only.
         buffers: list[memoryview] = []
         out = io.BytesIO()
-        _Pickler(out, protocol=5, buffer_callback=partial(_kept, buffers)).dump(self.items)
+        cast("Any", _Pickler(out, partial(_kept, buffers))).dump(self.items)
         sent = [pickle.PickleBuffer(self._marked(b)) for b in buffers]
         return _tasks, (self.level, self.frozen, self.paths, out.getvalue(), *sent)
 
@@ -256,7 +257,7 @@ def _kept(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
     return False
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(Pickler):
     """Names classes of warnings instead of requiring them: scikit-learn sends the client's filters with each call."""
 
     def reducer_override(self, obj: Any) -> Any:

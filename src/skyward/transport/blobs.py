@@ -21,7 +21,7 @@ from skyward.transport.frames import Buffer
 # fmt: off
 __all__ = [
     "LARGE", "SCRATCH", "Blob", "BlobIndex", "Store",
-    "make_directory", "read", "remove", "remove_directory", "room", "write", "write_piece",
+    "digest", "draft", "make_directory", "read", "remove", "remove_directory", "room", "write", "write_piece",
 ]
 # fmt: on
 
@@ -34,18 +34,37 @@ _RAM = Path("/dev/shm")
 
 def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
     """Writes a buffer into a directory of a store; falls back to disk when the memory file system is full."""
-    name = name or os.urandom(12).hex()
+    view = memoryview(buffer).cast("B")
+
+    def fill(fd: int) -> None:
+        done = 0
+        while done < view.nbytes:
+            done += os.write(fd, view[done : done + (1 << 26)])
+
+    path, file = _made(directory, name or os.urandom(12).hex(), fill)
+    os.close(file)
+    return path, view.nbytes
+
+
+def draft(directory: str, size: int) -> tuple[mmap.mmap, Blob]:
+    """A blob that is filled through memory, before anybody else knows of it."""
+    name = os.urandom(12).hex()
+
+    def allocate(fd: int) -> None:
+        os.posix_fallocate(fd, 0, size)  # a lack of room is an error here, and a signal later
+
+    path, file = _made(directory, name, allocate)
     try:
-        return _write(directory, buffer, name)
-    except OSError as exc:
-        if exc.errno != errno.ENOSPC:
-            raise
-    spill = _spill(directory)
-    os.makedirs(spill, mode=0o700, exist_ok=True)
-    found = os.lstat(spill)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(errno.EACCES, "another user has made a directory where blobs would go", spill)
-    return _write(spill, buffer, name)
+        return mmap.mmap(file, size), (path, size)
+    finally:
+        os.close(file)
+
+
+def digest(buffer: Buffer) -> str:
+    """The name of a content."""
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(buffer)
 
 
 def write_piece(path: str, offset: int, data: Buffer) -> None:
@@ -160,17 +179,15 @@ class Store:
 
     def put(self, buffer: Buffer) -> tuple[str, Blob]:
         """Writes a buffer unless its content is there already, and keeps it until `release`."""
-        import xxhash
-
-        digest: str = xxhash.xxh3_128_hexdigest(buffer)
+        name = digest(buffer)
         with self._lock:
-            blob = self._index.get(digest)
+            blob = self._index.get(name)
             if blob is None:
-                blob = write(self.directory, buffer, digest)
-                self._index.add(digest, blob)
-            self._index.use([digest])
+                blob = write(self.directory, buffer, name)
+                self._index.add(name, blob)
+            self._index.use([name])
             self._index.make_room()
-            return digest, blob
+            return name, blob
 
     def retain(self, digests: Iterable[str]) -> None:
         """Says that one more call needs these blobs."""
@@ -218,17 +235,28 @@ def _is_private(path: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-def _write(directory: str, buffer: Buffer, name: str) -> Blob:
+def _made(directory: str, name: str, fill: Callable[[int], None]) -> tuple[str, int]:
+    """A new file with what `fill` puts into it, open; on disk when the memory file system is full."""
+    try:
+        return _made_in(directory, name, fill)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+    spill = _spill(directory)
+    os.makedirs(spill, mode=0o700, exist_ok=True)
+    found = os.lstat(spill)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "another user has made a directory where blobs would go", spill)
+    return _made_in(spill, name, fill)
+
+
+def _made_in(directory: str, name: str, fill: Callable[[int], None]) -> tuple[str, int]:
     path = os.path.join(directory, name)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        view = memoryview(buffer).cast("B")
-        done = 0
-        while done < view.nbytes:
-            done += os.write(fd, view[done : done + (1 << 26)])
+        fill(fd)
     except BaseException:
         os.close(fd)
         os.unlink(path)
         raise
-    os.close(fd)
-    return path, view.nbytes
+    return path, fd

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
 
-import cloudpickle
-
 from skyward.errors import RemoteError
-from skyward.transport.payload import unpack
+from skyward.transport.payload import Pickler, unpack
 
 __all__ = ["PackedError", "annotate", "capture", "packed", "rebuild"]
 
@@ -141,11 +139,11 @@ def _portable(exc: BaseException) -> BaseException | _Parts | None:
 
 def _dumps(value: object) -> bytes:
     out = io.BytesIO()
-    _ExceptionPickler(out, protocol=5).dump(value)
+    cast(Any, _ExceptionPickler(out)).dump(value)
     return out.getvalue()
 
 
-class _ExceptionPickler(cloudpickle.Pickler):
+class _ExceptionPickler(Pickler):
     """Has exceptions pickled as Python does: some packages register a reducer for all of them that loses arguments."""
 
     def reducer_override(self, obj: Any) -> Any:

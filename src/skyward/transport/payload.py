@@ -17,21 +17,23 @@ import sysconfig
 import threading
 import time
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import cloudpickle
 
 from skyward.errors import NotSerializable
+from skyward.transport import blobs, tensors
+from skyward.transport.pieces import Packed, PieceWriter, split
 
-__all__ = ["Packed", "Packer", "pack_plain", "unpack"]
-
-Packed = tuple[bytes, list[memoryview]]
+__all__ = ["Packed", "Packer", "Pickler", "pack_plain", "unpack"]
 
 _CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, CodeType, BuiltinFunctionType})
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
+_LONG = frozenset({str, bytes})
 _DIAGNOSIS_SECONDS = 0.08
 _SHORT = 1 << 20
 _OURS = ("skyward.", "cloudpickle.")
@@ -113,10 +115,16 @@ class Packer:
 
 
 def pack_plain(value: object) -> Packed:
-    """Bytes for a value that needs none of cloudpickle's care."""
-    buffers: list[memoryview] = []
-    head = pickle.dumps(value, 5, buffer_callback=lambda b: buffers.append(b.raw()))
-    return head, buffers
+    """Bytes for a value that needs none of cloudpickle's care, and has nothing large in it but arrays."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    if not buffers:
+        return head, []
+    out = PieceWriter()
+    out.write(head)
+    for buffer in buffers:
+        out.buffer(buffer)
+    return out.packed()
 
 
 def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bool = False) -> Any:
@@ -125,6 +133,7 @@ def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bo
     With `keep_classes`, a class that this process sent by value comes back as the class of this process, not as a copy,
     and tensors on GPUs that this computer does not have come to the CPU.
     """
+    head, buffers = split(head, buffers)
     if keep_classes and (len(head) > _SHORT or any(name in bytes(head) for name in _CARE)):
         return _Keeping(_View(memoryview(head)), buffers=buffers).load()
     return pickle.loads(head, buffers=buffers)
@@ -179,19 +188,20 @@ def _load_storage(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location=None if torch.cuda.is_available() else "cpu", weights_only=False)
 
 
+class Pickler(cloudpickle.Pickler):
+    """cloudpickle's pickler, by which tensors leave their memory out of band too."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(tensors.TABLE, *cast(Any, cloudpickle.Pickler).dispatch_table.maps)
+
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
+        tensors.look_around()
+        cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
+
+
 def _cloudpickle(value: object) -> Packed:
-    buffers: list[memoryview] = []
-    out = io.BytesIO()
-    cast(Any, cloudpickle.Pickler)(out, protocol=5, buffer_callback=functools.partial(_append_raw, buffers)).dump(value)
-    return out.getvalue(), buffers
-
-
-def _append_raw(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
-    try:
-        buffers.append(buffer.raw())
-    except BufferError:
-        return True  # not contiguous: pickled in band
-    return False
+    out = PieceWriter()
+    cast(Any, Pickler(out, out.buffer)).dump(value)
+    return out.packed()
 
 
 def _is_simple(value: object, depth: int = 4) -> bool:
@@ -200,14 +210,20 @@ def _is_simple(value: object, depth: int = 4) -> bool:
         return False
     kind = type(value)
     if kind in _SIMPLE:
-        return True
+        return kind not in _LONG or len(cast("bytes | str", value)) < blobs.LARGE
     if kind is tuple or kind is list:
         items = cast("Sequence[object]", value)
         return len(items) <= 64 and all(_is_simple(v, depth - 1) for v in items)
     if kind is dict:
         mapping = cast("Mapping[object, object]", value)
         return len(mapping) <= 64 and all(type(k) is str and _is_simple(v, depth - 1) for k, v in mapping.items())
-    return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject  # type: ignore[attr-defined]
+    return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and _is_plain(value)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether numpy leaves the array's memory out of band by itself."""
+    flags, dtype = array.flags, array.dtype
+    return (flags.c_contiguous or flags.f_contiguous) and not dtype.hasobject and dtype.isbuiltin != 2
 
 
 @functools.cache

@@ -1,0 +1,89 @@
+"""The large pieces of what a body returns or yields, as blobs: written once, or not at all.
+
+an argument that comes back unchanged    its blob gets a second name; nothing is written
+a tensor on a GPU                        is copied from there into the blob itself
+anything else                            is written
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from skyward.transport import blobs, tensors
+from skyward.transport.frames import nbytes
+
+__all__ = ["Spill"]
+
+_SAMPLE = 4096
+
+
+class Spill:
+    """Blobs of one result in `directory`; `arguments` are the blobs that came with the call.
+
+    What is packed in its `with` block, in the same thread, may use `room`; what of that is not stored is removed.
+    """
+
+    def __init__(self, directory: str, arguments: Iterable[tuple[str, int]] = ()) -> None:
+        self._directory, self._arguments = directory, arguments
+        self._drafts: dict[int, tuple[mmap.mmap, blobs.Blob]] = {}
+
+    def __enter__(self) -> Spill:
+        tensors.local.room = self.room
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        tensors.local.room = None
+        if self._drafts:
+            blobs.remove(path for _, (path, _) in self._drafts.values())
+
+    def room(self, size: int) -> memoryview:
+        """Memory to fill. What is stored of it is a blob already."""
+        if size < blobs.LARGE:
+            return memoryview(bytearray(size))
+        mapped, blob = blobs.draft(self._directory, size)
+        self._drafts[id(mapped)] = mapped, blob
+        return memoryview(mapped)
+
+    def store(self, pieces: list[Any]) -> dict[str, blobs.Blob]:
+        """Moves large pieces into blobs, in place, and says which."""
+        moved: dict[str, blobs.Blob] = {}
+        try:
+            for index, piece in enumerate(pieces):
+                if nbytes(piece) >= blobs.LARGE:
+                    moved[str(index)] = self._blob(piece)
+                    pieces[index] = b""
+        except BaseException:
+            blobs.remove(path for path, _ in moved.values())
+            raise
+        return moved
+
+    def _blob(self, piece: Any) -> blobs.Blob:
+        view = memoryview(piece)
+        draft = self._drafts.pop(id(view.obj), None)
+        if draft is not None:
+            return draft[1]
+        return self._linked(view) or blobs.write(self._directory, view)
+
+    def _linked(self, view: memoryview) -> blobs.Blob | None:
+        """A second name of the argument that has the same content, if there is one."""
+        for path, size in self._arguments:
+            try:
+                if size == view.nbytes and _is_content_of(path, view):
+                    name = os.path.join(os.path.dirname(path), os.urandom(12).hex())
+                    os.link(path, name)
+                    return name, view.nbytes
+            except OSError:
+                continue  # it is gone, or the file system has no links: it is written
+        return None
+
+
+def _is_content_of(path: str, view: memoryview) -> bool:
+    """Whether a blob of the same size has this content; arguments are named by theirs."""
+    with open(path, "rb", buffering=0) as file:
+        for at in (0, view.nbytes // 2, view.nbytes - _SAMPLE):  # most of what was changed, is changed there
+            if os.pread(file.fileno(), _SAMPLE, at) != view[at : at + _SAMPLE].tobytes():
+                return False
+    return blobs.digest(view) == os.path.basename(path)
