@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.plugins import _jax, _ranks
-from skyward.plugins._ranks import called, everyone, gpu_positions, show_node_gpus, this_rank
+from skyward.plugins._ranks import called, everyone, gpu_by_local_rank, gpu_positions, show_node_gpus, this_rank
 from skyward.plugins._torch_gpus import agreed_backend, possible
 from tests.support.ranks import rank
 
@@ -37,6 +37,16 @@ def test_a_framework_sees_all_gpus_of_the_node_and_uses_its_own(monkeypatch: pyt
     show_node_gpus(info)
     assert _ranks.os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
     assert gpu_positions(info) == [1]
+    assert gpu_by_local_rank(info) == 1
+
+
+def test_torch_takes_the_gpu_with_its_local_rank_also_where_there_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = rank(1, node_gpus=("0", "1", "2", "3"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert gpu_by_local_rank(info) == 0  # CUDA was used before: the process sees its own
+    show_node_gpus(info)
+    assert gpu_by_local_rank(info) == 1
+    assert gpu_by_local_rank(rank(0, ranks=1, nodes=2)) is None
 
 
 @pytest.mark.parametrize("gpus", [("0",), ("MIG-a", "MIG-b"), ()])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from skyward.api.info import InstanceInfo
 from skyward.node.gpu_shares import CUDA, HIP, own_gpus
 
-__all__ = ["called", "everyone", "gpu_positions", "say", "show_node_gpus", "this_rank"]
+__all__ = ["called", "everyone", "gpu_by_local_rank", "gpu_positions", "say", "show_node_gpus", "this_rank"]
 
 
 def called(info: InstanceInfo, ranks: Iterable[int]) -> str:
@@ -44,8 +44,17 @@ def show_node_gpus(info: InstanceInfo) -> None:
 
     Without a framework's plugin a process sees its own GPUs only. CUDA reads the variable once, when it is first used.
     """
-    if info.local_world_size > 1 and len(info.node_gpus) >= info.local_world_size and not _has_slices(info):
+    if info.local_world_size > 1 and _has_own_card(info):
         os.environ[_variable()] = ",".join(info.node_gpus)
+
+
+def gpu_by_local_rank(info: InstanceInfo) -> int | None:
+    """The number by which a program for torchrun addresses its GPU; None without GPUs."""
+    positions = gpu_positions(info)
+    if not positions:
+        return None
+    shows_all = os.environ.get(_variable(), ",".join(info.node_gpus)) == ",".join(info.node_gpus)
+    return info.local_rank if shows_all and _has_own_card(info) else positions[0]
 
 
 def gpu_positions(info: InstanceInfo) -> list[int]:
@@ -65,8 +74,9 @@ def _variable() -> str:
     return HIP if HIP in os.environ else CUDA
 
 
-def _has_slices(info: InstanceInfo) -> bool:
-    return any(gpu.startswith("MIG-") for gpu in info.node_gpus)
+def _has_own_card(info: InstanceInfo) -> bool:
+    slices = any(gpu.startswith("MIG-") for gpu in info.node_gpus)
+    return len(info.node_gpus) >= info.local_world_size and not slices
 
 
 _said: set[str] = set()

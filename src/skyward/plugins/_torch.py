@@ -24,7 +24,7 @@ from skyward.errors import InvalidArgument
 from skyward.node.decorators import Enter, around_each_call
 from skyward.node.turns import await_turn
 from skyward.plugins import _accelerate
-from skyward.plugins._ranks import gpu_positions, show_node_gpus
+from skyward.plugins._ranks import gpu_by_local_rank, show_node_gpus
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._torch_gpus import Backend, agreed_backend, check_backend, on_own_gpu, use_own_gpu
 from skyward.plugins._torch_health import PoolGroup, explain
@@ -124,7 +124,7 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
         group = PoolGroup(dist, info, chosen, timeout)
         around_each_call(group.around_call)
         around_each_call(functools.partial(_accelerate.around_call, info))
-        if gpu_positions(info)[:1] > [0]:
+        if gpu_by_local_rank(info):
             around_each_call(functools.partial(on_own_gpu, info))
         with group.offered():
             yield

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from skyward.api.info import InstanceInfo
 from skyward.errors import InvalidArgument
-from skyward.plugins._ranks import called, gpu_positions, say, this_rank
+from skyward.plugins._ranks import called, gpu_by_local_rank, say, this_rank
 from skyward.plugins._within import framework
 
 __all__ = ["Backend", "agreed_backend", "check_backend", "on_own_gpu", "possible", "use_own_gpu"]
@@ -49,9 +49,9 @@ def possible(asked: dict[str, Any], info: InstanceInfo) -> dict[str, Any]:
 
 def use_own_gpu(info: InstanceInfo) -> None:
     """Has torch use this rank's own GPU where code does not say which."""
-    own = gpu_positions(info)[:1]
-    if own and own[0] > 0 and _finds_cuda():  # the first one is what torch takes anyway
-        framework("torch", "torch").cuda.set_device(own[0])
+    own = gpu_by_local_rank(info)
+    if own and _finds_cuda():  # number 0 is what torch takes anyway
+        framework("torch", "torch").cuda.set_device(own)
 
 
 @contextmanager
