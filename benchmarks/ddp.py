@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from contest import Medians, Row
 __all__ = ["CONTENDERS", "rows"]
 
 PROCESSES = 2
+NODES, RANKS = 2, 2
 LOOP = str(Path(__file__).with_name("ddp_loop.py"))
 
 
@@ -41,25 +44,55 @@ def rows(seen: Medians) -> list[Row]:
             "torchrun",
             seen("torchrun", "first"),
             "s",
-            at_most=1.2,
+            at_most=1.0,
+        ),
+        Row(
+            f"DDP training, {NODES} nodes with {RANKS} ranks each, steps/s",
+            seen("skyward, ranks", "rate"),
+            f"torchrun, {NODES} agents with {RANKS} processes each",
+            seen("torchrun, ranks", "rate"),
+            "/s",
+            at_least=0.98,
+        ),
+        Row(
+            f"from process start to the first step, {NODES} nodes with {RANKS} ranks each",
+            seen("skyward, ranks", "first"),
+            "torchrun",
+            seen("torchrun, ranks", "first"),
+            "s",
         ),
     ]
 
 
-def _trained(launch: list[str], quick: bool) -> dict[str, float]:
+def _trained(launches: Callable[[], list[list[str]]], steps: int, quick: bool) -> dict[str, float]:
+    """Starts one program, or one for each node of torchrun, and reads what rank 0 saw."""
     with tempfile.TemporaryDirectory() as directory:
         into = Path(directory) / "seen.json"
+        commands = [[_python(), *launch, str(into), str(100 if quick else steps)] for launch in launches()]
+        env = {"OMP_NUM_THREADS": "1", **os.environ} if len(commands) > 1 else None  # as our ranks on few cores
         began = time.time()  # compared with another process's clock
-        subprocess.run([_python(), *launch, str(into), str(100 if quick else 1_500)], check=True)
+        started = [subprocess.Popen(command, env=env) for command in commands]
+        if any(process.wait() for process in started):
+            raise RuntimeError("a training failed")
         seen: dict[str, float] = json.loads(into.read_text())
     return {"first": seen["first"] - began, "rate": seen["rate"], "threads": seen["threads"]}
 
 
+def _agents() -> list[list[str]]:
+    """The command lines of torchrun on all nodes, which are all on this computer."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    place = ["--nnodes", str(NODES), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    launch = ["-m", "torch.distributed.run", *place, "--nproc-per-node", str(RANKS)]
+    return [[*launch, "--node-rank", str(node), LOOP] for node in range(NODES)]
+
+
+_ALONE = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES), LOOP]
 CONTENDERS = {
-    "skyward": partial(_trained, [LOOP]),
-    "torchrun": partial(
-        _trained, ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES), LOOP]
-    ),
+    "skyward": partial(_trained, lambda: [[LOOP]], 1_500),
+    "torchrun": partial(_trained, lambda: [_ALONE], 1_500),
+    "skyward, ranks": partial(_trained, lambda: [[LOOP, "--ranks", str(RANKS)]], 600),
+    "torchrun, ranks": partial(_trained, _agents, 600),
 }
 
 

@@ -1,4 +1,4 @@
-"""The training that ddp.py times: `ddp_loop.py RESULT STEPS`, by itself on a pool, under torchrun in its processes."""
+"""The training that ddp.py times: `ddp_loop.py [--ranks K] RESULT STEPS`, by itself on a pool, under torchrun in its processes."""
 
 from __future__ import annotations
 
@@ -52,20 +52,26 @@ def under_torchrun(steps: int) -> dict[str, float]:
         dist.destroy_process_group()
 
 
-def on_a_pool(steps: int) -> dict[str, float]:
+def on_a_pool(steps: int, ranks: int) -> dict[str, float]:
     """The same function on two local nodes."""
     import skyward as sky
 
-    with sky.ComputePool(nodes=2, plugins=[sky.plugins.torch(backend="gloo")], console=False) as pool:
+    plugins = [sky.plugins.torch(backend="gloo")]
+    with sky.ComputePool(nodes=2, processes_per_node=ranks, plugins=plugins, console=False) as pool:
         return (sky.compute(train)(steps) @ pool)[0]
 
 
 def main() -> None:
     """Trains, and has rank 0 write down what it saw."""
     launched = "TORCHELASTIC_RUN_ID" in os.environ
-    seen = (under_torchrun if launched else on_a_pool)(int(sys.argv[2]))
+    arguments = sys.argv[1:]
+    ranks = 1
+    if arguments[0] == "--ranks":
+        ranks, arguments = int(arguments[1]), arguments[2:]
+    steps = int(arguments[1])
+    seen = under_torchrun(steps) if launched else on_a_pool(steps, ranks)
     if os.environ.get("RANK", "0") == "0":
-        Path(sys.argv[1]).write_text(json.dumps(seen))
+        Path(arguments[0]).write_text(json.dumps(seen))
     if launched:
         os._exit(0)  # gloo's threads abort a process now and then that ends in the usual way
 
