@@ -47,12 +47,12 @@ def rank(log: str, key: str, seconds: float, failing: int | None) -> int:
     """One body of a broadcast; the rank `failing` raises in the middle, the others would take longer."""
     info = sky.instance_info()
     assert info is not None
-    log_start(log, f"{key}.{info.node}")
-    if info.node == failing:
+    log_start(log, f"{key}.{info.rank}")
+    if info.rank == failing:
         time.sleep(seconds / 4)
         raise ValueError(key)
     time.sleep(seconds)
-    return info.node
+    return info.rank
 
 
 @sky.compute

@@ -113,9 +113,9 @@ def broadcasts(t: Trial) -> None:
     t.speak(short(t.rng, 20))
     for _ in range(2):
         key, way = t.key(), t.rng.choice(["fails", "late", "signal"])
-        for node in range(t.pool.nodes):
-            t.allow(f"{key}.{node}")
-        failing = t.rng.randrange(t.pool.nodes) if way == "fails" else None
+        for rank in range(t.pool.world_size):
+            t.allow(f"{key}.{rank}")
+        failing = t.rng.randrange(t.pool.world_size) if way == "fails" else None
         call = bodies.rank(t.log, key, t.rng.uniform(0.05, 0.2), failing)
         if way == "signal":
             interrupted(t, lambda call=call: call @ t.pool)
@@ -227,6 +227,8 @@ MODES = [
     Mode("long and short", mixed, {"concurrency": 2}),
     Mode("time limits", timeouts, {"concurrency": 2}),
     Mode("broadcasts", broadcasts),
+    Mode("broadcasts to ranks", broadcasts, {"processes_per_node": 2}),
+    Mode("cancels in ranks", cancels, {"processes_per_node": 2, "concurrency": 2}),
     Mode("streams", streams, {"concurrency": 4}),
     Mode("runners killed", runners_killed, {"worker": sky.Worker(2, executor="process")}, rough=(TaskCrashed,)),
     Mode("agents killed", agents_killed, rounds=8, rough=(NodeLost,)),

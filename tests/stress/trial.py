@@ -64,7 +64,7 @@ class Trial:
         self.rng = random.Random()
         self.calls = 0
         self.runners: list[int] = []
-        self.slots = pool.nodes * pool.concurrency
+        self.slots = pool.slots
         self.log = str(directory / "starts")
         Path(self.log).touch()
         self._directory = directory
@@ -164,7 +164,7 @@ class Trial:
             except self._rough:
                 if time.monotonic() > end:
                     raise
-        if ranks != list(range(self.pool.nodes)):
+        if ranks != list(range(self.pool.world_size)):
             raise Failed(f"a broadcast returned {ranks}")
         for node in ranks:
             self._starts[f"{key}.{node}"] = 1

@@ -136,10 +136,12 @@ def _warn_uneven(length: int, total: int) -> None:
         return
     _warned.add((length, total))
     longer = length % total
+    info: InstanceInfo | None = instance_info()
+    ranks = "ranks" if info is not None and info.world_size > info.total_nodes else "nodes"
     print(
-        f"sky.shard: {length} elements over {total} nodes: {longer} of them get{'s' if longer == 1 else ''} "
-        f"{length // total + 1}, the others {length // total}. Nodes that train together must make equally many steps, "
-        "or they wait for each other for ever. Write sky.shard(..., drop_last=True), or pad=True.",
+        f"sky.shard: {length} elements over {total} {ranks}: {longer} of them get{'s' if longer == 1 else ''} "
+        f"{length // total + 1}, the others {length // total}. {ranks.title()} that train together must make equally "
+        "many steps, or they wait for each other for ever. Write sky.shard(..., drop_last=True), or pad=True.",
         file=sys.stderr,
         flush=True,
     )
