@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skyward import errors
+from skyward.api.stacks import Stack, Stacks
 
 EXAMPLES: dict[str, tuple[Any, ...]] = {
     "AcceleratorMismatch": ("accelerator", "it has 1 x NVIDIA H200, and that is no A100", 0, None),
@@ -32,6 +33,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "QuotaExceeded": ("ec2:RunInstances", "VcpuLimitExceeded", "0 vCPUs", "us-east-1", "quota", "'P instances'"),
     "RemoteError": ("mod.Error", "it broke", "Traceback ..."),
     "ResultTooLarge": ("train", 3_000_000, 1_000_000),
+    "Stalled": ("train", "train: rank 1 has returned", 300.0, Stacks([Stack(0, 0, "running", "c", "train")])),
     "TaskCrashed": ("train", 1, 2, -11, "SIGSEGV", "last words", 3, 5),
     "TaskOutOfMemory": ("train", 1, 0, -9, "SIGKILL", "", 0, None),
     "TaskTimeout": ("train", 1, 2.5, 1, True, None),

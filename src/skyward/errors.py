@@ -12,6 +12,7 @@ SkywardError
 │   ├── TaskCrashed                     the body's process died
 │   │   └── TaskOutOfMemory             ... because the kernel ran out of memory
 │   ├── TaskTimeout (TimeoutError)      the body was stopped at its time limit
+│   ├── Stalled                         ranks waited for each other, and nothing could come of it
 │   ├── NodeLost                        the machine or its agent is gone
 │   └── NodeDiskFull                    a large argument found no room on the machine
 ├── Preempted                           raise it in a body whose machine is being taken away: it is run again
@@ -52,6 +53,7 @@ from skyward.api.cloud_errors import (
     PermissionDenied,
     QuotaExceeded,
 )
+from skyward.api.stacks import Stacks
 
 # fmt: off
 __all__ = [
@@ -59,7 +61,7 @@ __all__ = [
     "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable", "InvalidArgument",
     "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
     "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed", "Preempted", "PythonMismatch",
-    "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge", "SkywardError", "TaskCrashed",
+    "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge", "SkywardError", "Stalled", "TaskCrashed",
     "TaskError", "TaskOutOfMemory", "TaskTimeout",
 ]
 # fmt: on
@@ -165,6 +167,20 @@ class TaskTimeout(TaskError, TimeoutError):
         return (
             f"{self.task} on {_where(self.node, self.rank)} ran past its limit of {self.seconds:g} s and {how} "
             f"(attempt {self.attempt}). Raise it with .with_timeout(seconds) or @sky.compute(timeout=...)."
+        )
+
+
+class Stalled(TaskError):
+    """A broadcast was stopped since its ranks waited in collectives for ranks that do not come."""
+
+    def __init__(self, task: str, explanation: str, seconds: float, stacks: Stacks) -> None:
+        super().__init__(task, explanation, seconds, stacks)
+        self.task, self.explanation, self.seconds, self.stacks = task, explanation, seconds, stacks
+
+    def __str__(self) -> str:
+        return (
+            f"{self.explanation}\nIt was stopped after stall_timeout={self.seconds:g} s in which no rank did anything "
+            f"(ComputePool(stall_timeout=...); None never stops one). Where the ranks stood:\n{self.stacks}"
         )
 
 

@@ -6,7 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from skyward.api.stacks import Stacks
+
 __all__ = [
+    "BroadcastStalled",
     "CallEnded",
     "CallStarted",
     "Event",
@@ -162,6 +165,18 @@ class Notice(Event):
 
     text: str
     level: Literal["info", "warning"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastStalled(Event):
+    """A broadcast, or a call to one node of a group, gets nowhere: some ranks wait for others. Told once."""
+
+    name: str
+    waiting: tuple[int, ...]
+    """The ranks that have not returned."""
+    text: str
+    """Which ranks have returned, where the others stand, and the likely cause."""
+    stacks: Stacks
 
 
 @dataclass(frozen=True, slots=True)

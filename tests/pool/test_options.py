@@ -63,6 +63,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[("patience", {"provision_timeout": v}, "provision_timeout") for v in (0, -1, None, "60")],
     *[("result size", {"max_result_bytes": v}, "max_result_bytes") for v in (0, -1, 1.5, "2G", None)],
     *[("grace", {"grace": v}, "grace") for v in (0, -1, None, "10")],
+    *[("stall_timeout", {"stall_timeout": v}, "stall_timeout") for v in (0, -1, "10")],
     *[("console", {"console": v}, "console") for v in ("lively", 3, None)],
     *[("nesting", {"allow_nested": v}, "allow_nested") for v in ("yes", 1, None)],
 ]

@@ -17,7 +17,10 @@ from skyward.transport.link import Link
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["make_engine"]
+__all__ = ["STALL_TIMEOUT", "make_engine"]
+
+
+STALL_TIMEOUT = 30.0
 
 
 def _info(node: int, world: World) -> str:
@@ -123,6 +126,7 @@ def make_engine(world: World) -> Engine:
         directory="/nowhere",
         address=lambda node: ("node", node),
         revive=None,
+        stall_timeout=STALL_TIMEOUT,
         substitutes=True if world.replaces else None,  # type: ignore[arg-type]
     )
     around = Surroundings(clock=world.clock, connections=SimHub, uploads=SimCargo, requests=SimRequests, feed=SimFeeder)  # type: ignore[arg-type]

@@ -137,6 +137,9 @@ class _Vitals:
     def sample(self, pids: Any) -> tuple[float, int]:
         return 0.0, 0
 
+    def cpu_seconds(self, pid: int) -> float:
+        return 0.0
+
 
 class Machine:
     """A node's machine: its agent may die and be started again, its connection come and go."""
@@ -219,7 +222,9 @@ class Machine:
         if world.now - self.sampled >= 3.0:
             self.sampled, due = world.now, True
             self.agent._sample()
-            self.agent._timers = type(self.agent._timers)(world.clock)  # samples come from here
+            acts = self.agent._timers._acts
+            for number in [number for number, act in acts.items() if act == self.agent._sample]:
+                self.agent._timers.cancel(number)  # samples come from here
         if not inputs and not due:
             return False
         rng.shuffle(inputs)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skyward.client import call_table
+from skyward.client import call_table, stalls
 from skyward.client.calls import ClientCalls
 from skyward.client.connections import Connection
 from skyward.client.nodes import Nodes
+from skyward.client.stall_watch import StallWatch
+from skyward.client.surveys import Surveys
 from skyward.client.uploads import Uploads
 from skyward.node import agent_calls, agent_tables, runner_calls
 from skyward.node.agent_calls import AgentCalls
@@ -174,6 +176,9 @@ MUTATIONS: dict[str, Mutation] = {
     "a broken group gets calls": _method(Nodes, "takes_calls", _takes_calls_always),
     "a node that came back is not set up": _method(Nodes, "_set_up", _nothing),
     "runners of a broken group are not made again": _method(Nodes, "taint", _nothing),
+    "a broadcast that is stuck is not stopped": _method(StallWatch, "_judge", _empty),
+    "whoever is idle counts as stuck": _method(stalls, "judge", lambda real: lambda ranks: "stuck"),
+    "an answer about stacks is not heard": _method(Surveys, "answered", _nothing),
     "a buffer that a node lacks is not sent": _method(Uploads, "need", _nothing),
 }
 

@@ -52,6 +52,7 @@ class SimProcess:
         self.closed: set[str] = set()
         self.arrived: dict[tuple[str, str], list[Any]] = {}
         self.killed_at: float | None = None
+        self.stack = ""
 
     # what the agent asks of a process
 
@@ -104,6 +105,8 @@ class SimProcess:
             self._cancel(body[0])
         elif kind == "exit":
             self.queue.extend([None] * self.threads)
+        elif kind == "facts":
+            self.say(RunnerToAgent.facts({"collectives": 1, "shards": {}}))
         elif kind == "grant":
             self.credit[body[0]] = self.credit.get(body[0], 0) + body[1]
         elif kind == "close":
@@ -195,7 +198,7 @@ class SimProcess:
                 return True
         if plan.reads and None not in self.arrived.get((call.id, "0"), []):
             return False  # waits for its input
-        if world.now < worker.until:
+        if world.now < worker.until or plan.outcome == "wait":
             return False
         match plan.outcome:
             case "crash":
@@ -260,6 +263,23 @@ class SimRunners:
     def status(self, name: str) -> list[tuple[str, float]]:
         process = self.processes.get(name)
         return process.read() if process is not None else []
+
+    def ask_stack(self, name: str, call: str | None) -> str:
+        process = self.processes.get(name)
+        if process is None or process.exit is not None:
+            return "its process is gone"
+        waits = call is not None and self.world.plans[call].outcome == "wait"
+        inner = "/torch/distributed/distributed_c10d.py" if waits else "/home/me/train.py"
+        process.stack = f'  File "{inner}", line 1 in f\n  File "/node/runner.py", line 1 in _work\n'
+        return ""
+
+    def stack(self, name: str) -> str:
+        process = self.processes.get(name)
+        alive = process is not None and process.exit is None and self.world.now >= process.frozen_until
+        return process.stack if process is not None and alive else ""
+
+    def pid(self, name: str) -> int | None:
+        return 1
 
     def kill(self, name: str) -> None:
         process = self.processes.get(name)

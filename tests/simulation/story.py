@@ -42,7 +42,8 @@ def submit(world: World, count: int) -> None:
 def broadcast(world: World) -> None:
     if len(world.engine.up()) < world.nodes:
         return
-    body = Body(world.rng.choice((0.001, 0.05, 1.0)), world.rng.choice(("ok", "ok", "ok", "error", "crash")))
+    outcome = world.rng.choice(("ok", "ok", "ok", "error", "crash", "wait" if world.nodes > 1 else "ok"))
+    body = Body(world.rng.choice((0.001, 0.05, 1.0)), outcome)
     body.heeds = world.rng.random() < 0.9
     ranks = world.nodes * world.places
     calls = [_call(world, body if i == 0 else Body(body.seconds, heeds=body.heeds)) for i in range(ranks)]

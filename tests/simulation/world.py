@@ -15,6 +15,7 @@ from typing import Any
 from skyward import events
 from skyward.client.call import Call
 from skyward.client.connections import Event, Greeted, NotReached
+from skyward.errors import Stalled
 from skyward.transport.streams import Stream
 from tests.simulation.client import make_engine
 from tests.simulation.machine import Machine
@@ -150,6 +151,8 @@ class World:
                 self.ends[call.id] += 1
                 self.t("%s %s %s", name, call.id, rest)
                 self.check(self.ends[call.id] == 1, f"{call.id} ended twice")
+                stuck = any(self.plans[rank.id].outcome == "wait" for rank in call.gang)
+                self.check(stuck or not isinstance(rest[0], Stalled), f"{call.id} was stopped, and nobody waited")
                 if name == "settle" and rest[1] and call.stream is None:
                     self.check(_unpickled(rest[1][0]) == call.id, f"{call.id} got the result of another call")
                 real(call, *rest)
@@ -362,7 +365,7 @@ class World:
         due = [self.now + 1.0, *self.reconnecting.values(), *self.replacing.values(), *self.cut_off.values()]
         due += [timer[0] for timer in self.engine._core.calls._timers[:1]]
         for machine in self.machines:
-            due += [machine.frozen_until, machine.agent._calls.due()]
+            due += [machine.frozen_until, machine.agent._calls.due(), machine.agent._timers.due()]
             for process in machine.runners.processes.values():
                 due += [process.frozen_until, process.deaf_until]
                 due += [worker.until for worker in process.workers if worker.phase == "body"]

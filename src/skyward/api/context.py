@@ -31,6 +31,7 @@ class PoolContext:
     replace: bool | None
     grace: float
     max_result: int
+    stall_timeout: float | None
     emit: Callable[[events.Event], None]
     listening: Callable[[], bool]
     """Whether anybody listens to events of calls."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.info import InstanceInfo, holds_group, instance_info, is_head
+from skyward.api.progress import note_shard
 from skyward.errors import InvalidArgument
 
 __all__ = ["shard"]
@@ -86,9 +87,10 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
         raise InvalidArgument("shard() got drop_last=True and pad=True: leave elements out or repeat some, not both.")
     explicit = node is not None and total_nodes is not None
     node, total_nodes = _place(node, total_nodes)
+    indices = _indices(lengths[0], node, total_nodes, _seed(seed) if shuffle else None, drop_last, pad)
     if lengths[0] % total_nodes and not (drop_last or pad or explicit):
         _warn_uneven(lengths[0], total_nodes)
-    indices = _indices(lengths[0], node, total_nodes, _seed(seed) if shuffle else None, drop_last, pad)
+        note_shard(lengths[0], total_nodes, len(indices))
     parts = tuple(_take(item, indices) for item in data)
     return parts[0] if len(parts) == 1 else parts
 

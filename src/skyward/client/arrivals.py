@@ -91,6 +91,7 @@ class Arrivals:
             items.append(([about, *pieces], size))
             at += count
         if call is not None and call.stream is not None:
+            call.spoke = now
             call.stream.feed(items)
 
     def _from_agent_want(self, number: int, now: float, id: str, argument: str, count: int) -> None:
@@ -104,6 +105,7 @@ class Arrivals:
         actions: list[Action] = []
         if id in self._core.calls.calls:
             actions = self._core.calls.started(number, id, place, now)
+            self._core.calls.calls[id].spoke = now
         else:
             id = None
         rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())

@@ -119,6 +119,8 @@ class Call:
         "rank",
         "retries",
         "sent",
+        "spoke",
+        "stall",
         "state",
         "stopping",
         "stream",
@@ -144,7 +146,8 @@ class Call:
         self.rank: int | None = None  # which process runs it, once that is known
         self.pinned = False
         self.state = "waiting"
-        self.sent = self.heard = 0.0
+        self.sent = self.heard = self.spoke = 0.0
+        self.stall: BaseException | None = None  # the error, if it is stopped since its broadcast gets nowhere
         self.made = time.monotonic()
         self.announced = self.asked = False
         self.stopping: str | None = None

@@ -20,6 +20,8 @@ from skyward.client.calls import Action, ClientCalls
 from skyward.client.connections import Connections
 from skyward.client.nodes import Nodes
 from skyward.client.settings import PoolSettings
+from skyward.client.stall_watch import StallWatch
+from skyward.client.surveys import Surveys
 from skyward.errors import NodeLost, PoolClosed, SkywardError
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import VERDICTS
@@ -37,6 +39,8 @@ class Core:
         self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
         self.nodes = Nodes(plan, links, requests)
         self._gpu_notes: dict[str, float] = {}
+        self.surveys = Surveys()
+        self._stalls = StallWatch(plan.pool, plan.stall_timeout, self.surveys, self._has_accelerators)
 
     @property
     def ranks(self) -> Ranks:
@@ -56,6 +60,8 @@ class Core:
 
     def submit_to(self, calls: Sequence[tuple[int, Call]], now: float) -> list[Action]:
         """Calls for certain ranks; more than one of them succeed or fail as one."""
+        if len(calls) > 1:
+            self._stalls.watch([call for _, call in calls], now)
         return self.calls.submit_to(calls, now)
 
     def cancel(self, call: Call, why: str, now: float) -> list[Action]:
@@ -125,10 +131,15 @@ class Core:
         text = f"node {number} mended a mistake of its own: {text}. Nothing is lost; this is a bug."
         return [("emit", events.Notice(self._plan.pool, text, "warning"))]
 
+    def _from_agent_standing(self, number: int, now: float, request: int, bodies: list[dict[str, Any]]) -> list[Action]:
+        self.surveys.answered(number, request, bodies)
+        return []
+
     def _from_agent_sample(
         self, number: int, now: float, cpu: float, memory: int, running: int, gpus: list[Any]
     ) -> list[Action]:
         found = tuple(events.GpuSample(*gpu) for gpu in gpus)
+        self._stalls.sampled(number, cpu, max((gpu.utilization or 0.0 for gpu in found), default=0.0), now)
         return [("emit", events.NodeSample(self._plan.pool, number, cpu, memory, running, found))]
 
     def _from_agent_gpus(self, number: int, now: float, topic: str, text: str) -> list[Action]:
@@ -219,7 +230,22 @@ class Core:
         if self.nodes.tainted and not any(call.state == "stopping" for call in self.calls.calls.values()):
             actions += self.renew(now)  # after every process of the old group has had its verdict
         actions += self.calls.turn(lambda n: self.nodes.in_doubt(n, now), self._links.connected, now)
+        actions += self._stop_stalled(now)
         return actions + self._fail_unservable(now)
+
+    def _stop_stalled(self, now: float) -> list[Action]:
+        """Looks after broadcasts that seem to get nowhere."""
+        actions: list[Action] = []
+        for action in self._stalls.turn(self.calls.calls, self.nodes.gang, self._links.connected, now):
+            if action[0] == "stall":
+                action[1].stall = action[2]
+                actions += self.calls.cancel(action[1], "stalled", now)
+            else:
+                actions.append(action)
+        return actions
+
+    def _has_accelerators(self, number: int) -> bool:
+        return bool(self._links.abouts()[number].get("accelerators"))
 
     def _routed(self, actions: list[Action], now: float) -> list[Action]:
         """What is left to do once the calls know of what happened to nodes."""

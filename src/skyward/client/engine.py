@@ -19,12 +19,14 @@ from typing import Any
 
 from skyward import events
 from skyward.api.ranks import Ranks
+from skyward.api.stacks import Stacks
 from skyward.client.arrivals import Arrivals, StreamActions
 from skyward.client.call import Call, discard
 from skyward.client.calls import Action
-from skyward.client.connections import Connections, Event, Greeted, Heard, Lost, NotReached, Unreachable
+from skyward.client.connections import Connections, Event, Heard
 from skyward.client.core import Core
 from skyward.client.deferred import Deferred
+from skyward.client.meetings import Meetings
 from skyward.client.settings import PoolSettings
 from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Uploads
@@ -66,8 +68,8 @@ class Engine:
         self._connections = around.connections(plan.nodes, plan.reach, plan.revive)
         self.requests = around.requests(plan.substitutes)
         self._core = Core(plan, self._connections, self.requests)
+        self._meetings = Meetings(self._core, self._connections)
         self._byes: set[int] = set()
-        self._connecting: set[int] = set()  # nodes that are connected to for the first time
         self._closing = self._stopped = False
         self._stopping = threading.Event()
         self._deferred = Deferred()
@@ -136,16 +138,16 @@ class Engine:
             self.thread.join(5)
 
     def _refuse_more(self) -> None:
-        self._closing = True
+        self._closing = self._meetings.closing = True
         self._stopping.set()
         self._connections.stop_connecting()
 
     def _connect(self, numbers: Iterable[int], deadline: float) -> None:
         """Connects to nodes for the first time, to all at once, and waits until that is done or has failed."""
-        self._connecting.update(numbers)
+        self._meetings.first.update(numbers)
         for number in numbers:
             self._connections.connect(number, deadline)
-        while not self._connecting.isdisjoint(numbers) and not self._closing:
+        while not self._meetings.first.isdisjoint(numbers) and not self._closing:
             self._changed.wait(0.5)
 
     def _connected(self) -> list[int]:
@@ -178,6 +180,18 @@ class Engine:
         """The numbers of the nodes that take calls now."""
         with self._lock:
             return sorted(self._core.nodes.takes_calls())
+
+    def stacks(self, seconds: float = 5.0) -> Stacks:
+        """Where the bodies of all nodes stand; a node that does not answer in time has none."""
+        with self._lock:
+            self._check_open()
+            survey, actions = self._core.surveys.ask(self._connected(), None, self._clock())
+            self._do(actions)
+            end = self._clock() + seconds
+            while not survey.complete and self._clock() < end and not self._closing:
+                self._changed.wait(0.5)
+            self._core.surveys.close(survey)
+        return survey.stacks(self._core.ranks)
 
     def stop(self, call: Call, why: str = "cancelled") -> None:
         """Ends a call wherever it is; its verdict comes as for any other call."""
@@ -268,7 +282,7 @@ class Engine:
         with self._lock:
             for event in happened:
                 if not isinstance(event, Heard):
-                    self._do(self._on_connection(event))
+                    self._do(self._meetings.follow(event, self._clock()))
                     self._changed.notify_all()
                 elif self._connections.current(event.number, event.link):  # else the node was given up meanwhile
                     self._hear(event)
@@ -277,43 +291,13 @@ class Engine:
         self._deferred.run()
         return soon
 
-    def _on_connection(self, event: Event) -> list[Action]:
-        number, now = event.number, self._clock()
-        match event:
-            case Greeted():
-                restarted = self._connections.attach(event)
-                if restarted is not None or event.first:
-                    self._connecting.discard(number)
-                if restarted is not None:
-                    return self._core.attached(number, restarted=restarted, now=now)
-                if number in self._connecting or event.first:
-                    return []
-                return self._retry(number, ConnectionError("it was given up during the greeting"))
-            case NotReached():
-                return self._retry(number, event.error)
-            case Lost() if self._connections.current(number, event.link):
-                return self._core.broken(number, now)
-            case Unreachable() if event.link is None or self._connections.current(number, event.link):
-                self._connecting.discard(number)
-                return self._core.unreachable(number, event.error, now)
-            case _:
-                return []
-
-    def _retry(self, number: int, error: Exception) -> list[Action]:
-        if self._closing or self._connections.connected(number):
-            return []
-        pause, actions = self._core.retry(number, error, self._clock())
-        if pause is not None:
-            self._connections.reconnect(number, pause)
-        return actions
-
     def _hear(self, event: Heard) -> None:
         number, message = event.number, event.message
         try:
             actions = self._receiver.hear(message, event.buffers, number, self._clock())
             if actions:
                 self._do(actions)
-            if message[0] in ("ready", "failed", "ports", "notice", "replaced"):
+            if message[0] in ("ready", "failed", "ports", "notice", "replaced", "standing"):
                 self._changed.notify_all()
         except BaseException as exc:
             log.exception("message %r of node %d could not be handled", message[0], number)

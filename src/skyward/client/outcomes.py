@@ -33,6 +33,8 @@ def failure(
         return TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"], rank), "timeout"
     if kind == "noroom":
         return NodeDiskFull(call.name, node, about["size"], about["reason"]), "error"
+    if kind == "stalled" and call.stall is not None:
+        return call.stall, "timeout"
     if kind == "gang":
         other = "node" if rank is None else "rank"
         return CancelledError(f"stopped, since another {other} of the broadcast failed"), "cancelled"

@@ -52,3 +52,5 @@ class PoolSettings:
     """Where other machines for lost nodes come from, if there are any."""
     refusal: Callable[[int, dict[str, Any]], SkywardError | None] = _welcome
     """Why a node that has greeted is not what the pool asked for, if that is so: no runner is made on it."""
+    stall_timeout: float | None = None
+    """After how many seconds a broadcast is stopped whose ranks all wait in collectives; None never stops one."""

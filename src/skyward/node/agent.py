@@ -30,6 +30,7 @@ from skyward.node.gpu_meter import GpuMeter
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said
+from skyward.node.standing import Standing
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
 from skyward.transport import blobs
@@ -70,7 +71,10 @@ class Agent:
         around = surroundings or Surroundings()
         self._clock, self._token, self._usage = around.clock, around.token(), around.usage()
         self._selector, self._gpus = around.selector(), around.gpus()
-        hear_client = Receiver(ClientToAgent, self).hear_all
+        self._calls, self._timers = AgentCalls(), Timers(self._clock)
+        self._runners = around.runners(self._selector, fork_server)
+        standing = Standing(self._calls, self._runners, self._usage, self._timers, lambda message: self._tell(message))
+        hear_client = Receiver(ClientToAgent, self, standing).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell = self._home.tell
         self._listener = listener(self._wake, blob_cache.serve)
@@ -78,15 +82,12 @@ class Agent:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._calls = AgentCalls()
-        hear_runner = Receiver(RunnerToAgent, self).hear_all
+        hear_runner = Receiver(RunnerToAgent, self, standing).hear_all
         self._mark = b"\0" + self._token.encode()
         self._output = OutputRelay(self._home, self._calls.slots, self._mark)
         self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
-        self._runners = around.runners(self._selector, fork_server)
         self._settings: dict[str, Any] = {}
         self._hooks: list[Any] = []
-        self._timers = Timers(self._clock)
         self._done = False
         self._notices: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._leaving: float | None = None  # when this machine will be taken away

@@ -37,6 +37,7 @@ VERDICTS = {
     "cancelled": "Stopped by the user.",
     "stopped": "The runner has stopped the body, and the agent knows of no reason. Counts as cancelled.",
     "gang": "Stopped because another rank has failed.",
+    "stalled": "Stopped because it waited in a collective for ranks that do not come.",
     "lost": "The process was killed for a reason that is not the call's. Metadata: `reason`.",
     "noroom": "A large argument cannot be kept here. Metadata: `size`, `reason`.",
 }
@@ -82,6 +83,11 @@ class ClientToAgent(Direction):
     def ask(ids: list[str]) -> Message:
         """Say the states of these calls."""
         return ["ask", ids, 0]
+
+    @staticmethod
+    def where(request: int, ids: list[str] | None) -> Message:
+        """Say where bodies stand: those of these calls, or all. Sent only when a person asks, or a call seems stuck."""
+        return ["where", request, ids, 0]
 
     @staticmethod
     def grant(id: str, count: int) -> Message:
@@ -220,6 +226,12 @@ class AgentToClient(Direction):
         return ["gpus", topic, text, 0]
 
     @staticmethod
+    def standing(request: int, bodies: list[dict[str, Any]]) -> Message:
+        """The answer to `where`, for each runner thread or idle runner: `place`, `state`, `cpu`; where known `call`,
+        `name`, `seconds`, `frames`, `problem`, `facts`."""
+        return ["standing", request, bodies, 0]
+
+    @staticmethod
     def repaired(text: str) -> Message:
         """The agent has repaired its own state (see "The net")."""
         return ["repaired", text, 0]
@@ -254,6 +266,11 @@ class AgentToRunner(Direction):
         """Give the call back if it has not begun, else interrupt it."""
         return ["cancel", id, 0]
 
+    @staticmethod
+    def facts() -> Message:
+        """Say what bodies have done in their group so far."""
+        return ["facts", 0]
+
     # as the client sends them; `ahead` in the metadata of a call says that another call runs in this process
     info = staticmethod(ClientToAgent.info)
     call = staticmethod(ClientToAgent.call)
@@ -282,6 +299,11 @@ class RunnerToAgent(Direction):
     def leaving(ids: list[str]) -> Message:
         """A body is interrupted here. These calls have not begun and never will, and no other call begins here."""
         return ["leaving", ids, 0]
+
+    @staticmethod
+    def facts(facts: dict[str, Any]) -> Message:
+        """The answer to `facts`: `collectives`, how many were entered; `shards`, uneven ones by broadcast."""
+        return ["facts", facts, 0]
 
     # as the agent sends them to the client
     recalled = staticmethod(AgentToClient.recalled)

@@ -24,10 +24,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
+from skyward.api import progress
 from skyward.api.info import VARIABLE, call_context, holds_group
 from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
-from skyward.node import decorators, processes, stdio, turns
+from skyward.node import decorators, processes, stack_dump, stdio, turns
 from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
 from skyward.node.protocol import AgentToRunner, RunnerToAgent
 from skyward.node.receiver import Message, Receiver, split
@@ -92,6 +93,7 @@ class Runner:
         self._threads = settings["threads"]
         self._status = StatusPage(self._status_file, self._threads)
         os.close(self._status_file)
+        stack_dump.listen(self._status.fd)
         sys.path[:0] = settings["paths"]
         self._bodies = Bodies(settings, self._send)
         turns.decide_by(self._is_turn)
@@ -196,6 +198,9 @@ class Runner:
         if self._calls.running():
             signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
 
+    def _from_agent_facts(self) -> None:
+        self._send(RunnerToAgent.facts(progress.facts()))
+
     def _from_agent_grant(self, id: str, count: int) -> None:
         call = self._calls.calls.get(id)
         if call is not None and call.output is not None:
@@ -244,7 +249,7 @@ class Runner:
             with self._lock:
                 if not self._calls.claim(call):
                     continue  # given back meanwhile
-                self._status.begin(thread, call.id, time.monotonic())
+                self._status.begin(thread, call.id, time.monotonic(), threading.get_native_id())
             self._serve_call(call)
             del call  # nothing of it stays in memory while we wait for the next
             if self._calls.leaving:

@@ -15,6 +15,7 @@ import socket
 from functools import partial
 from typing import Any, NamedTuple
 
+from skyward.node import stack_dump
 from skyward.node.orders import AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
@@ -240,6 +241,27 @@ class Runners:
         """What a runner says on its status page."""
         process = self._processes.get(name)
         return process.status.read() if process is not None else []
+
+    def ask_stack(self, name: str, call: str | None) -> str:
+        """Has the thread of a call, or else the main thread, write down its stack; if that cannot work, says why."""
+        process = self._processes.get(name)
+        if process is None or process.pid is None or process.eof:
+            return "its process is gone, or not there yet"
+        thread = process.pid if call is None else process.status.native_ids().get(call)
+        if not thread:
+            return "it has not begun, or has just ended"
+        process.status.clear_dump()
+        return stack_dump.ask(process.pid, thread)
+
+    def stack(self, name: str) -> str:
+        """What was written down of the stack that a runner was asked for last."""
+        process = self._processes.get(name)
+        return process.status.dump() if process is not None else ""
+
+    def pid(self, name: str) -> int | None:
+        """The process id of a runner."""
+        process = self._processes.get(name)
+        return process.pid if process is not None else None
 
     def kill(self, name: str) -> None:
         """Kills a runner and what its bodies have started; when it is gone, it is `Ended`."""

@@ -1,6 +1,7 @@
 """A runner's status page: memory that it shares with its agent, and in which each of its threads says what it runs.
 
-    entry = version (u64) | began (f64, monotonic clock) | call id (12 bytes)
+    entry = version (u64) | began (f64, monotonic clock) | call id (12 bytes) | id of the thread (u32)
+    after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
 
 It is written before a body starts and outlives the process, so after a crash the agent knows which calls had begun.
 Saying it costs no message. A version that is odd, or that changes while an entry is read, marks a write in progress.
@@ -9,6 +10,7 @@ Saying it costs no message. A version that is odd, or that changes while an entr
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 
 __all__ = ["ID_BYTES", "StatusPage", "page_size"]
@@ -16,9 +18,10 @@ __all__ = ["ID_BYTES", "StatusPage", "page_size"]
 ID_BYTES = 12
 
 _VERSION = struct.Struct("=Q")
-_ENTRY = struct.Struct(f"=d{ID_BYTES}s")
+_ENTRY = struct.Struct(f"=d{ID_BYTES}sI")
 _STRIDE = 32
 _READS = 5
+_LONGEST_DUMP = 1 << 20
 
 
 def page_size(threads: int) -> int:
@@ -31,31 +34,49 @@ class StatusPage:
 
     def __init__(self, fd: int, threads: int) -> None:
         self._map = mmap.mmap(fd, page_size(threads))
+        self.fd, self._size = os.dup(fd), page_size(threads)
         self._threads = threads
         self._versions = [0] * threads
 
-    def begin(self, thread: int, call_id: str, now: float) -> None:
-        """Says that a thread begins a call."""
+    def begin(self, thread: int, call_id: str, now: float, native_id: int = 0) -> None:
+        """Says that a thread, which the kernel knows by `native_id`, begins a call."""
         at, version = thread * _STRIDE, self._versions[thread] + 2
         self._versions[thread] = version
         _VERSION.pack_into(self._map, at, version - 1)
-        _ENTRY.pack_into(self._map, at + _VERSION.size, now, call_id.encode())
+        _ENTRY.pack_into(self._map, at + _VERSION.size, now, call_id.encode(), native_id)
         _VERSION.pack_into(self._map, at, version)
 
     def read(self) -> list[tuple[str, float]]:
         """The calls that the threads have begun last, and when; they may have ended since."""
-        found: list[tuple[str, float]] = []
+        return [(call_id, began) for call_id, began, _ in self._entries()]
+
+    def native_ids(self) -> dict[str, int]:
+        """Which thread has begun each of these calls."""
+        return {call_id: native_id for call_id, _, native_id in self._entries()}
+
+    def clear_dump(self) -> None:
+        """Makes room for the next stack; the runner's descriptor has the same position as ours."""
+        os.ftruncate(self.fd, self._size)
+        os.lseek(self.fd, self._size, os.SEEK_SET)
+
+    def dump(self) -> str:
+        """As much of a stack as was written so far."""
+        return os.pread(self.fd, _LONGEST_DUMP, self._size).decode("utf-8", "replace")
+
+    def _entries(self) -> list[tuple[str, float, int]]:
+        found: list[tuple[str, float, int]] = []
         for at in range(0, self._threads * _STRIDE, _STRIDE):
             for _ in range(_READS):
                 (before,) = _VERSION.unpack_from(self._map, at)
-                began, call_id = _ENTRY.unpack_from(self._map, at + _VERSION.size)
+                began, call_id, native_id = _ENTRY.unpack_from(self._map, at + _VERSION.size)
                 (after,) = _VERSION.unpack_from(self._map, at)
                 if before == after and before % 2 == 0:
                     if before:
-                        found.append((call_id.decode("ascii", "replace"), began))
+                        found.append((call_id.decode("ascii", "replace"), began, native_id))
                     break
         return found
 
     def close(self) -> None:
         """Unmaps the page."""
         self._map.close()
+        os.close(self.fd)

@@ -15,7 +15,7 @@ class Timers:
     """A queue of acts by the moment they are due."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self._heap: list[tuple[float, int]] = []
         self._acts: dict[int, Callable[[], None]] = {}
         self._count = itertools.count()
@@ -24,7 +24,7 @@ class Timers:
         """Has `act` called once, `seconds` from now; returns what `cancel` wants."""
         number = next(self._count)
         self._acts[number] = act
-        heapq.heappush(self._heap, (self._clock() + seconds, number))
+        heapq.heappush(self._heap, (self.clock() + seconds, number))
         return number
 
     def cancel(self, number: int) -> None:
@@ -40,7 +40,7 @@ class Timers:
 
     def run(self) -> None:
         """Does what is due."""
-        now = self._clock()
+        now = self.clock()
         while self._heap and self._heap[0][0] <= now:
             act = self._acts.pop(heapq.heappop(self._heap)[1], None)
             if act is not None:

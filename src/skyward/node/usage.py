@@ -38,6 +38,17 @@ class UsageMeter:
         span, self._at, self._last = max(1e-3, now - self._at), now, current
         return round(100 * used / span, 1), memory
 
+    def cpu_seconds(self, pid: int) -> float:
+        """The CPU time that a process and its descendants have used."""
+        used = 0
+        for each in _with_descendants([pid]):
+            try:
+                fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
+            used += sum(map(int, fields[11:15]))  # with children that have ended and were waited for
+        return used / self._tick
+
     def refresh(self) -> None:
         """Takes note of the kernel's count so far: kills before this moment are not ours."""
         now = time.monotonic()

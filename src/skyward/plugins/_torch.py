@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, get_args, overload
 
+from skyward.api import progress
 from skyward.api.image import check_number, check_one_of
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Plugin
@@ -27,7 +28,7 @@ from skyward.plugins import _accelerate
 from skyward.plugins._ranks import gpu_by_local_rank, show_node_gpus
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._torch_gpus import Backend, agreed_backend, check_backend, on_own_gpu, use_own_gpu
-from skyward.plugins._torch_health import PoolGroup, explain
+from skyward.plugins._torch_health import PoolGroup, entered, explain
 from skyward.plugins._torch_init import LETTING_GO, OwnGroups, ReplacesInit, end_group
 from skyward.plugins._within import framework, unpickled_first, within
 
@@ -89,11 +90,16 @@ def process_group(info: InstanceInfo, backend: Backend | None = None, timeout: f
     chosen = agreed_backend(backend, info, store)
     limit = timedelta(seconds=timeout)
     own = OwnGroups(dist, info, store, timeout)
+    progress.count_by(None)
     with _variables(info), _ending(dist):
         dist.init_process_group(chosen, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
         own.begin(dist.group.WORLD, "skyward/own")
-        with own.offered():
-            yield
+        progress.count_by(functools.partial(entered, dist))
+        try:
+            with own.offered():
+                yield
+        finally:
+            progress.stop_counting()
 
 
 def _decorated(fn: Callable[P, R], enter: Enter) -> Callable[P, R]:

@@ -7,21 +7,21 @@ ranks look there before a broadcast begins, so all of them form the group again,
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
+from functools import partial
 from typing import Any
 
+from skyward.api import progress
 from skyward.api.info import InstanceInfo, current_broadcast
 from skyward.node.turns import await_turn
 from skyward.plugins._ranks import this_rank
 from skyward.plugins._torch_init import OwnGroups, await_ranks, end_group
 
-__all__ = ["PoolGroup", "Singles", "explain"]
+__all__ = ["PoolGroup", "entered", "explain"]
 
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
@@ -41,8 +41,8 @@ class PoolGroup:
         self._own.begin(self._group, self._key("own"))
         self.offered = self._own.offered
         self._users = 0
-        self._singles = Singles(info)
         self._changed = threading.Condition()
+        progress.count_by(partial(entered, dist))
 
     @contextmanager
     def around_call(self) -> Generator[None]:
@@ -55,7 +55,6 @@ class PoolGroup:
                 if self._is_broken():
                     self._form_again()
             self._users += 1
-        single = None if broadcast else self._singles.begin()
         broken = broadcast  # whatever leaves a broadcast early leaves its collectives out of step
         try:
             yield
@@ -65,7 +64,6 @@ class PoolGroup:
                 broken = explain(exc, self._info, self._timeout, "sky.plugins.torch") or broken
             raise
         finally:
-            self._singles.end(single)
             with self._changed:
                 self._users -= 1
                 self._changed.notify_all()
@@ -89,52 +87,9 @@ class PoolGroup:
         return f"skyward/{self._generation}/{name}"
 
 
-class Singles:
-    """Calls to this node alone: one that waits in a collective is told so soon, since the others never come."""
-
-    def __init__(self, info: InstanceInfo, step: float = 1.0) -> None:
-        self._info, self._step = info, step
-        self._lock = threading.Lock()
-        self._threads: set[int] = set()
-        self._watched = False
-
-    def begin(self) -> int:
-        """The call of this thread begins."""
-        with self._lock:
-            self._threads.add(threading.get_ident())
-            if not self._watched:
-                self._watched = True
-                threading.Thread(target=self._watch, name="skyward-torch-singles", daemon=True).start()
-        return threading.get_ident()
-
-    def end(self, thread: int | None) -> None:
-        """The call of a thread has ended."""
-        with self._lock:
-            self._threads.discard(thread or 0)
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(self._step)
-            with self._lock:
-                if not self._threads:
-                    self._watched = False
-                    return
-                threads = set(self._threads)
-            frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, for debuggers
-            if any(_is_in_collective(frames.get(thread)) for thread in threads):
-                print(_ALONE.format(rank=this_rank(self._info)), file=sys.stderr, flush=True)
-                return  # once in this process is enough
-
-
-_ALONE = (
-    "{rank} waits in a collective of the torch group, in a call that was sent to this node alone: the other nodes "
-    "do not take part in it. Send the call to all nodes, with `call() @ pool`; `>>` sends it to one."
-)
-_COLLECTIVE = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py)")
-
-
-def _is_in_collective(frame: FrameType | None) -> bool:
-    return frame is not None and bool(_COLLECTIVE.search(frame.f_code.co_filename))
+def entered(dist: Any) -> int:
+    """How many collectives this process has entered in its group; torch counts them for itself."""
+    return dist.group.WORLD._get_sequence_number_for_group()
 
 
 def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) -> bool:

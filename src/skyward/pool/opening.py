@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # imported when a pool is opened
     from skyward.client.call import Packing
     from skyward.setup.bringup import PoolHosts
 
-__all__ = ["attach_console", "get_machines", "make_packing", "open_nodes"]
+__all__ = ["attach_console", "get_machines", "make_packing", "open_nodes", "setup_script"]
 
 
 def attach_console(console: bool | str, listen: Callable[..., Callable[[], None]], steps: ExitStack) -> None:
@@ -93,6 +93,16 @@ def make_packing(context: PoolContext, hosts: PoolHosts, user: UserCode) -> Pack
     there = [path for about in hosts.engine.abouts() for path in about["path"]]
     included = [str((Path.cwd() / include).resolve()) for include in context.image.includes]
     return Packing(Packer([*there, *included]), hosts.store, context.local, user)
+
+
+def setup_script(context: PoolContext) -> str:
+    """The script that sets a machine of a pool up."""
+    from importlib import metadata
+
+    from skyward.setup.env import script
+
+    image = hooks.transformed(context.plugins, context.image, context.cluster)
+    return script.script(image, metadata.version("uv"))
 
 
 def _note_lost_machines(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> None:

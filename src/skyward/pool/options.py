@@ -84,13 +84,16 @@ def chosen_worker(concurrency: int | None, worker: Worker | None) -> Worker:
     return Worker(concurrency=concurrency) if concurrency is not None else Worker()
 
 
-def check_limits(provision_timeout: Any, grace: Any, max_result_bytes: Any, default_compute_timeout: Any) -> None:
+def check_limits(
+    provision_timeout: Any, grace: Any, max_result_bytes: Any, default_compute_timeout: Any, stall_timeout: Any
+) -> None:
     """Refuses limits that are no numbers."""
     check_number("provision_timeout", provision_timeout, whole=False)
     check_number("grace", grace, whole=False)
     check_number("max_result_bytes", max_result_bytes)
-    if default_compute_timeout is not None:
-        check_number("default_compute_timeout", default_compute_timeout, whole=False)
+    for name, limit in (("default_compute_timeout", default_compute_timeout), ("stall_timeout", stall_timeout)):
+        if limit is not None:
+            check_number(name, limit, whole=False)
 
 
 def checked_replace(replace: Any, candidates: Sequence[Candidate]) -> bool | None:

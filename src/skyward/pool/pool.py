@@ -31,6 +31,7 @@ from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import WEEK, Spec, Worker
+from skyward.api.stacks import Stacks
 from skyward.client import gather
 from skyward.client.callbacks import UserCode
 from skyward.client.executor import PoolExecutor
@@ -38,7 +39,7 @@ from skyward.machines.selection import Candidate, Selection, look
 from skyward.machines.watchdog import Watchdog
 from skyward.pool import hooks, lifetime
 from skyward.pool.closing import Steps
-from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes
+from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
     check_limits,
     checked,
@@ -99,6 +100,7 @@ class ComputePool:
         provision_timeout: float = 300,
         max_result_bytes: int = 2 << 30,
         grace: float = 10.0,
+        stall_timeout: float | None = 300.0,
         console: bool | str = "auto",
         allow_nested: bool = False,
     ) -> None:
@@ -123,9 +125,9 @@ class ComputePool:
         self.image = checked("image", Image() if image is None else image, Image)
         self.plugins = checked_plugins(plugins)
         self.name = checked_name(name)
-        check_limits(provision_timeout, grace, max_result_bytes, default_compute_timeout)
-        self._retries, self._timeout = checked_retries(retries), default_compute_timeout
-        self._patience, self._max_result, self._grace = provision_timeout, max_result_bytes, grace
+        check_limits(provision_timeout, grace, max_result_bytes, default_compute_timeout, stall_timeout)
+        self._retries, self._timeout, self._grace = checked_retries(retries), default_compute_timeout, grace
+        self._patience, self._max_result, self._stall_timeout = provision_timeout, max_result_bytes, stall_timeout
         self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
         self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._replace = checked_replace(replace, self._candidates)
@@ -244,6 +246,7 @@ class ComputePool:
             replace=self._replace,
             grace=self._grace,
             max_result=self._max_result,
+            stall_timeout=self._stall_timeout,
             emit=self._weak.call(ComputePool._emit),  # listeners may hold the pool, and must not keep it alive
             listening=self._weak.ask(ComputePool._listening),
             hurried=self._hurry.is_set,
@@ -348,6 +351,11 @@ class ComputePool:
         """How many nodes take calls at this moment."""
         return len(self._engine.up()) if self.is_active else 0
 
+    def stacks(self) -> Stacks:
+        """Where every body of this pool stands, also inside C code or a collective; see `Stack`. Takes about 0.1 s."""
+        self._state.check_open()
+        return self._engine.stacks()
+
     def on_event(self, listener: Callable[[events.Event], None]) -> Callable[[], None]:
         """Has `listener` called with every event, in a thread for listeners; returns a function that ends this."""
         return self._user.listeners.add(listener)
@@ -363,12 +371,7 @@ class ComputePool:
 
     def script(self) -> str:
         """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""
-        from importlib import metadata
-
-        from skyward.setup.env import script
-
-        image = hooks.transformed(self.plugins, self.image, self._context().cluster)
-        return script.script(image, metadata.version("uv"))
+        return setup_script(self._context())
 
     def dask(self) -> Any:
         """A dask client of this pool's nodes; the first call starts dask there, in processes of its own.

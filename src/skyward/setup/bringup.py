@@ -215,6 +215,7 @@ class PoolHosts:
             revive=None if context.local else self.revive,
             substitutes=self if self._supply is not None else None,
             refusal=self._refusal,
+            stall_timeout=context.stall_timeout,
         )
 
     def _refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:

@@ -141,7 +141,8 @@ class Console:
             sentence = self._follow(event)
         # Without the lock: the feed may make this thread wait for the one that draws, and that one needs the lock.
         if sentence and self.live:
-            warns = isinstance(event, on.NodeDown) or (isinstance(event, on.Notice) and event.level == "warning")
+            warns = isinstance(event, on.NodeDown | on.BroadcastStalled)
+            warns = warns or (isinstance(event, on.Notice) and event.level == "warning")
             feed.put("stderr", styled(f"skyward: {clean(sentence, colours=False)}", _YELLOW if warns else _DIM) + "\n")
         elif sentence:
             feed.put("stderr", f"skyward: {sentence}\n")
@@ -288,6 +289,8 @@ class Console:
                 return f"node {number} is up again"
             case on.Notice(text=text, level=level):
                 return f"warning: {text}" if level == "warning" else text
+            case on.BroadcastStalled(text=text):
+                return f"warning: {text}"
             case on.PoolClosing():
                 self._stage = "closing"
             case on.PoolClosed(seconds=seconds, calls=calls):

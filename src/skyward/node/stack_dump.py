@@ -1,0 +1,76 @@
+"""The stack of a thread of a runner, taken from outside: the agent signals the thread, and C code writes it down.
+
+    agent --signal--> thread of a body --faulthandler--> end of the status page --> agent
+
+Python's lock is not needed, so this works while a body is inside C code that holds it, or waits in a collective. What
+has to hold: the body has not taken our signal away, and does not block it in that thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SIGNAL", "Frames", "ask", "complete", "listen", "parse"]
+
+Frames = list[tuple[str, int, str]]
+"""File, line and function, the outermost first."""
+
+SIGNAL = int(signal.SIGRTMIN) + 11 if hasattr(signal, "SIGRTMIN") else int(signal.SIGUSR2)
+
+_PACKAGE = str(Path(__file__).parent.parent) + "/"
+_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
+_END = re.compile(r'/node/runner\.py", line \d+ in (_work|_from_agent_init)\n')  # what is outside says nothing
+_CUT = "  ...\n"  # faulthandler writes no more than 100 frames
+
+
+def listen(fd: int) -> None:
+    """Has this process write the stack of the thread that gets our signal into a file."""
+    faulthandler.register(SIGNAL, file=fd, all_threads=False, chain=False)
+
+
+def ask(pid: int, thread: int) -> str:
+    """Signals a thread of a runner; if that cannot work, says why."""
+    # Without a handler the signal would kill the process: before `listen`, or in a program that has taken its place.
+    if not _mask(f"/proc/{pid}/status", "SigCgt"):
+        return "its process takes no stack samples: it is starting, or its code has replaced the signal's handler"
+    if _mask(f"/proc/{pid}/task/{thread}/status", "SigBlk"):
+        return f"its thread blocks signal {SIGNAL}, by which stacks are taken"
+    if _libc().tgkill(pid, thread, SIGNAL) != 0:
+        return "its thread has ended"
+    return ""
+
+
+def complete(text: str) -> bool:
+    """Whether a stack is written down as far as it matters."""
+    return text.endswith(_CUT) or _END.search(text) is not None
+
+
+def parse(text: str) -> Frames:
+    """The frames of a body; without those of the runner around it."""
+    frames: Frames = []
+    for file, line, function in _LINE.findall(text):  # the innermost comes first
+        if file in (f"{_PACKAGE}node/body.py", f"{_PACKAGE}node/runner.py"):
+            break
+        frames.append((file, int(line), function))
+    frames.reverse()
+    while len(frames) > 1 and frames[0][0].startswith(_PACKAGE):
+        del frames[0]  # decorators and plugins of ours around the body
+    return frames
+
+
+def _mask(path: str, name: str) -> bool:
+    """Whether our signal is in a mask of a process or thread, as the kernel shows it."""
+    try:
+        found = re.search(rf"^{name}:\s*([0-9a-f]+)$", Path(path).read_text(), re.M)
+    except OSError:
+        return False
+    return found is not None and bool(int(found[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,121 @@
+"""A stack is taken from outside a process, also while C code holds Python's lock; and what cannot be taken is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.node import stack_dump
+from skyward.node.status_page import StatusPage, page_size
+from tests.support.waiting import until
+
+PROGRAM = """
+import sys
+from skyward.node import stack_dump
+from skyward.node.status_page import StatusPage
+
+page = StatusPage(int(sys.argv[1]), 1)
+
+def hold_the_lock():
+    print("ready", flush=True)
+    return sum(range(10**12))
+
+if "deaf" not in sys.argv:
+    stack_dump.listen(page.fd)
+if "blocked" in sys.argv:
+    import signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {stack_dump.SIGNAL})
+hold_the_lock()
+"""
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    fd = os.memfd_create("skyward-test")
+    os.ftruncate(fd, page_size(1))
+    yield fd
+    os.close(fd)
+
+
+def start(memory: int, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, str(memory), *options]
+    process = subprocess.Popen(command, pass_fds=[memory], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_the_stack_of_a_process_whose_c_code_holds_the_lock_is_taken_again_and_again(memory: int) -> None:
+    page = StatusPage(memory, 1)
+    process = start(memory)
+    try:
+        for _ in range(3):
+            page.clear_dump()
+            assert stack_dump.ask(process.pid, process.pid) == ""
+            until(lambda: "in <module>" in page.dump())
+            assert [function for _, _, function in stack_dump.parse(page.dump())] == ["<module>", "hold_the_lock"]
+    finally:
+        end(process)
+
+
+@pytest.mark.parametrize(("option", "words"), [("deaf", "takes no stack samples"), ("blocked", "blocks signal")])
+def test_a_process_that_cannot_be_asked_is_left_alone_and_told(memory: int, option: str, words: str) -> None:
+    process = start(memory, option)
+    try:
+        assert words in stack_dump.ask(process.pid, process.pid)
+        assert process.poll() is None
+    finally:
+        end(process)
+
+
+def test_a_process_that_is_gone_is_told(memory: int) -> None:
+    process = start(memory)
+    end(process)
+    assert stack_dump.ask(process.pid, process.pid)
+
+
+RUNNER = stack_dump._PACKAGE + "node/runner.py"
+BODY = stack_dump._PACKAGE + "node/body.py"
+PLUGIN = stack_dump._PACKAGE + "plugins/_within.py"
+DUMP = f"""Stack (most recent call first):
+  File "/env/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/me/my "odd", line 3 in name.py", line 8 in train
+  File "{PLUGIN}", line 30 in around
+  File "{BODY}", line 99 in run
+  File "{RUNNER}", line 250 in _work
+"""
+
+
+def test_only_the_frames_of_the_body_are_kept_with_the_innermost_last() -> None:
+    assert stack_dump.parse(DUMP) == [
+        ('/home/me/my "odd", line 3 in name.py', 8, "train"),
+        ("/env/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),
+    ]
+
+
+def test_a_body_that_waits_in_our_own_code_keeps_that_frame() -> None:
+    own = stack_dump._PACKAGE + "transport/streams.py"
+    text = f'  File "{own}", line 4 in take\n  File "{BODY}", line 99 in run\n'
+    assert stack_dump.parse(text) == [(own, 4, "take")]
+
+
+def test_a_stack_is_complete_when_the_runner_is_reached_or_it_was_too_deep() -> None:
+    lines = DUMP.splitlines(keepends=True)
+    assert stack_dump.complete(DUMP)
+    assert not any(stack_dump.complete("".join(lines[:count])) for count in range(len(lines)))
+    assert not stack_dump.complete(DUMP[:-1])
+    assert stack_dump.complete("".join(lines[:3]) + "  ...\n")
+
+
+def test_the_signal_is_one_that_nothing_else_uses() -> None:
+    assert signal.SIGRTMIN < stack_dump.SIGNAL < signal.SIGRTMAX
