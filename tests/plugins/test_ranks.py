@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from skyward.plugins import _jax, _ranks
+from skyward.plugins._accelerate import variables
 from skyward.plugins._ranks import called, everyone, gpu_by_local_rank, gpu_positions, show_node_gpus, this_rank
 from skyward.plugins._torch_gpus import agreed_backend, possible
 from tests.support.ranks import rank
@@ -73,9 +77,17 @@ def test_ranks_that_share_a_gpu_use_gloo_and_say_so_once(capsys: pytest.CaptureF
     for number in (0, 1, 0):
         info = rank(number, node_gpus=("0",), gpu_conflict=conflict)
         assert agreed_backend(None, info, None) == "gloo"
-    assert capsys.readouterr().err == (
-        f"{conflict}: the torch group uses gloo, since NCCL needs a GPU for each rank.\n"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith(f"{conflict}: the torch group uses gloo, since NCCL needs a GPU for each rank.")
+    assert said.count("\n") == 1
+
+
+def test_accelerate_goes_to_the_cpu_where_ranks_share_a_gpu() -> None:
+    """It takes a group that has GPUs for one of NCCL: the Trainer's evaluation failed in a gather."""
+    torch: Any = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
+    shared = rank(0, node_gpus=("0",), gpu_conflict="2 ranks share 1 GPU on this computer")
+    assert variables(torch, shared) == {"ACCELERATE_USE_CPU": "true"}
+    assert variables(torch, rank(0, node_gpus=("0", "1"))) == {}
 
 
 def test_a_backend_that_the_user_names_counts() -> None:

@@ -25,8 +25,13 @@ _calls = 0
 _inside: ContextVar[bool] = ContextVar("skyward_accelerate", default=False)
 
 
-def variables(torch: Any) -> dict[str, str]:
-    """What accelerate must know on a node without accelerators: otherwise it takes each rank for a program alone."""
+def variables(torch: Any, info: InstanceInfo) -> dict[str, str]:
+    """What accelerate must know on a node without accelerators: otherwise it takes each rank for a program alone.
+
+    Where ranks share a GPU, the group is one of gloo; accelerate would take it for one of NCCL, and fail.
+    """
+    if info.gpu_conflict is not None:
+        return {"ACCELERATE_USE_CPU": "true"}
     found = torch.cuda.is_available() or (hasattr(torch, "accelerator") and torch.accelerator.is_available())
     return {} if found else {"ACCELERATE_USE_CPU": "true"}
 

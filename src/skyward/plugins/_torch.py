@@ -245,7 +245,7 @@ def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
     }
     if info.network.interface:
         values |= {name: info.network.interface for name in _INTERFACES if name not in os.environ}
-    values |= {name: value for name, value in _accelerate.variables(torch).items() if name not in os.environ}
+    values |= {name: value for name, value in _accelerate.variables(torch, info).items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

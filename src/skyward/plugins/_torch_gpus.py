@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from skyward.api.info import InstanceInfo
@@ -15,6 +16,11 @@ __all__ = ["Backend", "agreed_backend", "check_backend", "on_own_gpu", "possible
 
 Backend = Literal["nccl", "gloo"]
 _GLOO = "{why}: the torch group uses gloo, since NCCL needs a GPU for each rank."
+_TRAINER = " accelerate and the Trainer use the CPU."
+
+
+def _gloo(info: InstanceInfo) -> str:
+    return _GLOO.format(why=info.gpu_conflict) + (_TRAINER if find_spec("accelerate") else "")
 
 
 def check_backend(backend: Backend | None, info: InstanceInfo) -> None:
@@ -32,7 +38,7 @@ def agreed_backend(backend: Backend | None, info: InstanceInfo, store: Any) -> B
     if backend is not None:
         return backend
     if info.gpu_conflict is not None:
-        say(info, _GLOO.format(why=info.gpu_conflict))
+        say(info, _gloo(info))
         return "gloo"
     if not info.node_gpus:
         return "gloo"  # none of the others has one either, or there would be a conflict
@@ -43,7 +49,7 @@ def possible(asked: dict[str, Any], info: InstanceInfo) -> dict[str, Any]:
     """What a program asks of `init_process_group`, with gloo instead of NCCL where not every rank has a GPU."""
     if info.gpu_conflict is None or "nccl" not in (asked.get("backend") or "nccl").lower():
         return asked
-    say(info, _GLOO.format(why=info.gpu_conflict))
+    say(info, _gloo(info))
     return {**asked, "backend": "gloo", "device_id": None}
 
 
