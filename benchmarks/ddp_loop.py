@@ -1,4 +1,7 @@
-"""The training that ddp.py times: `ddp_loop.py [--ranks K] RESULT STEPS`, by itself on a pool, under torchrun in its processes."""
+"""The training that ddp.py times, by itself on a pool, under torchrun in its processes.
+
+ddp_loop.py [--ranks K] RESULT STEPS
+"""
 
 from __future__ import annotations
 
