@@ -44,7 +44,7 @@ class GpuMeter:
         self._silent = False
 
     def watch(self, names: Sequence[str]) -> None:
-        """Begins to ask the node's GPUs, if it has any: these, of all that the machine has."""
+        """Begins to ask the node's GPUs: these, of all that the machine has. Ends it if there are none."""
         self._own = tuple(self._all[name] for name in names if name in self._all)
         if self._own and not self._started:
             self._started, self._at = True, self._clock()
@@ -65,6 +65,7 @@ class GpuMeter:
     def _run(self, ask: Callable[[Callable[[], Sequence[Gpu]], Keep], None]) -> None:
         try:
             ask(lambda: self._own, self._keep)
+            self._started = False
         except Exception as exc:  # whatever a driver does: the user is told, and the node goes on
             with self._lock:
                 self._silent = True
@@ -83,9 +84,8 @@ def _nvidia(own: Callable[[], Sequence[Gpu]], keep: Keep) -> None:
         handles: dict[str, Handle | None] = {}
         events: Handle | None = None
         xids: list[tuple[int, int]] = []
-        while True:
+        while gpus := own():
             end = time.monotonic() + _PERIOD
-            gpus = own()
             new = {gpu.card or gpu.uuid for gpu in gpus} - handles.keys()
             if new:
                 handles |= {uuid: nvml.optional(partial(nvml.by_uuid, uuid)) for uuid in new}
@@ -131,6 +131,6 @@ def _read(nvml: Nvml, gpu: Gpu, card: Handle | None) -> Reading:
 
 
 def _amd(own: Callable[[], Sequence[Gpu]], keep: Keep) -> None:
-    while True:
-        keep([Reading(amd_sample(gpu.index)) for gpu in own()], [])
+    while gpus := own():
+        keep([Reading(amd_sample(gpu.index)) for gpu in gpus], [])
         time.sleep(_PERIOD)
