@@ -13,6 +13,7 @@ import pytest
 from skyward.client import call_table, node_table
 from skyward.node import agent_tables, orders, protocol, runner_calls
 from skyward.node.receiver import Direction
+from skyward.node.shared import protocol as shared_protocol
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -73,7 +74,7 @@ def test_every_state_event_and_action_of_a_table_is_explained_above_it(title: st
 
 LINKS = {
     re.sub(r"(?<!^)(?=[A-Z])", " ", name).capitalize(): link
-    for name, link in (vars(protocol) | vars(orders)).items()
+    for name, link in (vars(protocol) | vars(orders) | vars(shared_protocol)).items()
     if inspect.isclass(link) and link.__bases__ == (Direction,)
 }
 """The links by the headings of the page: "Client to agent" for ClientToAgent."""

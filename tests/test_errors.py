@@ -15,6 +15,7 @@ from skyward.api.stacks import Stack, Stacks
 EXAMPLES: dict[str, tuple[Any, ...]] = {
     "AcceleratorMismatch": ("accelerator", "it has 1 x NVIDIA H200, and that is no A100", 0, None),
     "AuthenticationFailed": ("connecting", "no key fits", 0, 255),
+    "BarrierBroken": ("barrier 'x' is broken: rank 2 is lost", 2),
     "BootstrapError": ("pip", "no such package", 2, 1),
     "CloudRefused": ("ec2:RunInstances", "InternalError", "it broke", "us-east-1", "server"),
     "CredentialsExpired": ("ec2:RunInstances", "RequestExpired", "too old", "us-east-1", "expired"),

@@ -29,20 +29,32 @@ __all__ = [
     "Preempted",
     "Preemption",
     "Provider",
+    "SharedBarrier",
+    "SharedCounter",
+    "SharedDict",
+    "SharedEvent",
+    "SharedLock",
+    "SharedQueue",
+    "SharedSet",
     "SkywardError",
     "Spec",
     "Worker",
     "accelerators",
+    "barrier",
     "compute",
+    "counter",
     "errors",
+    "event",
     "events",
     "gather",
     "instance_info",
     "integrations",
     "is_head",
+    "lock",
     "plan",
     "plugins",
     "preempted",
+    "queue",
     "redirect_output",
     "shard",
     "silent",
@@ -63,6 +75,9 @@ _NAMES = {
     "skyward.api.sharding": "shard",
     "skyward.api.spec": "Spec Worker",
     "skyward.errors": "Preempted SkywardError",
+    "skyward.node.shared.handles": "SharedCounter SharedDict SharedQueue SharedSet",
+    "skyward.node.shared.names": "barrier counter dict event lock queue set",
+    "skyward.node.shared.wait_handles": "SharedBarrier SharedEvent SharedLock",
     "skyward.node.output": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
     "skyward.providers": "AWS SSH Local",
@@ -84,6 +99,11 @@ if TYPE_CHECKING:
     from skyward.api.spec import Spec, Worker
     from skyward.errors import Preempted, SkywardError
     from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
+    from skyward.node.shared.handles import SharedCounter, SharedDict, SharedQueue, SharedSet
+    from skyward.node.shared.names import barrier, counter, event, lock, queue
+    from skyward.node.shared.names import dict as dict
+    from skyward.node.shared.names import set as set
+    from skyward.node.shared.wait_handles import SharedBarrier, SharedEvent, SharedLock
     from skyward.pool.pool import ComputePool, plan
     from skyward.providers import AWS, SSH, Local
 else:  # hidden from type checkers, for which every name would exist otherwise
@@ -100,4 +120,4 @@ else:  # hidden from type checkers, for which every name would exist otherwise
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", *__all__, *_MODULES})
+    return sorted({"__version__", *__all__, *_HOMES, *_MODULES})

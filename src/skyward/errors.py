@@ -15,6 +15,12 @@ SkywardError
 │   ├── Stalled                         ranks waited for each other, and nothing could come of it
 │   ├── NodeLost                        the machine or its agent is gone
 │   └── NodeDiskFull                    a large argument found no room on the machine
+├── SharedError                         something that a shared collection did not do
+│   ├── SharedTimeout (TimeoutError)    nothing came in time; says who holds the lock, who is missing
+│   ├── BarrierBroken (RuntimeError)    a rank of the barrier was lost, or has given up
+│   ├── LockLost (RuntimeError)         another process may have held the lock since
+│   ├── SharedLost                      node 0 was lost: the collections are empty again
+│   └── SharedTooLarge (ValueError)     pass large data as arguments and results
 ├── Preempted                           raise it in a body whose machine is being taken away: it is run again
 ├── RemoteError                         an exception whose class cannot travel, as text
 ├── BootstrapError                      a node could not be set up
@@ -53,15 +59,25 @@ from skyward.api.cloud_errors import (
     PermissionDenied,
     QuotaExceeded,
 )
+from skyward.api.shared_errors import (
+    BarrierBroken,
+    LockLost,
+    SharedError,
+    SharedLost,
+    SharedTimeout,
+    SharedTooLarge,
+)
 from skyward.api.stacks import Stacks
 
 # fmt: off
 __all__ = [
-    "AcceleratorMismatch", "AuthenticationFailed", "BootstrapError", "CloudError", "CloudRefused", "CredentialsExpired",
+    "AcceleratorMismatch", "AuthenticationFailed", "BarrierBroken", "BootstrapError", "CloudError", "CloudRefused",
+    "CredentialsExpired",
     "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable", "InvalidArgument",
-    "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
+    "LockLost", "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
     "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed", "Preempted", "PythonMismatch",
-    "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge", "SkywardError", "Stalled", "TaskCrashed",
+    "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge", "SharedError", "SharedLost",
+    "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled", "TaskCrashed",
     "TaskError", "TaskOutOfMemory", "TaskTimeout",
 ]
 # fmt: on

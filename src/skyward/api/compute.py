@@ -34,6 +34,7 @@ __all__ = [
     "compute",
     "enter_target",
     "gather",
+    "innermost",
     "leave_target",
     "name_of",
     "resolve",
@@ -296,22 +297,22 @@ class Innermost:
         return "sky"
 
     def run(self, call: PendingCompute[T], /) -> T:
-        return _innermost().run(call)
+        return innermost().run(call)
 
     def submit(self, call: PendingCompute[T], /) -> Future[T]:
-        return _innermost().submit(call)
+        return innermost().submit(call)
 
     def broadcast(self, call: PendingCompute[T], /) -> list[T]:
-        return _innermost().broadcast(call)
+        return innermost().broadcast(call)
 
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
-        return _innermost().run_parallel(group)
+        return innermost().run_parallel(group)
 
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
-        return _innermost().submit_parallel(group)
+        return innermost().submit_parallel(group)
 
     def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
-        return _innermost().stream_parallel(group)
+        return innermost().stream_parallel(group)
 
 
 sky = Innermost()
@@ -335,7 +336,7 @@ def resolve(target: object, operator: str = ">>") -> Target:
     """The target that is meant: a pool itself, or the innermost open one for the module `skyward`."""
     if isinstance(target, ModuleType):
         if target.__name__ == "skyward":
-            return _innermost()
+            return innermost()
         raise TypeError(f"`{operator} {target.__name__}`: a call is sent to a pool or to `sky`, not to another module.")
     if isinstance(target, type) and hasattr(target, "run_parallel"):
         raise TypeError(
@@ -349,7 +350,8 @@ def resolve(target: object, operator: str = ">>") -> Target:
     )
 
 
-def _innermost() -> Target:
+def innermost() -> Target:
+    """The pool opened last."""
     with _open_lock:
         for ref in reversed(_open):
             if (target := ref()) is not None:

@@ -118,8 +118,10 @@ class Core:
         return self._routed(self.nodes.on_failed(number, error, generation, buffers, now), now)
 
     def _from_agent_replaced(self, number: int, now: float, generation: int, place: int) -> list[Action]:
-        rank = self.ranks.rank(number, place) if self.ranks.many else None
-        return self._routed(self.nodes.on_replaced(number, rank, generation, now), now)
+        rank = self.ranks.rank(number, place)
+        lost = ("shared lost", number, rank, "its process has ended")
+        shown = rank if self.ranks.many else None
+        return [lost, *self._routed(self.nodes.on_replaced(number, shown, generation, now), now)]
 
     def _from_agent_ports(self, number: int, now: float, ports: list[int], generation: int) -> list[Action]:
         return self._routed(self.nodes.on_ports(ports, generation, now), now)
@@ -253,7 +255,7 @@ class Core:
         left: list[Action] = []
         for action in actions:
             if action[0] == "lose":
-                left += self.calls.lose_node(action[1], action[2], now)
+                left += [("shared lost", action[1], None, action[2]), *self.calls.lose_node(action[1], action[2], now)]
             else:
                 left.append(action)
         return left + self.calls.take_calls(self.nodes.takes_calls(), now) + self._fail_unservable(now)

@@ -28,6 +28,7 @@ from skyward.client.core import Core
 from skyward.client.deferred import Deferred
 from skyward.client.meetings import Meetings
 from skyward.client.settings import PoolSettings
+from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Uploads
 from skyward.errors import BootstrapError, PoolClosed
@@ -71,14 +72,14 @@ class Engine:
         self._meetings = Meetings(self._core, self._connections)
         self._byes: set[int] = set()
         self._closing = self._stopped = False
-        self._stopping = threading.Event()
-        self._deferred = Deferred()
+        self._stopping, self._deferred = threading.Event(), Deferred()
         self._uploads = around.uploads(
             self._connections.post, self._connections.unacknowledged, plan.address, self._unsendable
         )
         streams = StreamActions(self._connections.post, self._stream_closed, self._defer)
         self._arrivals = Arrivals(plan, self._core, self._uploads, streams)
-        self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals)
+        self.shared = ClientShared(self._connections.post, plan.nodes)
+        self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals, self.shared)
         own = ("load", "feed", "settle", "fail", "end", "emit")
         self._acts: dict[str, Callable[..., None]] = {kind: getattr(self, f"_do_{kind}") for kind in own} | {
             "post": self._connections.post,
@@ -87,9 +88,9 @@ class Engine:
             "renounce": self._connections.renounce,
             "inquire": self.requests.inquire,
             "forget blobs": self._uploads.forget,
+            "shared lost": self.shared.lost,
         }
-        self.abouts = self._connections.abouts
-        self.after_fork = self._connections.after_fork
+        self.abouts, self.after_fork = self._connections.abouts, self._connections.after_fork
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     @property
@@ -139,6 +140,7 @@ class Engine:
 
     def _refuse_more(self) -> None:
         self._closing = self._meetings.closing = True
+        self.shared.close()
         self._stopping.set()
         self._connections.stop_connecting()
 

@@ -196,7 +196,8 @@ class Nodes:
         for other in self.all:
             if other.number != number and not other.gone:
                 settings, _ = self._plan.setup(other.number, self._links.abouts(), self._ports)
-                self._out.append(("post", other.number, [ClientToAgent.info(settings["info"])], ()))
+                messages = [ClientToAgent.info(settings["info"]), ClientToAgent.head(settings.get("head"))]
+                self._out.append(("post", other.number, messages, ()))
 
     # connections that come and go
 

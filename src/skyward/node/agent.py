@@ -30,10 +30,10 @@ from skyward.node.gpu_meter import GpuMeter
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said
+from skyward.node.shared.agent_side import Shared
 from skyward.node.standing import Standing
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
-from skyward.transport import blobs
 
 __all__ = ["Agent", "Surroundings"]
 
@@ -53,6 +53,7 @@ class Surroundings:
     runners: type[Runners] = Runners
     usage: type[UsageMeter] = UsageMeter
     gpus: Callable[[], GpuMeter] = GpuMeter
+    dial: Callable[[str, int], socket.socket] = socket.create_connection  # pyright: ignore - two arguments
 
 
 class Agent:
@@ -74,15 +75,17 @@ class Agent:
         self._calls, self._timers = AgentCalls(), Timers(self._clock)
         self._runners = around.runners(self._selector, fork_server)
         standing = Standing(self._calls, self._runners, self._usage, self._timers, lambda message: self._tell(message))
-        hear_client = Receiver(ClientToAgent, self, standing).hear_all
+        node, send, timers = about.get("node", 0), self._runners.send, self._timers
+        self._shared = Shared(node, self._token, self._selector, self._clock, timers, send, around.dial, self._wake)
+        hear_client = Receiver(ClientToAgent, self, standing, self._shared).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
-        self._tell = self._home.tell
+        self._tell = self._shared.tell = self._home.tell
         self._listener = listener(self._wake, blob_cache.serve)
         blob_cache.wake = self._wake
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        hear_runner = Receiver(RunnerToAgent, self, standing).hear_all
+        hear_runner = Receiver(RunnerToAgent, self, standing, self._shared).hear_all
         self._mark = b"\0" + self._token.encode()
         self._output = OutputRelay(self._home, self._calls.slots, self._mark)
         self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
@@ -98,7 +101,7 @@ class Agent:
         self._listener.open()
         self._timers.after(_SAMPLE, self._sample)
         while not self._done:
-            more = self._home.pending()
+            more = self._home.pending() | self._shared.pending()
             for key, events in self._selector.select(0 if more else self._wait()):
                 self.handle(key.data(events) or ())
             if more:
@@ -133,17 +136,11 @@ class Agent:
             elif kind == "drop":
                 self._blob_cache.drop(action[1])
             elif kind == "remove":
-                self._remove(action[1])
+                self._blob_cache.remove(action[1])
             elif kind == "kill":
                 self._runners.kill(action[1].name)
             else:
                 self._spawn(action[1])
-
-    def _remove(self, paths: list[str]) -> None:
-        try:
-            blobs.remove(paths)
-        except OSError as exc:  # they go with the pool's directory
-            log.warning("a result that nobody gets cannot be removed: %s", exc)
 
     def _tell_of(self, call: NodeCall | None, message: Message, buffers: list[Any] | None) -> None:
         """Tells the client something; of a call, after the large buffers that belong to it."""
@@ -182,7 +179,8 @@ class Agent:
     def look_around(self) -> None:
         """Takes what other threads have left: connections, large buffers that came or did not, notices."""
         while (admitted := self._listener.next()) is not None:
-            self._home.attach(*admitted)
+            (self._shared.admit if "share" in admitted[1] else self._home.attach)(*admitted)
+        self._shared.look()
         while not self._blob_cache.arrivals.empty():
             name, good = self._blob_cache.arrivals.get()
             if good:
@@ -195,6 +193,7 @@ class Agent:
     def _fence(self) -> None:
         """The client had given this node up, and what it ran may run elsewhere by now: none of it may go on."""
         self._blob_cache.abandon()
+        self._shared.fence()
         self._do(self._calls.fence(self._clock()))
         if self._leaving is not None:
             self._tell(AgentToClient.notice(max(0.0, self._leaving - self._clock())))
@@ -261,7 +260,7 @@ class Agent:
     def _from_client_setup(self, settings: dict[str, Any], buffers: list[Any]) -> None:
         """Makes every runner (again), with the pool's current view of itself and the plugins' hooks."""
         now = self._clock()
-        self._settings, self._hooks = settings, buffers
+        self._settings, self._hooks, self._shared.settings = settings, buffers, settings
         self._blob_cache.shared = settings["shared"]
         self._gpus.watch(settings.get("gpus", ()))
         for name in list(self._calls.slots):
@@ -279,6 +278,7 @@ class Agent:
         self._tell(AgentToClient.ports(self._listener.free_ports(count), generation))
 
     def _from_client_bye(self, grace: float) -> None:
+        self._shared.close()
         self._do(self._calls.close(self._clock()))
         self._timers.after(grace, self._runners.kill_all)
         self._timers.after(grace + 1.0, self._leave)
@@ -357,6 +357,7 @@ class Agent:
         oom = status < 0 and self._usage.out_of_memory()
         tail = runner.stderr_tail(self._mark)
         self._runners.forget(runner)
+        self._shared.ended(runner.name)
         self._do(self._calls.exited(runner.name, status, tail, oom, now))
         self._leave_if_done()
 

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from skyward.api.hardware import seen_by_one_process
 from skyward.node.agent import Agent, Surroundings
@@ -20,9 +20,14 @@ from skyward.node.gpu_meter import GpuMeter
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
 
+if TYPE_CHECKING:  # nodes of the client's computer have no certificates
+    import ssl
+
 __all__ = ["run_agent"]
 
 log = logging.getLogger("skyward.engine")
+
+_DIALLING = 10.0
 
 
 def run_agent(
@@ -68,9 +73,17 @@ def _agent(
         "gpu_variable": variable(found.gpus),
         "cpus": len(os.sched_getaffinity(0)),
     }
-    around = Surroundings(gpus=lambda: GpuMeter(found.gpus, called))
+    around = Surroundings(gpus=lambda: GpuMeter(found.gpus, called), dial=partial(_dial, client))
     admit = partial(ClientListener, listener, order["host"], server)
     return Agent(admit, fork_server, heard, BlobCache(order["directory"], client), metadata, around)
+
+
+def _dial(context: ssl.SSLContext | None, host: str, port: int) -> socket.socket:
+    """A connection to the agent of another node; both have checked who the other is."""
+    from skyward.transport.certificates import secure
+
+    assert context is not None, "runners of one computer connect to node 0 themselves"
+    return secure(socket.create_connection((host, port), timeout=_DIALLING), context, _DIALLING)
 
 
 def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:

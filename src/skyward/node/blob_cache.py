@@ -246,6 +246,13 @@ class BlobCache:
 
     # results
 
+    def remove(self, paths: list[str]) -> None:
+        """Removes the files of a result that nobody gets."""
+        try:
+            blobs.remove(paths)
+        except OSError as exc:  # they go with the pool's directory
+            log.warning("a result that nobody gets cannot be removed: %s", exc)
+
     def ship(self, call: str, metadata: dict[str, Any] | list[Any], tell: Tell) -> None:
         """Calls `tell` after the blobs that the metadata names have been sent to the client, in order for each call."""
         found = _with_blobs(metadata)

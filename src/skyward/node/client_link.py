@@ -115,6 +115,12 @@ class ClientLink:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)
             self._selector.modify(self._link.sock, events, self.hear)
 
+    def drop(self) -> None:
+        """Ends the connection; a new one may come."""
+        if self._link.sock is not None:
+            self._selector.unregister(self._link.sock)
+            self._link.detach()
+
     def acknowledge(self) -> None:
         """Says how far the client was heard."""
         self._link.acknowledge()

@@ -130,6 +130,23 @@ class ClientToAgent(Direction):
         return ["fetch", blob, size, addresses, 0]
 
     @staticmethod
+    def share(asker: str, message: Message, buffers: int) -> Message:
+        """A message about shared collections (`node/shared/protocol.py`), of or for a process: the client, or a runner
+        of a node that cannot reach node 0."""
+        return ["share", asker, message, buffers]
+
+    @staticmethod
+    def lost(node: int, rank: int | None, why: str) -> Message:
+        """For shared collections: a rank of a node is lost, or the whole node. Sent to node 0; that node 0 itself is
+        lost is sent to the others."""
+        return ["lost", node, rank, why, 0]
+
+    @staticmethod
+    def head(place: list[Any] | None) -> Message:
+        """For shared collections: where the agent of node 0 is now; nothing if it cannot be reached from here."""
+        return ["head", place, 0]
+
+    @staticmethod
     def bye(grace: float) -> Message:
         """The pool is closing."""
         return ["bye", grace, 0]
@@ -236,6 +253,9 @@ class AgentToClient(Direction):
         """The agent has repaired its own state (see "The net")."""
         return ["repaired", text, 0]
 
+    # as the client sends it
+    share = staticmethod(ClientToAgent.share)
+
     @staticmethod
     def bye() -> Message:
         """All runners are gone, and the agent ends."""
@@ -271,6 +291,11 @@ class AgentToRunner(Direction):
         """Say what bodies have done in their group so far."""
         return ["facts", 0]
 
+    @staticmethod
+    def share(message: Message, buffers: int) -> Message:
+        """A message about shared collections (`node/shared/protocol.py`), of or for this runner."""
+        return ["share", message, buffers]
+
     # as the client sends them; `ahead` in the metadata of a call says that another call runs in this process
     info = staticmethod(ClientToAgent.info)
     call = staticmethod(ClientToAgent.call)
@@ -304,6 +329,9 @@ class RunnerToAgent(Direction):
     def facts(facts: dict[str, Any]) -> Message:
         """The answer to `facts`: `collectives`, how many were entered; `shards`, uneven ones by broadcast."""
         return ["facts", facts, 0]
+
+    # as the agent sends it
+    share = staticmethod(AgentToRunner.share)
 
     # as the agent sends them to the client
     recalled = staticmethod(AgentToClient.recalled)

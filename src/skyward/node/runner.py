@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import faulthandler
-import functools
 import os
 import queue
 import signal
@@ -33,6 +32,7 @@ from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forke
 from skyward.node.protocol import AgentToRunner, RunnerToAgent
 from skyward.node.receiver import Message, Receiver, split
 from skyward.node.runner_calls import RunnerCalls
+from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
 from skyward.transport.payload import unpack
@@ -54,16 +54,15 @@ class Runner:
         self._calls: RunnerCalls[RunnerCall] = RunnerCalls()
         self._queue: queue.SimpleQueue[RunnerCall | None] = queue.SimpleQueue()
         self._bodies: Bodies
-        self._threads = 1
-        self._pid = os.getpid()
-        self._main = threading.get_ident()
+        self._threads, self._exiting = 1, False
+        self._pid, self._main = os.getpid(), threading.get_ident()
         self._current: RunnerCall | None = None  # whose body the main thread runs
         self._sending = self._postponed = False
-        self._exiting = False
         self._hooks = ExitStack()
         self._settings: dict[str, Any] = {}
         self._context = contextvars.copy_context()
-        self._receiver = Receiver(AgentToRunner, self)
+        self._shared = RunnerShared(self._send, self._write, lambda: self._status.read())
+        self._receiver = Receiver(AgentToRunner, self, self._shared)
 
     def serve(self) -> NoReturn:
         """Runs calls until the agent says exit, or is gone."""
@@ -97,6 +96,7 @@ class Runner:
         sys.path[:0] = settings["paths"]
         self._bodies = Bodies(settings, self._send)
         turns.decide_by(self._is_turn)
+        self._shared.install(settings)
         stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
         try:
             self._enter_hooks(buffers)
@@ -229,6 +229,7 @@ class Runner:
             signal.pthread_kill(self._main, signal.SIGTERM)
         elif call.thread is not None:  # else it is not in its body yet, where this is looked at first, or no longer
             _raise_in_thread(call.thread, Stopped)
+            self._shared.wake(call.thread)
 
     def _on_sigterm(self, *_: object) -> None:
         call = self._current
@@ -265,6 +266,7 @@ class Runner:
         about["s"] = time.perf_counter() - started
         if holds_group():
             about["group"] = True
+        self._shared.end_call(call.id)
         with self._lock:
             self._calls.end(call)
             if self._threads == 1 or not self._calls.running():
@@ -323,19 +325,21 @@ class Runner:
         return Consumer(
             grant=lambda n: self._send(RunnerToAgent.want(call_id, key, n)),
             close=lambda: None,
-            load=functools.partial(_load_item),
+            load=lambda pieces: unpack(pieces[0], pieces[1:]),
         )
 
     # sending
 
     def _send(self, message: Message, buffers: list[Any] | None = None) -> None:
-        pieces = frames.encode([message], buffers or [])
+        self._write(self._sock, self._send_lock, frames.encode([message], buffers or []))
+
+    def _write(self, sock: socket.socket, lock: threading.Lock, pieces: list[Any]) -> None:
         guarded = self._current is not None and threading.get_ident() == self._main
         self._sending = self._sending or guarded
         try:
-            with self._send_lock:
+            with lock:
                 for piece in pieces:
-                    self._sock.sendall(piece)
+                    sock.sendall(piece)
         finally:
             if guarded:
                 self._sending = False
@@ -394,7 +398,3 @@ def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:
         items.append(buffers[at : at + count])
         at += count
     return items
-
-
-def _load_item(pieces: list[Any]) -> Any:
-    return unpack(pieces[0], pieces[1:])

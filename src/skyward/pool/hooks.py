@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -10,7 +11,7 @@ from skyward.api.image import Image
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import PluginError
 
-__all__ = ["commands", "enter", "transformed"]
+__all__ = ["commands", "enter", "register_joblib", "transformed"]
 
 
 def transformed(plugins: Sequence[Plugin], image: Image, cluster: Cluster) -> Image:
@@ -49,3 +50,11 @@ def enter(plugins: Sequence[Plugin], pool: Any, cluster: Cluster, stack: ExitSta
                 stack.enter_context(plugin.around_client(pool, cluster))
             except Exception as exc:
                 raise PluginError(plugin.name, "around_client", repr(exc)) from exc
+
+
+def register_joblib() -> None:
+    """Has joblib.parallel_config("skyward") find the open pool by that name, if joblib is in use."""
+    if "joblib" in sys.modules:
+        from skyward.plugins._joblib import register
+
+        register()

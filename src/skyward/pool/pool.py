@@ -6,7 +6,6 @@ with sky.ComputePool(nodes=4) as pool:      console, image, machines, environmen
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import weakref
@@ -37,6 +36,7 @@ from skyward.client.callbacks import UserCode
 from skyward.client.executor import PoolExecutor
 from skyward.machines.selection import Candidate, Selection, look
 from skyward.machines.watchdog import Watchdog
+from skyward.node.shared.names import Collections
 from skyward.pool import hooks, lifetime
 from skyward.pool.closing import Steps
 from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
@@ -68,7 +68,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
     return ComputePool(*specs, **options).plan()
 
 
-class ComputePool:
+class ComputePool(Collections):
     """Machines that exist while the with-block lasts, and take calls.
 
     Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
@@ -182,10 +182,7 @@ class ComputePool:
         hooks.enter(self.plugins, self, context.cluster, steps)
         enter_target(self)
         steps.callback(self._weak.call(leave_target))
-        if "joblib" in sys.modules:
-            from skyward.plugins._joblib import register
-
-            register()  # so that joblib.parallel_config("skyward") finds this pool by name
+        hooks.register_joblib()
         self._state.now = "open"
         self._emit(events.PoolOpened(self.name, self.nodes, self.slots, time.monotonic() - began))
         self._user.listeners.flush()
@@ -324,6 +321,10 @@ class ComputePool:
         self._state.check_open()
         return self._hosts.add_packages(pip)
 
+    def _shared_channel(self) -> Any:
+        self._state.check_open()
+        return self._engine.shared.channel()
+
     # what is known of it
 
     @property
@@ -395,6 +396,5 @@ class ComputePool:
 
     def _after_fork(self) -> None:
         """In a forked child: closes copies of what belongs to the parent."""
-        hosts = self.__dict__.get("_hosts")
-        if hosts is not None:
-            hosts.after_fork()
+        if "_hosts" in self.__dict__:
+            self._hosts.after_fork()

@@ -121,7 +121,7 @@ class PoolHosts:
         )
         info = instance_info(self._context, node, *where, self._blocked, gpus, ports, self.engine.ranks)
         settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node], gpus)
-        return settings, self._hooks
+        return {**settings, "head": self.address(0)}, self._hooks
 
     def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
         """How many processes each node runs, now that all have said what they have."""

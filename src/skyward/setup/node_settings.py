@@ -49,6 +49,7 @@ def agent_settings(
             "paths": list(host.paths),
             "blobs": host.keeper.scratch,
             "max_result": context.max_result,
+            "shared": host.keeper.sockets.get(0),
         },
     }
 

@@ -1,0 +1,82 @@
+"""The client's part in shared collections: asks the server on node 0, and passes on what nodes cannot say directly.
+
+Questions go over the link to node 0, so they arrive once and in order, even over a broken connection.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from skyward.node.protocol import ClientToAgent
+from skyward.node.receiver import Message
+
+if TYPE_CHECKING:  # imported when a collection is used
+    from skyward.node.shared.channel import Channel
+
+__all__ = ["ClientShared"]
+
+_CLIENT = "client"
+_CLOSED = "the pool is closed, and its shared collections with it."
+
+
+class ClientShared:
+    """Part of an engine; `post` sends messages to a node, of which there are `nodes`."""
+
+    def __init__(self, post: Callable[[int, list[Message], list[Any]], None], nodes: int) -> None:
+        self._post_to, self._nodes = post, nodes
+        self._lock = threading.Lock()  # over the making of the channel
+        self._channel: Channel | None = None
+        self._opened = False
+
+    def channel(self) -> Channel:
+        """How the client asks; made when it is first wanted."""
+        if self._channel is None:
+            from skyward.node.shared.channel import Channel
+            from skyward.node.shared.values import pack_value, unpack_value
+            from skyward.transport.payload import Packer
+
+            with self._lock:
+                packer = Packer()
+                self._channel = self._channel or Channel(
+                    self._post,
+                    lambda value, what: pack_value(packer, value, what),
+                    lambda data: unpack_value(data, keep_classes=True),
+                )
+        return self._channel
+
+    def close(self) -> None:
+        """The pool is closed: whoever waits is told."""
+        if self._channel is not None:
+            self._channel.close(_CLOSED)
+
+    def lost(self, node: int, rank: int | None, reason: str) -> None:
+        """A rank of a node has ended, or (None) the whole node is lost or was restarted."""
+        head = node == 0 and rank is None
+        for other in range(1, self._nodes) if head else [0]:
+            self._post_to(other, [ClientToAgent.lost(node, rank, reason)], [])
+        if head:
+            self._opened = False
+            if self._channel is not None:
+                self._channel.fail(
+                    "lost",
+                    f"node 0, which keeps the shared collections of the pool, is lost ({reason}): all are empty now, "
+                    "and whether this operation was done is not known. Asking again works when it is back.",
+                )
+
+    def _post(self, message: Message, values: list[Any]) -> None:
+        messages = [ClientToAgent.share(_CLIENT, message, len(values))]
+        if not self._opened:
+            self._opened = True
+            messages.insert(0, ClientToAgent.share(_CLIENT, ["open", "the client", None, 0], 0))
+        self._post_to(0, messages, values)
+
+    def _from_agent_share(self, number: int, now: float, asker: str, message: Message, buffers: list[Any]) -> None:
+        if number == 0 and asker == _CLIENT:
+            if self._channel is not None:
+                self._channel.hear(message, buffers)
+            return
+        # of a runner whose node cannot reach node 0, or the answer to it
+        to = int(asker.partition("/")[0]) if number == 0 else 0
+        self._post_to(to, [ClientToAgent.share(asker, message, len(buffers))], buffers)

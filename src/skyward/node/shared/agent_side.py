@@ -1,0 +1,260 @@
+"""The agents' part in shared collections: on node 0 it serves them, on other nodes it passes questions on to node 0.
+
+    runner of this computer ── a connection of its own ──┐
+    runner of node 0 ── its agent's socket ──────────────┤
+    client ── its link ──────────────────────────────────┼──► Server on node 0
+    runner of node n ── Relay on node n ── Uplink ───────┤
+                                        └── client ──────┘    where nodes cannot reach each other
+
+Nothing is made before the first question.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from skyward.node.client_link import ClientLink
+from skyward.node.protocol import AgentToClient, AgentToRunner
+from skyward.node.receiver import Message, Receiver
+from skyward.node.runners import RunnerProcess
+from skyward.node.timers import Timers
+
+if TYPE_CHECKING:  # imported with the first question
+    from skyward.node.shared.relay import Relay
+    from skyward.node.shared.server import Server
+    from skyward.node.shared.uplink import Uplink
+
+__all__ = ["Shared"]
+
+_LOOK = 5.0
+_ENDED = "its process has ended"
+
+Dial = Callable[[str, int], socket.socket]
+
+
+class Shared:
+    """Part of an agent, on its loop. `send` sends to a runner of this node, `tell` to the client.
+
+    `dial` connects to an agent of another machine; `wake` has `look` called. `settings` are those of the agent.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        token: str,
+        selector: selectors.BaseSelector,
+        clock: Callable[[], float],
+        timers: Timers,
+        send: Callable[[str, Message, list[Any]], None],
+        dial: Dial,
+        wake: Callable[[], None],
+    ) -> None:
+        self._node, self._token, self._selector, self._clock, self._timers = node, token, selector, clock, timers
+        self._send, self._dial, self._wake = send, dial, wake
+        self.tell: Callable[[Message, list[Any]], None]
+        self.settings: dict[str, Any] = {}
+        self._made: Server | None = None
+        self._passing: Relay | None = None
+        self._up: Uplink | None = None
+        self._peers: dict[int, tuple[ClientLink, list[float]]] = {}  # with the time since when each is not connected
+        self._count = 0
+
+    # what the agent tells
+
+    def admit(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+        """A runner of this computer, or the agent of another node, has connected."""
+        if "session" in hello:
+            self._admit_peer(sock, hello)
+        else:
+            self._server().admit(sock)
+
+    def look(self) -> None:
+        """Takes what threads have found."""
+        if self._up is not None:
+            self._up.look()
+
+    def pending(self) -> bool:
+        """Whether a link may have more to hear than the selector knows."""
+        if self._up is None and not self._peers:
+            return False
+        links: list[Any] = [self._up, *(link for link, _ in self._peers.values())]
+        more = [link for link in links if link is not None and link.pending()]
+        for link in more:
+            link.hear(0)
+        return bool(more)
+
+    def ended(self, runner: str) -> None:
+        """A runner of this node has ended."""
+        if self._made is not None:
+            self._made.gone(self._asker(runner), _ENDED)
+        elif self._passing is not None:
+            self._passing.ended(self._asker(runner), _ENDED)
+
+    def fence(self) -> None:
+        """The client had given this node up: what it kept, and what it said, does not count."""
+        if self._made is not None:
+            self._made.end(
+                "lost", "node 0 was given up for lost: the shared collections, which it kept, are empty now."
+            )
+            self._made = None
+            self._peers.clear()
+        if self._up is not None:
+            self._up.renounce("the client had given this node up for lost.")
+
+    def close(self) -> None:
+        """The pool closes: nobody waits any more."""
+        if self._made is not None:
+            self._made.end("closed", "the pool is closing; its shared collections end with it.")
+
+    # what client and runners say
+
+    def _from_client_share(self, asker: str, message: Message, buffers: list[Any]) -> None:
+        if self._node == 0:
+            self._server().hear(asker, message, buffers, partial(self._to_client, asker))
+        elif self._passing is not None:
+            self._passing.down(asker, message, buffers)
+
+    def _from_client_lost(self, node: int, rank: int | None, why: str) -> None:
+        if self._made is not None:
+            if rank is None and (peer := self._peers.pop(node, None)) is not None:
+                peer[0].drop()
+            if rank is None:
+                self._made.gone_all(f"{node}/", why)
+            self._made.lost(node, rank, why)
+        elif self._passing is not None and node == 0 and rank is None:
+            self._passing.lost(f"node 0, which kept the shared collections of the pool, is lost ({why}).", direct=False)
+
+    def _from_client_head(self, place: list[Any] | None) -> None:
+        self.settings["head"] = place
+
+    def _from_runner_share(self, runner: RunnerProcess, message: Message, buffers: list[Any]) -> None:
+        asker = self._asker(runner.name)
+        if self._node == 0:
+            self._server().hear(asker, message, buffers, partial(self._to_runner, runner.name))
+        else:
+            self._relay().up(asker, message, buffers)
+
+    def _asker(self, runner: str) -> str:
+        return f"{self._node}/{self._token}/{runner}"
+
+    def _to_client(self, asker: str, message: Message, buffers: list[Any]) -> None:
+        self.tell(AgentToClient.share(asker, message, len(buffers)), buffers)
+
+    def _to_runner(self, runner: str, message: Message, buffers: list[Any]) -> None:
+        self._send(runner, AgentToRunner.share(message, len(buffers)), buffers)
+
+    # node 0
+
+    def _server(self) -> Server:
+        if self._made is None:
+            from skyward.api.info import InstanceInfo
+            from skyward.node.shared.server import Server
+
+            self._count += 1
+            epoch = f"{self._token}.{self._count}"
+            self._made = Server(
+                epoch,
+                self._selector,
+                self._clock,
+                self._timers,
+                lambda: InstanceInfo.from_json(self.settings["info"]),
+            )
+        return self._made
+
+    def _admit_peer(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+        from skyward.node.shared.protocol import AgentToHead
+
+        node: int = hello["share"]
+        if node not in self._peers:
+            self._count += 1
+            link = _PeerLink(
+                self._selector,
+                {},
+                Receiver(AgentToHead, self).hear_all,
+                lambda: self._give_up(node, "its agent has begun again"),
+                f"{self._token}.{self._count}",
+                self._clock,
+            )
+            if not self._peers:
+                self._timers.after(_LOOK, self._look_at_peers)
+            self._peers[node] = link, [0.0]
+        link, away = self._peers[node]
+        away[0] = 0.0
+        link.attach(sock, hello)
+
+    def _from_agent_share(self, asker: str, message: Message, buffers: list[Any]) -> None:
+        self._server().hear(asker, message, buffers, partial(self._to_peer, asker))
+
+    def _to_peer(self, asker: str, message: Message, buffers: list[Any]) -> None:
+        from skyward.node.shared.protocol import HeadToAgent
+
+        peer = self._peers.get(int(asker.partition("/")[0]))
+        if peer is not None:
+            peer[0].tell_now(HeadToAgent.share(asker, message, len(buffers)), buffers)
+
+    def _give_up(self, node: int, why: str) -> None:
+        self._server().gone_all(f"{node}/", why)
+
+    def _look_at_peers(self) -> None:
+        """Gives nodes up whose links have been broken for too long."""
+        from skyward.node.shared.uplink import PATIENCE
+
+        now = self._clock()
+        for node, (link, away) in list(self._peers.items()):
+            if link.connected:
+                away[0] = 0.0
+            elif not away[0]:
+                away[0] = now
+            elif now - away[0] > PATIENCE:
+                del self._peers[node]
+                self._give_up(node, f"nothing was heard of its node for {now - away[0]:.0f} s")
+        if self._peers:
+            self._timers.after(_LOOK, self._look_at_peers)
+
+    # other nodes
+
+    def _relay(self) -> Relay:
+        if self._passing is None:
+            from skyward.node.shared.relay import Relay
+
+            self._passing = Relay(self._send, self.tell, self._post, lambda: self.settings.get("head") is not None)
+        return self._passing
+
+    def _post(self, message: Message, buffers: list[Any]) -> None:
+        if self._up is None:
+            from skyward.node.shared.protocol import HeadToAgent
+            from skyward.node.shared.uplink import Uplink
+
+            relay = self._relay()
+            self._up = Uplink(
+                self._node,
+                self._selector,
+                self._clock,
+                self._wake,
+                lambda: self._dial(*self.settings["head"]),
+                Receiver(HeadToAgent, _Down(relay)).hear_all,
+                lambda why: relay.lost(why, direct=True),
+            )
+        self._up.post(message, buffers)
+
+
+class _PeerLink(ClientLink):
+    """The link of another node's agent."""
+
+    def hear(self, events: int) -> None:
+        super().hear(events)
+        self.flush()
+
+
+class _Down:
+    """Hands what node 0 says to the relay."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    def _from_head_share(self, asker: str, message: Message, buffers: list[Any]) -> None:
+        self._relay.down(asker, message, buffers)

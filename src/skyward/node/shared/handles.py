@@ -1,0 +1,284 @@
+"""What users hold of shared collections that keep values: SharedDict, SharedSet, SharedCounter, SharedQueue.
+
+A handle is a kind, a name, and how this process asks the server. Making one asks nothing; one that is sent to a node
+means the collection of the same name there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar, cast, overload
+
+from skyward.errors import InvalidArgument
+from skyward.node.shared.channel import Channel
+from skyward.node.shared.keys import read_key, written_key
+
+__all__ = ["Handle", "SharedCounter", "SharedDict", "SharedQueue", "SharedSet", "checked_timeout"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+D = TypeVar("D")
+
+_LONGEST = 200
+_NONE = object()
+
+
+class Handle:
+    """A shared collection of a pool, by its kind and name."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, channel: Callable[[], Channel]) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
+            raise InvalidArgument(
+                f"{name!r} cannot be the name of a {self.kind}: a text of 1 to {_LONGEST} characters is."
+            )
+        self.name = name
+        """Its name in the pool."""
+        self._channel = channel
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from skyward.node.shared.names import attached
+
+        return attached, (type(self), self.name, *self._options())
+
+    def _options(self) -> tuple[Any, ...]:
+        """What else the handle was made with."""
+        return ()
+
+    def _ask(
+        self, operation: str, arguments: list[Any], values: list[Any] | None = None, timeout: float | None = None
+    ) -> tuple[Any, list[Any]]:
+        return self._channel().ask(self.kind, self.name, operation, arguments, values, timeout)
+
+    def _pack(self, value: object) -> bytes:
+        return self._channel().pack(value, f"a value for {self.kind} '{self.name}'")
+
+
+class SharedDict(Handle, Generic[K, V]):
+    """A dict that all ranks and the client see. Every operation is atomic.
+
+    Keys are texts, numbers, bytes, None, and tuples of these. Values are pickled: what you read is a copy, and changing
+    it changes nothing until it is set again.
+    """
+
+    kind = "dict"
+
+    def __getitem__(self, key: K) -> V:
+        found, values = self._ask("get", [written_key(key)])
+        if not found:
+            raise KeyError(key)
+        return self._channel().unpack(values[0])
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._ask("set", [written_key(key)], [self._pack(value)])
+
+    def __delitem__(self, key: K) -> None:
+        if not self._ask("pop", [written_key(key)])[0]:
+            raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return self._ask("contains", [written_key(key)])[0]
+
+    def __len__(self) -> int:
+        return self._ask("len", [])[0]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.keys())
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: Any = None) -> Any:
+        """The value of a key, or `default` where there is none."""
+        found, values = self._ask("get", [written_key(key)])
+        return self._channel().unpack(values[0]) if found else default
+
+    @overload
+    def pop(self, key: K) -> V: ...
+    @overload
+    def pop(self, key: K, default: D) -> V | D: ...
+    def pop(self, key: K, default: Any = _NONE) -> Any:
+        """Removes a key and returns its value; of several who pop the same key, one gets it."""
+        found, values = self._ask("pop", [written_key(key)])
+        if found:
+            return self._channel().unpack(values[0])
+        if default is _NONE:
+            raise KeyError(key)
+        return default
+
+    def setdefault(self, key: K, value: V) -> V:
+        """Sets a key that is not there, and returns the value that is there then; of several, the first one sets it."""
+        new, values = self._ask("setdefault", [written_key(key)], [self._pack(value)])
+        return value if new else self._channel().unpack(values[0])
+
+    def update(self, values: Mapping[K, V]) -> None:
+        """Sets several keys at once: nobody sees some of them without the others."""
+        keys = [written_key(key) for key in values]
+        self._ask("update", [keys], [self._pack(value) for value in values.values()])
+
+    def compare_and_set(self, key: K, expected: V, value: V) -> bool:
+        """Sets a key if its value equals `expected` (==, in this process) at that moment; False if it does not."""
+        text, packed = written_key(key), self._pack(value)
+        while True:
+            number, values = self._ask("get", [text])
+            if not number or self._channel().unpack(values[0]) != expected:
+                return False
+            if self._ask("swap", [text, number], [packed])[0]:
+                return True
+
+    def change(self, key: K, change: Callable[[V], V], default: V) -> V:
+        """Sets a key to `change(value)` and returns that; nothing comes in between.
+
+        `change` runs in this process, and again if somebody else was faster. It gets `default` where there is no value.
+        """
+        text = written_key(key)
+        while True:
+            number, values = self._ask("get", [text])
+            new = change(self._channel().unpack(values[0]) if number else default)
+            if self._ask("swap", [text, number], [self._pack(new)])[0]:
+                return new
+
+    def keys(self) -> list[K]:
+        """All keys at one moment, in the order in which they came."""
+        return [read_key(text) for text in self._ask("keys", [])[0]]
+
+    def values(self) -> list[V]:
+        """All values at one moment."""
+        unpack = self._channel().unpack
+        return [unpack(value) for value in self._ask("items", [])[1]]
+
+    def items(self) -> list[tuple[K, V]]:
+        """All keys and values at one moment."""
+        texts, values = self._ask("items", [])
+        unpack = self._channel().unpack
+        return [(read_key(text), unpack(value)) for text, value in zip(texts, values, strict=True)]
+
+    def clear(self) -> None:
+        """Removes everything."""
+        self._ask("clear", [])
+
+
+class SharedSet(Handle, Generic[T]):
+    """A set that all ranks and the client see. Every operation is atomic. Members are plain values, like keys."""
+
+    kind = "set"
+
+    def add(self, member: T) -> bool:
+        """Adds a member; True if it was new: of several who add the same one, one is told so."""
+        return self._ask("add", [[written_key(member)]])[0] > 0
+
+    def update(self, members: Iterable[T]) -> int:
+        """Adds several members at once, and says how many of them were new."""
+        return self._ask("add", [[written_key(member) for member in members]])[0]
+
+    def discard(self, member: T) -> bool:
+        """Removes a member; False if it was not there."""
+        return self._ask("discard", [written_key(member)])[0]
+
+    def remove(self, member: T) -> None:
+        """Removes a member; raises KeyError if it was not there."""
+        if not self.discard(member):
+            raise KeyError(member)
+
+    def pop(self) -> T:
+        """Removes the member that came first and returns it; raises KeyError if there is none."""
+        found = self._ask("pop", [])[0]
+        if not found:
+            raise KeyError(f"pop from an empty set: {self!r}")
+        return read_key(found[0])
+
+    def members(self) -> set[T]:
+        """All members at one moment."""
+        return {read_key(text) for text in self._ask("keys", [])[0]}
+
+    def __contains__(self, member: object) -> bool:
+        return self._ask("contains", [written_key(member)])[0]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([cast("T", read_key(text)) for text in self._ask("keys", [])[0]])
+
+    def __len__(self) -> int:
+        return self._ask("len", [])[0]
+
+    def clear(self) -> None:
+        """Removes everything."""
+        self._ask("clear", [])
+
+
+class SharedCounter(Handle):
+    """A whole number that all ranks and the client see; it begins with 0."""
+
+    kind = "counter"
+
+    def add(self, number: int = 1) -> int:
+        """Adds to the counter and returns the new value; no two callers get the same one from adding 1."""
+        return self._ask("add", [_whole(number)])[0]
+
+    def set(self, value: int) -> int:
+        """Sets the counter and returns the value that it had."""
+        return self._ask("set", [_whole(value)])[0]
+
+    @property
+    def value(self) -> int:
+        """The value at this moment."""
+        return self._ask("add", [0])[0]
+
+
+class SharedQueue(Handle, Generic[T]):
+    """A queue that all ranks and the client put into and get from: first in, first out, each item to one of them."""
+
+    kind = "queue"
+
+    def __init__(self, name: str, channel: Callable[[], Channel], maxsize: int | None = None) -> None:
+        super().__init__(name, channel)
+        if maxsize is not None and (isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 0):
+            raise InvalidArgument(
+                f"maxsize={maxsize!r}: a whole number of items, or 0 for as many as there is room for."
+            )
+        self._maxsize = maxsize
+
+    def put(self, item: T, timeout: float | None = None) -> None:
+        """Adds an item at the end; waits while the queue is full, at most `timeout` seconds (None: without a limit)."""
+        self._ask("put", [self._maxsize], [self._pack(item)], checked_timeout(timeout))
+
+    def get(self, timeout: float | None = None) -> T:
+        """Removes the first item and returns it; waits for one, at most `timeout` seconds (None: without a limit).
+
+        Raises `sky.errors.SharedTimeout`, which is a TimeoutError. With `timeout=0` it does not wait.
+        """
+        return self._channel().unpack(self._ask("get", [self._maxsize], None, checked_timeout(timeout))[1][0])
+
+    def __len__(self) -> int:
+        return self._ask("len", [])[0]
+
+    def __bool__(self) -> bool:
+        return True  # not a question to the server: an empty queue is a queue
+
+    def clear(self) -> int:
+        """Removes all items, and says how many there were."""
+        return self._ask("clear", [])[0]
+
+    def _options(self) -> tuple[Any, ...]:
+        return (self._maxsize,)
+
+
+def checked_timeout(seconds: float | None) -> float | None:
+    """A time-out, if it is one."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise InvalidArgument(f"timeout={seconds!r}: a number of seconds, 0 for not waiting, or None for no limit.")
+    return float(seconds)
+
+
+def _whole(number: Any) -> int:
+    try:
+        return number.__index__()
+    except AttributeError:
+        raise InvalidArgument(f"{number!r} cannot be added to a counter: a whole number can.") from None

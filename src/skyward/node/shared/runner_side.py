@@ -1,0 +1,161 @@
+"""A runner's way to the server of shared collections; made when a body uses one for the first time.
+
+On a local pool it is a connection to the agent of node 0, read by a thread of its own. Elsewhere messages go over the
+socket to the node's own agent, which passes them on: keys of the pool never come into a process of users.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from skyward.api.info import current_call, instance_info
+from skyward.errors import SharedLost
+from skyward.node.protocol import RunnerToAgent
+from skyward.node.receiver import Message
+from skyward.node.shared.names import serve_by
+from skyward.transport import frames
+
+if TYPE_CHECKING:  # imported when a collection is used
+    from skyward.node.shared.channel import Channel
+
+__all__ = ["RunnerShared"]
+
+_TIMEOUT = 30.0
+_LOST = (
+    "node 0, which keeps the shared collections of the pool, was lost or restarted: all of them are empty now, and "
+    "whether this operation was done is not known. Asking again works."
+)
+
+Write = Callable[[socket.socket, threading.Lock, list[Any]], None]
+
+
+class RunnerShared:
+    """Part of a runner. `send` sends a message to its agent; `write` sends bytes and lets no signal cut them in two.
+
+    `calls` returns the calls that run here, and since when.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Message, list[Any]], None],
+        write: Write,
+        calls: Callable[[], list[tuple[str, float]]],
+    ) -> None:
+        self._send, self._write, self._calls = send, write, calls
+        self._settings: dict[str, Any] = {}
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # over the making of channel and connection
+        self._channel: Channel | None = None
+        self._sock: socket.socket | None = None
+        self._send_lock = threading.Lock()
+
+    def install(self, settings: dict[str, Any]) -> None:
+        """Has `sky.dict(...)` and the others work in this process."""
+        self._settings, self._pid = settings, os.getpid()
+        serve_by(self.channel)
+
+    def channel(self) -> Channel:
+        """How bodies ask; made when it is first wanted."""
+        return self._channel or self._make_channel()
+
+    def wake(self, thread: int) -> None:
+        """Has a thread that waits for an answer run a little."""
+        if self._channel is not None:
+            self._channel.wake(thread)
+
+    def end_call(self, call: str) -> None:
+        """A call has ended: locks that it holds are released."""
+        if self._channel is not None and self._channel.held:
+            self._channel.end_call(call)
+
+    def _make_channel(self) -> Channel:
+        from skyward.node.shared.channel import Channel, refuse_child
+        from skyward.node.shared.values import pack_value, unpack_value
+        from skyward.transport.payload import Packer
+
+        if os.getpid() != self._pid:
+            refuse_child()
+        with self._lock:
+            if self._channel is None:
+                packer = Packer(self._settings["paths"])
+                direct = self._settings.get("shared") is not None
+                channel = Channel(
+                    self._post_direct if direct else self._post,
+                    lambda value, what: pack_value(packer, value, what),
+                    unpack_value,
+                    lambda: (current_call() or (None,))[0],
+                    self._age,
+                )
+                if not direct:
+                    self._post(self._opening(), [])
+                self._channel = channel
+        return self._channel
+
+    def _age(self) -> float:
+        """Since how many seconds the current call runs."""
+        call = current_call()
+        began = dict(self._calls()).get(call[0]) if call is not None else None
+        return time.monotonic() - began if began is not None else 0.0
+
+    def _opening(self) -> Message:
+        from skyward.node.shared.protocol import AskerToServer
+
+        info = instance_info()
+        where = "" if info.rank == info.node else f" (node {info.node})"
+        return AskerToServer.open(f"rank {info.rank}{where}", info.rank)
+
+    # over the agent's socket
+
+    def _post(self, message: Message, values: list[Any]) -> None:
+        self._send(RunnerToAgent.share(message, len(values)), values)
+
+    def _from_agent_share(self, message: Message, buffers: list[Any]) -> None:
+        self.channel().hear(message, buffers)
+
+    # over a connection of its own
+
+    def _post_direct(self, message: Message, values: list[Any]) -> None:
+        sock = self._sock or self._connect()
+        try:
+            self._write(sock, self._send_lock, frames.encode([message], values))
+        except OSError as exc:
+            raise SharedLost(_LOST) from exc
+
+    def _connect(self) -> socket.socket:
+        from skyward.transport.link import greet
+        from skyward.transport.local_sockets import connect
+
+        with self._lock:
+            if self._sock is not None:
+                return self._sock
+            try:
+                sock = connect(self._settings["shared"], _TIMEOUT)
+                greet(sock, {"share": os.getpid()}, time.monotonic() + _TIMEOUT)
+            except (OSError, ValueError) as exc:
+                raise SharedLost(
+                    f"node 0, which keeps the shared collections of the pool, cannot be reached: {exc}"
+                ) from exc
+            sock.settimeout(None)
+            self._write(sock, self._send_lock, frames.encode([self._opening()], []))
+            threading.Thread(target=self._read, args=(sock, self.channel()), name="skyward-shared", daemon=True).start()
+            self._sock = sock
+            return sock
+
+    def _read(self, sock: socket.socket, channel: Channel) -> None:
+        reader, alive = frames.FrameReader(), True
+        try:
+            while alive:
+                got, alive = reader.read(sock.recv_into)
+                for messages, buffers in got:
+                    channel.hear_all(messages, buffers)
+        except OSError:
+            pass
+        with self._lock:
+            self._sock = None  # the next question makes another one
+        sock.close()
+        channel.fail("lost", _LOST)

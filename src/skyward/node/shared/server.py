@@ -1,0 +1,210 @@
+"""The server of shared collections, in the agent of node 0: who asks over which way, and when time-outs are over.
+
+It tells `SharedState` what happens, and sends answers the way that the questions came. It is made with the first one.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from skyward.api.info import InstanceInfo
+from skyward.node.receiver import Message, Receiver
+from skyward.node.shared.protocol import AskerToServer
+from skyward.node.shared.state import Answer, SharedState
+from skyward.node.timers import Timers
+from skyward.transport.frames import FrameReader, FrameWriter, encode
+
+__all__ = ["Route", "Server"]
+
+log = logging.getLogger("skyward.engine")
+
+Route = Callable[[Message, list[Any]], None]
+
+
+class Server:
+    """Part of an agent, on its loop. `info` says what runners are told of the pool."""
+
+    def __init__(
+        self,
+        epoch: str,
+        selector: selectors.BaseSelector,
+        clock: Callable[[], float],
+        timers: Timers,
+        info: Callable[[], InstanceInfo],
+    ) -> None:
+        self._selector, self._clock, self._timers, self._info = selector, clock, timers, info
+        self._state = SharedState(epoch)
+        self._routes: dict[str, Route] = {}
+        self._unsent: dict[str, _Direct] = {}
+        self._directs = 0
+        self._due: tuple[float, int] | None = None
+        self._receive = Receiver(AskerToServer, self).hear
+
+    def hear(self, asker: str, message: Message, buffers: list[Any], route: Route) -> None:
+        """A message of a process; answers to it go by `route`."""
+        if asker not in self._routes:
+            self._routes[asker] = route
+        self._receive(message, buffers, asker)
+        self._flush()
+
+    def gone(self, asker: str, why: str) -> None:
+        """A process has ended."""
+        if self._routes.pop(asker, None) is not None:
+            self._deliver(self._state.gone(asker, why, self._clock()))
+            self._flush()
+
+    def gone_all(self, prefix: str, why: str) -> None:
+        """All processes whose names begin so have ended."""
+        for asker in [asker for asker in self._routes if asker.startswith(prefix)]:
+            self.gone(asker, why)
+
+    def lost(self, node: int, rank: int | None, why: str) -> None:
+        """A rank, or (None) a whole node, was lost, whether it has used collections or not."""
+        info = self._info()
+        ranks = [other for other in range(info.world_size) if info.node_of(other) == node] if rank is None else [rank]
+        for each in ranks:
+            self._deliver(self._state.lost(each, f"rank {each} is lost: {why}", self._clock()))
+        self._flush()
+
+    def end(self, code: str, text: str) -> None:
+        """The pool closes, or what is kept here does not count any more: nobody waits from now on."""
+        self._deliver(self._state.end(code, text))
+        self._flush()
+
+    # what processes say
+
+    def _from_asker_open(self, asker: str, label: str, rank: int | None) -> None:
+        self._state.around.ranks = self._info().world_size
+        self._state.open(asker, label, rank)
+
+    def _from_asker_ask(
+        self,
+        asker: str,
+        id: int,
+        epoch: str,
+        kind: str,
+        name: str,
+        operation: str,
+        arguments: list[Any],
+        timeout: float | None,
+        buffers: list[Any],
+    ) -> None:
+        values = [bytes(buffer) for buffer in buffers]  # a view would keep all that came with it
+        self._deliver(
+            self._state.ask(asker, id, epoch, kind, name, operation, arguments, timeout, values, self._clock())
+        )
+        if timeout is not None:
+            self._set_timer()
+
+    def _from_asker_withdraw(self, asker: str, id: int) -> None:
+        self._deliver(self._state.withdraw(asker, id))
+
+    def _from_asker_gone(self, asker: str, why: str) -> None:
+        self.gone(asker, why)
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        for asker, message, values in answers:
+            route = self._routes.get(asker)
+            if route is not None:
+                route(message, values)
+
+    # time
+
+    def _set_timer(self) -> None:
+        due = self._state.due()
+        if self._due is not None:
+            if self._due[0] <= due:
+                return
+            self._timers.cancel(self._due[1])
+            self._due = None
+        if due < float("inf"):
+            self._due = due, self._timers.after(due - self._clock(), self._tick)
+
+    def _tick(self) -> None:
+        self._due = None
+        self._deliver(self._state.tick(self._clock()))
+        self._set_timer()
+        self._flush()
+
+    # runners of this computer, each with a connection of its own
+
+    def admit(self, sock: socket.socket) -> None:
+        """A runner of this computer has connected."""
+        self._directs += 1
+        direct = _Direct(f"direct/{self._directs}", sock)
+        try:
+            for piece in encode({"shared": True}):
+                sock.sendall(piece)
+        except OSError:
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._routes[direct.name] = partial(self._queue, direct)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._on_direct, direct))
+
+    def _queue(self, direct: _Direct, message: Message, values: list[Any]) -> None:
+        direct.messages.append(message)
+        direct.buffers += values
+        self._unsent[direct.name] = direct
+
+    def _on_direct(self, direct: _Direct, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._write(direct)
+        alive = True
+        try:
+            frames, alive = direct.reader.read(direct.sock.recv_into)
+            for messages, buffers in frames:
+                at = 0
+                for message in messages:
+                    self._receive(message, buffers[at : at + message[-1]], direct.name)
+                    at += message[-1]
+        except BlockingIOError:
+            pass
+        except OSError:
+            alive = False
+        except Exception:
+            log.exception("a runner sent something that is no message about shared collections")
+            alive = False
+        self._flush()
+        if not alive:
+            self._selector.unregister(direct.sock)
+            direct.sock.close()
+            self.gone(direct.name, "its process has ended")
+
+    def _flush(self) -> None:
+        """Sends what was answered; several answers to one runner go in one frame."""
+        if not self._unsent:
+            return
+        unsent, self._unsent = self._unsent, {}
+        for direct in unsent.values():
+            messages, direct.messages = direct.messages, []
+            buffers, direct.buffers = direct.buffers, []
+            direct.writer.add(encode(messages, buffers))
+            self._write(direct)
+
+    def _write(self, direct: _Direct) -> None:
+        try:
+            done = direct.writer.write(direct.sock.send)
+        except OSError:
+            direct.writer.clear()  # it is gone, which the next read says
+            return
+        if done is direct.waits:  # the selector must say when there is room, or need not any more
+            direct.waits = not done
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if direct.waits else 0)
+            self._selector.modify(direct.sock, events, partial(self._on_direct, direct))
+
+
+class _Direct:
+    """The connection of a runner of this computer."""
+
+    def __init__(self, name: str, sock: socket.socket) -> None:
+        self.name, self.sock = name, sock
+        self.reader, self.writer = FrameReader(), FrameWriter()
+        self.messages: list[Message] = []
+        self.buffers: list[Any] = []
+        self.waits = False  # whether something waits for the socket to take more
