@@ -72,6 +72,11 @@ def test_a_process_that_has_the_machine_to_itself_uses_all_gpus() -> None:
     assert gpu_positions(info) == [0, 1, 2]
 
 
+def test_spaces_in_the_users_variable_hide_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 1")
+    assert gpu_positions(rank(0, ranks=1, node_gpus=("3", "1"))) == [0, 1]
+
+
 def test_ranks_that_share_a_gpu_use_gloo_and_say_so_once(capsys: pytest.CaptureFixture[str]) -> None:
     conflict = "2 ranks share 1 GPU on this computer"
     for number in (0, 1, 0):

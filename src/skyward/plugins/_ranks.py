@@ -53,7 +53,7 @@ def gpu_by_local_rank(info: InstanceInfo) -> int | None:
     positions = gpu_positions(info)
     if not positions:
         return None
-    shows_all = os.environ.get(_variable(), ",".join(info.node_gpus)) == ",".join(info.node_gpus)
+    shows_all = _shown(info) == list(info.node_gpus)
     return info.local_rank if shows_all and _has_own_card(info) else positions[0]
 
 
@@ -62,12 +62,17 @@ def gpu_positions(info: InstanceInfo) -> list[int]:
     if not info.node_gpus:
         return list(range(info.accelerators))
     own = own_gpus(info.node_gpus, info.local_world_size)[info.local_rank]
-    seen = os.environ.get(_variable(), ",".join(info.node_gpus)).split(",")
+    seen = _shown(info)
     return [seen.index(gpu) for gpu in own if gpu in seen] or list(range(len(own)))
 
 
 def _one_each(info: InstanceInfo) -> bool:
     return info.world_size == info.total_nodes
+
+
+def _shown(info: InstanceInfo) -> list[str]:
+    value = os.environ.get(_variable())
+    return list(info.node_gpus) if value is None else [entry.strip() for entry in value.split(",")]
 
 
 def _variable() -> str:
