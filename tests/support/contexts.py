@@ -26,6 +26,7 @@ def pool_context(**given: Any) -> PoolContext:
         "replace": None,
         "grace": 1.0,
         "max_result": 1 << 20,
+        "stall_timeout": None,
         "emit": lambda event: None,
         "listening": lambda: False,
         "hurried": lambda: False,
