@@ -24,7 +24,7 @@ soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simu
 hosts:                           ## what test hosts need of the system: sshd, network tools
 	$(BIN)/python -m tests.support.hosts install
 
-test-peers: $(VENV)/all.done     ## joblib's and scikit-learn's own tests, over our backend
+test-peers: $(VENV)/all.done     ## the peers' own tests on pools: joblib, scikit-learn, Keras, accelerate, the Trainer, programs for torchrun
 	$(BIN)/python tests/peers/run.py
 
 check: $(VENV)/all.done          ## format, lint, strict types, import floors

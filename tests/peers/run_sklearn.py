@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
+from figures import Figures
 from peers import run
 
 __all__ = ["SKIPPED", "main"]
 
-# All of these but the last fail in the same way with joblib's own process pool as the default backend.
+# All of these but the last two fail in the same way with joblib's own process pool as the default backend.
 WARNS = "catches warnings in this process; those of the fits are shown on the nodes"
 COUNTS = "counts calls in objects of this process; the fits have copies"
+FIRST = "wants the error of the first of several fits that fail at the same time"
 
 SKIPPED = {
     "test_searchcv_raise_warning_with_non_finite_score": COUNTS,
@@ -29,16 +29,18 @@ SKIPPED = {
     "test_cross_validate_failing_scorer": WARNS,
     "test_search_cv_verbose_3": "reads the standard output of this process; nodes print to their own",
     "test_grid_search_cv_splits_consistency": "a splitter that holds a generator cannot be pickled",
-    "test_learning_curve_params": "wants the error of the first of several fits that fail at the same time",
+    "test_learning_curve_params": FIRST,
+    "test_cross_val_predict_decision_function_shape": FIRST,
 }
 
 MODULES = ("test_search", "test_successive_halving", "test_validation", "test_classification_threshold")
 
 
-def main() -> int:
-    """The exit status of pytest."""
-    return run([f"sklearn.model_selection.tests.{name}" for name in MODULES], SKIPPED, active=True)
+def main() -> Figures:
+    """Runs them."""
+    modules = [f"sklearn.model_selection.tests.{name}" for name in MODULES]
+    return run("scikit-learn model_selection", modules, SKIPPED, active=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(main())

@@ -62,6 +62,8 @@ def around_call(info: InstanceInfo) -> Generator[None]:
         _inside.reset(token)
         with _lock:
             _calls -= 1
+            if not _calls:
+                _forget()  # a call without a group may be next
 
 
 def _forget() -> None:
