@@ -19,7 +19,7 @@ soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simu
 	SKYWARD_SIM_SEEDS=100000 $(BIN)/pytest --timeout=14400 tests/simulation
 	SKYWARD_STRESS_SECONDS=3600 $(BIN)/pytest -v tests/stress
 	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/providers/aws/test_crashes.py \
-	  tests/e2e/test_leftovers.py tests/e2e/frameworks/test_torch_ports.py tests/seeds
+	  tests/e2e/test_leftovers.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
 
 hosts:                           ## what test hosts need of the system: sshd, network tools
 	$(BIN)/python -m tests.support.hosts install

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 ALL = blocks()
 CITED = re.compile(r'--8<-- "(?P<path>[^":]+):(?P<first>\d+):(?P<last>\d+)"')
+FRAMEWORKS = ("torch", "jax", "keras", "transformers", "joblib", "sklearn")
 SOAK = "SKYWARD_SOAK" in os.environ
 
 pytestmark = pytest.mark.skipif(not ALL, reason=ABSENT)
@@ -107,6 +109,8 @@ def test_the_block_runs_as_it_is_written(
     block: Block, cloud: tuple[Cloud, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filling = FILLINGS[block.name]
+    if missing := [name for name in FRAMEWORKS if find_spec(name) is None]:
+        pytest.skip(f"this computer has no {', '.join(missing)}")
     if not SOAK and not filling.quick:
         pytest.skip("make soak runs it")
     served, variables = cloud
