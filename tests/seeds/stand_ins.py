@@ -148,8 +148,11 @@ def _small_keras_model() -> None:
 
     whole = keras.Sequential
     if isinstance(whole, type):
-        few = [keras.layers.Dense(3, activation="softmax")]
-        keras.Sequential = lambda layers: whole(few if layers == [...] else layers)  # type: ignore[misc,assignment]
+
+        def filled(layers: Any) -> Any:  # in the body, after it was seeded: a layer draws its seed when it is made
+            return whole([keras.layers.Dense(3, activation="softmax")] if layers == [...] else layers)
+
+        keras.Sequential = filled  # type: ignore[misc,assignment]
 
 
 def _small_trainer() -> None:
