@@ -29,7 +29,7 @@ def about(*gpus: str) -> dict[str, Any]:
 
 
 def host(*nodes: int, **env: str) -> Host:
-    keeper: Any = SimpleNamespace(scratch="/scratch")
+    keeper: Any = SimpleNamespace(scratch="/scratch", sockets={})
     return Host(keeper, nodes, env, (), "/")
 
 
