@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -98,6 +101,25 @@ def test_many_may_ask_at_the_same_time() -> None:
             thread.join()
         assert answers == [2] * 4
         future.cancel()
+
+
+def sky_stacks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skyward", "stacks", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_another_terminal_sees_where_bodies_stand_until_the_pool_is_closed() -> None:
+    with sky.ComputePool(nodes=2, name="seen-elsewhere", console=False) as pool:
+        future = pool.submit(sleep_in_two_functions(600))
+        running(pool, 1)
+        shown = sky_stacks("seen-elsewhere")
+        assert shown.returncode == 0, shown.stderr
+        assert f"pool seen-elsewhere, process {os.getpid()}" in shown.stdout
+        assert "in _inner" in shown.stdout
+        assert "): idle" in shown.stdout
+        future.cancel()
+    gone = sky_stacks("seen-elsewhere")
+    assert (gone.returncode, gone.stdout) == (1, "no such pool is open on this computer\n")
 
 
 def test_a_closed_pool_has_no_stacks() -> None:

@@ -18,6 +18,7 @@ from skyward.machines.replacement import Supply
 from skyward.machines.selection import Candidate, Selection, look, taken
 from skyward.machines.watchdog import Watchdog
 from skyward.pool import hooks
+from skyward.pool.stacks_socket import StacksSocket
 from skyward.transport.payload import Packer
 
 if TYPE_CHECKING:  # imported when a pool is opened
@@ -83,6 +84,7 @@ def open_nodes(context: PoolContext, holding: Holding, watchdog: Watchdog, steps
         if supply is not None:
             _note_lost_machines(exc, supply, holding.machines)
         raise
+    steps.enter_context(StacksSocket(hosts.store.directory, context.name, hosts.engine.stacks))
     return hosts
 
 

@@ -267,7 +267,7 @@ class ComputePool(Collections):
 
     def submit(self, call: PendingCompute[T], /) -> Future[T]:
         """Sends a call to one node; the future's cancel() stops it there."""
-        return self._send([call])[0]
+        return self._send([call], alone=True)[0]
 
     def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[Future[T]]:
         """Sends calls to any nodes, in as few messages as possible; one future for each."""
@@ -312,9 +312,9 @@ class ComputePool(Collections):
         self._state.check_open()
         return PoolExecutor(self._send)
 
-    def _send(self, calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+    def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[Future[Any]]:
         self._state.check_open()
-        return self._sender.send(calls, self)
+        return self._sender.send(calls, self, alone)
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
         """Puts packages beside those that nodes run with; returns the paths at which calls find them, see joblib's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyward.api.compute import PendingCompute
@@ -21,6 +21,8 @@ __all__ = ["Sender"]
 
 T = TypeVar("T")
 
+_JOINING = ("torch", "jax", "keras", "huggingface")  # plugins whose frameworks have collectives
+
 
 @dataclass(frozen=True)
 class Sender:
@@ -34,15 +36,29 @@ class Sender:
     packing: Packing
     retries: int
     timeout: float | None
+    _warned: set[str] = field(default_factory=set[str])
 
-    def send(self, calls: Sequence[PendingCompute[Any]], owner: object) -> list[Future[Any]]:
-        """Sends calls to any nodes."""
+    def send(self, calls: Sequence[PendingCompute[Any]], owner: object, alone: bool = False) -> list[Future[Any]]:
+        """Sends calls to any nodes; `alone` if a user has sent this one with `>>` or `>`."""
+        if alone and self.context.forms_groups:
+            self._warn_of_groups(calls[0])
         packed = self.packing.calls([self.limited(call) for call in calls], self.retries)
         for call in packed:
             call.future.owner = owner
         futures: list[Future[Any]] = [call.future for call in packed]
         self.engine.send(packed)
         return futures
+
+    def _warn_of_groups(self, call: PendingCompute[Any]) -> None:
+        """Says once for each function that in a call to one node collectives would wait for ever."""
+        joined = [plugin.name for plugin in self.context.plugins if plugin.around_app and plugin.name in _JOINING]
+        if joined and isinstance(call, PendingCompute) and call.name not in self._warned:
+            self._warned.add(call.name)
+            self.context.warn(
+                f"{call.name} is sent to one node (>>), in a pool whose nodes form a group ({', '.join(joined)}). If "
+                "it trains with the others or calls a collective, it will wait for them for ever: send it to all, "
+                f"with `{call.name}(...) @ pool`. If it needs no other node, all is well."
+            )
 
     def broadcast(self, call: PendingCompute[T], owner: object) -> list[T]:
         """Runs a call on every rank at once; if a node is lost and retries are left, all of it starts again."""

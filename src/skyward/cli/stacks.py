@@ -1,0 +1,34 @@
+"""`sky stacks`: shows where every body stands, of the pools that run on this computer."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "stacks",
+        help="show where every running body stands",
+        description="Shows, for every pool that a program of yours on this computer has open, in which line each body "
+        "stands, on all of its nodes. Nothing is stopped. Pools of other computers and other users cannot be seen.",
+    )
+    parser.add_argument("pools", nargs="*", metavar="POOL", help="only these, by name or by the id of their process")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from skyward.pool.stacks_socket import ask_all
+
+    wanted: list[str] = arguments.pools
+    answers = [each for each in ask_all() if not wanted or each.pool in wanted or str(each.pid) in wanted]
+    for answer in answers:
+        print(f"pool {answer.pool}, process {answer.pid}" if answer.pid else f"pool in {answer.pool}")
+        print("\n".join(f"  {line}" for line in answer.text.splitlines()))
+    if not answers:
+        print("no pool of yours is open on this computer" if not wanted else "no such pool is open on this computer")
+    return 0 if answers or not wanted else 1
