@@ -184,7 +184,16 @@ class Server:
         for direct in unsent.values():
             messages, direct.messages = direct.messages, []
             buffers, direct.buffers = direct.buffers, []
-            direct.writer.add(encode(messages, buffers))
+            pieces = encode(messages, buffers)
+            if len(pieces) == 1 and not direct.writer.pending:  # nearly always: it goes at once
+                try:
+                    sent = direct.sock.send(pieces[0])
+                except OSError:
+                    sent = 0  # full, or gone, which the next read says
+                if sent == len(pieces[0]):
+                    continue
+                pieces = [memoryview(pieces[0])[sent:]]
+            direct.writer.add(pieces)
             self._write(direct)
 
     def _write(self, direct: _Direct) -> None:

@@ -9,11 +9,14 @@ from skyward.transport.payload import Packer, unpack
 
 __all__ = ["pack_value", "unpack_value"]
 
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 _BUFFERS = b"B"  # what a pickle does not begin with
 
 
 def pack_value(packer: Packer, value: object, what: str) -> bytes:
     """Bytes for a value, called `what` in errors."""
+    if type(value) in _PLAIN:
+        return pickle.dumps(value, 5)
     head, buffers = packer.pack(value, what)
     if not buffers:
         return head
