@@ -103,12 +103,27 @@ def test_of_several_specs_the_first_speaks_until_one_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"nodes": 3}, {"accelerator": "A100"}, {"vcpus": 2}, {"ttl": 30}, {"allocation": "spot"}]
+    "options",
+    [
+        {"nodes": 3},
+        {"accelerator": "A100"},
+        {"vcpus": 2},
+        {"ttl": 30},
+        {"allocation": "spot"},
+        {"processes_per_node": 2},
+    ],
 )
 def test_what_a_spec_says_is_not_said_again_beside_it(options: dict[str, Any]) -> None:
     """Otherwise one of the two would be ignored in silence."""
     with pytest.raises(InvalidArgument, match=next(iter(options))):
         sky.ComputePool(SPEC, **options)
+
+
+def test_a_pool_knows_its_ranks_before_it_is_open_where_a_number_was_given() -> None:
+    assert (sky.ComputePool(nodes=2).world_size, sky.ComputePool(nodes=2).slots) == (2, 2)
+    pool = sky.ComputePool(sky.Spec(nodes=3, processes_per_node=4), concurrency=2)
+    assert (pool.world_size, pool.slots) == (12, 24)
+    assert sky.ComputePool(processes_per_node="gpu").spec.processes_per_node == "gpu"
 
 
 def test_a_spec_is_taken_as_it_is() -> None:

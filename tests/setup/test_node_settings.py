@@ -9,6 +9,7 @@ import pytest
 
 from skyward.api.provider import Machine
 from skyward.api.spec import Spec
+from skyward.errors import BootstrapError
 from skyward.providers.ssh import SSH
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
@@ -31,6 +32,14 @@ def about(*gpus: str) -> dict[str, Any]:
 def host(*nodes: int, **env: str) -> Host:
     keeper: Any = SimpleNamespace(scratch="/scratch", sockets={})
     return Host(keeper, nodes, env, (), "/")
+
+
+def counted(abouts: list[dict[str, Any]], *hosts: Host, processes: Any, **context: Any) -> tuple[int, ...]:
+    """How many processes each node runs."""
+    count = len(abouts)
+    pool = pool_context(nodes=count, spec=Spec(nodes=count, processes_per_node=processes), **context)
+    by_node = {node: each for each in hosts for node in each.nodes}
+    return counted_ranks(pool, by_node, abouts, [f"m{i}" for i in range(count)]).counts
 
 
 def told(abouts: list[dict[str, Any]], *hosts: Host, **context: Any) -> list[tuple[dict[str, str], Any]]:
@@ -95,3 +104,27 @@ def test_an_image_that_shows_some_gpus_of_a_host_counts() -> None:
     [(env, info)] = told([about("0", "1", "2")], host(0, CUDA_VISIBLE_DEVICES="2"), provider=SSH(["a"]))
     assert env == {"CUDA_VISIBLE_DEVICES": "2"}
     assert info.accelerators == 1
+
+
+REMOTE = {"provider": SSH(["m0", "m1"])}
+
+
+def test_a_node_runs_as_many_processes_as_were_asked_for() -> None:
+    assert counted([about(), about("0")], host(0), host(1), processes=3, **REMOTE) == (3, 3)
+
+
+def test_with_gpu_a_node_runs_one_process_for_each_of_its_gpus() -> None:
+    assert counted([about("0", "1"), about("0", "1", "2", "3")], host(0), host(1), processes="gpu", **REMOTE) == (2, 4)
+
+
+def test_with_gpu_the_nodes_of_this_computer_divide_its_gpus() -> None:
+    assert counted([about("0", "1", "2")] * 2, host(0, 1), processes="gpu") == (1, 2)
+
+
+def test_with_gpu_the_slices_of_a_gpu_have_a_process_each() -> None:
+    assert counted([about("MIG-a", "MIG-b", "MIG-c")], host(0), processes="gpu") == (3,)
+
+
+def test_with_gpu_a_node_without_one_is_refused_by_name() -> None:
+    with pytest.raises(BootstrapError, match=r"on node 1 .*m1 shows none.*processes_per_node=2"):
+        counted([about("0"), about()], host(0), host(1), processes="gpu", **REMOTE)
