@@ -23,7 +23,7 @@ import against
 import contest
 import slices
 
-_ALL = ("startup", "calls", "data", "streams", "memory", "shared", "ddp")
+_ALL = ("startup", "calls", "data", "kinds", "streams", "memory", "shared", "ddp")
 GROUPS = tuple(name for name in _ALL if Path(__file__).with_name(f"{name}.py").exists())
 _RATIO = "ratio = skyward / peer, medians of interleaved rounds"
 

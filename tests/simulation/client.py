@@ -74,7 +74,7 @@ def make_engine(world: World) -> Engine:
     class SimFeeder:
         """Sends the items of an iterator argument while there is credit."""
 
-        def __init__(self, call: Any, key: str, source: Any, post: Callable[[list[Any], list[Any]], None]) -> None:
+        def __init__(self, call: Any, key: str, source: Any, post: Callable[..., None], _: str | None) -> None:
             self.call, self.key, self.left, self.post = call, key, len(source), post
             self.credit, self.ended, self.closed = 3, False, False
             world.feeders.append(self)

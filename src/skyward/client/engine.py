@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skyward import events
@@ -55,7 +56,7 @@ class Surroundings:
     connections: type[Connections] = Connections
     uploads: type[Uploads] = Uploads
     requests: type[Requests] = Requests
-    feed: Callable[[Call, str, Any, Callable[[list[Any], list[Any]], None]], Producer] = feed
+    feed: Callable[..., Producer] = feed
 
 
 class Engine:
@@ -230,7 +231,8 @@ class Engine:
 
     def _do_feed(self, call: Call, number: int) -> None:
         for key, source in call.inputs.items():
-            call.feeders[key] = self._feed(call, key, source, lambda m, b: self._connections.post(number, m, b))
+            directory = self._plan.directory if self._plan.local else None
+            call.feeders[key] = self._feed(call, key, source, partial(self._connections.post, number), directory)
 
     def _do_settle(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
         if call.stream is not None:

@@ -10,6 +10,7 @@ from skyward.client.call import Call
 from skyward.node.protocol import ClientToAgent
 from skyward.transport import exceptions
 from skyward.transport.payload import Packer
+from skyward.transport.spill import size_of, stowed
 from skyward.transport.streams import Producer
 
 __all__ = ["feed"]
@@ -17,8 +18,11 @@ __all__ = ["feed"]
 Post = Callable[[list[Any], list[Any]], None]
 
 
-def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
-    """Reads `source` in a thread of its own (it may block) and posts its items as there is credit."""
+def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str | None = None) -> Producer:
+    """Reads `source` in a thread of its own (it may block) and posts its items as there is credit.
+
+    For a process of this computer, large parts of them are left in `directory`.
+    """
 
     def send(batch: list[list[Any]]) -> None:
         pieces = [piece for item in batch for piece in item]
@@ -31,8 +35,11 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post) -> Producer:
         try:
             for item in source:
                 head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
-                pieces = [head, *map(bytes, buffers)]
-                if not producer.put(pieces, sum(map(len, pieces))):
+                pieces = [head, *buffers]
+                size = size_of(pieces)
+                if directory is not None:
+                    pieces = stowed(pieces, directory)
+                if not producer.put(list(map(bytes, pieces)), size):
                     wanted = False
                     break
         except BaseException as exc:  # raised in the body, where the iterator is used

@@ -18,10 +18,10 @@ from skyward.node.protocol import RunnerToAgent
 from skyward.node.receiver import Message
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.payload import Packer, unpack
-from skyward.transport.spill import Spill
+from skyward.transport.spill import Spill, fetched
 from skyward.transport.streams import Consumer, Producer
 
-__all__ = ["Bodies", "RunnerCall", "Stopped", "Verdict", "end_if_forked"]
+__all__ = ["Bodies", "RunnerCall", "Stopped", "Verdict", "end_if_forked", "load_item"]
 
 _FUNCTIONS = 256
 _FUNCTION_BYTES = 256 << 20
@@ -193,6 +193,12 @@ def end_if_forked(pid: int) -> None:
     """Ends a child that the body forked and that has come back out of it."""
     if os.getpid() != pid:
         os._exit(0)
+
+
+def load_item(pieces: list[Any]) -> Any:
+    """An item of an iterator argument."""
+    pieces = fetched(pieces)
+    return unpack(pieces[0], pieces[1:])
 
 
 def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:

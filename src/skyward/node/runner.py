@@ -28,7 +28,7 @@ from skyward.api.info import VARIABLE, call_context, holds_group
 from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
 from skyward.node import decorators, processes, stack_dump, stdio, turns
-from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked
+from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked, load_item
 from skyward.node.protocol import AgentToRunner, RunnerToAgent
 from skyward.node.receiver import Message, Receiver, split
 from skyward.node.runner_calls import RunnerCalls
@@ -36,6 +36,7 @@ from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
 from skyward.transport.payload import unpack
+from skyward.transport.spill import size_of
 from skyward.transport.streams import Consumer
 
 __all__ = ["Runner"]
@@ -215,7 +216,7 @@ class Runner:
         call = self._calls.calls.get(id)
         if call is not None:
             items = _split(buffers, counts)
-            call.inputs[argument].feed([(item, sum(map(frames.nbytes, item))) for item in items])
+            call.inputs[argument].feed([(item, size_of(item)) for item in items])
 
     def _from_agent_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
         call = self._calls.calls.get(id)
@@ -325,7 +326,7 @@ class Runner:
         return Consumer(
             grant=lambda n: self._send(RunnerToAgent.want(call_id, key, n)),
             close=lambda: None,
-            load=lambda pieces: unpack(pieces[0], pieces[1:]),
+            load=load_item,
         )
 
     # sending
@@ -392,9 +393,5 @@ def _take_usual_handler() -> None:
 
 
 def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:
-    items: list[list[Any]] = []
-    at = 0
-    for count in counts:
-        items.append(buffers[at : at + count])
-        at += count
-    return items
+    rest = iter(buffers)
+    return [[next(rest) for _ in range(count)] for count in counts]

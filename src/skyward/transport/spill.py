@@ -1,4 +1,4 @@
-"""The large pieces of what a body returns or yields, as blobs: written once, or not at all.
+"""The large pieces of what a body returns or yields, or takes from an iterator, as blobs: written once, or not at all.
 
 an argument that comes back unchanged    its blob gets a second name; nothing is written
 a tensor on a GPU                        is copied from there into the blob itself
@@ -7,17 +7,19 @@ anything else                            is written
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from skyward.transport import blobs, tensors
 from skyward.transport.frames import nbytes
 
-__all__ = ["Spill"]
+__all__ = ["Spill", "fetched", "size_of", "stowed"]
 
 _SAMPLE = 4096
+_STOWED = b"\x02"  # a head begins otherwise
 
 
 class Spill:
@@ -78,6 +80,32 @@ class Spill:
             except OSError:
                 continue  # it is gone, or the file system has no links: it is written
         return None
+
+
+def stowed(pieces: list[Any], directory: str) -> list[Any]:
+    """The pieces of an item for a process of this computer: large ones as blobs, which an extra first piece names."""
+    moved = Spill(directory).store(pieces)
+    return [_STOWED + json.dumps(moved).encode(), *pieces] if moved else pieces
+
+
+def fetched(pieces: list[Any]) -> list[Any]:
+    """The pieces of an item again; its blobs are mapped and removed."""
+    moved = _stowed_in(pieces)
+    if not moved:
+        return pieces
+    pieces = pieces[1:]
+    for index, blob in moved.items():
+        pieces[int(index)] = blobs.read(blob, unlink=True)
+    return pieces
+
+
+def size_of(pieces: list[Any]) -> int:
+    """How many bytes an item has, wherever they are."""
+    return sum(map(nbytes, pieces)) + sum(int(size) for _, size in _stowed_in(pieces).values())
+
+
+def _stowed_in(pieces: list[Any]) -> dict[str, Sequence[Any]]:
+    return json.loads(bytes(pieces[0][1:])) if bytes(pieces[0][:1]) == _STOWED else {}
 
 
 def _is_content_of(path: str, view: memoryview) -> bool:
