@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.node import places
 from skyward.node.agent_calls import Action, AgentCalls
@@ -26,7 +26,6 @@ from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
 from skyward.node.client_listener import ClientListener
-from skyward.node.gpu_meter import GpuMeter
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said
@@ -34,6 +33,9 @@ from skyward.node.shared.agent_side import Shared
 from skyward.node.standing import Standing
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
+
+if TYPE_CHECKING:  # loaded where there are GPUs
+    from skyward.node.gpu_meter import GpuMeter
 
 __all__ = ["Agent", "Surroundings"]
 
@@ -52,7 +54,7 @@ class Surroundings:
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector
     runners: type[Runners] = Runners
     usage: type[UsageMeter] = UsageMeter
-    gpus: Callable[[], GpuMeter] = GpuMeter
+    gpus: Callable[[], GpuMeter | None] = lambda: None
     dial: Callable[[str, int], socket.socket] = socket.create_connection  # pyright: ignore - two arguments
 
 
@@ -262,7 +264,8 @@ class Agent:
         now = self._clock()
         self._settings, self._hooks, self._shared.settings = settings, buffers, settings
         self._blob_cache.shared = settings["shared"]
-        self._gpus.watch(settings.get("gpus", ()))
+        if self._gpus:
+            self._gpus.watch(settings["gpus"])
         for name in list(self._calls.slots):
             self._look(name, now)
         self._do(self._calls.setup(settings, bool(buffers), now))
@@ -375,7 +378,7 @@ class Agent:
         if self._home.connected:
             running = sum(call.began is not None for call in self._calls.calls.values())
             cpu, memory = self._usage.sample(self._runners.pids())
-            gpus, notes = self._gpus.take()
+            gpus, notes = self._gpus.take() if self._gpus else ((), ())
             for note in notes:
                 self._tell(AgentToClient.gpus(*note))
             self._tell(AgentToClient.sample(cpu, memory, running, [astuple(gpu) for gpu in gpus]))

@@ -8,20 +8,22 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skyward.api.hardware import seen_by_one_process
+from skyward.api.hardware import Gpu, seen_by_one_process
 from skyward.node.agent import Agent, Surroundings
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_listener import ClientListener
-from skyward.node.gpu_meter import GpuMeter
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
 
 if TYPE_CHECKING:  # nodes of the client's computer have no certificates
     import ssl
+
+if TYPE_CHECKING:  # loaded where there are GPUs
+    from skyward.node.gpu_meter import GpuMeter
 
 __all__ = ["run_agent"]
 
@@ -73,7 +75,7 @@ def _agent(
         "gpu_variable": variable(found.gpus),
         "cpus": len(os.sched_getaffinity(0)),
     }
-    around = Surroundings(gpus=lambda: GpuMeter(found.gpus, called), dial=partial(_dial, client))
+    around = Surroundings(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
     admit = partial(ClientListener, listener, order["host"], server)
     return Agent(admit, fork_server, heard, BlobCache(order["directory"], client), metadata, around)
 
@@ -84,6 +86,14 @@ def _dial(context: ssl.SSLContext | None, host: str, port: int) -> socket.socket
 
     assert context is not None, "runners of one computer connect to node 0 themselves"
     return secure(socket.create_connection((host, port), timeout=_DIALLING), context, _DIALLING)
+
+
+def _gpu_meter(gpus: Sequence[Gpu], called: Sequence[str]) -> GpuMeter | None:
+    if not gpus:
+        return None
+    from skyward.node.gpu_meter import GpuMeter
+
+    return GpuMeter(gpus, called)
 
 
 def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:

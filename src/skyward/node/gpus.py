@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skyward.api.hardware import Card, Found, Gpu, seen_by_one_process, visible
-from skyward.node.amd import amd_cards
 from skyward.node.nvml import Nvml, NvmlError
 
 __all__ = ["count_accelerators", "look", "visible_gpus"]
@@ -34,7 +33,10 @@ def count_accelerators() -> int:
 def look(environ: Mapping[str, str] | None = None, root: str = "/") -> Found:
     """All that this machine says of its accelerators; `root` is where its file system begins."""
     cards, problem = _nvidia(root)
-    cards = cards or amd_cards(root)
+    if not cards and Path(root, "dev/kfd").exists():
+        from skyward.node.amd import amd_cards
+
+        cards = amd_cards(root)
     usable = visible(cards, os.environ if environ is None else environ)
     return Found(usable, len(cards), _others(root), problem)
 
