@@ -38,7 +38,7 @@ NEEDS = {
     "07_torch_model_roundtrip.py": ("torch",),
     "08_huggingface_finetuning.py": ("torch", "transformers", "datasets", "accelerate"),
     "09_jax.py": ("jax",),
-    "14_many_gpus.py": ("torch",),
+    "17_many_gpus.py": ("torch",),
 }
 ELSEWHERE = {"11_your_own_machines.py": "hosts that answer ssh", "12_aws.py": "an account of AWS"}
 

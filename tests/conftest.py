@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from skyward.testing import Cloud
 
 os.environ["SKYWARD_TEST_RUN"] = secrets.token_hex(8)
+
+# One example may take as long as a busy machine needs; by default a fifth of a second is a failure.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ def test_nothing_is_taken_back_while_calls_wait_here_or_nobody_is_idle() -> None
     assert busy.stale(10.0) == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     nodes=st.integers(1, 4),
     slots=st.integers(1, 3),

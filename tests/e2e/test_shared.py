@@ -253,7 +253,7 @@ def test_outside_a_pool_the_error_says_what_to_use() -> None:
 
 
 def test_the_example_of_the_guide_runs() -> None:
-    program = Path(__file__).parents[2] / "examples" / "guides" / "13_shared_collections.py"
+    program = Path(__file__).parents[2] / "examples" / "guides" / "16_shared_collections.py"
     done = subprocess.run(
         [sys.executable, str(program), "--nodes", "2"], capture_output=True, text=True, timeout=LONG, check=False
     )

@@ -186,7 +186,8 @@ def test_workers_of_tensorflow_on_one_machine_have_a_port_each() -> None:
 
 def test_threads_follow_the_share_of_the_cores_unless_the_user_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.delenv("NPROC", raising=False)
+    monkeypatch.setenv("NPROC", "")  # so that it is put back
+    monkeypatch.delenv("NPROC")
     _jax.share_cores()
     assert os.environ["NPROC"] == "3"
     monkeypatch.setenv("NPROC", "7")

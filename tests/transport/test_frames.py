@@ -46,7 +46,7 @@ def read_all(recv_into: Callable[[memoryview], int]) -> list[tuple[Any, list[byt
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(frames=FRAMES, sizes=st.lists(st.integers(1, 30), min_size=1, max_size=10))
 def test_frames_survive_any_cut(frames: list[tuple[Any, list[bytes]]], sizes: list[int]) -> None:
     assert read_all(source(flat(frames), lambda turn: sizes[turn % len(sizes)])) == frames
@@ -105,7 +105,7 @@ def test_a_connection_that_ends_within_a_frame_gives_no_frame() -> None:
     assert read_all(source(big[:-1], lambda _: 1 << 18)) == []
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(frames=FRAMES, sizes=st.lists(st.integers(0, 30), min_size=1, max_size=10).filter(any))
 def test_a_writer_goes_on_where_the_socket_was_full(frames: list[tuple[Any, list[bytes]]], sizes: list[int]) -> None:
     writer, out, turn = FrameWriter(), bytearray(), 0

@@ -284,7 +284,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_wherever_the_connection_is_cut_nothing_is_lost_or_doubled(wire: Wire, steps: list[tuple[str, int]]) -> None:
     links = {"a": Link(), "b": Link()}

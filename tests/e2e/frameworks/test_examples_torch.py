@@ -24,7 +24,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("06_pytorch_distributed.py", [], "rank 1: 2000 points"),
         ("07_torch_model_roundtrip.py", [], "at the end"),
         ("08_huggingface_finetuning.py", [], "rank 1 of 2: accuracy"),
-        ("14_many_gpus.py", [], "rank 3 is number 1 of node 1"),
+        ("17_many_gpus.py", [], "rank 3 is number 1 of node 1"),
     ],
 )
 def test_the_program_runs_without_arguments(name: str, arguments: list[str], words: str) -> None:
