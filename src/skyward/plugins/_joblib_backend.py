@@ -121,6 +121,10 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
 
     def start_call(self) -> None:
         """A Parallel is called: its batches have a thread of their own."""
+        # joblib cuts tasks into batches ahead of time. After a call that failed it would run the rest in the next one.
+        ahead: Any = getattr(self.parallel, "_ready_batches", None)
+        while ahead is not None and not ahead.empty():
+            ahead.get_nowait()
         self._traffic = _Traffic(self._target(), self._limit, (self.nesting_level or 0) + 1, self._frozen)
 
     def stop_call(self) -> None:

@@ -179,6 +179,21 @@ def test_a_parallel_can_be_used_again_after_it_failed(pool: sky.ComputePool) -> 
             assert parallel(delayed(square)(i) for i in range(8)) == [i * i for i in range(8)]
 
 
+def first_then_fail(i: int) -> int:
+    if i:
+        time.sleep(0.3 if i == 1 else 30)
+        raise KeyError(i)
+    return i
+
+
+def test_tasks_of_a_call_that_failed_are_not_run_in_the_next(pool: sky.ComputePool) -> None:
+    """joblib cuts tasks into batches ahead of time and keeps them; with loky the next call returns one result more."""
+    with Parallel(n_jobs=2, batch_size=1) as parallel:
+        with pytest.raises(KeyError):
+            parallel(delayed(first_then_fail)(i) for i in range(8))
+        assert parallel(delayed(square)(i) for i in range(3)) == [0, 1, 4]
+
+
 def test_many_short_calls_travel_in_few_batches(pool: sky.ComputePool) -> None:
     parallel = Parallel(n_jobs=-1, batch_size="auto")
     assert sum(parallel(delayed(square)(i) for i in range(2000))) == sum(i * i for i in range(2000))
