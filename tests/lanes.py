@@ -23,7 +23,10 @@ __all__ = ["LANES", "main"]
 ROOT = Path(__file__).parents[1]
 LANES = {
     # torch is installed once, for hosts and for machines
-    "ssh": ["tests/ssh", "tests/cloud/frameworks", "tests/seeds", "tests/simulation"],
+    "ssh": [
+        *("tests/ssh", "tests/cloud/frameworks", "tests/seeds", "tests/simulation"),
+        *("tests/client", "tests/machines", "tests/node", "tests/plugins", "tests/stress", "tests/transport"),
+    ],
     "cloud": [
         *("tests/cloud", "tests/setup", "tests/support", "tests/providers", "tests/testing"),
         "--ignore=tests/cloud/frameworks",
