@@ -333,6 +333,14 @@ def test_an_answer_from_before_a_call_was_sent_again_counts_for_nothing() -> Non
     assert bench.calls.states(0, {call.id: "unknown"}, bench.now) == []
 
 
+def test_an_answer_from_before_a_call_was_to_end_counts_for_nothing() -> None:
+    bench, call = sent(1)
+    assert asked(bench.turn(31)) == [["ask", [call.id], 0]]
+    bench.calls.cancel(call, "cancelled", bench.now)
+    assert call.state == "stopping"
+    assert bench.calls.states(0, {call.id: "running"}, bench.now) == []
+
+
 def test_a_node_that_did_not_hear_of_a_cancel_is_told_again() -> None:
     bench, call = stopping(0)
     bench.turn(31)

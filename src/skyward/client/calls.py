@@ -362,6 +362,7 @@ class ClientCalls:
 
     def _post_cancel(self, call: Call, _: Any = None) -> None:
         self.dispatch.stop(call)
+        call.heard, call.asked = self._now, False  # an answer that is on its way was given before this
         message = ClientToAgent.cancel(call.id, call.stopping or "cancelled", _STOP_GRACE)
         self._out.append(("post", call.node, [message], ()))
 
