@@ -377,7 +377,7 @@ class ComputePool(Collections):
     def dask(self) -> Any:
         """A dask client of this pool's nodes; the first call starts dask there, in processes of its own.
 
-        Needs distributed here (`pip install 'skyward[dask]'`) and on other machines (`Image(pip=["distributed"])`).
+        Needs distributed here (`pip install distributed`) and on other machines (`Image(pip=["distributed"])`).
         """
         self._state.check_open()
         client = self._hosts.dask.connect()

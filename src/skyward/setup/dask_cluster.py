@@ -39,7 +39,7 @@ class DaskCluster:
             )
         if importlib.util.find_spec("distributed") is None:
             raise SkywardError(
-                "pool.dask() needs the package distributed on this computer. Run: pip install 'skyward[dask]'"
+                "pool.dask() needs the package distributed on this computer. Run: pip install distributed"
             )
         from skyward.node.dask_worker import connect
         from skyward.transport.certificates import Authority

@@ -177,7 +177,7 @@ def _session(account: Account) -> Any:
     try:
         import boto3
     except ImportError as exc:
-        raise SkywardError('sky.AWS() needs boto3, which is not installed. Run: pip install "skyward[aws]"') from exc
+        raise SkywardError("sky.AWS() needs boto3, which is not installed. Run: pip install boto3") from exc
     from botocore.exceptions import ProfileNotFound
 
     try:
