@@ -9,8 +9,9 @@ from typing import Any
 from skyward.client.call import Call
 from skyward.node.protocol import ClientToAgent
 from skyward.transport import exceptions
+from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packer
-from skyward.transport.spill import size_of, stowed
+from skyward.transport.spill import stowed
 from skyward.transport.streams import Producer
 
 __all__ = ["feed"]
@@ -28,18 +29,23 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str
         pieces = [piece for item in batch for piece in item]
         post([ClientToAgent.items(call.id, key, [len(item) for item in batch], len(pieces))], pieces)
 
+    def packed(packer: Packer, item: Any) -> tuple[list[bytes], int]:
+        head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
+        pieces: list[Any] = [head, *buffers]
+        size = sum(map(nbytes, pieces))
+        if directory is not None:
+            pieces = stowed(pieces, directory)
+        return list(map(bytes, pieces)), size
+
     def run() -> None:
         packer = Packer()
         error: BaseException | None = None
         wanted = True
         try:
             for item in source:
-                head, buffers = packer.pack(item, f"an item of argument {key} of {call.name}")
-                pieces = [head, *buffers]
-                size = size_of(pieces)
-                if directory is not None:
-                    pieces = stowed(pieces, directory)
-                if not producer.put(list(map(bytes, pieces)), size):
+                small = packer.pack_small(item)
+                pieces, size = ([small], len(small)) if small is not None else packed(packer, item)
+                if not producer.put(pieces, size):
                     wanted = False
                     break
         except BaseException as exc:  # raised in the body, where the iterator is used

@@ -135,6 +135,9 @@ class Bodies:
 
     def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], dict[str, Any], int]:
         """The pieces of a value, in which large ones are blobs; what the client must know of these; their size."""
+        small = self._packer.pack_small(value)
+        if small is not None and len(small) <= limit:
+            return [small], {}, len(small)
         with Spill(self._settings["blobs"], call.about.get("blobs", {}).values()) as spill:
             head, buffers = self._packer.pack(value, what)
             pieces: list[Any] = [head, *buffers]

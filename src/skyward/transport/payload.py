@@ -64,6 +64,13 @@ class Packer:
         except Exception as exc:  # whatever a user's __reduce__ raises: reported with the path, never swallowed
             raise NotSerializable(self.explain(value, what, exc)) from exc
 
+    def pack_small(self, value: object) -> bytes | None:
+        """Bytes for a plain value that fits into a message; None for all others."""
+        if not _is_simple(value):
+            return None
+        head, buffers = pack_plain(value)
+        return None if buffers or len(head) >= blobs.LARGE else head
+
     def pack_function(self, fn: object, what: str) -> Packed:
         """As `pack`; a function that refers to nothing but constants is pickled once and then known by them."""
         if not isinstance(fn, FunctionType):

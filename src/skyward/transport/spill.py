@@ -90,7 +90,7 @@ def stowed(pieces: list[Any], directory: str) -> list[Any]:
 
 def fetched(pieces: list[Any]) -> list[Any]:
     """The pieces of an item again; its blobs are mapped and removed."""
-    moved = _stowed_in(pieces)
+    moved = _stowed_in(pieces) if len(pieces) > 1 else {}
     if not moved:
         return pieces
     pieces = pieces[1:]
@@ -101,11 +101,13 @@ def fetched(pieces: list[Any]) -> list[Any]:
 
 def size_of(pieces: list[Any]) -> int:
     """How many bytes an item has, wherever they are."""
+    if len(pieces) == 1:  # as most are, and small
+        return nbytes(pieces[0])
     return sum(map(nbytes, pieces)) + sum(int(size) for _, size in _stowed_in(pieces).values())
 
 
 def _stowed_in(pieces: list[Any]) -> dict[str, Sequence[Any]]:
-    return json.loads(bytes(pieces[0][1:])) if bytes(pieces[0][:1]) == _STOWED else {}
+    return json.loads(bytes(pieces[0][1:])) if pieces[0][:1] == _STOWED else {}
 
 
 def _is_content_of(path: str, view: memoryview) -> bool:
