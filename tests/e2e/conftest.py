@@ -11,6 +11,7 @@ import pytest
 
 import skyward as sky
 from tests.support.leftovers import leftover_files, leftover_processes
+from tests.support.listener import Listener
 from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until
 
@@ -57,3 +58,11 @@ def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+@pytest.fixture
+def heard(pool: sky.ComputePool) -> Iterator[Listener]:
+    """What the module's pool tells from now on."""
+    listener = Listener(pool)
+    yield listener
+    listener.stop()

@@ -28,13 +28,6 @@ def call(fn: Callable[..., Any], *args: Any) -> Any:
     return fn(*args)
 
 
-@pytest.fixture
-def heard(pool: sky.ComputePool) -> Iterator[Listener]:
-    listener = Listener(pool)
-    yield listener
-    listener.stop()
-
-
 def printed(heard: Listener, stream: str) -> list[tuple[int, str]]:
     return sorted((e.node, e.text) for e in heard.output if e.stream == stream)
 

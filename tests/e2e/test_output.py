@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,6 @@ import skyward as sky
 from skyward.events import Output
 from tests.support.listener import Listener
 from tests.support.waiting import until
-
-
-@pytest.fixture
-def heard(pool: sky.ComputePool) -> Iterator[Listener]:
-    listener = Listener(pool)
-    yield listener
-    listener.stop()
 
 
 @sky.compute

@@ -29,13 +29,6 @@ def pool() -> Iterator[sky.ComputePool]:
         yield opened
 
 
-@pytest.fixture
-def heard(pool: sky.ComputePool) -> Iterator[Listener]:
-    listener = Listener(pool)
-    yield listener
-    listener.stop()
-
-
 @sky.compute
 def call(fn: Callable[..., Any], *args: Any) -> Any:
     return fn(*args)

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +21,7 @@ from skyward.api.info import InstanceInfo, instance_info, mark_group
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
 from skyward.node.turns import await_turn
-from skyward.plugins._ranks import gpu_positions, say, this_rank
+from skyward.plugins._ranks import explain_lost_peer, gpu_positions, say
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._within import framework, within
 
@@ -45,7 +44,6 @@ log = logging.getLogger("skyward.jax")
 _MEETING_SECONDS = 600.0
 _FORMING_SECONDS = 60
 _CLOSING_SECONDS = 5
-_HOLD_BACK = 2.0
 _PEER_GONE = re.compile(r"connection (closed|reset|refused)|broken pipe|socket closed|heartbeat|task .* died", re.I)
 _lock = threading.Lock()
 
@@ -185,11 +183,7 @@ def _explained() -> Generator[None]:
     except Exception as error:
         info = instance_info()
         if info is not None and info.world_size > 1 and _PEER_GONE.search(str(error)):
-            time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
-            error.add_note(
-                f"{this_rank(info).capitalize()} lost its connection to another one of JAX's group: that one left the "
-                "function, raised, or was killed before this one was done. Look at the others' output."
-            )
+            explain_lost_peer(error, info, "JAX's group")
         raise
 
 

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable
 
 from skyward.api.info import InstanceInfo
 from skyward.node.gpu_shares import CUDA, HIP, own_gpus
 
-__all__ = ["called", "everyone", "gpu_by_local_rank", "gpu_positions", "say", "show_node_gpus", "this_rank"]
+__all__ = [
+    "called",
+    "everyone",
+    "explain_lost_peer",
+    "gpu_by_local_rank",
+    "gpu_positions",
+    "say",
+    "show_node_gpus",
+    "this_rank",
+]
+
+
+_HOLD_BACK = 2.0
+"""Seconds that an error waits that only echoes the failure of another rank."""
 
 
 def called(info: InstanceInfo, ranks: Iterable[int]) -> str:
@@ -25,6 +39,15 @@ def called(info: InstanceInfo, ranks: Iterable[int]) -> str:
 def this_rank(info: InstanceInfo) -> str:
     """This process in words."""
     return called(info, [info.rank])
+
+
+def explain_lost_peer(error: Exception, info: InstanceInfo, group: str) -> None:
+    """Lets an error that only echoes another rank's end wait for the other's own, and says what it means."""
+    time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
+    error.add_note(
+        f"{this_rank(info).capitalize()} lost its connection to another one of {group}: that one left the "
+        "function, raised, or was killed before this one was done. Look at the others' output."
+    )
 
 
 def everyone(info: InstanceInfo) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,7 +17,7 @@ from typing import Any
 from skyward.api import progress
 from skyward.api.info import InstanceInfo, current_broadcast
 from skyward.node.turns import await_turn
-from skyward.plugins._ranks import this_rank
+from skyward.plugins._ranks import explain_lost_peer
 from skyward.plugins._torch_init import OwnGroups, await_ranks, end_group
 
 __all__ = ["PoolGroup", "entered", "explain"]
@@ -26,7 +25,6 @@ __all__ = ["PoolGroup", "entered", "explain"]
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
 )
-_HOLD_BACK = 2.0
 
 
 class PoolGroup:
@@ -98,11 +96,7 @@ def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) 
     An error that only echoes another node's failure waits a little, so that the other's is heard first.
     """
     if _PEER_GONE.search(str(exc)):
-        time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
-        exc.add_note(
-            f"{this_rank(info).capitalize()} lost its connection to another one of its torch group: that one left the "
-            "function, raised, or was killed before this one was done. Look at the others' output."
-        )
+        explain_lost_peer(exc, info, "its torch group")
         return True
     if "duplicate gpu" in str(exc).lower():
         exc.add_note(
