@@ -26,7 +26,7 @@ from typing import Any, ClassVar, cast
 import cloudpickle
 
 from skyward.errors import NotSerializable
-from skyward.transport import blobs, tensors
+from skyward.transport import blobs, definitions, tensors
 from skyward.transport.pieces import Packed, PieceWriter, split
 
 __all__ = ["Packed", "Packer", "Pickler", "pack_plain", "unpack"]
@@ -203,6 +203,10 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
         tensors.look_around()
         cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
+
+    def reducer_override(self, obj: Any) -> Any:
+        made = definitions.reduce(obj)
+        return cast(Any, super()).reducer_override(obj) if made is NotImplemented else made
 
 
 def _cloudpickle(value: object) -> Packed:
