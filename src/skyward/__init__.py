@@ -66,7 +66,7 @@ __all__ = [
 _MODULES = ("accelerators", "errors", "events", "integrations", "plugins", "providers", "testing")
 _NAMES = {
     "skyward.accelerators": "Accelerator",
-    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute gather sky",
+    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute gather",
     "skyward.api.image": "Image PipIndex",
     "skyward.api.info": "InstanceInfo instance_info is_head",
     "skyward.api.plugin": "Cluster Plugin",
@@ -74,6 +74,7 @@ _NAMES = {
     "skyward.api.provider": "Machine Offer Provider",
     "skyward.api.sharding": "shard",
     "skyward.api.spec": "Spec Worker",
+    "skyward.api.targets": "sky",
     "skyward.errors": "Preempted SkywardError",
     "skyward.node.shared.handles": "SharedCounter SharedDict SharedQueue SharedSet",
     "skyward.node.shared.names": "barrier counter dict event lock queue set",
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
     from skyward import providers as providers
     from skyward import testing as testing
     from skyward.accelerators import Accelerator
-    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather, sky
+    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather
     from skyward.api.image import Image, PipIndex
     from skyward.api.info import InstanceInfo, instance_info, is_head
     from skyward.api.plugin import Cluster, Plugin
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from skyward.api.provider import Machine, Offer, Provider
     from skyward.api.sharding import shard
     from skyward.api.spec import Spec, Worker
+    from skyward.api.targets import sky
     from skyward.errors import Preempted, SkywardError
     from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
     from skyward.node.shared.handles import SharedCounter, SharedDict, SharedQueue, SharedSet

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.api.compute import enter_target, leave_target, resolve
+from skyward.api.targets import enter_target, leave_target, resolve
 from skyward.client.functions import streamed_parameters
 
 

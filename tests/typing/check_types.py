@@ -143,6 +143,14 @@ def gathers(pool: sky.ComputePool) -> None:
     assert_type(sky.gather(train(1), train(2), stream=True) >> pool, Iterator[float])
 
 
+def failures_in_their_places(pool: sky.ComputePool) -> None:
+    calls = [train(i) for i in range(3)]
+    assert_type(sky.gather(*calls, return_exceptions=True) >> pool, tuple[float | BaseException, ...])
+    assert_type(sky.gather(*calls, stream=True, return_exceptions=True) >> pool, Iterator[float | BaseException])
+    assert_type(pool.map(bare_call, [1, 2], return_exceptions=True), list[str | BaseException])
+    assert_type(pool.map(str, [1, 2], return_exceptions=True), list[str | BaseException])
+
+
 def pool_methods(pool: sky.ComputePool) -> None:
     assert_type(pool.run(train(3)), float)
     assert_type(pool.submit(train(3)), Future[float])

@@ -13,33 +13,30 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import typing
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import MethodType, ModuleType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
 
-from skyward.errors import InvalidArgument, PoolClosed
+from skyward.api.brief import brief, described
+from skyward.api.targets import Target, resolve
+from skyward.errors import InvalidArgument
 
 __all__ = [
     "Compute",
     "PendingCompute",
     "PendingComputeGroup",
     "PendingStream",
-    "Target",
     "checked_retries",
     "compute",
-    "enter_target",
     "gather",
-    "innermost",
-    "leave_target",
     "name_of",
-    "resolve",
-    "sky",
 ]
+
+_AFTERWARDS = frozenset({"result", "get", "exception", "done", "cancel", "add_done_callback", "compute", "join"})
+_ELSEWHERE = frozenset({"remote", "delay", "submit", "spawn", "starmap", "map", "apply_async", "options"})
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -51,17 +48,6 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 Ts = TypeVarTuple("Ts")
-
-
-class Target(Protocol):
-    """Where a call can be sent."""
-
-    def run(self, call: PendingCompute[T], /) -> T: ...
-    def submit(self, call: PendingCompute[T], /) -> Future[T]: ...
-    def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
-    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]: ...
-    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]: ...
-    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +91,26 @@ class PendingCompute(Generic[T_co]):
             f"{self.name}(...) has not run: it has no truth value. Send it to a pool first, `{self.name}(...) >> pool`."
         )
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PendingCompute):
+            return self is other
+        raise TypeError(
+            f"{self.name}(...) has not run: it equals nothing yet. Send it first: `({self.name}(...) >> pool) == ...`."
+        )
+
+    __hash__ = object.__hash__
+
+    def __await__(self) -> typing.NoReturn:
+        raise TypeError(f"{self.name}(...) was not sent anywhere: `await ({self.name}(...) > pool)`.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _AFTERWARDS:
+            hint = f"{self.name}(...) has not run: it has no {name}() yet. Send it: `{self.name}(...) >> pool`, or"
+            raise AttributeError(f"{hint} `({self.name}(...) > pool).result()` to go on meanwhile.")
+        raise AttributeError(f"'PendingCompute' object has no attribute {name!r}")
+
     def __repr__(self) -> str:
-        given = ", ".join([*map(_brief, self.args), *(f"{k}={_brief(v)}" for k, v in self.kwargs.items())])
-        return f"<PendingCompute {self.name}({given})>"
+        return f"<PendingCompute {described(self.name, self.args, self.kwargs)}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +119,10 @@ class PendingComputeGroup(Generic[*Ts]):
 
     items: tuple[PendingCompute[Any], ...]
     timeout: float | None = None
+    return_exceptions: bool = False
 
     def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[*Ts, U]:
-        return PendingComputeGroup((*self.items, _checked_member(other)), self.timeout)
+        return replace(cast(Any, self), items=(*self.items, _checked_member(other)))
 
     def with_timeout(self, seconds: float | None) -> PendingComputeGroup[*Ts]:
         """Returns this group with a time limit for each of its calls."""
@@ -144,22 +148,33 @@ class PendingComputeGroup(Generic[*Ts]):
 class PendingStream(Generic[T]):
     """Several calls whose results are wanted one by one, as they come or in order."""
 
-    items: tuple[PendingCompute[T], ...]
+    items: tuple[PendingCompute[Any], ...]
     ordered: bool = True
+    return_exceptions: bool = False
 
     def __rshift__(self, target: Target | ModuleType) -> Iterator[T]:
         return resolve(target, ">>").stream_parallel(self)
 
 
+No = Literal[False]
+Yes = Literal[True]
+
+
 @overload
-def gather(a: PendingCompute[A], /, *, stream: typing.Literal[False] = ...) -> PendingComputeGroup[A]: ...
+def gather(a: PendingCompute[A], /, *, stream: No = ..., return_exceptions: No = ...) -> PendingComputeGroup[A]: ...
 @overload
 def gather(
-    a: PendingCompute[A], b: PendingCompute[B], /, *, stream: typing.Literal[False] = ...
+    a: PendingCompute[A], b: PendingCompute[B], /, *, stream: No = ..., return_exceptions: No = ...
 ) -> PendingComputeGroup[A, B]: ...
 @overload
 def gather(
-    a: PendingCompute[A], b: PendingCompute[B], c: PendingCompute[C], /, *, stream: typing.Literal[False] = ...
+    a: PendingCompute[A],
+    b: PendingCompute[B],
+    c: PendingCompute[C],
+    /,
+    *,
+    stream: No = ...,
+    return_exceptions: No = ...,
 ) -> PendingComputeGroup[A, B, C]: ...
 @overload
 def gather(
@@ -169,18 +184,38 @@ def gather(
     d: PendingCompute[D],
     /,
     *,
-    stream: typing.Literal[False] = ...,
+    stream: No = ...,
+    return_exceptions: No = ...,
 ) -> PendingComputeGroup[A, B, C, D]: ...
 @overload
 def gather(
-    *calls: PendingCompute[T], stream: typing.Literal[False] = ..., ordered: bool = ...
+    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: No = ...
 ) -> PendingComputeGroup[*tuple[T, ...]]: ...
 @overload
-def gather(*calls: PendingCompute[T], stream: typing.Literal[True], ordered: bool = ...) -> PendingStream[T]: ...
-def gather(*calls: PendingCompute[Any], stream: bool = False, ordered: bool = True) -> Any:
-    """Puts calls together; `stream=True` yields results one by one, unordered with `ordered=False`."""
+def gather(
+    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: Yes
+) -> PendingComputeGroup[*tuple[T | BaseException, ...]]: ...
+@overload
+def gather(
+    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: No = ...
+) -> PendingStream[T]: ...
+@overload
+def gather(
+    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: Yes
+) -> PendingStream[T | BaseException]: ...
+def gather(
+    *calls: PendingCompute[Any], stream: bool = False, ordered: bool = True, return_exceptions: bool = False
+) -> Any:
+    """Puts calls together, to be sent with `>> pool` or `> pool`; the result is a tuple in their order.
+
+    `stream`: results come one by one instead, as an iterator; with `ordered=False`, as they are ready.
+    `return_exceptions`: a call that fails has its exception in its place, and the others go on. Otherwise (the default)
+    the first failure is raised and the others are stopped; what had finished is in the `partial` of the exception.
+    """
     items = tuple(_checked_member(c) for c in calls)
-    return PendingStream[Any](items, ordered) if stream else PendingComputeGroup[Any](items)
+    if stream:
+        return PendingStream[Any](items, ordered, return_exceptions)
+    return PendingComputeGroup[Any](items, return_exceptions=return_exceptions)
 
 
 class Compute(Generic[P, T]):
@@ -218,6 +253,12 @@ class Compute(Generic[P, T]):
 
             return asyncio.run(cast("Coroutine[Any, Any, T]", result))
         return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ELSEWHERE:
+            called = name_of(self.fn) if "fn" in self.__dict__ else "f"
+            raise AttributeError(f"{called}.{name}(...): a call is made first and then sent, `{called}(...) >> pool`.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _not_called(self, other: object) -> typing.NoReturn:
         name = name_of(self.fn)
@@ -290,75 +331,6 @@ class _Decorator(Protocol):
     def __call__(self, fn: Callable[P, T], /) -> Compute[P, T]: ...
 
 
-class Innermost:
-    """Stands for the pool opened last: `call() >> sky` inside a with-block."""
-
-    def __repr__(self) -> str:
-        return "sky"
-
-    def run(self, call: PendingCompute[T], /) -> T:
-        return innermost().run(call)
-
-    def submit(self, call: PendingCompute[T], /) -> Future[T]:
-        return innermost().submit(call)
-
-    def broadcast(self, call: PendingCompute[T], /) -> list[T]:
-        return innermost().broadcast(call)
-
-    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
-        return innermost().run_parallel(group)
-
-    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
-        return innermost().submit_parallel(group)
-
-    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
-        return innermost().stream_parallel(group)
-
-
-sky = Innermost()
-_open: list[weakref.ref[Target]] = []  # weak: a pool that nobody else refers to has been dropped
-_open_lock = threading.Lock()
-
-
-def enter_target(target: Target) -> None:
-    """Makes `target` the one that `>> sky` means."""
-    with _open_lock:
-        _open.append(weakref.ref(target))
-
-
-def leave_target(target: Target) -> None:
-    """Takes `target` away again."""
-    with _open_lock:
-        _open[:] = [ref for ref in _open if ref() not in (target, None)]
-
-
-def resolve(target: object, operator: str = ">>") -> Target:
-    """The target that is meant: a pool itself, or the innermost open one for the module `skyward`."""
-    if isinstance(target, ModuleType):
-        if target.__name__ == "skyward":
-            return innermost()
-        raise TypeError(f"`{operator} {target.__name__}`: a call is sent to a pool or to `sky`, not to another module.")
-    if isinstance(target, type) and hasattr(target, "run_parallel"):
-        raise TypeError(
-            f"`call {operator} {target.__name__}`: a call is sent to a pool; "
-            f"open it first, `with {target.__name__}(...) as pool:`."
-        )
-    if hasattr(target, "run_parallel"):
-        return cast(Target, target)
-    raise TypeError(
-        f"`call {operator} {_brief(target)}`: a call is sent to a sky.ComputePool, or to `sky` inside its with-block."
-    )
-
-
-def innermost() -> Target:
-    """The pool opened last."""
-    with _open_lock:
-        for ref in reversed(_open):
-            if (target := ref()) is not None:
-                return target
-    raise PoolClosed("no pool is open: `>> sky` works inside `with sky.ComputePool(...):` only.")
-
-
 def name_of(fn: Callable[..., Any]) -> str:
     """A short name for a function, method, partial or callable object."""
     while isinstance(fn, functools.partial):
@@ -369,10 +341,12 @@ def name_of(fn: Callable[..., Any]) -> str:
 def _checked_member(call: object) -> PendingCompute[Any]:
     if isinstance(call, PendingCompute):
         return cast("PendingCompute[Any]", call)
+    if isinstance(call, list | tuple | Iterator):
+        raise TypeError("gather() takes calls, not a list of them: put a star before it, `sky.gather(*calls)`.")
     if isinstance(call, Compute):
         call._not_called(None)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] - same module
     raise TypeError(
-        f"`&` and gather() join calls, not {_brief(call)}; put parentheses around the group: `(a() & b()) >> pool`."
+        f"`&` and gather() join calls, not {brief(call)}; put parentheses around the group: `(a() & b()) >> pool`."
     )
 
 
@@ -389,11 +363,3 @@ def checked_retries(retries: Any) -> int:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
     return retries
-
-
-def _brief(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # a broken repr of the user's must not hide the message it would be part of
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 60 else text[:57] + "..."

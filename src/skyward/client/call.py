@@ -19,6 +19,7 @@ from skyward.client.callbacks import UserCode, UserFuture
 from skyward.client.functions import remembers_nothing, streamed_parameters, unbound
 from skyward.errors import ResultNotSerializable
 from skyward.transport import blobs
+from skyward.transport.culprits import StaysHere
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packed, Packer, unpack
 from skyward.transport.streams import Consumer, Producer
@@ -86,6 +87,9 @@ class CallFuture(UserFuture[T]):
 
     def running(self) -> bool:
         return super().running() or (self.sent and not self.done())
+
+    def __reduce__(self) -> Any:
+        raise StaysHere(f"the future of {self._name} stays here; pass its result, `future.result()`.")
 
 
 @dataclass(slots=True)

@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from skyward.api.compute import PendingCompute
+from skyward.api.brief import brief
+from skyward.api.compute import PendingCompute, name_of
 from skyward.client.callbacks import UserFuture, when_done
+from skyward.client.partial import failed_part, say_how_many, set_partial
+from skyward.transport import exceptions
 from skyward.transport.threads import run_in_thread
 
 __all__ = ["Send", "combined", "error_of", "gathered", "mapped", "streamed"]
@@ -26,23 +29,29 @@ _LEAST_SECONDS = 0.002
 _LEAST_ITEMS = 256
 
 
-def gathered(futures: Sequence[Future[Any]]) -> tuple[Any, ...]:
-    """Results in order; the first failure, in time, cancels the rest."""
+def gathered(
+    futures: Sequence[Future[Any]], calls: Sequence[PendingCompute[Any]] = (), keep: bool = False
+) -> tuple[Any, ...]:
+    """Results in order; the first failure, in time, cancels the rest. With `keep`, failures stand in their places."""
     try:
-        return combined(futures).result()
+        return combined(futures, calls, keep).result()
     except BaseException:
         _cancel(futures)
         raise
 
 
-def streamed(futures: Sequence[Future[T]], ordered: bool) -> Iterator[T]:
+def streamed(
+    futures: Sequence[Future[T]], ordered: bool, calls: Sequence[PendingCompute[Any]] = (), keep: bool = False
+) -> Iterator[T]:
     """Results one by one, in order or as they come; leaving early cancels the rest."""
-    return _Results(futures, ordered)
+    return _Results(futures, ordered, calls, keep)
 
 
-def combined(futures: Sequence[Future[Any]]) -> Future[tuple[Any, ...]]:
+def combined(
+    futures: Sequence[Future[Any]], calls: Sequence[PendingCompute[Any]] = (), keep: bool = False
+) -> Future[tuple[Any, ...]]:
     """One future for several: a tuple, or the first failure; cancelling it cancels them all."""
-    whole = _Combined(futures)
+    whole = _Combined(futures, calls, keep)
     if not futures:
         whole.set_result(())
     for future in futures:
@@ -50,9 +59,9 @@ def combined(futures: Sequence[Future[Any]]) -> Future[tuple[Any, ...]]:
     return whole
 
 
-def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int) -> list[Any]:
+def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int, keep: bool = False) -> list[Any]:
     """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows."""
-    results: list[Any] = [None] * len(items)
+    results: dict[int, Any] = {}
     pending: dict[Future[Any], tuple[int, int]] = {}
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()  # unlike a condition, Ctrl-C leaves it whole
     per_item: float | None = None
@@ -64,21 +73,29 @@ def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int) 
                 size = 1 if each.timeout is not None else _chunk(len(items) - at, per_item, slots)
                 chunks.append((at, at + size))
                 at += size
-            calls = [replace(each, fn=_apply, args=(each.fn, items[a:b]), label=each.name) for a, b in chunks]
+            calls = [replace(each, fn=_apply, args=(each.fn, items[a:b], a, keep), label=each.name) for a, b in chunks]
             sent = dict(zip(send(calls), chunks, strict=True))
             pending |= sent
             for future in sent:
                 when_done(future, done.put)
             future = done.get()
             while future is not None:
-                start, end = pending.pop(future)
-                seconds, results[start:end] = future.result()
-                per_item = seconds / (end - start)
+                chunk = range(*pending.pop(future))
+                error = error_of(future) if keep else None
+                if error is None:
+                    seconds, found = future.result()
+                    results.update(zip(chunk, found, strict=True))
+                    per_item = seconds / len(chunk)
+                else:
+                    results.update(dict.fromkeys(chunk, error))
                 future = None if done.empty() else done.get()
-    except BaseException:
+    except BaseException as exc:
         _cancel(list(pending))
+        if isinstance(exc, Exception):
+            set_partial(exc, {**results, **getattr(exc, "partial", {})})
+            say_how_many(exc, len(items), "items")
         raise
-    return results
+    return [_restored(results[index]) for index in range(len(items))]
 
 
 def error_of(future: Future[Any]) -> BaseException | None:
@@ -92,10 +109,13 @@ def error_of(future: Future[Any]) -> BaseException | None:
 class _Combined(UserFuture[tuple[Any, ...]]):
     """Several futures as one. Their results are read when they are asked for, never in the thread that settles them."""
 
-    def __init__(self, parts: Sequence[Future[Any]]) -> None:
+    def __init__(self, parts: Sequence[Future[Any]], calls: Sequence[PendingCompute[Any]], keep: bool) -> None:
         first = parts[0] if parts else None
         super().__init__(first.user if isinstance(first, UserFuture) else None)
         self._parts, self._left, self._counting = parts, len(parts), threading.Lock()
+        self._calls, self._keep = calls, keep
+        self._failed: Future[Any] | None = None  # the part whose failure is that of the whole
+        self._told = False
         self._collected = not parts
         self._collecting = (
             threading.RLock()
@@ -104,12 +124,14 @@ class _Combined(UserFuture[tuple[Any, ...]]):
 
     def settled(self, part: Future[Any]) -> None:
         """One of the parts is done."""
+        error = None if self._keep else _error_as_it_came(part)
         with self._counting:
             self._left -= 1
             last = self._left == 0
-        error = _error_as_it_came(part)
+            if error is not None and self._failed is None:
+                self._failed = part
         try:
-            if error is not None:
+            if error is not None and self._failed is part:
                 self.set_exception(error)
                 run_in_thread(partial(_cancel, self._parts))  # many of them would hold up the thread that settles
             elif last:
@@ -122,19 +144,29 @@ class _Combined(UserFuture[tuple[Any, ...]]):
             if self._collected or self._exception is not None:
                 return
             try:
-                self._result = tuple(part.result() for part in self._parts)
+                self._result = tuple(_value_or_error(part) if self._keep else part.result() for part in self._parts)
             except KeyboardInterrupt:
                 raise  # it can be asked for again
             except BaseException as exc:  # a result that cannot be read
                 self._exception = exc
             self._collected = True
 
+    def _prepare(self, timeout: float | None) -> None:
+        super()._prepare(timeout)
+        with self._collecting:
+            if self._failed is not None and not self._told and isinstance(self._exception, Exception):
+                failed_part(self._exception, self._failed, self._parts, self._calls)
+            self._told = True
+
 
 class _Results(Iterator[T]):
     """Results of several futures, one by one."""
 
-    def __init__(self, futures: Sequence[Future[T]], ordered: bool) -> None:
+    def __init__(
+        self, futures: Sequence[Future[T]], ordered: bool, calls: Sequence[PendingCompute[Any]], keep: bool
+    ) -> None:
         self._futures, self._left = list(futures), len(futures)
+        self._calls, self._keep = calls, keep
         self._next: Callable[[], Future[T]] = iter(self._futures).__next__
         if not ordered:
             done: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
@@ -150,7 +182,15 @@ class _Results(Iterator[T]):
             raise StopIteration
         self._left -= 1
         try:
-            return self._next().result()
+            future = self._next()
+            error = error_of(future)
+            if error is None:
+                return future.result()
+            if self._keep:
+                return cast(T, error)
+            if isinstance(error, Exception):
+                failed_part(error, future, self._futures, self._calls, partial=False)
+            raise error
         except StopIteration as exc:  # as it is, it would end the loop as if all were well (PEP 479)
             self.close()
             raise RuntimeError("a call of the stream raised StopIteration") from exc
@@ -184,14 +224,43 @@ def _chunk(left: int, per_item: float | None, slots: int) -> int:
     return max(1, min(left, share, int(_CHUNK_SECONDS / max(per_item, 1e-7))))
 
 
-def _apply(fn: Callable[[Any], Any], items: list[Any]) -> tuple[float, list[Any]]:
+def _apply(fn: Callable[[Any], Any], items: list[Any], start: int, keep: bool) -> tuple[float, list[Any]]:
     began = time.perf_counter()
-    results = [fn(item) for item in items]
-    if results and inspect.iscoroutine(results[0]):
-        import asyncio
+    results: list[Any] = []
+    for index, item in enumerate(items, start):
+        try:
+            result = fn(item)
+            if inspect.iscoroutine(result):
+                import asyncio
 
-        results = [asyncio.run(result) for result in results]
+                result = asyncio.run(result)
+        except Exception as exc:
+            exceptions.noted(exc, f"item {index}: {name_of(fn)}({brief(item)})")
+            if not keep:
+                set_partial(exc, dict(enumerate(results, start)))
+                raise
+            result = _Failed(*exceptions.capture(exc, __file__))
+        results.append(result)
     return time.perf_counter() - began, results
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """An exception in the place of a result, on its way home."""
+
+    described: dict[str, Any]
+    data: bytes
+
+
+def _restored(result: Any) -> Any:
+    if not isinstance(result, _Failed):
+        return result
+    return exceptions.annotate(exceptions.rebuild(result.described, result.data), result.described, "raised on a node")
+
+
+def _value_or_error(future: Future[Any]) -> Any:
+    error = error_of(future)
+    return future.result() if error is None else error
 
 
 def _cancel(futures: Sequence[Future[Any]]) -> None:

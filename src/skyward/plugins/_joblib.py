@@ -26,9 +26,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 import cloudpickle
 
-from skyward.api.compute import PendingCompute, resolve
+from skyward.api.compute import PendingCompute
 from skyward.api.image import Image, check_number
 from skyward.api.plugin import Cluster, Plugin
+from skyward.api.targets import resolve
 from skyward.errors import InvalidArgument, PoolClosed
 from skyward.transport import blobs
 from skyward.transport.payload import Pickler
@@ -265,7 +266,7 @@ class _Pickler(Pickler):
             module, name = obj.__module__, obj.__qualname__
             if module not in cloudpickle.list_registry_pickle_by_value() and _warning(module, name) is obj:
                 return _warning, (module, name)
-        return cast("Any", super().reducer_override(obj))
+        return super().reducer_override(obj)
 
 
 def _warning(module: str, name: str) -> type[Warning]:

@@ -49,6 +49,10 @@ def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict
     if specs and provider is not None:
         raise InvalidArgument("give either Spec objects or provider=..., not both: a Spec names its own provider.")
     for spec in specs:
+        if isinstance(spec, int):
+            raise InvalidArgument(f"ComputePool({spec}): say what the number means, `sky.ComputePool(nodes={spec})`.")
+        if isinstance(spec, Provider):
+            raise InvalidArgument("a provider is given by name: `sky.ComputePool(provider=...)`.")
         checked("specs", spec, Spec)
     beside = [name for name, value in options.items() if specs and value != _DEFAULTS[name]]
     if beside:

@@ -9,29 +9,21 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any, Literal, TypeVar, TypeVarTuple, cast
+from typing import Any, Literal, Never, TypeVar
 
 from skyward import events
 from skyward.accelerators import Accelerator
-from skyward.api.compute import (
-    Compute,
-    PendingCompute,
-    PendingComputeGroup,
-    PendingStream,
-    checked_retries,
-    enter_target,
-    leave_target,
-)
+from skyward.api.compute import PendingCompute, checked_retries
 from skyward.api.context import PoolContext
 from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import WEEK, Spec, Worker
 from skyward.api.stacks import Stacks
-from skyward.client import gather
+from skyward.api.targets import enter_target, leave_target
 from skyward.client.callbacks import UserCode
 from skyward.client.executor import PoolExecutor
 from skyward.machines.selection import Candidate, Selection, look
@@ -39,11 +31,12 @@ from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
 from skyward.pool import hooks, lifetime
 from skyward.pool.closing import Steps
+from skyward.pool.groups import Groups
+from skyward.pool.mistakes import Mistakes, called_like_an_executor
 from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
     check_limits,
     checked,
-    checked_group,
     checked_name,
     checked_plugins,
     checked_replace,
@@ -55,12 +48,11 @@ from skyward.pool.options import (
 from skyward.pool.sending import Sender
 from skyward.pool.signals import OrderlyExit
 from skyward.pool.state import PoolState
+from skyward.transport.culprits import StaysHere
 
 __all__ = ["ComputePool", "plan"]
 
 T = TypeVar("T")
-S = TypeVar("S")
-Ts = TypeVarTuple("Ts")
 
 
 def plan(*specs: Spec, **options: Any) -> Any:
@@ -68,7 +60,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
     return ComputePool(*specs, **options).plan()
 
 
-class ComputePool(Collections):
+class ComputePool(Collections, Groups, Mistakes):
     """Machines that exist while the with-block lasts, and take calls.
 
     Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
@@ -256,8 +248,10 @@ class ComputePool(Collections):
 
     # calls
 
-    def run(self, call: PendingCompute[T], /) -> T:
-        """Runs a call on one node and returns its result; Ctrl-C stops it there."""
+    def run(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> T:
+        """Runs a call on one node and returns its result; Ctrl-C stops it there. The same as `call >> pool`."""
+        if args or kwargs:
+            raise called_like_an_executor(call, "run", args, kwargs)
         future = self.submit(call)
         try:
             return future.result()
@@ -265,8 +259,10 @@ class ComputePool(Collections):
             future.cancel()
             raise
 
-    def submit(self, call: PendingCompute[T], /) -> Future[T]:
-        """Sends a call to one node; the future's cancel() stops it there."""
+    def submit(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> Future[T]:
+        """Sends a call to one node; the future's cancel() stops it there. The same as `call > pool`."""
+        if args or kwargs:
+            raise called_like_an_executor(call, "submit", args, kwargs)
         return self._send([call], alone=True)[0]
 
     def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[Future[T]]:
@@ -286,25 +282,6 @@ class ComputePool(Collections):
         """
         self._state.check_open()
         return self._sender.broadcast(call, self)
-
-    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
-        """Runs several calls at once; results in their order."""
-        return cast("tuple[*Ts]", gather.gathered(self._send(checked_group(group).calls())))
-
-    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
-        """The same as `run_parallel`, later."""
-        return cast("Future[tuple[*Ts]]", gather.combined(self._send(checked_group(group).calls())))
-
-    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
-        """Runs several calls at once and yields results as they come (or in order)."""
-        return gather.streamed(self._send(group.items), group.ordered)
-
-    def map(self, fn: Callable[[S], T] | Compute[[S], T], items: Iterable[S]) -> list[T]:
-        """Applies a function to every item, in chunks sized by how long items take; results in order."""
-        known: Compute[[S], T] = cast("Compute[[S], T]", fn) if isinstance(fn, Compute) else Compute(fn)
-        self._state.check_open()
-        each = self._sender.limited(PendingCompute[T](known.fn, timeout=known.timeout, retries=known.retries))
-        return gather.mapped(self._send, each, list(items), self.slots)
 
     @property
     def executor(self) -> PoolExecutor:
@@ -386,7 +363,7 @@ class ComputePool(Collections):
         return client
 
     def __reduce__(self) -> Any:
-        raise TypeError("a ComputePool stays in the process that opened it; it cannot be sent to a node.")
+        raise StaysHere("a pool stays in the process that opened it: send calls to it from there, not from a body.")
 
     def _listening(self) -> bool:
         return self._user.listeners.any()

@@ -28,7 +28,7 @@ _DISPATCHER = cast(Any, functools.singledispatch(len)).__code__
 
 def reduce(value: Any) -> Any:
     """How to pickle `value` if it is such a definition, and only this computer has it; else NotImplemented."""
-    kind: type = type(value)
+    kind = cast(Any, type(value))
     make = _REDUCERS.get(kind) if kind is not FunctionType or value.__code__ is _DISPATCHER else None
     return NotImplemented if make is None or _is_elsewhere(value) else make(value)
 

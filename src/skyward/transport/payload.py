@@ -15,18 +15,18 @@ import site
 import sys
 import sysconfig
 import threading
-import time
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, cast
 
 import cloudpickle
 
 from skyward.errors import NotSerializable
 from skyward.transport import blobs, definitions, tensors
+from skyward.transport.culprits import explained, names
 from skyward.transport.pieces import Packed, PieceWriter, split
 
 __all__ = ["Packed", "Packer", "Pickler", "pack_plain", "unpack"]
@@ -34,7 +34,6 @@ __all__ = ["Packed", "Packer", "Pickler", "pack_plain", "unpack"]
 _CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, CodeType, BuiltinFunctionType})
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
 _LONG = frozenset({str, bytes})
-_DIAGNOSIS_SECONDS = 0.08
 _SHORT = 1 << 20
 _OURS = ("skyward.", "cloudpickle.")
 _CARE = (b"_make_skeleton", b"_load_from_bytes")
@@ -88,11 +87,7 @@ class Packer:
     def explain(self, value: object, what: str, exc: BaseException) -> str:
         """Why `value` cannot travel, with the path to the part that is to blame."""
         with _by_value(self._foreign_modules()):
-            path, culprit = _culprit(value, what)
-        return (
-            f"{path} cannot be pickled: it is a {type(culprit).__module__}.{type(culprit).__qualname__} "
-            f"({type(exc).__name__}: {exc}). {_advice(culprit)}"
-        )
+            return explained(value, what, exc, _cloudpickle)
 
     def _foreign_modules(self) -> dict[str, ModuleType]:
         state = (len(sys.modules), next(reversed(sys.modules)))
@@ -276,80 +271,9 @@ class _by_value:
         _registry_lock.release()
 
 
-def _culprit(value: object, label: str) -> tuple[str, object]:
-    """The path to the innermost part that cannot be pickled, and that part."""
-    deadline = time.monotonic() + _DIAGNOSIS_SECONDS
-    seen: set[int] = set()
-    path, current = label, value
-    while True:
-        seen.add(id(current))
-        for name, part in _parts(current):
-            if time.monotonic() > deadline:
-                return path, current
-            if id(part) not in seen and not _picklable(part):
-                path, current = _join(path, name), part
-                break
-        else:
-            return path, current
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}{name}" if name.startswith(("[", ".")) else f"{name} of {path}"
-
-
-def _parts(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, functools.partial):
-        partial = cast("functools.partial[Any]", value)
-        yield "the function", partial.func
-        yield from ((f"[{i}]", a) for i, a in enumerate(partial.args))
-        yield from ((f"[{k!r}]", v) for k, v in partial.keywords.items())
-    elif isinstance(value, MethodType):
-        yield "the object", value.__self__
-        yield "the function", value.__func__
-    elif isinstance(value, FunctionType):
-        yield from _function_parts(value)
-    elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[Any, Any]", value).items():
-            yield f"[{key!r}]", item
-            yield f"[{key!r} (the key)]", key
-    elif isinstance(value, list | tuple | set | frozenset):
-        for index, item in enumerate(cast("Iterable[Any]", value)):
-            yield f"[{index}]", item
-    elif isinstance(value, BaseException):
-        yield from ((f".args[{i}]", a) for i, a in enumerate(value.args))
-        yield from ((f".{k}", v) for k, v in vars(value).items())
-    elif not isinstance(value, type | ModuleType):
-        yield from ((f".{k}", v) for k, v in getattr(value, "__dict__", {}).items())
-
-
-def _function_parts(fn: FunctionType) -> Iterator[tuple[str, object]]:
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
-        try:
-            yield f"closure variable '{name}'", cell.cell_contents
-        except ValueError:
-            continue  # a cell that is not filled yet
-    for index, default in enumerate(fn.__defaults__ or ()):
-        yield f"default {index}", default
-    for name, default in (fn.__kwdefaults__ or {}).items():
-        yield f"default '{name}'", default
-    for name in _names(fn.__code__):
-        if name in fn.__globals__:
-            yield f"global '{name}'", fn.__globals__[name]
-    wrapped = getattr(fn, "__wrapped__", None)
-    if wrapped is not None:
-        yield "the wrapped function", wrapped
-
-
-def _names(code: Any) -> Iterator[str]:
-    yield from code.co_names
-    for const in code.co_consts:
-        if hasattr(const, "co_names"):
-            yield from _names(const)
-
-
 @functools.lru_cache(maxsize=4096)
 def _all_names(code: CodeType) -> tuple[str, ...]:
-    return tuple(_names(code))
+    return tuple(names(code))
 
 
 def _constants_of(fn: FunctionType) -> tuple[object, ...] | None:
@@ -359,26 +283,3 @@ def _constants_of(fn: FunctionType) -> tuple[object, ...] | None:
     scope = fn.__globals__
     found = (fn.__code__, *(fn.__defaults__ or ()), *(scope[name] for name in _all_names(fn.__code__) if name in scope))
     return found if all(type(value) in _CONSTANT for value in found) else None
-
-
-def _picklable(value: object) -> bool:
-    try:
-        _cloudpickle(value)
-    except Exception:  # the caller only asks whether
-        return False
-    return True
-
-
-def _advice(value: object) -> str:
-    kind = type(value)
-    advice: list[tuple[Callable[[], bool], str]] = [
-        (lambda: kind.__name__ == "generator", "Annotate the parameter Iterator[...] to stream it, or pass a list."),
-        (lambda: kind.__name__ in {"lock", "RLock", "Condition", "Event"}, "Create it inside the function."),
-        (lambda: isinstance(value, io.IOBase), "Pass the path and open the file inside the function."),
-        (lambda: kind.__name__ in {"socket", "Connection"}, "Open the connection inside the function."),
-        (lambda: kind.__name__ in {"coroutine", "async_generator"}, "Pass the function itself, not its call."),
-    ]
-    for applies, text in advice:
-        if applies():
-            return text
-    return "Create it inside the function, or pass what is needed to make it."

@@ -118,7 +118,7 @@ def _current() -> Channel:
             "shared collections can be used in the process that runs the body, not in others that it has started. Use "
             "them in the body, or in threads of it."
         )
-    from skyward.api.compute import innermost
+    from skyward.api.targets import innermost
 
     try:
         pool: Any = innermost()

@@ -1,0 +1,67 @@
+"""Many calls at once on a pool: groups, streams of results, and `map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
+
+from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream
+from skyward.client import gather
+from skyward.pool.options import checked_group
+
+if TYPE_CHECKING:
+    from skyward.pool.sending import Sender
+    from skyward.pool.state import PoolState
+
+__all__ = ["Groups"]
+
+S = TypeVar("S")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Groups:
+    """The part of a pool that sends many calls as one."""
+
+    if TYPE_CHECKING:
+        _state: PoolState
+        _sender: Sender
+
+        def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[Future[Any]]: ...
+
+        @property
+        def slots(self) -> int: ...
+
+    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
+        """Runs several calls at once; results in their order."""
+        calls = checked_group(group).calls()
+        return cast("tuple[*Ts]", gather.gathered(self._send(calls), calls, group.return_exceptions))
+
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
+        """The same as `run_parallel`, later."""
+        calls = checked_group(group).calls()
+        return cast("Future[tuple[*Ts]]", gather.combined(self._send(calls), calls, group.return_exceptions))
+
+    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
+        """Runs several calls at once and yields results as they come (or in order)."""
+        return gather.streamed(self._send(group.items), group.ordered, group.items, group.return_exceptions)
+
+    @overload
+    def map(self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ...) -> list[T]: ...
+    @overload
+    def map(self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: bool) -> list[T | BaseException]: ...
+    @overload
+    def map(self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ...) -> list[T]: ...
+    @overload
+    def map(self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: bool) -> list[T | BaseException]: ...
+    def map(self, fn: Callable[[Any], Any], items: Iterable[Any], *, return_exceptions: bool = False) -> list[Any]:
+        """Applies a function to every item, in chunks sized by how long items take; results in order.
+
+        `return_exceptions`: an item that fails has its exception in its place, and the others go on. Otherwise (the
+        default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
+        """
+        known: Compute[[Any], Any] = cast("Any", fn) if isinstance(fn, Compute) else Compute(fn)
+        self._state.check_open()
+        each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))
+        return gather.mapped(self._send, each, list(items), self.slots, return_exceptions)
