@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.client.connections import Connections, Event, Greeted, Heard, Lost, NotReached, Unreachable
-from skyward.node.receiver import checked_greeting
+from skyward.node.receiver import Refused, checked_greeting
 from skyward.transport.frames import encode
 from tests.support.waiting import until
 
@@ -163,7 +163,48 @@ def test_a_node_that_goes_on_sending_nonsense_is_given_up(nodes: Nodes) -> None:
 @pytest.mark.parametrize("welcome", [None, [], {}, {"incarnation": "x"}, {"incarnation": 1, "received": 0}, "hello"])
 def test_a_greeting_that_is_none_counts_as_a_failed_attempt(nodes: Nodes, welcome: Any) -> None:
     with pytest.raises(ValueError, match="no agent"):
-        checked_greeting(welcome)
+        checked_greeting(welcome, "s")
+
+
+def test_a_welcome_to_another_session_is_refused() -> None:
+    """An agent that speaks with somebody else has nothing to say to us."""
+    with pytest.raises(Refused, match="another session"):
+        checked_greeting({"incarnation": "x", "received": 0, "session": "other"}, "s")
+
+
+def test_a_node_that_refuses_is_not_asked_again_and_its_reason_is_told() -> None:
+    ends: list[socket.socket] = []
+
+    def reach(number: int) -> socket.socket:
+        near, far = socket.socketpair()
+        ends.append(far)
+        for piece in encode({"refused": "the session is none of this pool"}):
+            far.sendall(piece)
+        return near
+
+    connections = Connections(1, reach)
+    connections.connect(0, time.monotonic() + 600)
+    event = next_event(connections)
+    assert isinstance(event, Unreachable)
+    assert "none of this pool" in str(event.error)
+    connections.reconnect(0)
+    event = next_event(connections)
+    assert isinstance(event, NotReached)
+    assert "none of this pool" in str(event.error)
+    assert len(ends) == 2
+    connections.close()
+    for end in ends:
+        end.close()
+
+
+def test_all_sessions_of_a_pool_begin_alike_and_no_two_are_the_same() -> None:
+    connections = Connections(3, lambda number: socket.socket(), session="pool")
+    before = [peer.session for peer in connections.peers]
+    connections.renounce(1)
+    sessions = {*before, *(peer.session for peer in connections.peers)}
+    assert len(sessions) == 4
+    assert all(session.startswith("pool") for session in sessions)
+    connections.close()
 
 
 def test_whatever_an_attempt_to_connect_raises_is_told() -> None:

@@ -134,7 +134,7 @@ def test_no_listener_talks_to_a_client_without_certificate(pool: sky.ComputePool
 
 def test_no_listener_talks_to_a_member_of_another_pool(pool: sky.ComputePool) -> None:
     """SEC-3, SEC-4, row 39: every pool has its own authority."""
-    other = certificates.Authority("other").issue("client")
+    other = certificates.Authority("other", 3600).issue("client")
     context = certificates.context(other, server=False)
     context.verify_mode = ssl.CERT_NONE
     for address in listening(pool):

@@ -29,7 +29,7 @@ DATA = os.urandom(700_000)
 
 @pytest.fixture(scope="module")
 def authority() -> certificates.Authority:
-    return certificates.Authority("blob_cache")
+    return certificates.Authority("blob_cache", 3600)
 
 
 def blob_cache(path: Path, authority: certificates.Authority) -> BlobCache:
@@ -101,7 +101,7 @@ def peers(tmp_path: Path, authority: certificates.Authority) -> Iterator[tuple[B
 def test_a_node_gets_a_buffer_from_its_peer(peers: tuple[BlobCache, BlobCache, int], tmp_path: Path) -> None:
     one, two, port = peers
     give(one, DATA)
-    two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+    two.fetch(NAME, len(DATA), [[1, "127.0.0.1", port]])
     assert two.arrivals.get(timeout=60) == (NAME, True)
     assert (tmp_path / "two" / NAME).read_bytes() == DATA
 
@@ -109,7 +109,7 @@ def test_a_node_gets_a_buffer_from_its_peer(peers: tuple[BlobCache, BlobCache, i
 def test_a_peer_that_is_still_receiving_passes_it_on_afterwards(peers: tuple[BlobCache, BlobCache, int]) -> None:
     one, two, port = peers
     one.accept(NAME, 0, len(DATA), DATA[:200_000])
-    two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+    two.fetch(NAME, len(DATA), [[1, "127.0.0.1", port]])
     one.accept(NAME, 200_000, len(DATA), DATA[200_000:])
     assert two.arrivals.get(timeout=60) == (NAME, True)
 
@@ -119,7 +119,7 @@ def test_a_peer_that_has_not_heard_yet_that_a_buffer_comes_waits_for_the_word(
 ) -> None:
     """On a busy machine the question of a peer may overtake the client's message."""
     one, two, port = peers
-    two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+    two.fetch(NAME, len(DATA), [[1, "127.0.0.1", port]])
     until(lambda: bool(one._lock._waiters), 60)  # type: ignore[attr-defined]
     one.expect(NAME)
     give(one, DATA)
@@ -128,7 +128,7 @@ def test_a_peer_that_has_not_heard_yet_that_a_buffer_comes_waits_for_the_word(
 
 def test_a_buffer_that_no_peer_has_is_asked_for_again(peers: tuple[BlobCache, BlobCache, int]) -> None:
     _, two, port = peers
-    two.fetch(NAME, len(DATA), [["127.0.0.1", port], ["127.0.0.1", 1]])
+    two.fetch(NAME, len(DATA), [[1, "127.0.0.1", port], [1, "127.0.0.1", 1]])
     assert two.arrivals.get(timeout=60) == (NAME, False)
     assert not two.coming(NAME)
 
@@ -212,8 +212,8 @@ def test_the_client_sends_a_buffer_to_one_node_and_names_it_to_the_others(tmp_pa
     uploads.close()
     fetches = [(node, m[0][1:4]) for node, m, _ in posted if m[0][0] == "fetch"]
     assert fetches == [
-        (1, [NAME, len(DATA), [("10.0.0.1", 7000)]]),
-        (2, [NAME, len(DATA), [("10.0.0.1", 7000), ("10.0.0.1", 7001)]]),
+        (1, [NAME, len(DATA), [(0, "10.0.0.1", 7000)]]),
+        (2, [NAME, len(DATA), [(0, "10.0.0.1", 7000), (1, "10.0.0.1", 7001)]]),
     ]
     assert b"".join(b[0] for node, m, b in posted if m[0][0] == "blob" and node == 0) == DATA
 
@@ -366,7 +366,7 @@ def test_a_fetch_that_fails_at_its_very_end_is_told(
     one, two, port = peers
     give(one, DATA)
     no_renames(monkeypatch)
-    two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+    two.fetch(NAME, len(DATA), [[1, "127.0.0.1", port]])
     assert two.arrivals.get(timeout=10) == (NAME, False)
     assert not two.coming(NAME)
     assert os.listdir(tmp_path / "two") == []
@@ -376,7 +376,7 @@ def test_a_fetch_that_fails_at_its_very_end_is_told(
 def test_a_source_that_is_none_is_passed_over(peers: tuple[BlobCache, BlobCache, int], source: Any) -> None:
     one, two, port = peers
     give(one, DATA)
-    two.fetch(NAME, len(DATA), [source, ["127.0.0.1", port]])
+    two.fetch(NAME, len(DATA), [source, [1, "127.0.0.1", port]])
     assert two.arrivals.get(timeout=10) == (NAME, True)
 
 
@@ -389,7 +389,7 @@ def test_a_fetch_for_which_there_is_no_thread_is_told(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    node.fetch(NAME, len(DATA), [["127.0.0.1", 1]])
+    node.fetch(NAME, len(DATA), [[1, "127.0.0.1", 1]])
     assert node.arrivals.get(timeout=10) == (NAME, False)
     assert not node.coming(NAME)
 
@@ -411,7 +411,7 @@ def test_a_peer_that_waits_is_answered_when_the_buffer_does_not_come(peers: tupl
     for fail in ("unexpect", "accept"):
         one, two, port = peers
         one.accept(NAME, 0, len(DATA), DATA[:200_000])
-        two.fetch(NAME, len(DATA), [["127.0.0.1", port]])
+        two.fetch(NAME, len(DATA), [[1, "127.0.0.1", port]])
         with pytest.raises(queue.Empty):
             two.arrivals.get(timeout=0.1)
         if fail == "unexpect":

@@ -16,7 +16,7 @@ IP_LOCAL_PORT_RANGE = 51  # of linux/in.h; since Linux 6.3
 @pytest.fixture
 def door() -> Iterator[ClientListener]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        made = ClientListener(listener, "127.0.0.1", None, lambda: None, lambda sock, name: None)
+        made = ClientListener(listener, "127.0.0.1", None, "", lambda: None, lambda sock, name: None)
         yield made
         made.close()
 

@@ -24,7 +24,7 @@ class Cast:
     """A scheduler and workers, each in a process of its own, as the keeper starts them."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.authority = directory, certificates.Authority("test")
+        self.directory, self.authority = directory, certificates.Authority("test", 3600)
         self.processes: list[subprocess.Popen[str]] = []
 
     def scheduler(self) -> str:

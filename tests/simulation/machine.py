@@ -74,7 +74,7 @@ class _Freight:
     def fetch(self, name: str, size: int, sources: Sequence[Any]) -> None:
         if name not in self.on_the_way and name not in self.present:
             self.on_the_way[name] = 0
-            self.fetches.append((name, [node for _, node in sources]))
+            self.fetches.append((name, [node for node, _, _ in sources]))
 
     def step(self) -> bool:
         """A fetch ends, or a buffer that nobody uses is evicted."""

@@ -210,7 +210,7 @@ def test_another_pools_certificate_opens_nothing(net: Network, pair: sky.Compute
     with two_nodes(net) as other:
         theirs = [end for end in ends(*net) if end not in own]
         authorities = [other._hosts.authority, other._hosts.dask._authority]
-        foreign = [pem(authority.issue("client")) for authority in authorities if authority]
+        foreign = [pem(authority.issue("node-0")) for authority in authorities if authority]
         tries = [visit(from_outside(net), own, marker, each) for each in foreign]
         # an agent waits for the client's word before it says that it has no such buffer
         control = [visit(from_outside(net), theirs, marker, each, ["fetch"], patience=30) for each in foreign]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 import pickle
 import socket
 import ssl
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from skyward.transport import certificates
-from skyward.transport.certificates import Authority, context
+from skyward.transport.certificates import Authority, WrongPeer, context, role_of, secure
 
 
 def shake(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[str | None, bytes]:
@@ -40,12 +42,12 @@ def shake(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[str | None, b
 
 @pytest.fixture(scope="module")
 def ours() -> Authority:
-    return Authority("ours")
+    return Authority("ours", 3600)
 
 
 @pytest.fixture(scope="module")
 def others() -> Authority:
-    return Authority("others")
+    return Authority("others", 3600)
 
 
 def test_two_members_of_a_pool_talk_over_tls_1_3(ours: Authority) -> None:
@@ -91,8 +93,91 @@ def test_a_member_cannot_vouch_for_others(ours: Authority) -> None:
     assert not constraints.value.ca
     top = x509.load_pem_x509_certificate(ours.pem.encode())
     assert top.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
-    lifetime = top.not_valid_after_utc - top.not_valid_before_utc
-    assert lifetime.days <= 60
+
+
+@pytest.mark.parametrize("ttl", [1.0, 3600.0, 7 * 86_400.0, 1e15])
+def test_a_certificate_expires_a_day_after_the_time_to_live(ttl: float) -> None:
+    """SEC-4: and it is valid for clocks that are a day late."""
+    from cryptography import x509
+
+    authority, now = Authority("ttl", ttl), datetime.datetime.now(datetime.UTC)
+    made = x509.load_pem_x509_certificate(authority.issue("node-0").cert.encode())
+    day = datetime.timedelta(days=1)
+    assert abs(made.not_valid_before_utc - (now - day)) < datetime.timedelta(seconds=60)
+    if ttl < 1e9:
+        until = now + datetime.timedelta(seconds=ttl) + day
+        assert abs(made.not_valid_after_utc - until) < datetime.timedelta(seconds=60)
+    top = x509.load_pem_x509_certificate(authority.pem.encode())
+    assert top.not_valid_after_utc > made.not_valid_after_utc  # machines are replaced, so a pool can live longer
+
+
+def test_an_expired_certificate_is_refused() -> None:
+    """SEC-4, row 24."""
+    authority = Authority("past", 60)
+    server = context(authority.issue("node-0"), server=True)
+    authority.lifetime = -1.0
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        shake(context(authority.issue("client"), server=False), server)
+
+
+def test_a_client_cannot_answer_as_a_node(ours: Authority) -> None:
+    """SEC-4: its certificate is for connecting only."""
+    node = context(ours.issue("node-1"), server=False)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake(node, context(ours.issue("client"), server=True))
+
+
+def met(ours: Authority, answers: str, called: str) -> str:
+    """Connects to whoever has the certificate `answers`, and expects `called` there; returns whom the server saw."""
+    server = context(ours.issue(answers), server=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+
+        def serve() -> str:
+            raw, _ = listener.accept()
+            with server.wrap_socket(raw, server_side=True) as sock:
+                return role_of(sock)
+
+        seen = threads.submit(serve)
+        raw = socket.create_connection(listener.getsockname(), 5)
+        try:
+            secure(raw, context(ours.issue("client"), server=False), 30, called).close()
+        finally:
+            assert raw.fileno() == -1
+            seen.exception(60)
+        return seen.result()
+
+
+def test_both_sides_know_the_role_of_the_other(ours: Authority) -> None:
+    assert met(ours, "node-12", "node-12") == "client"
+
+
+@pytest.mark.parametrize("answers", ["node-1", "node-11", "scheduler"])
+def test_another_node_than_the_one_that_was_called_is_not_talked_to(ours: Authority, answers: str) -> None:
+    """SEC-4: neither by the client nor by nodes among each other."""
+    with pytest.raises(WrongPeer, match=f"{answers}.*not 'node-12'"):
+        met(ours, answers, "node-12")
+
+
+def test_a_context_is_made_without_files_in_memory_too(
+    ours: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS has none; the file is there for a moment, for its owner only."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delattr(os, "memfd_create")
+    modes: list[int] = []
+    real = ssl.SSLContext.load_cert_chain
+
+    def load(self: ssl.SSLContext, path: str) -> None:
+        modes.append(os.stat(path).st_mode & 0o777)
+        real(self, path)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load)
+    made = context(ours.issue("client"), server=False), context(ours.issue("node-0"), server=True)
+    assert shake(*made) == ("TLSv1.3", b"hello")
+    with pytest.raises(ssl.SSLError):
+        context(certificates.Identity(ours.pem, "no certificate", "no key"), server=True)
+    assert modes == [0o600] * 3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_member_has_a_key_of_its_own(ours: Authority, others: Authority) -> None:
@@ -107,7 +192,7 @@ def test_no_key_stays_on_disk(ours: Authority, tmp_path: Path, monkeypatch: pyte
     identity = ours.issue("client")
     context(identity, server=True)
     context(identity, server=False)
-    Authority("another")
+    Authority("another", 3600)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -135,4 +220,4 @@ def test_the_authority_itself_cannot_be_sent_anywhere(ours: Authority) -> None:
 
 @pytest.mark.parametrize("name", ["p", "a-b_c.d", "x" * 63])
 def test_any_name_of_a_pool_will_do(name: str) -> None:
-    assert Authority(name).issue("node-0").cert.startswith("-----BEGIN CERTIFICATE")
+    assert Authority(name, 3600).issue("node-0").cert.startswith("-----BEGIN CERTIFICATE")

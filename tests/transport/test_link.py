@@ -25,7 +25,7 @@ class Wire:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        authority = Authority("test")
+        authority = Authority("test", 3600)
         self._client = context(authority.issue("client"), server=False)
         self._server = context(authority.issue("node-0"), server=True)
         self._listener = socket.create_server(("127.0.0.1", 0))

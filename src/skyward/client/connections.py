@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from skyward.node.receiver import Message, checked_greeting, split
+from skyward.node.receiver import Message, Refused, checked_greeting, split
 from skyward.transport.link import Broken, Link, greet
 
 __all__ = ["SILENCE", "Connection", "Connections", "Event", "Greeted", "Heard", "Lost", "NotReached", "Unreachable"]
@@ -121,8 +121,8 @@ Event = Heard | Greeted | NotReached | Lost | Unreachable
 class Connections:
     """Connections to the agents of a pool.
 
-    `attach` and `renounce` change what a node's link is: the engine calls them with its lock held, and drops events
-    of links that are no longer their node's.
+    `session` is how the names of the pool's sessions begin. `attach` and `renounce` change what a node's link is: the
+    engine calls them with its lock held, and drops events of links that are no longer their node's.
     """
 
     def __init__(
@@ -130,8 +130,10 @@ class Connections:
         nodes: int,
         reach: Callable[[int], socket.socket],
         revive: Callable[[int], None] | None = None,
+        session: str = "",
     ) -> None:
-        self.peers = [Connection(i) for i in range(nodes)]
+        self._new_session = lambda: f"{session}.{os.urandom(8).hex()}"
+        self.peers = [Connection(i, session=self._new_session()) for i in range(nodes)]
         self._reach, self._revive = reach, revive
         self._clock: Callable[[], float] = time.monotonic
         self._selector = selectors.DefaultSelector()
@@ -196,7 +198,7 @@ class Connections:
 
     def renounce(self, number: int) -> None:
         """Forgets what was said to a node: should it come back, its agent learns that it had been given up."""
-        self._renounced.append(self.peers[number].renounce(os.urandom(8).hex()))
+        self._renounced.append(self.peers[number].renounce(self._new_session()))
         self.wake()
 
     def after_fork(self) -> None:
@@ -216,7 +218,7 @@ class Connections:
             except Exception as exc:  # of sockets, or of a greeting that is none
                 # the agent listens before we are told of it: who is refused for long is refused for good
                 refused = refused + pause if isinstance(exc, ConnectionRefusedError) else 0.0
-                if time.monotonic() + pause > deadline or refused > _REFUSED:
+                if time.monotonic() + pause > deadline or refused > _REFUSED or isinstance(exc, Refused):
                     self._tell(Unreachable(number, exc))
                     return
                 self._no_more_attempts.wait(pause)
@@ -248,7 +250,8 @@ class Connections:
         link, hello = peer.link, peer.hello()
         sock = self._reach(peer.number)
         try:
-            answer = checked_greeting(greet(sock, hello, min(deadline, time.monotonic() + _GREETING)))
+            limit = min(deadline, time.monotonic() + _GREETING)
+            answer = checked_greeting(greet(sock, hello, limit), hello["session"])
         except BaseException:
             sock.close()
             raise

@@ -67,7 +67,7 @@ class Engine:
         self._plan, self._clock, self._feed = plan, around.clock, around.feed
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._connections = around.connections(plan.nodes, plan.reach, plan.revive)
+        self._connections = around.connections(plan.nodes, plan.reach, plan.revive, plan.session)
         self.requests = around.requests(plan.substitutes)
         self._core = Core(plan, self._connections, self.requests)
         self._meetings = Meetings(self._core, self._connections)

@@ -78,5 +78,7 @@ class ClientShared:
                 self._channel.hear(message, buffers)
             return
         # of a runner whose node cannot reach node 0, or the answer to it
+        if number != 0 and not asker.startswith(f"{number}/"):
+            raise ValueError(f"node {number} asks for {asker[:80]!r}, which is no process of it")
         to = int(asker.partition("/")[0]) if number == 0 else 0
         self._post_to(to, [ClientToAgent.share(asker, message, len(buffers))], buffers)

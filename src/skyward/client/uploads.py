@@ -60,7 +60,7 @@ class Uploads:
                 holders = self._holders.setdefault(name, set())
                 if node in holders:
                     continue
-                sources = [address for other in holders if (address := self._address(other)) is not None]
+                sources = [(other, *place) for other in holders if (place := self._address(other)) is not None]
                 holders.add(node)
                 if sources:
                     self._post(node, [ClientToAgent.fetch(name, size, sources)], [])

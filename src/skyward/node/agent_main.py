@@ -18,6 +18,7 @@ from skyward.node.blob_cache import BlobCache
 from skyward.node.client_listener import ClientListener
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
+from skyward.transport.roles import node_role
 
 if TYPE_CHECKING:  # nodes of the client's computer have no certificates
     import ssl
@@ -76,16 +77,16 @@ def _agent(
         "cpus": len(os.sched_getaffinity(0)),
     }
     around = Surroundings(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
-    admit = partial(ClientListener, listener, order["host"], server)
+    admit = partial(ClientListener, listener, order["host"], server, order["session"])
     return Agent(admit, fork_server, heard, BlobCache(order["directory"], client), metadata, around)
 
 
 def _dial(context: ssl.SSLContext | None, host: str, port: int) -> socket.socket:
-    """A connection to the agent of another node; both have checked who the other is."""
+    """A connection to the agent of node 0; both have checked who the other is."""
     from skyward.transport.certificates import secure
 
     assert context is not None, "runners of one computer connect to node 0 themselves"
-    return secure(socket.create_connection((host, port), timeout=_DIALLING), context, _DIALLING)
+    return secure(socket.create_connection((host, port), timeout=_DIALLING), context, _DIALLING, node_role(0))
 
 
 def _gpu_meter(gpus: Sequence[Gpu], called: Sequence[str]) -> GpuMeter | None:

@@ -25,7 +25,8 @@ from skyward.node.protocol import AgentToClient
 from skyward.node.receiver import Message
 from skyward.transport import blobs
 from skyward.transport.frames import encode
-from skyward.transport.link import greet, tune
+from skyward.transport.link import greet
+from skyward.transport.roles import node_role
 
 if TYPE_CHECKING:
     import ssl
@@ -36,6 +37,7 @@ _PIECE = 1 << 18
 _WINDOW = 4 << 20
 _PATIENCE = 600.0
 _WORD = 3.0
+_REACHING = 10.0
 _NAME = re.compile(r"[0-9a-f]{24,32}")
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass by themselves
@@ -179,19 +181,20 @@ class BlobCache:
 
     def _fetched_from(self, name: str, size: int, source: Sequence[Any]) -> bool:
         try:
-            host, port = source
-            self._fetch_from(name, size, host, port)
+            node, host, port = source
+            self._fetch_from(name, size, node, host, port)
             self._complete(name, size)
         except Exception as exc:  # whatever it is: the next source, or the client
             log.debug("blob %s could not be fetched from %s: %r", name, source, exc)
             return False
         return True
 
-    def _fetch_from(self, name: str, size: int, host: str, port: int) -> None:
+    def _fetch_from(self, name: str, size: int, node: int, host: str, port: int) -> None:
         assert self._context is not None, "nodes of one computer share their blobs"
-        raw = socket.create_connection((host, port), timeout=10)
-        tune(raw)
-        with self._context.wrap_socket(raw) as sock:
+        from skyward.transport.certificates import secure
+
+        raw = socket.create_connection((host, port), timeout=_REACHING)
+        with secure(raw, self._context, _REACHING, node_role(node)) as sock:
             answer = greet(sock, {"fetch": name}, time.monotonic() + _PATIENCE)
             if answer["size"] != size:
                 raise ValueError("the peer does not have it")

@@ -61,8 +61,14 @@ class ClientLink:
             self._link = Link(self._clock)
             self._fence()
         self._session = hello["session"]
+        welcome = {
+            "incarnation": self._incarnation,
+            "session": self._session,
+            "received": self._link.received,
+            **self._about,
+        }
         try:
-            for piece in encode({"incarnation": self._incarnation, "received": self._link.received, **self._about}):
+            for piece in encode(welcome):
                 sock.sendall(piece)
         except OSError:
             sock.close()

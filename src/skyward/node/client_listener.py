@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from skyward.transport.frames import encode
 from skyward.transport.link import greet, tune
 from skyward.transport.local_sockets import check_peer
+from skyward.transport.roles import refusal
 
 if TYPE_CHECKING:
     import ssl
@@ -29,7 +31,8 @@ _WAITING = 64
 class ClientListener:
     """Admits connections, each in a thread of its own, so that a slow or hostile peer delays nobody.
 
-    `host` is the node's address for frameworks. Without a `context` for TLS, peers are of this computer.
+    `host` is the node's address for frameworks. Without a `context` for TLS, peers are of this computer. `session` is
+    how the names of this pool's sessions begin.
     """
 
     def __init__(
@@ -37,10 +40,11 @@ class ClientListener:
         listener: socket.socket,
         host: str,
         context: ssl.SSLContext | None,
+        session: str,
         wake: Callable[[], None],
         serve: Callable[[socket.socket, str], None],
     ) -> None:
-        self._listener, self._host, self._context = listener, host, context
+        self._listener, self._host, self._context, self._session = listener, host, context, session
         self._wake, self._serve = wake, serve
         self._held: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -93,11 +97,7 @@ class ClientListener:
             self._wait(sock)
             sock.settimeout(_GREETING)
             tune(sock)
-            if self._context is None:
-                check_peer(sock)
-            else:
-                sock.do_handshake()
-            hello = greet(sock, None, time.monotonic() + _GREETING)
+            hello = self._greeted(sock)
         except (OSError, ValueError):
             sock.close()  # not one of this pool: another user, no certificate, or no greeting
             return
@@ -110,6 +110,24 @@ class ClientListener:
         else:
             self._admitted.put((sock, hello))
             self._wake()
+
+    def _greeted(self, sock: Any) -> dict[str, Any]:
+        """The greeting of a peer that may say it; raises OSError or ValueError."""
+        role = None
+        if self._context is None:
+            check_peer(sock)
+        else:
+            from skyward.transport.certificates import role_of
+
+            sock.do_handshake()
+            role = role_of(sock)
+        hello: Any = greet(sock, None, time.monotonic() + _GREETING)
+        why = refusal(hello, role, self._session)
+        if why is None:
+            return hello
+        for piece in encode({"refused": why}):
+            sock.sendall(piece)
+        raise PermissionError(why)
 
     def _wait(self, sock: socket.socket) -> None:
         """Puts a peer in line; when that is too long, whoever has said nothing for longest is sent away."""

@@ -126,7 +126,7 @@ class ClientToAgent(Direction):
 
     @staticmethod
     def fetch(blob: str, size: int, addresses: list[Any]) -> Message:
-        """Get this blob from another node, at one of these addresses."""
+        """Get this blob from another node. Each address is the number of a node, a host and a port."""
         return ["fetch", blob, size, addresses, 0]
 
     @staticmethod

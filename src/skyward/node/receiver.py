@@ -10,10 +10,14 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, ClassVar, cast
 
-__all__ = ["Direction", "Message", "Receiver", "checked_greeting", "split"]
+__all__ = ["Direction", "Message", "Receiver", "Refused", "checked_greeting", "split"]
 
 
 Message = list[Any]
+
+
+class Refused(ConnectionError):
+    """An agent does not take this connection, and says why; asking again does not help."""
 
 
 class Direction:
@@ -86,9 +90,13 @@ def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Message, list[Any
         at += count
 
 
-def checked_greeting(welcome: Any) -> dict[str, Any]:
-    """An agent's greeting, if it is one."""
+def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
+    """An agent's answer to the greeting of this session, if it is one."""
     known: dict[str, Any] = cast("dict[str, Any]", welcome) if isinstance(welcome, dict) else {}
+    if "refused" in known:
+        raise Refused(f"the agent there refuses the connection: {str(known['refused'])[:300]}")
     if not isinstance(known.get("incarnation"), str) or type(known.get("received")) is not int:
         raise ValueError("what answers there is no agent of ours")
+    if known.get("session") != session:
+        raise Refused("the agent there answers to another session than the one that it was greeted with")
     return known

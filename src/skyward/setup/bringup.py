@@ -5,12 +5,12 @@ machines --HostSetup--> hosts --find_layout--> addresses --keepers start agents-
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skyward.api.context import PoolContext
@@ -30,8 +30,11 @@ from skyward.setup.network import Address, Layout
 from skyward.setup.node_settings import agent_settings, counted_ranks, instance_info, packed_hooks, pool_gpus
 from skyward.transport import local_sockets
 from skyward.transport.blobs import Store
+from skyward.transport.roles import CLIENT, node_role
 
 if TYPE_CHECKING:  # pools on this computer have no certificates
+    import ssl
+
     from skyward.transport.certificates import Authority
 
 __all__ = ["PoolHosts"]
@@ -62,7 +65,8 @@ class PoolHosts:
         self._blocked: str | None = None
         self._addresses: list[Address] = []
         self._hooks: list[Any] = []
-        self._secure: Callable[[socket.socket], socket.socket] | None = None
+        self._session = os.urandom(8).hex()
+        self._tls: tuple[ssl.SSLContext, float] | None = None  # with the time when it is made again
         self.by_node: dict[int, Host] = {}
         self._replacing: Replacing | None = None
         self._added = AddedPackages(context)
@@ -83,7 +87,7 @@ class PoolHosts:
         self._addresses = list(layout.addresses)
         each(lambda host: self._start(host, self._addresses, deadline), hosts)
         self.by_node.update((node, host) for host in hosts for node in host.nodes)
-        self.dask = DaskCluster(context.name, self.by_node, self._addresses, self._blocked)
+        self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
         self._hooks = packed_hooks(context, hosts)
         self.engine = Engine(self._engine_settings())
         if self._supply is not None:
@@ -105,9 +109,12 @@ class PoolHosts:
     def reach(self, node: int) -> socket.socket:
         """A connection to a node's agent; both sides have checked who the other is."""
         keeper = self.by_node[node].keeper
-        if self._secure is None:
+        if self.authority is None:
             return local_sockets.connect(keeper.sockets[node], _REACH_TIMEOUT)
-        return self._secure(keeper.shell.reach(*keeper.ports[node]))
+        from skyward.transport.certificates import secure
+
+        tls = self._client_tls(self.authority)
+        return secure(keeper.shell.reach(*keeper.ports[node]), tls, _REACH_TIMEOUT, node_role(node))
 
     def address(self, node: int) -> tuple[str, int] | None:
         """Where other nodes reach a node's agent; None if they cannot."""
@@ -216,6 +223,7 @@ class PoolHosts:
             substitutes=self if self._supply is not None else None,
             refusal=self._refusal,
             stall_timeout=context.stall_timeout,
+            session=self._session,
         )
 
     def _refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
@@ -223,11 +231,19 @@ class PoolHosts:
         return refusal(self._context.spec.accelerator, name, node, about)
 
     def _make_certificates(self) -> None:
-        from skyward.transport import certificates
+        from skyward.transport.certificates import Authority
 
-        self.authority = certificates.Authority(self._context.name)
-        tls = certificates.context(self.authority.issue("client"), server=False)
-        self._secure = partial(certificates.secure, context=tls, timeout=_REACH_TIMEOUT)
+        self.authority = Authority(self._context.name, self._context.spec.ttl)
+        self._client_tls(self.authority)
+
+    def _client_tls(self, authority: Authority) -> ssl.SSLContext:
+        """TLS with the client's certificate; machines can be replaced, so a pool may live longer than one is valid."""
+        from skyward.transport.certificates import context
+
+        now = time.monotonic()
+        if self._tls is None or now > self._tls[1]:
+            self._tls = context(authority.issue(CLIENT), server=False), now + authority.lifetime / 2
+        return self._tls[0]
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
         """Makes a keeper start its agents."""
@@ -237,7 +253,8 @@ class PoolHosts:
                 "local": self._context.local,
                 "host": "127.0.0.1" if self._blocked else addresses[node].ip,
                 "notices": self._context.access.notices,
-                "identity": vars(self.authority.issue(f"node-{node}")) if self.authority else None,
+                "identity": vars(self.authority.issue(node_role(node))) if self.authority else None,
+                "session": self._session,
             }
             for node in host.nodes
         ]

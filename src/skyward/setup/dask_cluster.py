@@ -13,6 +13,7 @@ from skyward.errors import BootstrapError, SkywardError
 from skyward.node.orders import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
+from skyward.transport.roles import CLIENT, node_role
 
 if TYPE_CHECKING:  # as dask itself, when it is asked for
     from skyward.transport.certificates import Authority
@@ -25,8 +26,10 @@ _STARTING = 60.0
 class DaskCluster:
     """A scheduler on node 0 and a worker on every node, with an authority of their own: tasks can read their keys."""
 
-    def __init__(self, pool: str, hosts: Mapping[int, Host], addresses: Sequence[Address], blocked: str | None) -> None:
-        self._pool, self._hosts, self._addresses, self._blocked = pool, hosts, addresses, blocked
+    def __init__(
+        self, pool: str, ttl: float, hosts: Mapping[int, Host], addresses: Sequence[Address], blocked: str | None
+    ) -> None:
+        self._pool, self._ttl, self._hosts, self._addresses, self._blocked = pool, ttl, hosts, addresses, blocked
         self._authority: Authority | None = None
         self._lock = threading.Lock()
 
@@ -45,13 +48,13 @@ class DaskCluster:
         from skyward.transport.certificates import Authority
 
         with self._lock:
-            authority = self._authority = self._authority or Authority(f"{self._pool}-dask")
+            authority = self._authority = self._authority or Authority(f"{self._pool}-dask", self._ttl)
             scheduler = self._scheduler(authority)
             for node in self._hosts:
                 self._start_worker(node, scheduler, authority)
         host, port = scheduler.removeprefix("tls://").rsplit(":", 1)
         near, near_port = self._hosts[0].keeper.shell.forward(host.strip("[]"), int(port))
-        return connect(f"tls://{near}:{near_port}", authority.issue("dask-client"))
+        return connect(f"tls://{near}:{near_port}", authority.issue(CLIENT))
 
     def rejoin(self, node: int) -> None:
         """Starts the worker of a node that was set up again; without a scheduler, the next `connect` does so."""
@@ -86,7 +89,7 @@ class DaskCluster:
             "host": self._addresses[node].ip,
             "scheduler": scheduler,
             "directory": host.keeper.scratch,
-            "identity": vars(authority.issue(f"node-{node}")),
+            "identity": vars(authority.issue(node_role(node))),
             "env": host.env,
             "cwd": host.cwd,
             "paths": host.paths,

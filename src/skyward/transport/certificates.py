@@ -1,4 +1,8 @@
-"""A certificate authority for each pool; its key lives in the client's memory and nowhere else."""
+"""A certificate authority for each pool; its key lives in the client's memory and nowhere else.
+
+A certificate names the role of its owner: the client, or one node with its number. TLS checks that the certificate is
+of this pool; `role_of` and `secure` say whose it is, so that a node can speak for itself only.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward.transport.link import tune
+from skyward.transport.roles import CLIENT
 
-__all__ = ["Authority", "Identity", "context", "secure"]
+__all__ = ["Authority", "Identity", "WrongPeer", "context", "role_of", "secure"]
+
+_DAY = 86_400.0
+_YEAR = 366 * _DAY
+_LONGEST = 20 * _YEAR  # what a date can say is limited
 
 
 @dataclass(frozen=True)
@@ -26,36 +35,45 @@ class Identity:
         return "<Identity ***>"
 
 
-class Authority:
-    """Issues certificates for one pool."""
+class WrongPeer(ConnectionError):
+    """Whoever answers belongs to the pool, but is not the one that was called."""
 
-    def __init__(self, pool: str, days: int = 31) -> None:
+
+class Authority:
+    """Issues certificates for one pool, each valid for `ttl` seconds and a day.
+
+    The authority's own certificate is valid for longer: machines can be replaced, so a pool may live longer than any
+    of them. Its key ends with the process of the client.
+    """
+
+    def __init__(self, pool: str, ttl: float) -> None:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
         self._x509, self._hashes, self._serialization, self._ec = x509, hashes, serialization, ec
-        self._common_name = NameOID.COMMON_NAME
-        now = datetime.datetime.now(datetime.UTC)
-        # back-dated, so that clocks which differ by hours still agree that it is valid
-        self._from, self._until = now - datetime.timedelta(days=1), now + datetime.timedelta(days=days)
+        self._common_name, self._usage = NameOID.COMMON_NAME, ExtendedKeyUsageOID
+        self.lifetime = min(ttl, _LONGEST) + _DAY
+        """How many seconds a certificate is valid from when it is issued."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = self._named(pool)
         self._cert = (
-            self._builder(self._name, self._key.public_key())
+            self._builder(self._name, self._key.public_key(), self.lifetime + _YEAR)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         self.pem = self._cert.public_bytes(serialization.Encoding.PEM).decode()
 
-    def issue(self, name: str) -> Identity:
-        """A certificate for one party of the pool: a node, the scheduler, the client."""
+    def issue(self, role: str) -> Identity:
+        """A certificate for one party of the pool: `CLIENT`, which only ever connects, or a `node_role`."""
         key = self._ec.generate_private_key(self._ec.SECP256R1())
+        usage = [self._usage.CLIENT_AUTH] if role == CLIENT else [self._usage.CLIENT_AUTH, self._usage.SERVER_AUTH]
         cert = (
-            self._builder(self._named(name), key.public_key())
+            self._builder(self._named(role), key.public_key(), self.lifetime)
             .add_extension(self._x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(self._x509.ExtendedKeyUsage(usage), critical=True)
             .add_extension(
                 self._x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
             )
@@ -68,15 +86,17 @@ class Authority:
     def _named(self, name: str) -> Any:
         return self._x509.Name([self._x509.NameAttribute(self._common_name, name)])
 
-    def _builder(self, subject: Any, public_key: Any) -> Any:
+    def _builder(self, subject: Any, public_key: Any, seconds: float) -> Any:
+        now = datetime.datetime.now(datetime.UTC)
         return (
             self._x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
             .public_key(public_key)
             .serial_number(self._x509.random_serial_number())
-            .not_valid_before(self._from)
-            .not_valid_after(self._until)
+            # back-dated, so that clocks which differ by hours still agree that it is valid
+            .not_valid_before(now - datetime.timedelta(seconds=_DAY))
+            .not_valid_after(now + datetime.timedelta(seconds=seconds))
         )
 
 
@@ -88,28 +108,54 @@ def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
     made.check_hostname = False  # nodes are reached through tunnels; the certificate says who it is, not the name
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=identity.ca)
-    # the ssl module takes keys from files only: one in memory, which no other process sees and nobody can leave behind
-    fd = os.memfd_create("skyward-key")
-    try:
-        os.write(fd, (identity.cert + identity.key).encode())
-        made.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
+    _load(made, (identity.cert + identity.key).encode())
     return made
 
 
-def secure(sock: socket.socket, context: ssl.SSLContext, timeout: float) -> ssl.SSLSocket:
-    """Makes the TLS connection of a client over a socket; closes the socket if that fails."""
+def role_of(sock: Any) -> str:
+    """The role in the certificate of whoever is at the other end, after the handshake."""
+    certificate: dict[str, Any] = sock.getpeercert() or {}
+    names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
+    return names[0] if len(names) == 1 else ""
+
+
+def secure(sock: socket.socket, context: ssl.SSLContext, timeout: float, role: str) -> ssl.SSLSocket:
+    """Makes the TLS connection of a client over a socket; closes the socket if that fails, or `role` is not there."""
     try:
         sock.settimeout(timeout)
         tune(sock)
-        return context.wrap_socket(sock)
+        made = context.wrap_socket(sock)
     except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as exc:
         sock.close()
         raise ConnectionRefusedError("nothing listens there any more") from exc
     except BaseException:
         sock.close()
         raise
+    if (found := role_of(made)) != role:
+        made.close()
+        raise WrongPeer(f"what answers there is {found!r} of this pool and not {role!r}")
+    return made
+
+
+def _load(made: ssl.SSLContext, pem: bytes) -> None:
+    """Gives a context its certificate and key; the ssl module takes them from files only."""
+    if hasattr(os, "memfd_create"):  # a file in memory, which no other process sees and nobody can leave behind
+        fd = os.memfd_create("skyward-key")
+        try:
+            os.write(fd, pem)
+            made.load_cert_chain(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+        return
+    import tempfile
+
+    fd, path = tempfile.mkstemp(prefix="skyward-")  # of mode 0600
+    try:
+        os.write(fd, pem)
+        made.load_cert_chain(path)
+    finally:
+        os.close(fd)
+        os.unlink(path)
 
 
 class _Socket(ssl.SSLSocket):

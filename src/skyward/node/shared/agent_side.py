@@ -11,6 +11,7 @@ Nothing is made before the first question.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 from collections.abc import Callable
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # imported with the first question
     from skyward.node.shared.uplink import Uplink
 
 __all__ = ["Shared"]
+
+log = logging.getLogger("skyward.engine")
 
 _LOOK = 5.0
 _ENDED = "its process has ended"
@@ -174,7 +177,7 @@ class Shared:
             link = _PeerLink(
                 self._selector,
                 {},
-                Receiver(AgentToHead, self).hear_all,
+                partial(self._hear_peer, Receiver(AgentToHead, self), node),
                 lambda: self._give_up(node, "its agent has begun again"),
                 f"{self._token}.{self._count}",
                 self._clock,
@@ -186,7 +189,13 @@ class Shared:
         away[0] = 0.0
         link.attach(sock, hello)
 
-    def _from_agent_share(self, asker: str, message: Message, buffers: list[Any]) -> None:
+    def _hear_peer(self, receiver: Receiver, node: int, messages: list[Message], buffers: list[Any]) -> None:
+        receiver.hear_all(messages, buffers, node)
+
+    def _from_agent_share(self, node: int, asker: str, message: Message, buffers: list[Any]) -> None:
+        if not asker.startswith(f"{node}/"):
+            log.warning("node %d asks for %.80r, which is no process of it", node, asker)
+            return
         self._server().hear(asker, message, buffers, partial(self._to_peer, asker))
 
     def _to_peer(self, asker: str, message: Message, buffers: list[Any]) -> None:

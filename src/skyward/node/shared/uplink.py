@@ -158,11 +158,11 @@ class Uplink:
             time.sleep(pause)
             sock = self._dial()
             try:
-                answer = checked_greeting(greet(sock, hello, time.monotonic() + _GREETING))
+                answer = checked_greeting(greet(sock, hello, time.monotonic() + _GREETING), hello["session"])
             except BaseException:
                 sock.close()
                 raise
-            self._found.put((sock, {**answer, "session": hello["session"]}))
+            self._found.put((sock, answer))
         except Exception as exc:  # of sockets, or of a greeting that is none: `look` decides what follows
             self._found.put(exc)
         self._wake()

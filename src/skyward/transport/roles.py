@@ -1,0 +1,44 @@
+"""Who is who in a pool, and what each may say in a greeting: the client speaks for itself, and a node for itself.
+
+The role of a process on another machine stands in its certificate. On this computer there are no certificates: the
+kernel says that the peer belongs to the same user, and its role is None.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+__all__ = ["CLIENT", "node_role", "refusal"]
+
+CLIENT = "client"
+"""The role of the pool's client."""
+
+
+def node_role(node: int) -> str:
+    """The role of a node."""
+    return f"node-{node}"
+
+
+def refusal(hello: Any, role: str | None, session: str) -> str | None:
+    """Why an agent does not take a connection that begins with this greeting; None if it does.
+
+    `session` is how the names of this pool's sessions begin.
+    """
+    greeting = cast("dict[str, Any]", hello) if isinstance(hello, dict) else {}
+    kinds = {"fetch": str, "share": int, "session": str, "received": int}
+    if not all(type(value) is kinds.get(name) for name, value in greeting.items()):
+        greeting = {}
+    match sorted(greeting):
+        case ["fetch"]:  # a blob, for another node
+            allowed = role is None or role.startswith("node-")
+        case ["received", "session", "share"]:  # shared collections, for the runners of a node on another machine
+            allowed = role == node_role(greeting["share"])
+        case ["share"]:  # shared collections, for a runner of this computer
+            allowed = role is None
+        case ["received", "session"]:
+            allowed = role in (None, CLIENT)
+            if allowed and not greeting["session"].startswith(session):
+                return "the session is none of the pool that this node belongs to: this is the client of another pool"
+        case _:
+            return "this is no greeting: the peer has another version of Skyward, or none"
+    return None if allowed else f"the certificate of {role or 'nobody'!r} does not allow this greeting"
