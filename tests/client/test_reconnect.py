@@ -28,6 +28,12 @@ def test_a_client_that_was_stopped_lets_every_machine_come_back() -> None:
     assert given_up(900, away=6, silent=45, refused=False, others_speak=True)
 
 
+def test_after_a_time_without_any_machine_the_first_that_is_back_does_not_have_the_others_given_up() -> None:
+    """Rows 28 to 30: an attempt that began while this computer was offline may still fail."""
+    assert not given_up(900, away=60, silent=70, refused=False, others_speak=True, rejoined=12)
+    assert given_up(900, away=80, silent=90, refused=False, others_speak=True, rejoined=30)
+
+
 def test_when_no_machine_answers_the_fault_is_ours_until_the_lease_ends() -> None:
     """Rows 28 to 30: a laptop that slept finds its nodes at work."""
     assert not given_up(900, away=880, silent=890, refused=False, others_speak=False)

@@ -46,6 +46,7 @@ class Hosts:
         """Whether machines yet to come show the GPUs of their type."""
         self.end: Callable[[str, str], None] = lambda id, reason: None
         """What tells the cloud that a machine has ended itself."""
+        self.network = network
         self._free = deque(network.hosts)  # an address comes back as late as possible
         self._directory = directory
         self._watchers: list[threading.Thread] = []

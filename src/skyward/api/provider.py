@@ -1,7 +1,7 @@
 """The contract of a provider: where machines come from, and how they are given back. It knows nothing else.
 
     pool opens            offers (only to plan) -> acquire
-    while it is open      refresh, acquire_more, terminate      if the provider is `elastic`
+    while it is open      refresh, readmit, acquire_more, terminate      if the provider is `elastic`
     pool closes           give_back
     sky ps, sky down      reopened -> find -> give_back         if the provider is `rented`
 
@@ -20,7 +20,7 @@ from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 
-__all__ = ["Holding", "Leftover", "Machine", "Offer", "Provider", "Report"]
+__all__ = ["Admission", "Holding", "Leftover", "Machine", "Offer", "Provider", "Report"]
 
 Report = Callable[[str], None]
 """Tells the user, in a few words, what is being waited for."""
@@ -93,6 +93,16 @@ class Leftover:
         return f"{name} ({self.detail})" if self.detail else name
 
 
+@dataclass(frozen=True)
+class Admission:
+    """Whom the machines of a pool let in, as far as their provider decides that."""
+
+    changed: str = ""
+    """What was changed just now, for the user."""
+    allowed: str = ""
+    """Who is let in and how to have it otherwise: part of the message about machines that do not answer."""
+
+
 class Provider(ABC):
     """Gets machines and gives them back. A provider is a frozen dataclass: its fields are its settings.
 
@@ -154,6 +164,13 @@ class Provider(ABC):
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
         """The same machines as they are now, in the same order; never waits."""
         return list(machines)
+
+    def readmit(self, pool: str) -> Admission:
+        """Has machines of an open pool let this computer in, whose address may have changed.
+
+        Called now and then while machines do not answer, by the process that opened the pool.
+        """
+        return Admission()
 
     def terminate(self, machines: Sequence[Machine]) -> None:
         """Ends some machines of a pool that stays open; those that are gone already are no error."""

@@ -46,6 +46,7 @@ class Nodes:
         self.closing = False
         self._unformed = False
         self._alone, self._alone_told = 0.0, 0  # since when no node has been connected, and how often that was said
+        self._rejoined = float("-inf")  # when one of them was reached again
         self._generation = 0
         self._ports: list[int] = []
         self._out: list[Action] = []
@@ -205,6 +206,7 @@ class Nodes:
         """There is a connection to a node (again); after a restart its agent knows nothing of us."""
         self._now = now
         node = self.all[number]
+        self._rejoined = now if self._alone else self._rejoined
         self._alone, self._alone_told, node.refusals = 0.0, 0, 0
         self._step(node, "restarted" if restarted else "attached")
         if self._unformed:
@@ -239,6 +241,7 @@ class Nodes:
                 silent,
                 refused=refused,
                 others_speak=self._others_speak(number),
+                rejoined=now - self._rejoined,
             ):
                 first = str(error).partition("\n")[0]
                 reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"

@@ -9,21 +9,31 @@ _REFUSED = 2.0
 _SILENT = 15.0
 _AWAY = 5.0  # a link that is silent counts as broken after 10 s, so this delays nothing
 _GONE = 5.0
+_REJOINING = 25.0  # an attempt that began while nobody could be reached takes ten seconds, and so does the next
 
 
-def given_up(lease: float | None, away: float, silent: float, *, refused: bool, others_speak: bool) -> bool:
+def given_up(
+    lease: float | None,
+    away: float,
+    silent: float,
+    *,
+    refused: bool,
+    others_speak: bool,
+    rejoined: float = float("inf"),
+) -> bool:
     """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last message.
 
     `lease` is None for a node of this computer, which is lost if it cannot be reached for a while.
     Another machine is lost at once if it answers but nobody listens there. If it does not answer, it is lost if other
-    nodes do; if none does, the fault is rather on our side, and the nodes work on until the lease ends.
+    nodes do; if none does, the fault is rather on our side, and the nodes work on until the lease ends. `rejoined`
+    seconds ago the first of them was reached again: the others get as much time as an attempt takes.
     """
     if lease is None:
         return away > _HERE
     if refused:
         return away > _REFUSED
     if others_speak:  # a client that was stopped has heard nobody: all nodes get time to come back
-        return silent > _SILENT and away > _AWAY
+        return silent > _SILENT and away > _AWAY and rejoined > _REJOINING
     return silent > lease
 
 

@@ -21,6 +21,7 @@ from typing import Protocol
 from skyward.api.context import PoolContext
 from skyward.api.provider import Machine, Report
 from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
+from skyward.machines.readmission import Readmission
 
 __all__ = ["Replacing", "Requests", "Substitutes", "Supply"]
 
@@ -40,6 +41,8 @@ class Supply:
         self._changed = threading.Condition()
         self._busy = 0
         self._closed = False
+        self._readmission = Readmission()
+        self._readmitting = threading.Lock()
 
     def replaces(self, machine: Machine) -> bool:
         """Whether a machine is replaced when it is lost; if the user did not say, those are that may be taken away."""
@@ -68,6 +71,27 @@ class Supply:
         with self._asking():
             return [machine.gone for machine in self._context.provider.refresh(machines)]
 
+    def unanswered(self, machines: Sequence[Machine]) -> list[str]:
+        """The same for machines that do not answer, asked again and again while they do not.
+
+        If this computer's address has changed, they are told to let it in.
+        """
+        if self._readmitting.acquire(blocking=False):  # once is enough, whoever waits for machines
+            try:
+                self._readmit()
+            finally:
+                self._readmitting.release()
+        return self.ended(machines)
+
+    def who_is_let_in(self) -> str:
+        """Whom machines let in, if their provider decides that; for the message about one that does not answer."""
+        try:
+            with self._asking():
+                return self._context.provider.readmit(self._name).allowed
+        except SkywardError as exc:
+            log.debug("who is let in is not known: %s", exc)
+            return ""
+
     def discard(self, machine: Machine) -> None:
         """Gives one machine back; if that fails now, it goes with the pool, whose receipt says so."""
         try:
@@ -81,6 +105,19 @@ class Supply:
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._busy, seconds)
+
+    def _readmit(self) -> None:
+        if not self._readmission.due(time.monotonic()):
+            return
+        try:
+            with self._asking():
+                admission = self._context.provider.readmit(self._name)
+            text = self._readmission.answered(admission, time.monotonic())
+        except SkywardError as exc:  # this computer may be offline; asked again
+            log.debug("this computer is not let in again: %s", exc)
+            text = self._readmission.failed(exc, time.monotonic())
+        if text:
+            self._context.warn(text)
 
     @contextmanager
     def _asking(self) -> Generator[None]:

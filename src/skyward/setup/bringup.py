@@ -153,7 +153,7 @@ class PoolHosts:
     def ended(self, nodes: Sequence[int]) -> dict[int, str]:
         """Which machines of these nodes are gone, as their provider knows, and why."""
         assert self._supply is not None
-        reasons = self._supply.ended([self._machines[node] for node in nodes])
+        reasons = self._supply.unanswered([self._machines[node] for node in nodes])
         return {node: reason for node, reason in zip(nodes, reasons, strict=True) if reason}
 
     def prepare(self, node: int) -> Callable[[], None]:

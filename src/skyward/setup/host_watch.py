@@ -6,10 +6,11 @@ import subprocess
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from skyward.api.provider import Machine
 from skyward.api.shell import Access, Shell, SshTarget
-from skyward.errors import BootstrapError, SkywardError
+from skyward.errors import BootstrapError, HostUnreachable, SkywardError
 
 __all__ = ["MachineWatch", "during_setup"]
 
@@ -55,11 +56,23 @@ def _settle(shell: Shell, target: SshTarget, access: Access, warn: Callable[[str
         warn(text)
 
 
+class Knows(Protocol):
+    """What a provider knows of machines that do not answer; `machines/replacement.py: Supply`."""
+
+    def unanswered(self, machines: Sequence[Machine]) -> list[str]:
+        """Why machines are gone; empty for those that are there."""
+        ...
+
+    def who_is_let_in(self) -> str:
+        """Whom machines let in, for the message about one that does not answer."""
+        ...
+
+
 class MachineWatch:
     """Asks the provider whether machines that do not accept our login yet still exist: one question for all."""
 
-    def __init__(self, ended: Callable[[Sequence[Machine]], list[str]] | None) -> None:
-        self._ended = ended
+    def __init__(self, provider: Knows | None) -> None:
+        self._provider = provider
         self._lock = threading.Lock()
         self._waiting: dict[Shell, Machine] = {}
         self._gone: dict[Shell, str] = {}
@@ -69,9 +82,9 @@ class MachineWatch:
     def watching(self, shell: Shell, machine: Machine) -> Generator[None]:
         """Closes the shell if its machine is gone; the error of the block then says so."""
         with self._lock:
-            if self._ended is not None and not self._waiting:
+            if self._provider is not None and not self._waiting:
                 self._stopped = threading.Event()
-                asking = threading.Thread(target=self._ask, args=(self._ended, self._stopped), name="skyward-watch")
+                asking = threading.Thread(target=self._ask, args=(self._provider, self._stopped), name="skyward-watch")
                 asking.daemon = True
                 asking.start()
             self._waiting[shell] = machine
@@ -83,6 +96,9 @@ class MachineWatch:
                     f"{machine.id}: {self._gone[shell]} before it let us in. Open the pool again for another machine."
                 )
                 raise BootstrapError("starting", text) from exc
+            allowed = self._provider.who_is_let_in() if self._provider and isinstance(exc, HostUnreachable) else ""
+            if allowed:
+                raise HostUnreachable(exc.step, f"{exc.detail}\n{allowed}") from exc
             raise
         finally:
             with self._lock:
@@ -90,12 +106,12 @@ class MachineWatch:
                 if not self._waiting:
                     self._stopped.set()
 
-    def _ask(self, ended: Callable[[Sequence[Machine]], list[str]], stopped: threading.Event) -> None:
+    def _ask(self, provider: Knows, stopped: threading.Event) -> None:
         while not stopped.wait(_INTERVAL):
             with self._lock:
                 waiting = dict(self._waiting)
             try:
-                reasons = ended(list(waiting.values()))
+                reasons = provider.unanswered(list(waiting.values()))
             except _FAILURES:
                 continue  # it may be our own network that is down
             for shell, reason in zip(waiting, reasons, strict=True):

@@ -74,7 +74,7 @@ class HostSetup:
     ) -> None:
         self._context, self._commands, self._watchdog, self._steps = context, commands, watchdog, steps
         self._expires = time.monotonic() + context.spec.ttl
-        self._watch = MachineWatch(supply and supply.ended)
+        self._watch = MachineWatch(supply)
         self._packages: Packages | None = None
         self._store: Store | None = None
         self._archive: Path | None = None

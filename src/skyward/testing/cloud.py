@@ -160,6 +160,14 @@ class Cloud:
             left += list(getattr(backend, "launch_templates", {}))
         return left
 
+    def ssh_sources(self, region: str, group: str) -> list[str]:
+        """The addresses that a security group lets in to port 22."""
+        from moto.ec2.models import ec2_backends
+
+        found = ec2_backends[_ACCOUNT][region].get_security_group_from_id(group)
+        rules = [rule.ip_range for rule in found.ingress_rules if str(rule.from_port) == "22"] if found else []
+        return [str(one.get("CidrIp") or one.get("CidrIpv6")) for one in rules if one]
+
     def forget(self) -> None:
         """A new cloud at the same place: nothing exists, nothing is recorded, nothing goes wrong."""
         self._drop_notices()

@@ -517,7 +517,7 @@ def test_a_host_key_that_was_replaced_is_pinned_and_stays_so(cloud: Cloud) -> No
     assert address not in known.read_text()
 
 
-def test_the_callers_address_is_asked_for_unless_it_is_given(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_address_is_asked_for_unless_it_is_given(cloud: Cloud) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     from skyward.providers.aws import network
@@ -533,15 +533,15 @@ def test_the_callers_address_is_asked_for_unless_it_is_given(cloud: Cloud, monke
 
     with HTTPServer(("127.0.0.1", 0), Echo) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,)).start()
-        monkeypatch.setattr(network, "_ECHO", f"http://127.0.0.1:{server.server_port}")
+        echo = f"http://127.0.0.1:{server.server_port}"
         try:
-            cloud.aws(ssh_from=None).acquire(Spec(), "p")
+            cloud.aws(ssh_from=None, address_service=echo).acquire(Spec(), "p")
         finally:
             server.shutdown()
     (call,) = called(cloud, "AuthorizeSecurityGroupIngress")
     assert call.params["IpPermissions.2.IpRanges.1.CidrIp"] == "203.0.113.9/32"
     with pytest.raises(SkywardError, match=r"Give it yourself: sky.AWS\(ssh_from="):
-        cloud.aws(ssh_from=None).acquire(Spec(), "q")
+        cloud.aws(ssh_from=None, address_service=echo).acquire(Spec(), "q")
     assert len(called(cloud, "CreateSecurityGroup")) == 1
     assert network.own_address(private=True).endswith("/32")
 

@@ -186,6 +186,10 @@ class Host:
         addresses = [port.address for port in self.network.ports if port.name in _CLIENT]
         self.place.run(["nft", "-f", "-"], links.refuse(addresses), kinds=["net"])
 
+    def admit(self, addresses: Sequence[str]) -> None:
+        """Only these addresses reach its sshd from now on; what others send is lost, also on open connections."""
+        self.place.run(["nft", "-f", "-"], links.admit(addresses, self.port), kinds=["net"])
+
     def lossy(self, percent: int) -> None:
         """This part of the packets to and from the host is lost, at random; 0 undoes it."""
         self.network.nft("".join(links.lose(port.name, percent) for port in self.ports))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "Port",
+    "admit",
     "cut",
     "fdb",
     "filters",
@@ -23,6 +24,7 @@ __all__ = [
     "inside",
     "join",
     "lose",
+    "move",
     "part",
     "port_counters",
     "ports",
@@ -149,6 +151,21 @@ def refuse(addresses: Sequence[str]) -> str:
         for hook, field in (("input", "saddr"), ("output", "daddr"))
     )
     return f"{start}table inet refused {{\n{chains}}}\n"
+
+
+def admit(addresses: Sequence[str], port: int) -> str:
+    """For `nft -f` on a host: packets to a port are lost, unless they come from these addresses, as in EC2's groups."""
+    start = "table inet admitted\ndelete table inet admitted\n"
+    some = f"ip saddr != {{ {', '.join(addresses)} }} " if addresses else ""
+    rule = f"    iifname != lo {some}tcp dport {port} drop\n"
+    return f"{start}table inet admitted {{\n  chain inputs {{\n    type filter hook input priority 0;\n{rule}  }}\n}}\n"
+
+
+def move(port: Port, old: str, new: str) -> str:
+    """For `ip -batch` at the far end: it has another address on the same wire; connections of the old one are dead."""
+    network = f"{port.address.rpartition('.')[0]}.0/24"
+    moved = [f"addr add {new}/32 dev {port.interface}", f"addr delete {old} dev {port.interface}"]
+    return "\n".join([*moved, f"route replace {network} dev {port.interface} src {new}"]) + "\n"
 
 
 def shape(interface: str, mbit: float | None) -> list[str]:

@@ -123,7 +123,7 @@ class Network:
     @property
     def address(self) -> str:
         """This machine's own address on the network."""
-        return self.ports[0].address
+        return self._at
 
     def ssh_config(self, home: Path) -> None:
         """Puts config, key and known hosts into `home`/.ssh, for programs that run with that HOME."""
@@ -153,6 +153,15 @@ class Network:
     def heal_client(self) -> None:
         """Undoes `cut_client`."""
         self.nft(links.heal(_CLIENT))
+
+    def move_client(self, last: int) -> str:
+        """Gives this machine another address on the network, as a laptop gets in another one; returns it."""
+        port = self.ports[0]
+        new = f"{port.address.rpartition('.')[0]}.{last}"
+        length = "24" if self._at == port.address else "32"
+        root(["ip", "-batch", "-"], links.move(port, f"{self._at}/{length}", new))
+        self._at = new
+        return new
 
     def slow_client(self, mbit: float | None) -> None:
         """Limits what goes to the client and what comes from it; None undoes it."""
@@ -199,6 +208,7 @@ class Network:
         if not self._idle:
             self._write_ssh()
         machine = self.ports[0]
+        self._at = machine.address
         self._wire([(machine, os.getpid())])
         root(["ip", "-batch", "-"], links.inside(machine, self.ports))
         begun = {} if self._idle else {host.begin(): host.ports for host in self.hosts}

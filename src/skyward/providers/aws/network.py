@@ -10,14 +10,17 @@ from typing import Any
 
 from skyward.errors import CloudRefused, InvalidArgument, SkywardError
 from skyward.machines.ledger import Ledger
+from skyward.providers.aws.admission import ssh_rule
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.tags import Terms, filters, specification
 
-__all__ = ["FRESH", "Subnet", "checked_cidr", "ensure_group", "own_address", "subnets"]
+__all__ = ["ADDRESS_SERVICE", "FRESH", "Subnet", "checked_cidr", "ensure_group", "own_address", "subnets"]
 
 FRESH = 30.0
 """Seconds in which what was just created may not be known everywhere yet."""
-_ECHO = "https://checkip.amazonaws.com"
+ADDRESS_SERVICE = "https://checkip.amazonaws.com"
+"""Answers with the address from which it is asked."""
+_ASKING = 8.0
 
 
 @dataclass(frozen=True)
@@ -61,23 +64,34 @@ def checked_cidr(value: str) -> str:
         ) from exc
 
 
-def own_address(private: bool = False) -> str:
-    """The address by which the world, or the network around it, sees this computer, as a /32."""
+def own_address(private: bool = False, service: str = ADDRESS_SERVICE) -> str:
+    """The address by which the world, or the network around it, sees this computer, as a /32 or /128."""
     import socket
-    from urllib.request import urlopen
 
     if private:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses a way out
             return checked_cidr(probe.getsockname()[0])
-    try:
-        with urlopen(_ECHO, timeout=10) as answer:
-            return checked_cidr(answer.read(64).decode("ascii").strip())
-    except (OSError, ValueError) as exc:
-        raise SkywardError(
-            f"the public address of this computer could not be asked for at {_ECHO} ({exc}); SSH is opened for that "
-            'address only. Give it yourself: sky.AWS(ssh_from="203.0.113.7/32").'
-        ) from exc
+    from urllib.request import ProxyHandler, build_opener, getproxies
+
+    # ssh knows nothing of proxies: their address counts only where nothing else leads out
+    ways = [ProxyHandler({}), *([ProxyHandler()] if getproxies() else [])]
+    errors: list[Exception] = []
+    for way in ways:
+        try:
+            with build_opener(way).open(service, timeout=_ASKING) as answer:
+                return _one_address(answer.read(64).decode("ascii").strip())
+        except (OSError, ValueError) as exc:
+            errors.append(exc)
+    raise SkywardError(
+        f"the public address of this computer could not be asked for at {service} ({errors[0]}); SSH is opened for "
+        'that address only. Give it yourself: sky.AWS(ssh_from="203.0.113.7/32").'
+    ) from errors[0]
+
+
+def _one_address(text: str) -> str:
+    address = ipaddress.ip_address(text)
+    return f"{address}/{address.max_prefixlen}"
 
 
 def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str) -> str:
@@ -117,12 +131,7 @@ def _made_before(api: Api, pool: str, refused: CloudRefused) -> str:
 
 def _let_in(api: Api, group: str, ssh_from: str) -> None:
     among = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
-    ranges = (
-        {"Ipv6Ranges": [{"CidrIpv6": ssh_from, "Description": "the computer that opened the pool"}]}
-        if ":" in ssh_from
-        else {"IpRanges": [{"CidrIp": ssh_from, "Description": "the computer that opened the pool"}]}
-    )
-    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges}
+    ssh = ssh_rule(ssh_from)
     began = time.monotonic()
     while True:
         try:

@@ -18,7 +18,7 @@ from skyward.providers.aws.images import MachineImage, find_image, image_paramet
 from skyward.providers.aws.keys import ensure_key, forget, make_keys, trust
 from skyward.providers.aws.launch import Order, launch
 from skyward.providers.aws.machines import CloudMachine
-from skyward.providers.aws.network import Subnet, ensure_group, own_address
+from skyward.providers.aws.network import Subnet, ensure_group
 from skyward.providers.aws.tags import POOL, Terms
 from skyward.providers.aws.userdata import user_data
 
@@ -37,6 +37,7 @@ class Settings:
     ubuntu: str
     group: str | None
     ssh_from: str | None
+    own_address: Callable[[], str]
     private: bool
     root_gb: int | None
     profile: str | None
@@ -93,7 +94,7 @@ def forget_machines(machines: Sequence[CloudMachine]) -> None:
 def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
     ssh_from = settings.ssh_from
     if ssh_from is None and settings.group is None:
-        ssh_from = own_address(settings.private)
+        ssh_from = settings.own_address()
     account = api.account
     metadata = {
         "provider": "AWS",

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skyward.api.image import check_number
-from skyward.api.provider import Holding, Leftover, Machine, Provider
+from skyward.api.provider import Admission, Holding, Leftover, Machine, Provider
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoOffer
 from skyward.machines.ledger import Ledger, remove
 from skyward.machines.offers import Plan
+from skyward.providers.aws.admission import readmit, utc_now, your_group
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
 from skyward.providers.aws.checks import (
     check_flag,
@@ -31,14 +32,14 @@ from skyward.providers.aws.inventory import things
 from skyward.providers.aws.keys import replace_host_key
 from skyward.providers.aws.launch import Order, wait_ready
 from skyward.providers.aws.machines import CloudMachine, described, end, tagged
-from skyward.providers.aws.network import checked_cidr, subnets
+from skyward.providers.aws.network import ADDRESS_SERVICE, checked_cidr, own_address, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
 from skyward.providers.aws.userdata import LEASE_FILE
 
 __all__ = ["AWS"]
 
 _NOTICES = "skyward.providers.aws.notices:wait"
-_HASTE = 20.0  # seconds that looking for leftovers may wait for one place
+_HASTE = 20.0  # seconds that a look at what exists may wait for one place
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class AWS(Provider):
     instance_profile: str | None = None
     use_private_ip: bool = False
     ssh_from: str | None = None
-    """The addresses that may reach port 22; the caller's own if not given."""
+    """The addresses that may reach port 22; if not given, the caller's own, also when it changes."""
+    address_service: str = ADDRESS_SERVICE
+    """Answers a GET with the address from which it comes: how the caller's own is found."""
     root_disk_gb: int | None = None
     exclude_burstable: bool = False
     placement_group: bool | None = None
@@ -141,11 +144,21 @@ class AWS(Provider):
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
         fresh: dict[str, CloudMachine] = {}
         for region, ids in self._by_region(machines).items():
-            here = replace(self, region=region)
+            here = self._hasty(region=region)
             some = described(here._api(None), ids, user=self.username, private=self.use_private_ip)
             fresh |= {machine.id: machine for machine in some}
             trust_machines(some)
         return [fresh.get(machine.id, machine) for machine in machines]
+
+    def readmit(self, pool: str) -> Admission:
+        if self.security_group_id is not None:
+            return your_group(self.security_group_id, self._own_address)
+        ledger = Ledger.held(pool)
+        groups = () if ledger is None else ledger.history.left("security-group")
+        if ledger is None or not groups:
+            return Admission()
+        here = self._hasty(region=ledger.history.region or self.region)
+        return readmit(here._api(None), groups[0], self.ssh_from, self._own_address, utc_now)
 
     def terminate(self, machines: Sequence[Machine]) -> None:
         for region, ids in self._by_region(machines).items():
@@ -170,7 +183,7 @@ class AWS(Provider):
             raise
 
     def find(self) -> list[Leftover]:
-        hasty = replace(self, pace=replace(self.pace, budget=min(self.pace.budget, _HASTE)))
+        hasty = self._hasty()
         owner, api = hasty._login(), hasty._api(None)
         machines = [machine for machine in tagged(api, owner=owner) if machine.state != "terminated"]
         return [
@@ -235,6 +248,7 @@ class AWS(Provider):
             ubuntu=self.ubuntu_version,
             group=self.security_group_id,
             ssh_from=self.ssh_from,
+            own_address=self._own_address,
             private=self.use_private_ip,
             root_gb=self.root_disk_gb,
             profile=self.instance_profile,
@@ -242,6 +256,13 @@ class AWS(Provider):
             lease=self.lease,
             tags=tuple(dict(self.tags).items()),
         )
+
+    def _own_address(self) -> str:
+        return own_address(self.use_private_ip, self.address_service)
+
+    def _hasty(self, **changes: Any) -> AWS:
+        """This provider for questions that are asked again anyway."""
+        return replace(self, pace=replace(self.pace, budget=min(self.pace.budget, _HASTE)), **changes)
 
     def _by_region(self, machines: Sequence[Machine]) -> dict[str, list[str]]:
         regions: dict[str, list[str]] = {}
