@@ -22,6 +22,7 @@ __all__ = [
     "Local",
     "Machine",
     "Offer",
+    "Once",
     "PendingCompute",
     "PendingComputeGroup",
     "PipIndex",
@@ -51,6 +52,7 @@ __all__ = [
     "integrations",
     "is_head",
     "lock",
+    "once",
     "plan",
     "plugins",
     "preempted",
@@ -69,6 +71,7 @@ _NAMES = {
     "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute gather",
     "skyward.api.image": "Image PipIndex",
     "skyward.api.info": "InstanceInfo instance_info is_head",
+    "skyward.api.once": "Once once",
     "skyward.api.plugin": "Cluster Plugin",
     "skyward.api.preemption": "Preemption preempted",
     "skyward.api.provider": "Machine Offer Provider",
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
     from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather
     from skyward.api.image import Image, PipIndex
     from skyward.api.info import InstanceInfo, instance_info, is_head
+    from skyward.api.once import Once, once
     from skyward.api.plugin import Cluster, Plugin
     from skyward.api.preemption import Preemption, preempted
     from skyward.api.provider import Machine, Offer, Provider

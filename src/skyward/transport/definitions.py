@@ -4,6 +4,7 @@
     @functools.singledispatch                   made again with all that is registered
     functools.cached_property                   without its lock, which Python 3.11 has
     typing.NewType, ParamSpec, TypeVarTuple, `type X = ...`
+    @sky.once                                   the same one for all calls that come to a process
 
 Each is made empty first and filled afterwards: so functions that refer to themselves find what is being made.
 """
@@ -18,6 +19,8 @@ from types import FunctionType
 from typing import Any, cast
 
 import cloudpickle
+
+from skyward.api.once import Once, arrived, identified
 
 __all__ = ["reduce"]
 
@@ -118,6 +121,10 @@ def _attributes(value: Any, without: Collection[str]) -> dict[str, Any]:
     return {name: held for name, held in cast("dict[str, Any]", vars(value)).items() if name not in without}
 
 
+def _once(value: Once[..., Any]) -> Any:
+    return arrived, identified(value)
+
+
 def _make_named(kind: Callable[..., Any], args: tuple[Any, ...], module: str, qualname: str | None) -> Any:
     made = kind(*args)
     made.__module__ = module
@@ -135,6 +142,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     _Cached: _cache,
     functools.cached_property: _property,
     typing.NewType: _new_type,
+    Once: _once,
     typing.ParamSpec: _parameters,
     typing.TypeVarTuple: _parameters,
 }

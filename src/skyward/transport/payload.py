@@ -25,8 +25,7 @@ from typing import Any, ClassVar, cast
 import cloudpickle
 
 from skyward.errors import NotSerializable
-from skyward.transport import blobs, definitions, tensors
-from skyward.transport.culprits import explained, names
+from skyward.transport import blobs, tensors
 from skyward.transport.pieces import Packed, PieceWriter, split
 
 __all__ = ["Packed", "Packer", "Pickler", "pack_plain", "unpack"]
@@ -87,6 +86,8 @@ class Packer:
     def explain(self, value: object, what: str, exc: BaseException) -> str:
         """Why `value` cannot travel, with the path to the part that is to blame."""
         with _by_value(self._foreign_modules()):
+            from skyward.transport.culprits import explained  # here and below: agents load this file, and never pickle
+
             return explained(value, what, exc, _cloudpickle)
 
     def _foreign_modules(self) -> dict[str, ModuleType]:
@@ -196,11 +197,14 @@ class Pickler(cloudpickle.Pickler):
     dispatch_table: ClassVar[Any] = ChainMap(tensors.TABLE, *cast(Any, cloudpickle.Pickler).dispatch_table.maps)
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
+        from skyward.transport.definitions import reduce
+
         tensors.look_around()
+        self._reduce = reduce
         cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        made = definitions.reduce(obj)
+        made = self._reduce(obj)
         return cast(Any, super()).reducer_override(obj) if made is NotImplemented else made
 
 
@@ -273,6 +277,8 @@ class _by_value:
 
 @functools.lru_cache(maxsize=4096)
 def _all_names(code: CodeType) -> tuple[str, ...]:
+    from skyward.transport.culprits import names
+
     return tuple(names(code))
 
 
