@@ -111,7 +111,8 @@ def test_pools_of_other_owners_are_not_seen(cloud: Cloud) -> None:
     lose_ledger(other)
     assert pools([cloud.aws()]) == []
     assert [item.pool for item in pools([cloud.aws(owner="somebody else")])] == [other.pool]
-    cloud.aws().give_back(other.pool)
+    cloud.aws(owner="somebody else").give_back(other.pool)
+    assert cloud.leftovers() == []
 
 
 def test_ledgers_lead_to_other_regions(cloud: Cloud) -> None:

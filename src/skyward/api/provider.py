@@ -87,6 +87,8 @@ class Leftover:
     """Dollars an hour at this moment: 0 for a machine that is ending."""
     expires: float | None = None
     """When the pool's time is over, as the tags say (seconds since 1970)."""
+    foreign: str = ""
+    """Why it is not the pool's although it carries its tag, and what to do; empty for what is the pool's."""
 
     def __str__(self) -> str:
         name = self.id if self.kind == "machine" else f"{self.kind} {self.id}"
@@ -177,7 +179,10 @@ class Provider(ABC):
         raise SkywardError(f"{self.name} cannot end single machines of a pool.")
 
     def find(self) -> list[Leftover]:
-        """Everything that exists for pools of this user, whoever opened them, found without the ledger."""
+        """Everything that exists for pools of this user, whoever opened them, found without the ledger.
+
+        What carries a pool's tag without proof that it was made for it says so in `foreign`; it is listed, never ended.
+        """
         return []
 
     def reopened(self, metadata: Mapping[str, Any]) -> Provider:

@@ -52,6 +52,8 @@ def acquire(
             leave_to_watchdog()
             raise
         watchdog.drop(_KEY)
+        for text in getattr(receipt, "remarks", ()):
+            context.warn(text)
         keep_receipt(receipt)
 
     try:

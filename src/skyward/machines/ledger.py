@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import socket
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from skyward.errors import InvalidArgument, SkywardError
+from skyward.machines.names import usable
 
 __all__ = ["History", "Ledger", "Record", "histories", "in_use", "pool_dir", "read", "remove", "state_dir"]
 
@@ -41,7 +41,7 @@ def state_dir() -> Path:
 
 def pool_dir(pool: str, root: Path | None = None) -> Path:
     """The directory of a pool, whether it exists or not."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", pool):
+    if not usable(pool):
         raise InvalidArgument(f"{pool!r} is no name of a pool. Names have letters, digits, '.', '_' and '-'.")
     return (root or state_dir()) / "pools" / pool
 

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any, Literal
 
 from skyward import extensions
 from skyward.api.provider import Leftover, Provider
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import History, histories, in_use, read
+from skyward.machines.names import shown, usable
 from skyward.machines.offers import money
 
 __all__ = [
@@ -34,6 +36,7 @@ Condition = Literal[
     "abandoned",  # its process, on this computer, is gone
     "expired",  # its time is over, wherever it was opened
     "elsewhere",  # opened on another computer, or its ledger is lost; may be in use there
+    "not ours",  # all of it only carries our tags; somebody else has made it
 ]
 
 
@@ -46,6 +49,8 @@ class Found:
     condition: Condition
     provider: Provider
     leftovers: tuple[Leftover, ...] = ()
+    foreign: tuple[Leftover, ...] = ()
+    """What carries the pool's tag and is not proven to be the pool's: it is listed, and never ended."""
     expires: float | None = None
     pid: int | None = None
     host: str | None = None
@@ -63,7 +68,9 @@ class Found:
         who = f", process {self.pid} on {self.host}" if self.pid is not None else ""
         what = ", ".join(map(str, self.leftovers)) or "nothing that is seen"
         where = self.region or self.provider.name
-        return f"{self.pool}  {where}  {self.condition}{who}  {money(self.hourly_cost)} an hour: {what}"
+        head = f"{shown(self.pool)}  {where}  {self.condition}"
+        lines = [f"{head}{who}  {money(self.hourly_cost)} an hour: {what}"] if self.condition != "not ours" else [head]
+        return "\n  ".join([*lines, *dict.fromkeys(item.foreign for item in self.foreign)])
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Outcome:
     receipt: object = None
 
     def __str__(self) -> str:
-        return f"{self.found.pool}: {self.did}{f' ({self.why})' if self.why else ''}"
+        return f"{shown(self.found.pool)}: {self.did}{f' ({self.why})' if self.why else ''}"
 
 
 @dataclass(frozen=True)
@@ -148,14 +155,17 @@ def chosen(
     missing = [name for name in names if name not in known]
     if missing:
         raise InvalidArgument(
-            f"there is no pool {', '.join(missing)}; there {'is' if len(known) == 1 else 'are'} "
-            f"{', '.join(sorted(known)) or 'none'}. `sky ps` lists them; pools of other regions need --region."
+            f"there is no pool {', '.join(map(shown, missing))}; there {'is' if len(known) == 1 else 'are'} "
+            f"{', '.join(map(shown, sorted(known))) or 'none'}. `sky ps` lists them; pools of other regions need "
+            "--region."
         )
     picked: list[tuple[Found, str]] = []
     for item in found:
         if names and item.pool not in names and not everything:
             continue
-        if item.condition == "in use":
+        if item.condition == "not ours":
+            picked.append((item, "; ".join(dict.fromkeys(other.foreign for other in item.foreign))))
+        elif item.condition == "in use":
             picked.append((item, f"in use by process {item.pid} on {item.host}; end that first"))
         elif item.pool in names or item.condition == "expired" or (everything and item.condition == "abandoned"):
             picked.append((item, ""))
@@ -193,6 +203,7 @@ def expired_leftovers(provider: Provider) -> list[Found]:
 
 def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
     """Pools that were left behind in one sentence, with the command that ends them; None if there are none."""
+    found = [item for item in found if usable(item.pool) and item.condition != "not ours"]
     if not found:
         return None
     what = [
@@ -200,7 +211,8 @@ def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
         for item in found
     ]
     regions = {item.region: "" for item in found if item.region and read(item.pool) is None}
-    words = [*(f"--region {region}" for region in regions), *([f"--profile {profile}"] if profile else []), "--yes"]
+    words = [*(f"--region {quote(region)}" for region in regions)]
+    words += [*([f"--profile {quote(profile)}"] if profile else []), "--yes"]
     names = " ".join(item.pool for item in found)
     return (
         f"earlier pools have left something behind: {', '.join(what)}. End it with: sky down {names} {' '.join(words)}"
@@ -269,11 +281,14 @@ def _region(place: Provider) -> str:
 def _found(pool: str, provider: str, region: str, gathered: _Gathered) -> Found:
     history = gathered.history or read(pool)
     metadata: Mapping[str, Any] = history.metadata if history is not None else {}
-    leftovers = tuple(gathered.leftovers.values())
+    leftovers = tuple(item for item in gathered.leftovers.values() if not item.foreign)
+    foreign = tuple(item for item in gathered.leftovers.values() if item.foreign)
     tagged = max((item.expires for item in leftovers if item.expires is not None), default=None)
     expires: float | None = metadata.get("expires") or tagged
-    if history is not None and in_use(pool):
-        condition: Condition = "in use"
+    if history is None and not leftovers:
+        condition: Condition = "not ours"
+    elif history is not None and in_use(pool):
+        condition = "in use"
     elif expires is not None and expires < time.time():
         condition = "expired"
     else:
@@ -284,6 +299,7 @@ def _found(pool: str, provider: str, region: str, gathered: _Gathered) -> Found:
         condition=condition,
         provider=gathered.answer.place,
         leftovers=leftovers,
+        foreign=foreign,
         expires=expires,
         pid=metadata.get("pid"),
         host=metadata.get("host"),

@@ -116,6 +116,7 @@ class Ec2:
             public_key=self.keys[params["KeyName"]],
             groups=tuple(groups),
             tags=tag_specifications(params).get("instance", {}),
+            token=params.get("ClientToken", ""),
             made=now,
             visible_at=now + times.visible,
             running_at=now + times.boot,
@@ -154,6 +155,7 @@ class Ec2:
             _set_state(item, state, instance.reason)
             _set_text(item, "privateIpAddress", instance.private_ip or None)
             _set_text(item, "ipAddress", instance.public_ip if state == "running" else None)
+            _set_text(item, "clientToken", instance.token or None)
         reservations = root.find("reservationSet")
         for reservation in list(reservations) if reservations is not None else []:
             if not len(reservation.find("instancesSet")):  # type: ignore[arg-type]
@@ -215,12 +217,15 @@ class Ec2:
         return xml("CreatePlacementGroup", "<return>true</return>")
 
     def _DescribePlacementGroups(self, request: Request) -> Answer:
-        requested = {k[4:]: v for k, v in filters(request.params).items() if k.startswith("tag:")}
+        asked = filters(request.params)
+        requested = {k[4:]: v for k, v in asked.items() if k.startswith("tag:")}
+        keys, names = asked.get("tag-key", []), asked.get("group-name")
         items = [
             f"<item><groupName>{escape(name)}</groupName><strategy>cluster</strategy><state>available</state>"
             f"<tagSet>{''.join(_tag(key, value) for key, value in tags.items())}</tagSet></item>"
             for (region, name), tags in self.placements.items()
             if region == request.region and all(tags.get(key) in values for key, values in requested.items())
+            if all(key in tags for key in keys) and (names is None or name in names)
         ]
         return xml("DescribePlacementGroups", f"<placementGroupSet>{''.join(items)}</placementGroupSet>")
 

@@ -49,6 +49,8 @@ class Instance:
     gone_at: float = 0.0
     reason: str = ""
     died: bool = False
+    token: str = ""
+    """The client token of the call that launched it."""
     noticed: float | None = None
     """When it is taken away, if it was given notice."""
 

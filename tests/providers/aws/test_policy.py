@@ -67,9 +67,31 @@ def test_the_policy_lists_what_the_source_can_call_and_no_more() -> None:
     assert written() - FREE == allowed() - IMPLIED
 
 
-def test_creating_and_ending_are_bound_to_the_tag() -> None:
-    """What is not Skyward's cannot be ended with these permissions."""
+CHANGES = ("ec2:Delete", "ec2:Terminate", "ec2:Authorize", "ec2:Revoke", "ec2:Deregister")
+
+
+def statements() -> Iterator[tuple[set[str], set[str], str]]:
+    """Actions, resources and the condition of each statement."""
     for statement in json.loads(POLICY.read_text())["Statement"]:
-        actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
-        if any(action.startswith(("ec2:Delete", "ec2:Terminate", "ec2:Authorize")) for action in actions):
-            assert "aws:ResourceTag/skyward:pool" in json.dumps(statement["Condition"])
+        some = [statement[key] for key in ("Action", "Resource")]
+        actions, resources = ({item} if isinstance(item, str) else set(item) for item in some)
+        yield actions, resources, json.dumps(statement.get("Condition", {}))
+
+
+def test_whatever_is_changed_or_ended_must_be_tagged_as_this_users() -> None:
+    """SEC-32: what is not Skyward's, or another user's, cannot be ended with these permissions."""
+    for actions, _, condition in statements():
+        if any(action.startswith(CHANGES) for action in actions):
+            assert "aws:ResourceTag/skyward:pool" in condition
+            assert "aws:ResourceTag/skyward:owner" in condition
+            assert "${aws:username}" in condition
+
+
+def test_whatever_is_created_must_be_tagged_as_this_users() -> None:
+    """A group without tags would be one that nobody may delete, or everybody."""
+    free: dict[str, set[str]] = {}
+    for actions, resources, condition in statements():
+        for action in actions:
+            if action.startswith(("ec2:Create", "ec2:Import")) and "aws:RequestTag/skyward:owner" not in condition:
+                free.setdefault(action, set()).update(resources)
+    assert free == {"ec2:CreateSecurityGroup": {"arn:aws:ec2:*:*:vpc/*"}}, "where it stands, not what is made"

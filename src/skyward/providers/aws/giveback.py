@@ -1,4 +1,4 @@
-"""Giving a pool back: end, delete, and read back until nothing that carries its tag is left."""
+"""Giving a pool back: end, delete, and read back until nothing that was made for it is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from skyward.machines.ledger import History, Ledger, Record
 from skyward.machines.offers import money
 from skyward.providers.aws.api import Api, Report
 from skyward.providers.aws.inventory import Thing, delete, things
-from skyward.providers.aws.machines import CloudMachine, end, tagged
+from skyward.providers.aws.machines import CloudMachine, described, end, tagged
+from skyward.providers.aws.ownership import Claim, remark
 
 __all__ = ["Bill", "Receipt", "give_back"]
 
@@ -44,6 +45,8 @@ class Receipt:
     machines: tuple[Bill, ...] = ()
     created: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What the user should know, such as that something strange carries the pool's tag."""
 
     @property
     def total(self) -> float:
@@ -55,6 +58,7 @@ class Receipt:
             f"pool {self.pool} in {self.region}: {len(self.created)} things created, {len(self.gone)} confirmed gone",
             *(f"  {b.id}  {b.kind} ({b.market}, {b.zone})  {b.seconds:,.0f} s  {money(b.cost)}" for b in self.machines),
             f"  total {money(self.total)}",
+            *(f"  {text}" for text in self.remarks),
         ]
         return "\n".join(lines)
 
@@ -64,22 +68,27 @@ class _Work:
     """What is known while a pool is given back."""
 
     history: History
+    claim: Claim
     machines: dict[str, CloudMachine] = field(default_factory=dict[str, CloudMachine])
     ended: dict[str, float] = field(default_factory=dict[str, float])
     gone: list[str] = field(default_factory=list[str])
     """Machines read back as gone."""
     deleted: list[Thing] = field(default_factory=list[Thing])
     left: list[str] = field(default_factory=list[str])
+    strange: dict[str, str] = field(default_factory=dict[str, str])
+    """What carries the pool's tag and is not the pool's, by the id under which it is tagged."""
     why: str = ""
 
 
-def give_back(api: Api, pool: str, ledger: Ledger | None, report: Report = lambda text: None) -> Receipt:
+def give_back(api: Api, pool: str, owner: str, ledger: Ledger | None, report: Report = lambda text: None) -> Receipt:
     """Ends everything of a pool and confirms it; if it cannot finish, the error says what is left and how to end it.
 
-    Without a ledger, or with one that lacks an answer, tags are watched for things that appear late.
+    Without a ledger, or with one that lacks an answer, tags are watched for things that appear late. What carries the
+    pool's tag without proof that it was made for `owner`'s pool is left alone, and the receipt says so.
     """
     pace, began = api.account.pace, time.monotonic()
-    work = _Work(ledger.history if ledger is not None else History(pool))
+    history = ledger.history if ledger is not None else History(pool)
+    work = _Work(history, Claim(pool, owner, history))
     certain, quiet = work.history.certain, None
     watch = max((record.time for record in work.history.unanswered), default=0.0) + pace.unanswered
     try:
@@ -111,11 +120,15 @@ def give_back(api: Api, pool: str, ledger: Ledger | None, report: Report = lambd
 
 
 def _end_machines(api: Api, pool: str, work: _Work, ledger: Ledger | None) -> bool:
-    found = {machine.id: machine for machine in tagged(api, pool=pool)}
+    listed = {machine.id: machine for machine in tagged(api, pool=pool)}
+    # Ids that our ledger has and the tag does not show: not there yet, long forgotten, or without their tags.
+    missing = [id for id in work.history.left("instance") if id not in listed and id not in work.gone]
+    listed |= {machine.id: machine for machine in described(api, missing)}
+    found = {id: machine for id, machine in listed.items() if work.claim.owns_machine(machine)}
+    work.strange |= {id: id for id in listed if id not in found and listed[id].alive}
     work.machines |= found
-    known = dict.fromkeys([*work.history.left("instance"), *work.machines])
-    # Ids that AWS gave us but does not list: not there yet, or gone for so long that it has forgotten them.
-    unseen = [id for id in known if id not in found and id not in work.gone]
+    known = dict.fromkeys([*missing, *work.machines])
+    unseen = [id for id in known if id not in listed and id not in work.gone]
     refused = end(api, [machine.id for machine in found.values() if machine.alive]) | end(api, unseen)
     for id in known:
         if id not in refused:
@@ -134,7 +147,9 @@ def _end_machines(api: Api, pool: str, work: _Work, ledger: Ledger | None) -> bo
 
 
 def _delete_things(api: Api, pool: str, work: _Work, ledger: Ledger | None) -> bool:
-    found = things(api, pool=pool)
+    listed = things(api, pool=pool)
+    found = [thing for thing in listed if work.claim.owns_thing(thing)]
+    work.strange |= {thing.resource or thing.id: _named(thing) for thing in listed if thing not in found}
     failed: CloudRefused | None = None
     for thing in found:
         try:
@@ -186,7 +201,9 @@ def _receipt(api: Api, work: _Work) -> Receipt:
     ended = [Thing("instance", id) for id in work.gone]
     created = [*_things(work.history.records, "answer"), *machines, *work.deleted]
     gone = [*_things(work.history.records, "gone"), *ended, *work.deleted]
-    return Receipt(work.history.pool, api.account.region, tuple(bills), _names(created), _names(gone))
+    region = api.account.region
+    told = [remark(work.history.pool, region, work.strange)] if work.strange else []
+    return Receipt(work.history.pool, region, tuple(bills), _names(created), _names(gone), tuple(told))
 
 
 def _things(records: Iterable[Record], fact: str) -> list[Thing]:

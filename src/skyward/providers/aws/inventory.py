@@ -21,6 +21,10 @@ class Thing:
     kind: str
     id: str
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    name: str = ""
+    """What it was called when it was made; empty for what has no name."""
+    resource: str = ""
+    """The id by which it is tagged, where that is another one."""
 
     def leftover(self) -> Leftover:
         """It as `sky ps` lists it."""
@@ -34,17 +38,27 @@ class _Kind:
     id: str
     delete: str
     parameter: str
+    name: str = ""
+    resource: str = ""
 
 
 # In the order in which they can be deleted: a group outlives what stands in it.
 KINDS: dict[str, _Kind] = {
     "volume": _Kind("describe_volumes", "Volumes", "VolumeId", "delete_volume", "VolumeId"),
-    "key-pair": _Kind("describe_key_pairs", "KeyPairs", "KeyName", "delete_key_pair", "KeyName"),
+    "key-pair": _Kind(
+        "describe_key_pairs", "KeyPairs", "KeyName", "delete_key_pair", "KeyName", "KeyName", "KeyPairId"
+    ),
     "placement-group": _Kind(
-        "describe_placement_groups", "PlacementGroups", "GroupName", "delete_placement_group", "GroupName"
+        "describe_placement_groups",
+        "PlacementGroups",
+        "GroupName",
+        "delete_placement_group",
+        "GroupName",
+        "GroupName",
+        "GroupId",
     ),
     "security-group": _Kind(
-        "describe_security_groups", "SecurityGroups", "GroupId", "delete_security_group", "GroupId"
+        "describe_security_groups", "SecurityGroups", "GroupId", "delete_security_group", "GroupId", "GroupName"
     ),
 }
 
@@ -54,7 +68,11 @@ def things(api: Api, **requested: str) -> list[Thing]:
     found: list[Thing] = []
     for kind, how in KINDS.items():
         items = api.pages("ec2", how.describe, how.key, Filters=filters(**requested))
-        found += [Thing(kind, item[how.id], as_dict(item)) for item in items if not _leaving(item)]
+        found += [
+            Thing(kind, item[how.id], as_dict(item), item.get(how.name, ""), item.get(how.resource, ""))
+            for item in items
+            if not _leaving(item)
+        ]
     return found
 
 

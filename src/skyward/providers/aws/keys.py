@@ -12,7 +12,7 @@ from skyward.api.shell import Shell, SshTarget
 from skyward.errors import CloudRefused
 from skyward.machines.ledger import Ledger
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.tags import Terms, filters, specification
+from skyward.providers.aws.tags import Terms, filters, resource_name, specification
 
 __all__ = ["PoolKeys", "ensure_key", "forget", "make_keys", "pin", "replace_host_key", "trust"]
 
@@ -121,7 +121,7 @@ def forget(keys: PoolKeys, addresses: Iterable[str]) -> None:
 
 def ensure_key(api: Api, ledger: Ledger, terms: Terms, keys: PoolKeys) -> str:
     """The name under which AWS knows the pool's login key."""
-    name = f"skyward-{terms.pool}"
+    name = resource_name(terms.pool)
     if ledger.history.left("key-pair"):
         return name
     call = ledger.intent("key-pair", region=api.account.region, name=name)
@@ -134,16 +134,19 @@ def ensure_key(api: Api, ledger: Ledger, terms: Terms, keys: PoolKeys) -> str:
             TagSpecifications=specification(["key-pair"], terms.tags),
         )
     except CloudRefused as exc:
-        # A duplicate is our own, of which the first answer was lost, if it carries our tag.
-        ours = exc.kind == "duplicate" and api.pages(
-            "ec2", "describe_key_pairs", "KeyPairs", Filters=filters(pool=terms.pool)
-        )
-        if not ours:
+        # A duplicate is our own, of which the first answer was lost, if it is our key; its tags prove nothing.
+        if exc.kind != "duplicate" or not _is_ours(api, terms, keys.login_public):
             if not exc.unanswered:
                 ledger.refused(call, "key-pair", exc.code)
             raise
     ledger.answer(call, "key-pair", name, region=api.account.region)
     return name
+
+
+def _is_ours(api: Api, terms: Terms, public: str) -> bool:
+    requested = filters(pool=terms.pool, key_name=resource_name(terms.pool))
+    found = api.pages("ec2", "describe_key_pairs", "KeyPairs", Filters=requested, IncludePublicKey=True)
+    return any(str(key.get("PublicKey", "")).split()[:2] == public.split()[:2] for key in found)
 
 
 def _kept(why: str, error: str) -> str:

@@ -16,7 +16,7 @@ from skyward.providers.aws.errors import QuotaExceeded, quota_of
 from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import FRESH
-from skyward.providers.aws.tags import PRICE, Terms, specification
+from skyward.providers.aws.tags import PRICE, Terms, filters, resource_name, specification
 
 __all__ = ["Order", "ensure_placement", "launch", "request", "wait_ready"]
 
@@ -183,7 +183,7 @@ def request(
 
 def ensure_placement(api: Api, ledger: Ledger, terms: Terms) -> str:
     """The pool's placement group."""
-    name = f"skyward-{terms.pool}"
+    name = resource_name(terms.pool)
     if ledger.history.left("placement-group"):
         return name
     call = ledger.intent("placement-group", region=api.account.region, name=name)
@@ -191,7 +191,11 @@ def ensure_placement(api: Api, ledger: Ledger, terms: Terms) -> str:
         tags = specification(["placement-group"], terms.tags)
         api.call("ec2", "create_placement_group", GroupName=name, Strategy="cluster", TagSpecifications=tags)
     except CloudRefused as exc:
-        if exc.kind != "duplicate":  # a duplicate is our own: the answer to the first try was lost
+        # a duplicate is our own if it carries our tags: the answer to the first try was lost
+        ours = filters(pool=terms.pool, owner=terms.owner[:256], group_name=name)
+        if exc.kind != "duplicate" or not api.pages(
+            "ec2", "describe_placement_groups", "PlacementGroups", Filters=ours
+        ):
             if not exc.unanswered:
                 ledger.refused(call, "placement-group", exc.code)
             raise

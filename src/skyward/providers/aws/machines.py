@@ -34,6 +34,11 @@ class CloudMachine(Machine):
     ended: float | None = None
     state: State = "pending"
     reason: str = ""
+    token: str = ""
+    """The token of the call that launched it, and the name of the key that it was launched with: neither can change."""
+    key_name: str = ""
+    volumes: tuple[str, ...] = ()
+    """Disks that end with it."""
     tags: dict[str, str] = field(default_factory=dict[str, str], hash=False)
 
     @property
@@ -119,6 +124,9 @@ def machine(
         ended=_ended(item.get("StateTransitionReason") or ""),
         state=state,
         reason=reason.get("Code", "") if state != "running" else "",
+        token=item.get("ClientToken") or "",
+        key_name=item.get("KeyName") or "",
+        volumes=_volumes(item),
         tags=tags,
     )
 
@@ -142,11 +150,19 @@ def _target(address: str, user: str, pool: str) -> SshTarget | None:
     return SshTarget(host=address, user=user, key=key, known_hosts=known, config=False)
 
 
+def _volumes(item: dict[str, Any]) -> tuple[str, ...]:
+    mappings: list[dict[str, Any]] = item.get("BlockDeviceMappings") or []
+    disks: list[dict[str, Any]] = [mapping.get("Ebs") or {} for mapping in mappings]
+    return tuple(str(disk["VolumeId"]) for disk in disks if disk.get("DeleteOnTermination") and "VolumeId" in disk)
+
+
 def _number(text: str | None) -> float:
+    """A price in a tag, which anybody may have written; 0 if it cannot be one."""
     try:
-        return float(text or 0)
+        price = float(text or 0)
     except ValueError:
         return 0.0
+    return price if 0 <= price < float("inf") else 0.0
 
 
 def _ended(reason: str) -> float | None:

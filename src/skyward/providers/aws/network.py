@@ -12,7 +12,7 @@ from skyward.errors import CloudRefused, InvalidArgument, SkywardError
 from skyward.machines.ledger import Ledger
 from skyward.providers.aws.admission import ssh_rule
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.tags import Terms, filters, specification
+from skyward.providers.aws.tags import Terms, filters, resource_name, specification
 
 __all__ = ["ADDRESS_SERVICE", "FRESH", "Subnet", "checked_cidr", "ensure_group", "own_address", "subnets"]
 
@@ -99,7 +99,7 @@ def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str
     known = ledger.history.left("security-group")
     if known:
         return known[0]
-    name = f"skyward-{terms.pool}"
+    name = resource_name(terms.pool)
     call = ledger.intent("security-group", region=api.account.region, name=name)
     try:
         group = api.call(
@@ -115,15 +115,17 @@ def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str
             if not exc.unanswered:
                 ledger.refused(call, "security-group", exc.code)
             raise
-        group = _made_before(api, terms.pool, exc)
+        group = _made_before(api, terms, vpc, exc)
     ledger.answer(call, "security-group", group, region=api.account.region)
     _let_in(api, group, ssh_from)
     return group
 
 
-def _made_before(api: Api, pool: str, refused: CloudRefused) -> str:
-    # The answer to our first try was lost; what it made carries our tag.
-    found = api.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters(pool=pool))
+def _made_before(api: Api, terms: Terms, vpc: str, refused: CloudRefused) -> str:
+    # The answer to our first try was lost; what it made carries our tags, and lets nobody in yet.
+    requested = filters(pool=terms.pool, owner=terms.owner[:256], group_name=resource_name(terms.pool), vpc_id=vpc)
+    found = api.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=requested)
+    found = [group for group in found if not group.get("IpPermissions")]
     if not found:
         raise refused
     return str(found[0]["GroupId"])

@@ -69,6 +69,7 @@ def open_pool(
     try:
         order = _order(api, ledger, spec, count, settings, image_of)
         made = launch(order, tries, count, partial(ready, order))
+        ledger.note(volumes=[id for machine in made for id in machine.volumes])  # by which they are known to be ours
         trust_machines(made)
         return made
     except BaseException as exc:
@@ -145,7 +146,7 @@ def _order(
 
 def _undone(api: Api, pool: str, ledger: Ledger, why: BaseException) -> None:
     try:
-        give_back(api, pool, ledger, api.report)
+        give_back(api, pool, ledger.history.metadata["owner"], ledger, api.report)
     except NotGivenBack as exc:
         ledger.let_go()  # whoever finishes it has to be able to take it over
         raise exc from why

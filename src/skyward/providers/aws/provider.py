@@ -28,10 +28,10 @@ from skyward.providers.aws.checks import (
 )
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.giveback import Receipt, give_back
-from skyward.providers.aws.inventory import things
 from skyward.providers.aws.keys import replace_host_key
 from skyward.providers.aws.launch import Order, wait_ready
-from skyward.providers.aws.machines import CloudMachine, described, end, tagged
+from skyward.providers.aws.leftovers import found_leftovers
+from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import ADDRESS_SERVICE, checked_cidr, own_address, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
 from skyward.providers.aws.userdata import LEASE_FILE
@@ -170,11 +170,14 @@ class AWS(Provider):
     # closing, and what is left
 
     def give_back(self, pool: str, report: Report | None = None) -> Receipt:
-        """Ends everything of a pool and confirms it by reading back; may be repeated, and works from tags alone."""
+        """Ends everything of a pool and confirms it by reading back; may be repeated, and works without the ledger.
+
+        What only carries the pool's tag, and is not proven to have been made for it, is left alone.
+        """
         ledger = Ledger.held(pool) or Ledger.resume(pool)
         here = self if ledger is None else self._recorded(ledger.history.metadata, ledger.history.region)
         try:
-            receipt = give_back(here._api(report), pool, ledger, report or (lambda text: None))
+            receipt = give_back(here._api(report), pool, here._login(), ledger, report or (lambda text: None))
             remove(pool)
             return receipt
         except BaseException:
@@ -185,11 +188,7 @@ class AWS(Provider):
     def find(self) -> list[Leftover]:
         hasty = self._hasty()
         owner, api = hasty._login(), hasty._api(None)
-        machines = [machine for machine in tagged(api, owner=owner) if machine.state != "terminated"]
-        return [
-            *(machine.leftover() for machine in machines),
-            *(thing.leftover() for thing in things(api, owner=owner)),
-        ]
+        return found_leftovers(api, owner)
 
     def reopened(self, metadata: Mapping[str, Any]) -> AWS:
         known = self._recorded(metadata)

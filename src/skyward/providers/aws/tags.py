@@ -17,6 +17,7 @@ __all__ = [
     "as_dict",
     "expiry",
     "filters",
+    "resource_name",
     "specification",
 ]
 
@@ -41,6 +42,11 @@ class Terms:
         until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ours = {POOL: self.pool, OWNER: self.owner[:256], EXPIRES: until, VERSION: self.version}
         return {**dict(self.extra), "Name": f"skyward {self.pool}", **ours}
+
+
+def resource_name(pool: str) -> str:
+    """What a pool's key and groups are called; unlike a tag, nobody can change it."""
+    return f"skyward-{pool}"
 
 
 def specification(kinds: Iterable[str], tags: Mapping[str, str]) -> list[dict[str, Any]]:
