@@ -30,6 +30,7 @@ __all__ = [
     "Preempted",
     "Preemption",
     "Provider",
+    "Secret",
     "SharedBarrier",
     "SharedCounter",
     "SharedDict",
@@ -75,6 +76,7 @@ _NAMES = {
     "skyward.api.plugin": "Cluster Plugin",
     "skyward.api.preemption": "Preemption preempted",
     "skyward.api.provider": "Machine Offer Provider",
+    "skyward.api.secret": "Secret",
     "skyward.api.sharding": "shard",
     "skyward.api.spec": "Spec Worker",
     "skyward.api.targets": "sky",
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from skyward.api.plugin import Cluster, Plugin
     from skyward.api.preemption import Preemption, preempted
     from skyward.api.provider import Machine, Offer, Provider
+    from skyward.api.secret import Secret
     from skyward.api.sharding import shard
     from skyward.api.spec import Spec, Worker
     from skyward.api.targets import sky

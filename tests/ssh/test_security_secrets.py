@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from skyward.api.secret import revealed
 from skyward.setup.env import script
 from tests.ssh.places import CACHE, reached
 from tests.support.hosts import Host, Network
@@ -125,7 +126,8 @@ class Index:
                 pass
 
         self.server = http.server.ThreadingHTTPServer((address, 0), functools.partial(Answer, directory=str(root)))
-        self.url = f"http://me:{PASSWORD}@{address}:{self.server.server_port}"
+        self.bare = f"http://{address}:{self.server.server_port}"
+        self.url = self.bare.replace("//", f"//me:{PASSWORD}@")
         self.thread = threading.Thread(target=self.server.serve_forever, args=[0.05])
         self.thread.start()
 
@@ -147,9 +149,9 @@ def seen(net: Network, index: Index) -> Iterator[Seen]:
     """A pool of two nodes that is given secrets in every way, one that fails, and all that could be seen of both."""
     image = sky.Image(
         pip=["skycanary", f"gitcanary @ git+{index.url}/canary.git"],
-        pip_indexes=[sky.PipIndex(f"{index.url}/simple", ["skycanary"])],
-        env={"HF_TOKEN": f"{TAG}-env"},
-        shell_vars={"BUILD_PASSWORD": HOSTILE},
+        pip_indexes=[sky.PipIndex(f"{index.bare}/simple", ["skycanary"], "me", sky.Secret(PASSWORD))],
+        env={"HF_TOKEN": f"{TAG}-env", "TYPED": sky.Secret(f"{TAG}-typed")},
+        shell_vars={"BUILD_PASSWORD": HOSTILE, "BUILD_TYPED": sky.Secret(f"{TAG}-build")},
     )
     pool = sky.ComputePool(provider=reached(net, 2), image=image, console="plain")
     found = Seen(pool)
@@ -208,7 +210,7 @@ def shown(texts: Iterable[str]) -> list[str]:
 def test_secrets_reach_the_functions_they_are_for(seen: Seen) -> None:
     """SEC-9, SEC-13: the image's variables, and nothing that only the client has."""
     for found in environment() @ seen.pool:
-        assert {name: value for name, value in found.items() if TAG in value} == dict(seen.pool.image.env)
+        assert {name: value for name, value in found.items() if TAG in value} == revealed(seen.pool.image.env)
 
 
 def test_no_secret_is_in_a_file_or_an_environment_that_others_see(net: Network, seen: Seen) -> None:
@@ -251,6 +253,20 @@ def test_errors_do_not_show_what_variables_held(seen: Seen) -> None:
     with pytest.raises(ValueError, match="broken") as caught:
         fail("broken") >> seen.pool
     assert TAG not in str(caught.value) + "".join(caught.value.__notes__)
+
+
+def test_what_a_body_shows_of_a_secret_does_not_come_home(seen: Seen) -> None:
+    """SEC-9: as an argument that arrives as a Secret, and as a variable."""
+
+    @sky.compute
+    def show(token: sky.Secret) -> str:
+        print("given", token, token.reveal(), os.environ["TYPED"], flush=True)
+        raise ValueError(f"refused {token.reveal()}")
+
+    with pytest.raises(ValueError, match=r"refused \*\*\*") as caught:
+        show(sky.Secret(f"{TAG}-argument")) >> seen.pool
+    assert TAG not in str(caught.value) + "".join(caught.value.__notes__)
+    assert [text for text in seen.said if "given *** *** ***" in text]
 
 
 def test_no_command_line_shows_a_secret(seen: Seen) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from skyward import events
 from skyward.api.image import Image
+from skyward.api.masking import hide
 from skyward.api.plugin import Cluster, Plugin
 from skyward.api.provider import Provider
 from skyward.api.shell import Access
@@ -61,8 +62,8 @@ class PoolContext:
 
     def report(self, text: str, node: int | None = None) -> None:
         """Says what is being done, for all nodes or for one."""
-        self.emit(events.NodePhase(self.name, node, text))
+        self.emit(events.NodePhase(self.name, node, hide(text)))
 
     def warn(self, text: str) -> None:
         """Shows the user a warning."""
-        self.emit(events.Notice(self.name, text, "warning"))
+        self.emit(events.Notice(self.name, hide(text), "warning"))

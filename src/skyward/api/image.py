@@ -10,7 +10,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
+from urllib.parse import quote, urlsplit, urlunsplit
 
+from skyward.api.masking import MASK, hide
+from skyward.api.secret import Secret, looks_secret
 from skyward.errors import InvalidArgument
 
 __all__ = ["Image", "PipIndex", "Variables", "check_number", "check_one_of", "check_texts", "mask", "requirement_path"]
@@ -18,7 +21,6 @@ __all__ = ["Image", "PipIndex", "Variables", "check_number", "check_one_of", "ch
 
 _OLDEST = (3, 11)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
 _URL = re.compile(r"(?:(?:git|hg|svn|bzr)\+)?(?:https?|ssh|file)://\S+")
 _DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9-]+)?(?:=[A-Za-z0-9.+:~-]+)?")
@@ -28,8 +30,8 @@ _LOADER = frozenset({"LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "PYTHO
 
 
 def mask(text: str) -> str:
-    """`text` with the user names and passwords of URLs replaced by ***."""
-    return _CREDENTIALS.sub("***", text)
+    """`text` with the user names and passwords of URLs, and the values of all secrets, replaced by ***."""
+    return _CREDENTIALS.sub(MASK, hide(text))
 
 
 def requirement_path(entry: str) -> str | None:
@@ -107,10 +109,10 @@ def _check_include(entry: str) -> None:
         )
 
 
-class Variables(Mapping[str, str]):
-    """An immutable mapping of variables, whose repr hides what looks secret."""
+class Variables(Mapping[str, "str | Secret"]):
+    """An immutable mapping of variables, whose repr hides secrets and what looks like them."""
 
-    def __init__(self, values: Mapping[str, str] | None = None, field: str = "env") -> None:
+    def __init__(self, values: Mapping[str, str | Secret] | None = None, field: str = "env") -> None:
         if values is not None and not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(
                 f'{field} has type {type(values).__name__}, not a dictionary. Write {field}={{"NAME": "value"}}.'
@@ -122,13 +124,14 @@ class Variables(Mapping[str, str]):
                     f"{field} holds the name {name!r}; a variable's name has letters, digits and _ only, "
                     "and no digit first. Rename it."
                 )
-            if not isinstance(value, str) or "\0" in value:  # pyright: ignore[reportUnnecessaryIsInstance] - as above
+            text: object = value.reveal() if isinstance(value, Secret) else value
+            if not isinstance(text, str) or "\0" in text:
                 raise InvalidArgument(
                     f"{field}[{name!r}] is not text that a variable can hold (type {type(value).__name__}). "
-                    'Give a string without NUL characters, e.g. "1" for 1.'
+                    'Give a string without NUL characters, e.g. "1" for 1, or a sky.Secret.'
                 )
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name: str) -> str | Secret:
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -141,15 +144,25 @@ class Variables(Mapping[str, str]):
         return hash(frozenset(self._values.items()))
 
     def __repr__(self) -> str:
-        return repr({name: "***" if _SECRET_NAME.search(name) else mask(value) for name, value in self.items()})
+        return repr({name: _shown(name, value) for name, value in self.items()})
+
+
+def _shown(name: str, value: str | Secret) -> str:
+    return MASK if isinstance(value, Secret) or looks_secret(name) else mask(value)
 
 
 @dataclass(frozen=True, repr=False)
 class PipIndex:
-    """A package index from which the named packages are taken, and no others."""
+    """A package index from which the named packages are taken, and no others.
+
+    One that asks for a login gets it by `password=sky.Secret.from_env("...")` and `username` (default: "__token__",
+    which is what most indexes want beside a token).
+    """
 
     url: str
     packages: Sequence[str]
+    username: str | None = None
+    password: Secret | str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not re.fullmatch(r"(?:https?|file)://\S+", self.url):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
@@ -169,25 +182,55 @@ class PipIndex:
                 'Write PipIndex(url, packages=["name"]).'
             )
         object.__setattr__(self, "packages", tuple(re.sub(r"[-_.]+", "-", name).lower() for name in packages))
+        self._check_login()
+
+    @property
+    def address(self) -> str:
+        """The URL with the login in it, if there is one: a secret."""
+        if self.password is None:
+            return self.url
+        secret = self.password.reveal() if isinstance(self.password, Secret) else self.password
+        parts = urlsplit(self.url)
+        login = f"{quote(self.username or '__token__', safe='')}:{quote(secret, safe='')}"
+        return urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc}"))
+
+    def _check_login(self) -> None:
+        password: object = self.password
+        if password is None and self.username is None:
+            return
+        if password is None or not isinstance(password, (str, Secret)) or not password:
+            raise InvalidArgument(
+                f"index {mask(self.url)} has a username, but a password of type {type(password).__name__}. "
+                'Write PipIndex(url, packages, username="me", password=sky.Secret.from_env("INDEX_PASSWORD")).'
+            )
+        if "@" in urlsplit(self.url).netloc or not self.url.startswith("http"):
+            raise InvalidArgument(
+                f"index {mask(self.url)} cannot have a password beside its URL: the URL has a login already, or is a "
+                "file. Leave the login out of the URL."
+            )
+        if isinstance(password, str):  # from now on it is one: shown nowhere
+            object.__setattr__(self, "password", Secret(password))
 
     def __repr__(self) -> str:
-        return f"PipIndex(url={mask(self.url)!r}, packages={self.packages!r})"
+        login = f", username={self.username!r}, password={MASK!r}" if self.password is not None else ""
+        return f"PipIndex(url={mask(self.url)!r}, packages={self.packages!r}{login})"
 
 
 @dataclass(frozen=True, repr=False)
 class Image:
     """What a node has: Python, packages, variables and files.
 
-    `env` is set where user code runs, `shell_vars` only while the node is set up. Where two indexes name the same
-    package, the first one has it. `allow_env` lists variables such as PATH that `env` may set nevertheless.
+    `env` is set where user code runs, `shell_vars` only while the node is set up; their values are strings, or a
+    `sky.Secret`, which is shown nowhere. Where two indexes name the same package, the first one has it. `allow_env`
+    lists variables such as PATH that `env` may set nevertheless.
     """
 
     python: str = "auto"
     pip: Sequence[str] = ()
     pip_indexes: Sequence[PipIndex] = ()
     apt: Sequence[str] = ()
-    env: Mapping[str, str] = Variables()
-    shell_vars: Mapping[str, str] = Variables()
+    env: Mapping[str, str | Secret] = Variables()
+    shell_vars: Mapping[str, str | Secret] = Variables()
     includes: Sequence[str] = ()
     excludes: Sequence[str] = ()
     bootstrap_timeout: float = 300
@@ -218,10 +261,10 @@ class Image:
 
     @property
     def content_hash(self) -> str:
-        """A hexadecimal SHA-256 over all of it, equal for equal images on the same version of Python."""
+        """A hexadecimal SHA-256 over all of it but secrets, equal for equal images on the same version of Python."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         content |= {"python": self.python_version, "env": dict(self.env), "shell_vars": dict(self.shell_vars)}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=vars)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def adding(
@@ -230,7 +273,7 @@ class Image:
         pip: Iterable[str] = (),
         pip_indexes: Iterable[PipIndex] = (),
         apt: Iterable[str] = (),
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | Secret] | None = None,
     ) -> Image:
         """A new image with these things after its own; what it has already is not repeated."""
         return dataclasses.replace(
@@ -271,3 +314,8 @@ class Image:
     def __repr__(self) -> str:
         said = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
         return f"Image({', '.join(f'{name}={mask(repr(getattr(self, name)))}' for name in said)})"
+
+
+def _plain(value: object) -> object:
+    """What JSON does not know, for the hash of an image."""
+    return MASK if isinstance(value, Secret) else dict(vars(value))

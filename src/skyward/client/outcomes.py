@@ -7,6 +7,7 @@ import signal
 from concurrent.futures import CancelledError
 from typing import Any, Literal
 
+from skyward.api.masking import hide
 from skyward.client.call import Call
 from skyward.errors import NodeDiskFull, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.transport import exceptions
@@ -25,7 +26,7 @@ def failure(
         where = f"raised on {place} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
         return exceptions.packed(about["error"], buffers[0], where, _advice), "error"
     if kind == "exited":
-        code, stderr = about["code"], about["stderr"]
+        code, stderr = about["code"], hide(about["stderr"])
         return TaskCrashed(call.name, node, call.attempt, code, stderr=stderr, rank=rank), "crashed"
     if kind == "crashed":
         return _crash(call, node, about, rank), "crashed"
@@ -153,4 +154,4 @@ def _crash(call: Call, node: int, about: dict[str, Any], rank: int | None) -> Ta
     code = about["code"]
     name = signal.Signals(-code).name if code < 0 else None
     kind = TaskOutOfMemory if about["oom"] else TaskCrashed
-    return kind(call.name, node, call.attempt, code, name, about["stderr"], about["shared"], rank)
+    return kind(call.name, node, call.attempt, code, name, hide(about["stderr"]), about["shared"], rank)

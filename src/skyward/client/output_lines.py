@@ -1,9 +1,11 @@
-"""From chunks of bytes to whole lines; a carriage return rewrites the line, as on a terminal."""
+"""From chunks of bytes to whole lines, without secrets; a carriage return rewrites the line, as on a terminal."""
 
 from __future__ import annotations
 
 import time
 from typing import Literal
+
+from skyward.api.masking import hide, hide_beginning, hide_bytes, longest
 
 __all__ = ["Lines", "Transcript"]
 
@@ -18,7 +20,7 @@ class Lines:
     """The lines of one stream."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: bytes = b""
         self._shown = 0.0
 
     def feed(self, data: bytes | memoryview) -> list[tuple[str, bool]]:
@@ -27,8 +29,9 @@ class Lines:
         *lines, self._rest = whole.split(b"\n")
         found = [(_settled(line), False) for line in lines]
         if len(self._rest) > _LONGEST:
-            cut = len(self._rest)
-            while self._rest[cut - 1] & 0xC0 == 0x80 and cut > len(self._rest) - 4:
+            self._rest = hide_bytes(self._rest)
+            last = cut = max(len(self._rest) - longest(), 4)  # what may be the beginning of a secret stays
+            while self._rest[cut - 1] & 0xC0 == 0x80 and cut > last - 4:
                 cut -= 1  # not through the middle of a character
             cut -= 1
             found.append((_text(self._rest[:cut]), False))
@@ -38,7 +41,7 @@ class Lines:
             now = time.monotonic()
             if now - self._shown >= _PROGRESS_EVERY:
                 self._shown = now
-                text = _settled(self._rest)
+                text = hide_beginning(_settled(self._rest))
                 if text:
                     found.append((text, True))
         return found
@@ -83,4 +86,4 @@ def _last_state(line: bytes) -> int:
 
 
 def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
+    return hide(line.decode("utf-8", "replace"))

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from skyward.api.image import Image
 from skyward.api.info import InstanceInfo, instance_info
 from skyward.api.plugin import Cluster, Plugin
+from skyward.api.secret import Secret
 from skyward.errors import InvalidArgument
 from skyward.node.decorators import around_each_call
 from skyward.plugins import _accelerate
@@ -32,13 +33,14 @@ R = TypeVar("R")
 _PACKAGES = ("transformers", "datasets", "tokenizers", "accelerate")
 
 
-def huggingface(token: str) -> Plugin:
+def huggingface(token: Secret | str) -> Plugin:
     """Transformers, datasets and tokenizers on every node, logged in with `token`."""
-    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+    if not isinstance(token, (Secret, str)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise InvalidArgument(f"token has type {type(token).__name__}; {_ADVICE}")
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidArgument(f"token is {'empty' if not token.strip() else 'no line of plain characters'}; {_ADVICE}")
-    return Plugin("huggingface", transform=_with_packages, around_app=functools.partial(_logged_in, _Token(token)))
+    text = token.reveal() if isinstance(token, Secret) else token
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise InvalidArgument(f"token is {'empty' if not text.strip() else 'no line of plain characters'}; {_ADVICE}")
+    return Plugin("huggingface", transform=_with_packages, around_app=functools.partial(_logged_in, Secret(text)))
 
 
 @overload
@@ -79,19 +81,19 @@ def _with_packages(image: Image, cluster: Cluster) -> Image:
 
 
 @contextmanager
-def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
+def _logged_in(token: Secret, info: InstanceInfo) -> Generator[None]:
     """The Hub's two places for a token, its variable and its file, until the runner ends."""
     # A file in memory goes away with its process, however that ends; the link gives it a name beside which the Hub
     # can put files of its own.
     fd = os.memfd_create("token")
     os.fchmod(fd, 0o600)
-    os.write(fd, token.value.encode())
+    os.write(fd, token.reveal().encode())
     with tempfile.TemporaryDirectory(
         prefix="skyward-hub-", dir=os.environ.get(SCRATCH), ignore_cleanup_errors=True
     ) as directory:
         path = os.path.join(directory, "token")
         os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
-        values = {"HF_TOKEN": token.value, "HF_TOKEN_PATH": path}
+        values = {"HF_TOKEN": token.reveal(), "HF_TOKEN_PATH": path}
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
         around_each_call(functools.partial(_accelerate.around_call, info))
@@ -107,15 +109,6 @@ def _logged_in(token: _Token, info: InstanceInfo) -> Generator[None]:
 
 
 _ADVICE = (
-    'an access token of the Hugging Face Hub is needed, e.g. sky.plugins.huggingface(token=os.environ["HF_TOKEN"]).'
+    "an access token of the Hugging Face Hub is needed, e.g. "
+    'sky.plugins.huggingface(token=sky.Secret.from_env("HF_TOKEN")).'
 )
-
-
-class _Token:
-    """A text that is not shown."""
-
-    def __init__(self, value: str) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return "***"

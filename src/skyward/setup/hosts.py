@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from skyward.api.context import PoolContext
 from skyward.api.provider import Machine
+from skyward.api.secret import revealed, without_secrets
 from skyward.api.shell import Shell
 from skyward.errors import PluginError, SkywardError
 from skyward.machines.parallel import each, spread
@@ -149,7 +150,9 @@ class HostSetup:
                 self._watchdog.drop(key)
             raise
         self._running.append(_Running(key, keeper, stop))
-        return Host(keeper, (node,), {**made.env, **context.image.env}, self._paths(made.directory), made.directory)
+        return Host(
+            keeper, (node,), {**made.env, **revealed(context.image.env)}, self._paths(made.directory), made.directory
+        )
 
     def _set_up_local(self, nodes: int, deadline: float) -> Host:
         """This computer, for all nodes."""
@@ -161,7 +164,8 @@ class HostSetup:
         self._run_commands(shell, 0, made.env, deadline)
         directory = self.store().directory
         self._send_includes(shell, directory)
-        env = {**inherited(os.environ), **made.env}
+        # Secrets come later, to the processes that run bodies: what a program is started with can be read from outside.
+        env = {**inherited(os.environ), **without_secrets({**made.env, **self._context.image.env})}
         keeper = KeeperClient(shell, made.python, env, directory, 0.0, self._context.spec.ttl)
         self._steps.callback(lambda: keeper.end(0.2 if self._context.hurried() else 10.0))
         return Host(keeper, tuple(range(nodes)), made.env, self._paths(directory), _working_directory())

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from skyward.api.secret import looks_secret
 from skyward.api.shell import Finished
 
 __all__ = ["LocalShell", "inherited"]
@@ -29,7 +30,6 @@ _PASSED_PREFIXES = tuple(
     XLA_ JAX_ TF_ TORCH_ PYTORCH_ KERAS_ NCCL_ GLOO_ CONDA_ SKYWARD_
     """.split()
 )
-_SECRET = ("TOKEN", "SECRET", "PASSWORD", "_KEY")
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not any(s in name for s in _SECRET)
+        if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not looks_secret(name)
     }
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
 
+from skyward.api.masking import any_hidden, hide
 from skyward.errors import RemoteError
 from skyward.transport.payload import Pickler, unpack
 
@@ -59,16 +60,16 @@ def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseExceptio
     """The exception again, or a RemoteError that says what it was."""
     if len(data):
         try:
-            return _chained(unpack(data, [], keep_classes=True))
+            return _without_secrets(_chained(unpack(data, [], keep_classes=True)))
         except BaseException as exc:  # a class that only exists there, or does harm: the text says all that is known
             described = {**described, "message": f"{described['message']} (its class could not be rebuilt here: {exc})"}
-    return RemoteError(described["type"], described["message"], described["traceback"])
+    return RemoteError(described["type"], hide(described["message"]), hide(described["traceback"]))
 
 
 def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseException:
     """Adds the note that says where it happened, with the remote traceback."""
-    note = f"{where}\n\nremote traceback:\n{described['traceback'].rstrip()}"
-    return exc if noted(exc, note) else RemoteError(described["type"], described["message"], note)
+    note = f"{where}\n\nremote traceback:\n{hide(described['traceback']).rstrip()}"
+    return exc if noted(exc, note) else RemoteError(described["type"], hide(described["message"]), note)
 
 
 def noted(exc: BaseException, note: str) -> bool:
@@ -194,6 +195,24 @@ def _chained(links: list[tuple[BaseException | _Parts, str, bool]]) -> BaseExcep
         inner = exc
     assert inner is not None
     return inner
+
+
+def _without_secrets(exc: BaseException) -> BaseException:
+    """The exception with *** for the values of secrets in its arguments, notes and other texts, and in its chain's."""
+    if any_hidden():
+        for link, _, _ in _links(exc):
+            cast(Any, BaseException.args).__set__(link, tuple(_masked(value) for value in link.args))
+            for name, value in vars(link).items():
+                vars(link)[name] = _masked(value)
+    return exc
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, BaseException):
+        return _without_secrets(value)
+    if type(value) in (list, tuple):
+        return type(value)(_masked(item) for item in value)
+    return hide(value) if type(value) is str else value
 
 
 def _without(tb: TracebackType | None, skip: str) -> TracebackType | None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.api.image import Image, mask
+from skyward.api.secret import revealed
 from skyward.errors import BootstrapError
 from skyward.setup.env.environment import MARKER, Environment
 from skyward.setup.env.installed import missing_apt, missing_pip
@@ -39,7 +40,7 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
     build.install_apt()
     missing = missing_pip(image.pip)
     if not missing:
-        return Environment(sys.executable, dict(image.env))
+        return Environment(sys.executable, revealed(image.env))
     root = own_directory(cache or cache_root(), *(() if cache else ("envs",)))
     home = root / _key(image)
     if not _is_complete(home):
@@ -48,7 +49,7 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
                 build.environment(home)
     binaries = home / "bin"
     path = f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **image.env})
+    return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **revealed(image.env)})
 
 
 def _is_complete(home: Path) -> bool:
@@ -84,7 +85,7 @@ class _Build:
         self.report(f"installing {', '.join(missing)}")
         variables = {
             **os.environ,
-            **self.image.shell_vars,
+            **revealed(self.image.shell_vars),
             "DEBIAN_FRONTEND": "noninteractive",
             "NEEDRESTART_MODE": "a",
         }

@@ -103,7 +103,7 @@ def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[
         image.pip,
         [hash_of(path) for path in paths if path],
         [(index.url, index.packages) for index in image.pip_indexes],
-        sorted(image.shell_vars.items()),
+        sorted((name, str(value)) for name, value in image.shell_vars.items()),
         pins(image.pip),
         source,
     ]
@@ -144,7 +144,7 @@ def project(named: Sequence[str], indexes: Sequence[PipIndex], *, explicit: bool
     lines += [f"dependencies = {json.dumps(named, ensure_ascii=False)}"]
     sources: dict[str, str] = {}
     for number, index in enumerate(indexes):
-        url = json.dumps(index.url, ensure_ascii=False)
+        url = json.dumps(index.address, ensure_ascii=False)
         lines += [
             "[[tool.uv.index]]",
             f'name = "index-{number}"',

@@ -202,7 +202,7 @@ class Packages:
         index_settings = (
             user.get(name, "") for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
         )
-        known = logins([*self._image.pip, *(index.url for index in self._image.pip_indexes), *index_settings])
+        known = logins([*self._image.pip, *(index.address for index in self._image.pip_indexes), *index_settings])
         home = own_directory(cache_root(), "wheels")
 
         def fetched(pin: Pin) -> Pin:

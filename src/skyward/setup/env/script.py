@@ -19,6 +19,7 @@ from urllib.parse import quote as quote_url
 from urllib.parse import unquote, urlsplit
 
 from skyward.api.image import Image, PipIndex, mask
+from skyward.api.secret import revealed
 from skyward.setup.env.requirements import MISLEADING, Pin, git_login, git_settings, project, strip_login
 
 __all__ = [
@@ -143,7 +144,7 @@ def environment_key(image: Image, pins: Sequence[Pin], platform: str) -> str:
         _FORMAT,
         image.python_version,
         image.apt,
-        sorted(image.shell_vars.items()),
+        sorted((name, str(value)) for name, value in image.shell_vars.items()),
         platform,
         sorted(pin.identity for pin in pins),
     )
@@ -162,7 +163,8 @@ def settings_text(image: Image, user: Mapping[str, str], more: Mapping[str, str]
     lines.append(
         '[ -n "${PIP_INDEX_URL+x}" ] || [ -z "${UV_DEFAULT_INDEX-}" ] || export PIP_INDEX_URL="$UV_DEFAULT_INDEX"'
     )
-    lines += [f"export {name}={quote(value)}" for name, value in {**logins, **(more or {}), **image.shell_vars}.items()]
+    chosen = {**logins, **(more or {}), **revealed(image.shell_vars)}
+    lines += [f"export {name}={quote(value)}" for name, value in chosen.items()]
     return _text(lines)
 
 
@@ -222,7 +224,7 @@ def _index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
     """uv's variables for the user names and passwords of the indexes, by their numbers."""
     found: dict[str, str] = {}
     for number, index in enumerate(indexes):
-        parts = urlsplit(index.url)
+        parts = urlsplit(index.address)
         for name, value in (("USERNAME", parts.username), ("PASSWORD", parts.password)):
             if value:
                 found[f"UV_INDEX_INDEX_{number}_{name}"] = unquote(value)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from skyward.api.image import Image, mask
+from skyward.api.secret import revealed
 from skyward.errors import BootstrapError
 from skyward.setup.env.pip_settings import no_index, uv_environment
 from skyward.setup.env.requirements import DESCRIPTION, MISLEADING, by_index, git_settings, project
@@ -96,7 +97,7 @@ def run_uv(step: str, arguments: Sequence[str], image: Image, deadline: float, c
     own = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
     logins = git_settings(image.pip, int(own.get("GIT_CONFIG_COUNT") or 0))
-    variables = {**own, **uv_environment(os.environ), **quiet, **logins, **image.shell_vars}
+    variables = {**own, **uv_environment(os.environ), **quiet, **logins, **revealed(image.shell_vars)}
     return run(step, [find_uv(), *arguments], variables, image, deadline, cwd)
 
 
