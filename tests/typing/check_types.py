@@ -11,6 +11,7 @@ from typing import Any, assert_type
 
 import skyward as sky
 from skyward.api.compute import PendingStream
+from skyward.api.futures import AwaitableFuture
 
 
 @sky.compute
@@ -102,7 +103,7 @@ def other_callables() -> None:
 def one_call(pool: sky.ComputePool) -> None:
     assert_type(train(3) >> pool, float)
     assert_type(train(3) @ pool, list[float])
-    assert_type(train(3) > pool, Future[float])
+    assert_type(train(3) > pool, AwaitableFuture[float])
     assert_type(later(3) >> pool, list[int])
     assert_type(later(3) @ pool, list[list[int]])
     assert_type(count(3) >> pool, Iterator[int])
@@ -114,7 +115,7 @@ def one_call(pool: sky.ComputePool) -> None:
 def the_module() -> None:
     assert_type(train(3) >> sky, float)
     assert_type(train(3) @ sky, list[float])
-    assert_type(train(3) > sky, Future[float])
+    assert_type(train(3) > sky, AwaitableFuture[float])
     assert_type((train(3) & limited("x")) >> sky, tuple[float, bytes])
     assert_type(train(3) >> sky.sky, float)
     assert_type(train(3) @ sky.sky, list[float])
@@ -124,7 +125,7 @@ def groups(pool: sky.ComputePool) -> None:
     two = train(3) & limited("x")
     assert_type(two, sky.PendingComputeGroup[float, bytes])
     assert_type(two >> pool, tuple[float, bytes])
-    assert_type(two > pool, Future[tuple[float, bytes]])
+    assert_type(two > pool, AwaitableFuture[tuple[float, bytes]])
     assert_type((two & bare_call(1)) >> pool, tuple[float, bytes, str])
     assert_type((two & bare_call(1) & later(1)) >> pool, tuple[float, bytes, str, list[int]])
     assert_type(two.with_timeout(3) >> pool, tuple[float, bytes])
@@ -135,7 +136,8 @@ def gathers(pool: sky.ComputePool) -> None:
     assert_type(sky.gather(train(1), limited("x")) >> pool, tuple[float, bytes])
     assert_type(sky.gather(train(1), limited("x"), bare_call(1)) >> pool, tuple[float, bytes, str])
     assert_type(
-        sky.gather(train(1), limited("x"), bare_call(1), later(1)) > pool, Future[tuple[float, bytes, str, list[int]]]
+        sky.gather(train(1), limited("x"), bare_call(1), later(1)) > pool,
+        AwaitableFuture[tuple[float, bytes, str, list[int]]],
     )
     assert_type(sky.gather(*[train(i) for i in range(3)]) >> pool, tuple[float, ...])
     assert_type(sky.gather(*[train(i) for i in range(3)], stream=True), PendingStream[float])
@@ -153,16 +155,25 @@ def failures_in_their_places(pool: sky.ComputePool) -> None:
 
 def pool_methods(pool: sky.ComputePool) -> None:
     assert_type(pool.run(train(3)), float)
-    assert_type(pool.submit(train(3)), Future[float])
+    assert_type(pool.submit(train(3)), AwaitableFuture[float])
     assert_type(pool.broadcast(train(3)), list[float])
     assert_type(pool.run_parallel(train(3) & limited("x")), tuple[float, bytes])
-    assert_type(pool.submit_parallel(train(3) & limited("x")), Future[tuple[float, bytes]])
+    assert_type(pool.submit_parallel(train(3) & limited("x")), AwaitableFuture[tuple[float, bytes]])
     assert_type(pool.map(str, [1, 2]), list[str])
     assert_type(pool.map(bare_call, [1, 2]), list[str])
     assert_type(pool.executor.submit(divmod, 7, 2), Future[tuple[int, int]])
     with sky.ComputePool(nodes=2) as opened:
         assert_type(opened, sky.ComputePool)
     assert_type(sky.instance_info(), sky.InstanceInfo | Any)  # None outside a pool; bodies need not check for it
+
+
+async def with_asyncio() -> None:
+    async with sky.ComputePool(nodes=2) as pool:
+        assert_type(pool, sky.ComputePool)
+        assert_type(await (train(3) > pool), float)
+        assert_type(await ((train(3) & limited("x")) > pool), tuple[float, bytes])
+        future: Future[float] = train(3) > pool
+        assert_type(future.result(), float)
 
 
 def what_is_refused(pool: sky.ComputePool) -> None:

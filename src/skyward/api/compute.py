@@ -3,7 +3,7 @@
     train(x)            PendingCompute: a frozen value, nothing runs
     train(x) >> pool    one node            -> T
     train(x) @ pool     every node          -> list[T], in node order
-    train(x) > pool     one node, later     -> Future[T]
+    train(x) > pool     one node, later     -> AwaitableFuture[T]
     (a() & b()) >> pool several at once     -> tuple[A, B]
 
 This module knows no pool: a target is anything with the methods of `Target`.
@@ -15,12 +15,12 @@ import functools
 import inspect
 import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import MethodType, ModuleType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.brief import brief, described
+from skyward.api.futures import AwaitableFuture
 from skyward.api.targets import Target, resolve
 from skyward.errors import InvalidArgument
 
@@ -80,7 +80,7 @@ class PendingCompute(Generic[T_co]):
     def __matmul__(self, target: Target | ModuleType) -> list[T_co]:
         return resolve(target, "@").broadcast(self)
 
-    def __gt__(self, target: Target | ModuleType) -> Future[T_co]:
+    def __gt__(self, target: Target | ModuleType) -> AwaitableFuture[T_co]:
         return resolve(target, ">").submit(self)
 
     def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[T_co, U]:
@@ -137,7 +137,7 @@ class PendingComputeGroup(Generic[*Ts]):
     def __rshift__(self, target: Target | ModuleType) -> tuple[*Ts]:
         return resolve(target, ">>").run_parallel(self)
 
-    def __gt__(self, target: Target | ModuleType) -> Future[tuple[*Ts]]:
+    def __gt__(self, target: Target | ModuleType) -> AwaitableFuture[tuple[*Ts]]:
         return resolve(target, ">").submit_parallel(self)
 
     def __matmul__(self, target: Any) -> typing.NoReturn:

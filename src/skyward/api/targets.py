@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple, cast
 
 from skyward.api.brief import brief
+from skyward.api.futures import AwaitableFuture
 from skyward.errors import PoolClosed
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ class Target(Protocol):
     """Where a call can be sent."""
 
     def run(self, call: PendingCompute[T], /) -> T: ...
-    def submit(self, call: PendingCompute[T], /) -> Future[T]: ...
+    def submit(self, call: PendingCompute[T], /) -> AwaitableFuture[T]: ...
     def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]: ...
-    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]: ...
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]: ...
     def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]: ...
 
 
@@ -41,7 +41,7 @@ class Innermost:
     def run(self, call: PendingCompute[T], /) -> T:
         return innermost().run(call)
 
-    def submit(self, call: PendingCompute[T], /) -> Future[T]:
+    def submit(self, call: PendingCompute[T], /) -> AwaitableFuture[T]:
         return innermost().submit(call)
 
     def broadcast(self, call: PendingCompute[T], /) -> list[T]:
@@ -50,7 +50,7 @@ class Innermost:
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
         return innermost().run_parallel(group)
 
-    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         return innermost().submit_parallel(group)
 
     def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:

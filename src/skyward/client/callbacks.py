@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from skyward.api.futures import AwaitableFuture
 from skyward.events import Event
 from skyward.transport.exceptions import PackedError
 
@@ -243,7 +244,7 @@ _CANCELLED = frozenset(("CANCELLED", "CANCELLED_AND_NOTIFIED"))
 _ENDED = _CANCELLED | {"FINISHED"}
 
 
-class UserFuture(Future[T]):
+class UserFuture(AwaitableFuture[T]):
     """A future in a user's hands: its callbacks run on the threads of `user`, not in the thread that settles it.
 
     Whoever asks for its result does so after listeners have heard the events that came before it.
@@ -346,6 +347,9 @@ class UserFuture(Future[T]):
 
     def _load(self) -> None:
         """Makes the result ready for whoever asks for it, in their thread."""
+
+    def _events_are_heard(self) -> bool:
+        return self.user is None or self.user.listeners.worker.finished >= self._events
 
     def _prepare(self, timeout: float | None) -> None:
         if self.user is not None:

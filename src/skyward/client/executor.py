@@ -19,7 +19,7 @@ T = TypeVar("T")
 class PoolExecutor(Executor):
     """Submits plain functions to a pool."""
 
-    def __init__(self, send: Callable[[Sequence[PendingCompute[Any]]], list[Future[Any]]]) -> None:
+    def __init__(self, send: Callable[[Sequence[PendingCompute[Any]]], Sequence[Future[Any]]]) -> None:
         self._send = send
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()

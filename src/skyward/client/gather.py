@@ -6,7 +6,7 @@ import inspect
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from skyward.api.brief import brief
 from skyward.api.compute import PendingCompute, name_of
+from skyward.api.futures import AsyncItems, AwaitableFuture
 from skyward.client.callbacks import UserFuture, when_done
 from skyward.client.partial import failed_part, say_how_many, set_partial
 from skyward.transport import exceptions
@@ -22,7 +23,7 @@ from skyward.transport.threads import run_in_thread
 __all__ = ["Send", "combined", "error_of", "gathered", "mapped", "streamed"]
 
 T = TypeVar("T")
-Send = Callable[[Sequence[PendingCompute[Any]]], list[Future[Any]]]
+Send = Callable[[Sequence[PendingCompute[Any]]], Sequence[Future[Any]]]
 
 _CHUNK_SECONDS = 0.05
 _LEAST_SECONDS = 0.002
@@ -49,7 +50,7 @@ def streamed(
 
 def combined(
     futures: Sequence[Future[Any]], calls: Sequence[PendingCompute[Any]] = (), keep: bool = False
-) -> Future[tuple[Any, ...]]:
+) -> AwaitableFuture[tuple[Any, ...]]:
     """One future for several: a tuple, or the first failure; cancelling it cancels them all."""
     whole = _Combined(futures, calls, keep)
     if not futures:
@@ -176,6 +177,9 @@ class _Results(Iterator[T]):
 
     def __iter__(self) -> _Results[T]:
         return self
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return AsyncItems(self)
 
     def __next__(self) -> T:
         if not self._left:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream
+from skyward.api.futures import AwaitableFuture
 from skyward.client import gather
 from skyward.pool.options import checked_group
 
@@ -28,7 +28,7 @@ class Groups:
         _state: PoolState
         _sender: Sender
 
-        def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[Future[Any]]: ...
+        def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[AwaitableFuture[Any]]: ...
 
         @property
         def slots(self) -> int: ...
@@ -38,10 +38,10 @@ class Groups:
         calls = checked_group(group).calls()
         return cast("tuple[*Ts]", gather.gathered(self._send(calls), calls, group.return_exceptions))
 
-    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> Future[tuple[*Ts]]:
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         """The same as `run_parallel`, later."""
         calls = checked_group(group).calls()
-        return cast("Future[tuple[*Ts]]", gather.combined(self._send(calls), calls, group.return_exceptions))
+        return cast("AwaitableFuture[tuple[*Ts]]", gather.combined(self._send(calls), calls, group.return_exceptions))
 
     def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
         """Runs several calls at once and yields results as they come (or in order)."""

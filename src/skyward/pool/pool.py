@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, Literal, Never, TypeVar
 
@@ -18,6 +17,7 @@ from skyward import events
 from skyward.accelerators import Accelerator
 from skyward.api.compute import PendingCompute, checked_retries
 from skyward.api.context import PoolContext
+from skyward.api.futures import AwaitableFuture
 from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
@@ -30,6 +30,7 @@ from skyward.machines.selection import Candidate, Selection, look
 from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
 from skyward.pool import hooks, lifetime
+from skyward.pool.awaiting import AsyncPool
 from skyward.pool.closing import Steps
 from skyward.pool.groups import Groups
 from skyward.pool.mistakes import Mistakes, called_like_an_executor
@@ -60,7 +61,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
     return ComputePool(*specs, **options).plan()
 
 
-class ComputePool(Collections, Groups, Mistakes):
+class ComputePool(Collections, Groups, Mistakes, AsyncPool):
     """Machines that exist while the with-block lasts, and take calls.
 
     Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
@@ -259,17 +260,17 @@ class ComputePool(Collections, Groups, Mistakes):
             future.cancel()
             raise
 
-    def submit(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> Future[T]:
+    def submit(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> AwaitableFuture[T]:
         """Sends a call to one node; the future's cancel() stops it there. The same as `call > pool`."""
         if args or kwargs:
             raise called_like_an_executor(call, "submit", args, kwargs)
         return self._send([call], alone=True)[0]
 
-    def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[Future[T]]:
+    def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[AwaitableFuture[T]]:
         """Sends calls to any nodes, in as few messages as possible; one future for each."""
         return self._send(calls)
 
-    def run_async(self, call: PendingCompute[T], /) -> Future[T]:
+    def run_async(self, call: PendingCompute[T], /) -> AwaitableFuture[T]:
         """The same as `submit`."""
         return self.submit(call)
 
@@ -289,7 +290,7 @@ class ComputePool(Collections, Groups, Mistakes):
         self._state.check_open()
         return PoolExecutor(self._send)
 
-    def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[Future[Any]]:
+    def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[AwaitableFuture[Any]]:
         self._state.check_open()
         return self._sender.send(calls, self, alone)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyward.api.compute import PendingCompute
 from skyward.api.context import PoolContext
+from skyward.api.futures import AwaitableFuture
 from skyward.client import gather
 from skyward.errors import NodeLost
 
@@ -38,14 +38,16 @@ class Sender:
     timeout: float | None
     _warned: set[str] = field(default_factory=set[str])
 
-    def send(self, calls: Sequence[PendingCompute[Any]], owner: object, alone: bool = False) -> list[Future[Any]]:
+    def send(
+        self, calls: Sequence[PendingCompute[Any]], owner: object, alone: bool = False
+    ) -> list[AwaitableFuture[Any]]:
         """Sends calls to any nodes; `alone` if a user has sent this one with `>>` or `>`."""
         if alone and self.context.forms_groups:
             self._warn_of_groups(calls[0])
         packed = self.packing.calls([self.limited(call) for call in calls], self.retries)
         for call in packed:
             call.future.owner = owner
-        futures: list[Future[Any]] = [call.future for call in packed]
+        futures: list[AwaitableFuture[Any]] = [call.future for call in packed]
         self.engine.send(packed)
         return futures
 

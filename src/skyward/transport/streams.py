@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
+from skyward.api.futures import AsyncItems
 from skyward.transport.exceptions import PackedError
 from skyward.transport.threads import run_in_thread
 
@@ -183,6 +184,9 @@ class Stream(Iterator[T]):
 
     def __iter__(self) -> Stream[T]:
         return self
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return AsyncItems(self)
 
     def __next__(self) -> T:
         return next(self._consumer)

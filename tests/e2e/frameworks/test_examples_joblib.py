@@ -20,6 +20,10 @@ GUIDES = Path(__file__).parents[3] / "examples" / "guides"
         ("10_custom_plugin.py", r"\[1000000, 1000000\]"),
         ("13_who_is_heard.py", r"node 2 of 3, with \d+ GPUs.*6 lines were heard from 3 nodes"),
         ("15_borrowed_pool.py", r"best: .* found by 2 nodes"),
+        (
+            "18_sweeps.py",
+            r"rate=0.01, depth=4; 9 runs finished, 3 failed.*stopped by.*400 texts in.*awaited: \[0.5, 1.0, 0.5\]",
+        ),
     ],
 )
 def test_the_example_runs_as_it_is(name: str, said: str) -> None:

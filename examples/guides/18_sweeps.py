@@ -1,0 +1,73 @@
+"""A sweep that loses nothing, a model that is loaded once, and a pool in an asyncio program."""
+
+import argparse
+import asyncio
+import math
+import time
+
+import skyward as sky
+
+
+@sky.compute
+def train(rate: float, depth: int) -> float:
+    """Stands for a training run; some settings do not work."""
+    if rate > 0.5:
+        raise ValueError(f"the loss is not a number with rate={rate}")
+    return 1 / (1 + abs(math.log10(rate) + 2) + abs(depth - 4))
+
+
+@sky.once
+def model() -> dict[str, int]:
+    """Stands for weights that take a while to load."""
+    time.sleep(0.5)
+    return {"good": 1, "bad": -1}
+
+
+@sky.compute
+def rate_texts(texts: list[str]) -> list[int]:
+    """Uses the model that this process has loaded."""
+    return [sum(model().get(word, 0) for word in text.split()) for text in texts]
+
+
+def sweep(pool: sky.ComputePool) -> None:
+    settings = [(rate, depth) for rate in (0.001, 0.01, 0.1, 1.0) for depth in (2, 4, 8)]
+    results = sky.gather(*(train(*chosen) for chosen in settings), return_exceptions=True) >> pool
+    scores = {chosen: result for chosen, result in zip(settings, results, strict=True) if isinstance(result, float)}
+    failed = {chosen: result for chosen, result in zip(settings, results, strict=True) if chosen not in scores}
+    best = max(scores, key=lambda chosen: scores[chosen])
+    print(f"best: rate={best[0]}, depth={best[1]}; {len(scores)} runs finished, {len(failed)} failed")
+    for chosen, error in failed.items():
+        print(f"  {chosen}: {error}")
+
+
+def first_failure(pool: sky.ComputePool) -> None:
+    try:
+        pool.map(lambda rate: train.local(rate, 4), [0.001, 0.01, 0.1, 1.0])
+    except ValueError as error:
+        finished: dict[int, float] = getattr(error, "partial", {})
+        print(f"stopped by: {error}; finished before it: {sorted(finished)}")
+
+
+def inference(pool: sky.ComputePool) -> None:
+    batches = [[f"a good text number {n}", "a bad one"] for n in range(200)]
+    began = time.perf_counter()
+    found = sky.gather(*(rate_texts(batch) for batch in batches)) >> pool
+    seconds = time.perf_counter() - began
+    print(f"{sum(map(len, found))} texts in {seconds:.1f} s, with a model that takes 0.5 s to load")
+
+
+async def in_asyncio(nodes: int) -> None:
+    async with sky.ComputePool(nodes=nodes) as pool:
+        results = await asyncio.gather(*((train(rate, 4) > pool) for rate in (0.001, 0.01, 0.1)))
+        print(f"awaited: {[round(result, 2) for result in results]}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=2)
+    nodes = parser.parse_args().nodes
+    with sky.ComputePool(nodes=nodes) as pool:
+        sweep(pool)
+        first_failure(pool)
+        inference(pool)
+    asyncio.run(in_asyncio(nodes))
