@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,11 @@ class Local(Provider):
         return Access(local=True)
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        if not sys.platform.startswith("linux"):
+            raise InvalidArgument(
+                f"nodes on this computer need Linux, and this is {sys.platform}. Say where the nodes are: "
+                "provider=sky.SSH(hosts=[...]) or provider=sky.AWS(). On Windows, Skyward runs inside WSL."
+            )
         if count > _MOST:
             raise InvalidArgument(f"nodes={count}: this computer can play {_MOST} nodes at the most.")
         return [Offer("this computer", vcpus=os.cpu_count())]
