@@ -59,7 +59,7 @@ def test_the_processes_of_a_local_pool_load_little(tmp_path: Path, monkeypatch: 
         loaded = [(process.name(), set((tmp_path / str(process.pid)).read_text().split())) for process in processes]
     for name, modules in loaded:
         assert not modules & {*NEVER, *CLIENT_ONLY}, name
-        assert len(modules) < 215, name  # newer Pythons split some of their own modules
+        assert len(modules) < 225, name  # newer Pythons split some of their own modules
         assert ("skyward.node.agent" in modules) == (name not in ("skyward-forks", "skyward-runner")), name
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,10 +143,36 @@ def test_notes_are_kept_and_ours_comes_last() -> None:
     assert "raised(ValueError" in again.__notes__[-1] or "raise error" in again.__notes__[-1]
 
 
-def test_frames_of_our_own_file_are_left_out() -> None:
-    about, _ = exceptions.capture(raised(ValueError("x")), __file__)
-    assert "raise error" not in about["traceback"]
-    assert "ValueError: x" in about["traceback"]
+def test_frames_of_ours_before_the_users_are_left_out() -> None:
+    space: dict[str, Any] = {"raised": raised, "ValueError": ValueError}
+    ours = str(Path(exceptions.__file__).parents[1] / "node" / "body.py")
+    source = "def call():\n    try:\n        users()\n    except ValueError as exc:\n        return exc\n"
+    exec(compile(source, ours, "exec"), space)
+    exec(compile("def users():\n    raise ValueError('x')\n", "program.py", "exec"), space)
+    about, _ = exceptions.capture(space["call"]())
+    assert "body.py" not in about["traceback"]
+    assert 'File "program.py", line 2, in users' in about["traceback"]
+
+
+def test_lines_of_source_that_only_this_computer_has_are_filled_in(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("x = 1\ny = x / 0\n")
+    pipe = tmp_path / "pipe.py"
+    os.mkfifo(pipe)
+    secret = tmp_path / "secret.txt"
+    secret.write_text("of no concern\n")
+    text = "".join(f'  File "{path}", line 2, in f\n' for path in (program, pipe, "/dev/zero", secret, "/no\0where.py"))
+    error = exceptions.annotate(ValueError("x"), {"type": "ValueError", "message": "x", "traceback": text}, "there")
+    assert f'File "{program}", line 2, in f\n    y = x / 0\n' in error.__notes__[0]
+    assert error.__notes__[0].count("    ") == 1
+
+
+def test_notes_of_the_users_come_once() -> None:
+    error = raised(ValueError("x"))
+    error.add_note("only once")
+    about, data = exceptions.capture(error)
+    again = exceptions.annotate(exceptions.rebuild(about, data), about, "there")
+    assert "".join(traceback.format_exception(again)).count("only once") == 1
 
 
 def test_an_exception_that_python_cannot_pickle_keeps_its_type_and_attributes() -> None:

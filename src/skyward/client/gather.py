@@ -243,7 +243,7 @@ def _apply(fn: Callable[[Any], Any], items: list[Any], start: int, keep: bool) -
             if not keep:
                 set_partial(exc, dict(enumerate(results, start)))
                 raise
-            result = _Failed(*exceptions.capture(exc, __file__))
+            result = _Failed(*exceptions.capture(exc))
         results.append(result)
     return time.perf_counter() - began, results
 

@@ -56,7 +56,7 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str
             error = error or exc
         if error is None and not wanted:
             return
-        about, data = ({}, b"") if error is None else exceptions.capture(error, __file__)
+        about, data = ({}, b"") if error is None else exceptions.capture(error)
         post([ClientToAgent.end(call.id, key, about, 1)], [data])
 
     producer = Producer(send)

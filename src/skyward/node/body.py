@@ -83,7 +83,7 @@ class Bodies:
                 print(exc.code, file=sys.stderr)  # as Python does
             return "exited", {"code": code}, []
         except BaseException as exc:  # the user's exception: sent home, raised there
-            about, data = exceptions.capture(exc, __file__)
+            about, data = exceptions.capture(exc)
             told = {"error": about, "preempted": True} if isinstance(exc, Preempted) else {"error": about}
             return "error", told, [data]
 

@@ -103,7 +103,7 @@ class Runner:
             self._enter_hooks(buffers)
         except BaseException as exc:  # reported to the agent, which reports to the client
             error = exc if isinstance(exc, PluginError) else PluginError("", "around_app", repr(exc))
-            described, data = exceptions.capture(error, __file__)
+            described, data = exceptions.capture(error)
             self._send(RunnerToAgent.failed(described, 1), [data])
             self._leave(1)
         self._context = contextvars.copy_context()  # what the hooks have set holds in every call
@@ -121,7 +121,7 @@ class Runner:
                     self._hooks.enter_context(around(info))
                     self._bodies.decorators += decorators.requested()
             except BaseException as exc:
-                detail = "".join(exceptions.capture(exc, __file__)[0]["traceback"])
+                detail = "".join(exceptions.capture(exc)[0]["traceback"])
                 rank = info.rank if info.world_size > info.total_nodes else None
                 raise PluginError(name, "around_app", detail, info.node, rank) from exc
             if decorate is not None:

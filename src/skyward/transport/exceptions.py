@@ -7,11 +7,17 @@ It is rebuilt in the thread that asks for it: user code runs then, and may block
 from __future__ import annotations
 
 import io
+import linecache
+import os
 import pickle
+import re
+import stat
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
@@ -26,6 +32,9 @@ Advice = Callable[[BaseException], str]
 _MAX_PICKLE = 1 << 20
 _MAX_TEXT = 256 << 10
 _MAX_CHAIN = 16
+_MAX_SOURCE = 10 << 20
+_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+_OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_path("stdlib"), "asyncio") + os.sep)
 
 
 class PackedError(Exception):
@@ -45,15 +54,18 @@ class PackedError(Exception):
             return self._error
 
 
-def capture(exc: BaseException, skip: str = "") -> tuple[dict[str, Any], bytes]:
-    """Text (as JSON) and a pickle of the chain (empty where it cannot travel); frames of file `skip` are left out."""
-    text = "".join(traceback.format_exception(type(exc), exc, _without(exc.__traceback__, skip)))
+def capture(exc: BaseException) -> tuple[dict[str, Any], bytes]:
+    """Text (as JSON) and a pickle of the chain (empty where it cannot travel), without the frames of ours before it."""
+    data = _pickled(exc)
+    told = traceback.TracebackException(type(exc), exc, _without_ours(exc.__traceback__))
+    if data:
+        told.__notes__ = None  # they travel with the exception, and are shown below it
     described = {
         "type": _type_name(exc),
         "message": _tail(_str(exc), _MAX_TEXT),
-        "traceback": _tail(text, _MAX_TEXT),
+        "traceback": _tail("".join(told.format()), _MAX_TEXT),
     }
-    return described, _pickled(exc)
+    return described, data
 
 
 def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseException:
@@ -68,7 +80,7 @@ def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseExceptio
 
 def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseException:
     """Adds the note that says where it happened, with the remote traceback."""
-    note = f"{where}\n\nremote traceback:\n{hide(described['traceback']).rstrip()}"
+    note = f"{where}\n\nremote traceback:\n{_with_source(hide(described['traceback'])).rstrip()}"
     return exc if noted(exc, note) else RemoteError(described["type"], hide(described["message"]), note)
 
 
@@ -215,10 +227,36 @@ def _masked(value: Any) -> Any:
     return hide(value) if type(value) is str else value
 
 
-def _without(tb: TracebackType | None, skip: str) -> TracebackType | None:
-    while skip and tb is not None and tb.tb_frame.f_code.co_filename == skip:
-        tb = tb.tb_next
-    return tb
+def _without_ours(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame on that is neither ours nor of the loop that runs a coroutine for us."""
+    left = tb
+    while left is not None and left.tb_frame.f_code.co_filename.startswith(_OURS):
+        left = left.tb_next
+    return left or tb
+
+
+def _with_source(text: str) -> str:
+    """The traceback with lines of source that only this computer has: of files, and of notebooks."""
+    lines = text.splitlines()
+    filled: list[str] = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        filled.append(line)
+        frame = _FRAME.match(line)
+        if frame and not following.startswith("    ") and (source := _source(frame[1], int(frame[2]))):
+            filled.append(f"    {source}")
+    return "\n".join(filled)
+
+
+def _source(path: str, number: int) -> str:
+    """A line of a program, here; nodes name the file, so it is looked at before it is read."""
+    if path not in linecache.cache:  # which has the cells of a notebook
+        try:
+            about = os.stat(path)
+        except (OSError, ValueError):
+            return ""
+        if not path.endswith(".py") or not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_SOURCE:
+            return ""
+    return linecache.getline(path, number).strip()
 
 
 def _str(exc: BaseException) -> str:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
-from skyward.api.futures import AsyncItems
 from skyward.transport.exceptions import PackedError
 from skyward.transport.threads import run_in_thread
 
@@ -186,6 +185,8 @@ class Stream(Iterator[T]):
         return self
 
     def __aiter__(self) -> AsyncIterator[T]:
+        from skyward.api.futures import AsyncItems  # only clients that use asyncio need it
+
         return AsyncItems(self)
 
     def __next__(self) -> T:
