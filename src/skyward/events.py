@@ -23,6 +23,7 @@ __all__ = [
     "Output",
     "PoolClosed",
     "PoolClosing",
+    "PoolCost",
     "PoolOpened",
     "PoolOpening",
 ]
@@ -60,6 +61,14 @@ class PoolOpened(Event):
     nodes: int
     slots: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCost(Event):
+    """What the machines of the pool cost from now on; not told where they cost nothing."""
+
+    hourly: float
+    """Dollars an hour for all of them, with disks and public addresses; infinite where a price is not known."""
 
 
 @dataclass(frozen=True, slots=True)

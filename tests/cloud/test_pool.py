@@ -17,7 +17,7 @@ from skyward import errors, events
 from skyward.api.shell import Finished, SshTarget
 from skyward.api.spec import Spec
 from skyward.machines.ledger import Ledger, histories, state_dir
-from skyward.providers.aws.giveback import Receipt
+from skyward.providers.aws.billing import Receipt
 from skyward.providers.aws.keys import replace_host_key
 from skyward.providers.aws.provider import AWS
 from skyward.setup.ssh.shell import SshShell
@@ -213,10 +213,15 @@ def test_what_cannot_be_had_is_told_before_anything_is_created(cloud: Cloud, aws
 
 
 def test_a_limit_on_the_price_that_can_be_met_is_kept(cloud: Cloud, aws: Callable[..., AWS]) -> None:
-    with sky.ComputePool(provider=aws(), max_hourly_cost=0.05, console=False) as pool:
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(provider=aws(), max_hourly_cost=0.05, console=False)
+    pool.on_event(seen.append)
+    with pool:
         assert add(1, 2) >> pool == 3
     assert isinstance(pool.receipt, Receipt)
     assert sum(bill.hourly_cost for bill in pool.receipt.machines) <= 0.05
+    costs = [event.hourly for event in seen if isinstance(event, events.PoolCost)]
+    assert costs == [pytest.approx(sum(bill.hourly_cost for bill in pool.receipt.machines))]
 
 
 def test_machines_that_cannot_be_set_up_are_given_back(cloud: Cloud, aws: Callable[..., AWS]) -> None:

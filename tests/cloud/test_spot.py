@@ -225,7 +225,7 @@ def test_a_quota_that_counts_the_old_machine_is_waited_for(
 ) -> None:
     """And all nodes together stay within what may be spent."""
     monkeypatch.setattr(replacement, "_PAUSES", (0.1, 0.1))
-    pool, seen = opened(max_hourly_cost=0.03)
+    pool, seen = opened(max_hourly_cost=0.07)
     with pool:
         old = dict(who() @ pool)
         cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded")
@@ -234,7 +234,7 @@ def test_a_quota_that_counts_the_old_machine_is_waited_for(
         until(lambda: pool.current_nodes() == 2, 120)
         assert dict(who() @ pool)[0] == old[0]
     assert any(isinstance(e, events.NodePhase) and "no other machine yet" in e.phase for e in seen)
-    assert all(bill.hourly_cost <= 0.015 for bill in pool.receipt.machines)  # type: ignore[attr-defined]
+    assert all(bill.hourly_cost <= 0.035 for bill in pool.receipt.machines)  # type: ignore[attr-defined]
 
 
 def test_without_capacity_the_rest_goes_on_and_the_reason_is_told(

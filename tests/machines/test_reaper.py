@@ -47,7 +47,7 @@ def test_pools_are_listed_with_their_machines_price_and_condition(cloud: Cloud) 
         kinds = [leftover.kind for leftover in item.leftovers]
         assert kinds.count("machine") == 2
         assert {"security-group", "key-pair", "placement-group", "volume"} <= set(kinds)
-        assert item.hourly_cost == pytest.approx(2 * 0.1578)
+        assert item.hourly_cost == pytest.approx(2 * 0.1828)
         assert item.pool in str(item)
     assert found[used.pool].pid is not None
     cloud.aws().give_back(far.pool)

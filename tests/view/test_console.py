@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import pty
 import re
@@ -27,6 +28,7 @@ from skyward.events import (
     Output,
     PoolClosed,
     PoolClosing,
+    PoolCost,
     PoolOpened,
     PoolOpening,
 )
@@ -49,6 +51,23 @@ def terminal() -> Iterator[TextIO]:
     with open(inner, "w") as file:
         yield file
     os.close(outer)
+
+
+def test_what_machines_cost_is_told_once_and_when_it_changes(terminal: TextIO) -> None:
+    said = plain(
+        PoolOpening("demo", 2, "AWS"),
+        PoolCost("demo", 0.0669),
+        PoolOpened("demo", 2, 4, 1.23),
+        PoolCost("demo", 0.0669),
+        PoolCost("demo", math.inf),
+    )
+    assert said[1] == "skyward: machines cost $0.0669 an hour"
+    assert said[3:] == ["skyward: machines cost an unknown price"]
+    console = attach("live", file=terminal)
+    console(PoolOpening("demo", 2, "AWS"))
+    console(PoolCost("demo", 0.0669))
+    assert "AWS · 2 nodes · $0.0669 an hour · opening" in console.rows()[0][0][0]
+    console.close()
 
 
 def test_plain_lines_tell_the_story_of_a_pool() -> None:

@@ -60,6 +60,11 @@ class PoolContext:
         several = self.nodes > 1 or self.spec.processes_per_node != 1
         return several and any(plugin.around_app for plugin in self.plugins)
 
+    def tell_cost(self, hourly: float) -> None:
+        """Tells what the pool's machines cost an hour, where they cost anything."""
+        if hourly:
+            self.emit(events.PoolCost(self.name, hourly))
+
     def report(self, text: str, node: int | None = None) -> None:
         """Says what is being done, for all nodes or for one."""
         self.emit(events.NodePhase(self.name, node, hide(text)))

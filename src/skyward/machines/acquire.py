@@ -65,4 +65,5 @@ def acquire(
         leave_to_watchdog()
         raise
     steps.callback(give_back)
+    context.tell_cost(holding.hourly_cost)
     return holding

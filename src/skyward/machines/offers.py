@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from skyward.accelerators import Accelerator
 from skyward.api.provider import Offer
 from skyward.api.spec import Allocation, Architecture, Spec
+from skyward.machines.price import Price, money
 
 __all__ = [
     "CloudOffer",
@@ -54,8 +55,11 @@ class Shape:
     bare_metal: bool = False
     outdated: bool = False
     burstable: bool = False
+    """Whether its CPUs run at full speed only for as long as it has credits."""
     cluster: bool = False
     """Whether several of them can be placed close together."""
+    disk_mbps: float = 0.0
+    """What it can read from its disks in MB/s; 0 where that is not known."""
     markets: tuple[Market, ...] = ("on-demand", "spot")
 
 
@@ -73,7 +77,11 @@ class CloudOffer(Offer):
     accelerator_gb: int = 0
     """Which variant of the accelerator it is, by its memory as it is sold; 0 where that is not known."""
     price: PriceSource = "unknown"
+    parts: Price = field(default_factory=Price)
+    """What `hourly_cost` consists of."""
     cluster: bool = False
+    burstable: bool = False
+    disk_mbps: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.kind} ({self.market}, {self.zone or self.region})"
@@ -143,8 +151,11 @@ def wish(spec: Spec) -> str:
     return f"{nodes} {'node' if nodes == 1 else 'nodes'}{each}, {spec.allocation}"
 
 
-def unfit(shape: Shape, spec: Spec, burstable: bool = True) -> str | None:
-    """Why machines of this shape will not do, or None if they will; a short reason names both values."""
+def unfit(shape: Shape, spec: Spec, burstable: bool = True, named: bool = False) -> str | None:
+    """Why machines of this shape will not do, or None if they will; a short reason names both values.
+
+    `named`: the user asks for this very kind, and it only has to have what else they said.
+    """
     requested = spec.accelerator
     if requested is not None:
         reason = _other_accelerator(shape, requested)
@@ -152,21 +163,22 @@ def unfit(shape: Shape, spec: Spec, burstable: bool = True) -> str | None:
             return reason
     elif shape.accelerator:
         return f"has {shape.accelerators} x {shape.accelerator}, none asked (accelerator=... asks for it)"
-    vcpus = spec.vcpus or (_LEAST_VCPUS if requested is None else 1)
-    memory = spec.memory_gb or (_LEAST_GB if requested is None else 1)
-    architecture = spec.architecture or ("x86_64" if requested is None else None)
+    usual = requested is None and not named
+    vcpus = spec.vcpus or (_LEAST_VCPUS if usual else 1)
+    memory = spec.memory_gb or (_LEAST_GB if usual else 0.5)
+    architecture = spec.architecture or ("x86_64" if usual else None)
     if shape.vcpus < vcpus:
         return f"{shape.vcpus:g} vCPUs, {vcpus:g} asked"
     if shape.memory_gb < memory * (1 - _TOLERANCE):
         return f"{shape.memory_gb:g} GB of memory, {memory:g} asked"
     if architecture is not None and architecture not in shape.architectures:
         return f"{'/'.join(shape.architectures)}, {architecture} asked"
-    if shape.bare_metal:
+    if shape.bare_metal and not named:
         return "bare metal, which takes many minutes to start"
-    if shape.outdated and requested is None:
+    if shape.outdated and usual:
         return "of an old generation"
     if shape.burstable and not burstable:
-        return "its CPUs are burstable (exclude_burstable=True)"
+        return "its CPUs are burstable: fast for a while, then slow"
     return None
 
 
@@ -181,8 +193,10 @@ def variant(shape: Shape, requested: Accelerator | None) -> int:
 
 
 def ordered(offers: Iterable[CloudOffer], allocation: Allocation) -> list[CloudOffer]:
-    """Offers of the price classes that are allowed, in the order in which they are tried."""
-    by_price = sorted(offers, key=lambda o: (o.hourly_cost, o.vcpus or 0, o.memory_gb or 0, o.kind, o.zone))
+    """Offers of the price classes that are allowed, in the order in which they are tried: at one price, newer first."""
+    by_price = sorted(
+        offers, key=lambda o: (o.hourly_cost, -_generation(o.kind), o.vcpus or 0, o.memory_gb or 0, o.kind, o.zone)
+    )
     spot = [offer for offer in by_price if offer.market == "spot"]
     demand = [offer for offer in by_price if offer.market == "on-demand"]
     match allocation:
@@ -212,11 +226,6 @@ def affordable(
     return kept, [RuledOut(str(offer), _too_expensive(offer, nodes, limit)) for offer in expensive.values()]
 
 
-def money(dollars: float) -> str:
-    """Dollars, with as many digits as matter."""
-    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
-
-
 def _too_expensive(offer: CloudOffer, nodes: int, limit: float) -> str:
     total = nodes * offer.hourly_cost
     if math.isinf(total):
@@ -241,6 +250,12 @@ def _other_accelerator(shape: Shape, requested: Accelerator) -> str | None:
     if requested.exact and shape.accelerator_gb and not _about(shape.accelerator_gb, requested.memory_gb):
         return f"its {shape.accelerator} has {shape.accelerator_gb:.0f} GB, {requested.memory_gb} GB asked"
     return None
+
+
+def _generation(kind: str) -> int:
+    """Which generation of its family a kind is: 6 for "m6i.large", 0 where its name does not say."""
+    found = re.match(r"[a-z]+(\d+)", kind)
+    return int(found[1]) if found else 0
 
 
 def _about(reported: float, asked: float) -> bool:

@@ -173,6 +173,7 @@ class PoolHosts:
             self._setup.release(self.by_node[node])
             self._addresses[node], self.by_node[node] = address, host
             self.dask.rejoin(node)
+            self._context.tell_cost(sum(machine.hourly_cost for machine in self._machines))
             threading.Thread(target=supply.discard, args=(old,), name="skyward-discard", daemon=True).start()
 
         return put_in_place

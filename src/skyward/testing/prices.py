@@ -8,9 +8,9 @@ __all__ = ["TABLE"]
 # On-demand, Linux, shared tenancy, dollars an hour: the price of the smallest size listed, then the sizes and how
 # many times that price each is. Only families in which that holds exactly are written so.
 _DOUBLING = """
-t3 0.0416 medium:1 large:2 xlarge:4 2xlarge:8
-t3a 0.0376 medium:1 large:2 xlarge:4 2xlarge:8
-t4g 0.0336 medium:1 large:2 xlarge:4 2xlarge:8
+t3 0.0052 nano:1 micro:2 small:4 medium:8 large:16 xlarge:32 2xlarge:64
+t3a 0.0047 nano:1 micro:2 small:4 medium:8 large:16 xlarge:32 2xlarge:64
+t4g 0.0042 nano:1 micro:2 small:4 medium:8 large:16 xlarge:32 2xlarge:64
 m5 0.096 large:1 xlarge:2 2xlarge:4 4xlarge:8 8xlarge:16 12xlarge:24 16xlarge:32 24xlarge:48
 m5a 0.086 large:1 xlarge:2 2xlarge:4 4xlarge:8
 m6i 0.096 large:1 xlarge:2 2xlarge:4 4xlarge:8 8xlarge:16 12xlarge:24

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from skyward.testing.wire import Answer, Request, error, listed, reply, xml
 
-__all__ = ["IMAGES", "images", "parameter", "products", "spot_prices"]
+__all__ = ["GP3", "IMAGES", "IMAGE_GB", "images", "parameter", "products", "spot_prices"]
 
 _GPU = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-{}/latest/ami-id"
 _CPU = "/aws/service/canonical/ubuntu/server/{}/stable/current/{}/hvm/{}/ami-id"
@@ -21,6 +21,11 @@ IMAGES = {
     "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id": "ami-00000000000000006",
 }
 """Public parameter -> the image that it names."""
+IMAGE_GB = {"ami-00000000000000004": 65, "ami-00000000000000005": 65, "ami-00000000000000006": 50}
+"""Image -> size of its disk in GB, where it is not 8: those with drivers are large."""
+GP3 = {"EBS:VolumeUsage.gp3": 0.08, "EBS:VolumeP-IOPS.gp3": 0.005, "EBS:VolumeP-Throughput.gp3": 40.96}
+"""What volumes cost a month: a GB, an IOPS, and a GiB/s."""
+_PAGE = 100
 
 
 def images(request: Request) -> Answer:
@@ -34,7 +39,8 @@ def images(request: Request) -> Answer:
         f"<item><imageId>{id}</imageId><imageState>available</imageState>"
         f"<architecture>{'arm64' if 'arm64' in names[id] else 'x86_64'}</architecture>"
         "<rootDeviceName>/dev/sda1</rootDeviceName><rootDeviceType>ebs</rootDeviceType><blockDeviceMapping><item>"
-        "<deviceName>/dev/sda1</deviceName><ebs><volumeSize>8</volumeSize></ebs></item></blockDeviceMapping></item>"
+        f"<deviceName>/dev/sda1</deviceName><ebs><volumeSize>{IMAGE_GB.get(id, 8)}</volumeSize></ebs></item>"
+        "</blockDeviceMapping></item>"
         for id in requested or names
     ]
     return xml("DescribeImages", f"<imagesSet>{''.join(items)}</imagesSet>")
@@ -49,15 +55,30 @@ def parameter(request: Request) -> Answer:
 
 
 def products(request: Request, demand: Callable[[str, str], Mapping[str, float]]) -> Answer:
-    """GetProducts: on-demand prices of one type, or of all."""
-    requested: dict[str, str] = {f["Field"]: f["Value"] for f in json.loads(request.params.get("Filters", "[]"))}
+    """GetProducts: on-demand prices of some types, or of all, and of gp3 volumes; a hundred a page."""
+    asked: list[dict[str, str]] = json.loads(request.params.get("Filters", "[]"))
+    requested = {item["Field"]: item["Value"] for item in asked}
+    several = {item["Field"] for item in asked if item["Type"] == "ANY_OF"}
     region = requested.get("regionCode", "")
-    found: list[str] = []
-    for kind, price in demand(requested.get("instanceType", ""), region).items():
-        terms = {"t": {"priceDimensions": {"d": {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}}}}}
-        product = {"attributes": {"instanceType": kind, "regionCode": region}}
-        found.append(json.dumps({"product": product, "terms": {"OnDemand": terms}}))
-    return reply({"FormatVersion": "aws_v1", "PriceList": found})
+    if requested.get("volumeApiName") == "gp3":
+        return reply({"FormatVersion": "aws_v1", "PriceList": [_product("usagetype", *p, region) for p in GP3.items()]})
+    kinds = requested.get("instanceType", "")
+    prices = {
+        kind: price
+        for one in (kinds.split(",") if "instanceType" in several else [kinds])
+        for kind, price in demand(one, region).items()
+    }
+    first = int(request.params.get("NextToken") or 0)
+    page = list(prices.items())[first : first + _PAGE]
+    answer = {"FormatVersion": "aws_v1", "PriceList": [_product("instanceType", *item, region) for item in page]}
+    more = {"NextToken": str(first + _PAGE)} if first + _PAGE < len(prices) else {}
+    return reply({**answer, **more})
+
+
+def _product(name: str, value: str, price: float, region: str) -> str:
+    terms = {"t": {"priceDimensions": {"d": {"pricePerUnit": {"USD": f"{price:.10f}"}}}}}
+    product = {"attributes": {name: value, "regionCode": region}}
+    return json.dumps({"product": product, "terms": {"OnDemand": terms}})
 
 
 def spot_prices(request: Request, spot: Callable[[str, str], float | None]) -> Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import math
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import TextIO
 
 from skyward import events as on
 from skyward.errors import InvalidArgument
+from skyward.machines.price import money
 from skyward.view.gpus import gpu_cell
 from skyward.view.terminal import Cell, Feed, Terminal, clean, is_terminal, plain, styled
 
@@ -106,6 +108,10 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def _rate(hourly: float) -> str:
+    return f"{money(hourly)} an hour" if math.isfinite(hourly) else "an unknown price"
+
+
 def _ranks(running: Sequence[_Running]) -> str:
     """The ranks that run a call, for the view."""
     ranks = sorted({rank for _, _, rank in running if rank is not None})
@@ -118,7 +124,7 @@ class Console:
     def __init__(self, feed: Feed | None, *, live: bool = False) -> None:
         self.live = live
         self._feed, self._lock = feed, threading.Lock()
-        self._pool = self._provider = self._stage = ""
+        self._pool = self._provider = self._stage = self._cost = ""
         self._nodes: dict[int, _Node] = {}
         self._tags: dict[tuple[int, int | None, bool], str] = {}
         self._processes: int | str = 1  # a node; each is a rank
@@ -181,7 +187,7 @@ class Console:
             if not self._stage:
                 return []
             opening = self._stage == "opening"
-            head = [f"skyward {self._pool}", self._provider, _counted(len(self._nodes), "node")]
+            head = [f"skyward {self._pool}", self._provider, _counted(len(self._nodes), "node"), self._cost]
             head += [] if opening else [_counted(self._slots, "slot"), f"{self._done:,} done, {self._failed:,} failed"]
             head += [] if self._stage == "open" else [self._stage]
             rows = [[(" · ".join([*filter(None, head), _elapsed(now - self._began)]), _BOLD)]]
@@ -266,6 +272,9 @@ class Console:
                 self._nodes = {number: _Node() for number in range(count)}
                 self._began = time.monotonic()
                 return None if self.live else f"opening {_counted(count, 'node')} on {provider}"
+            case on.PoolCost(hourly=hourly):
+                before, self._cost = self._cost, _rate(hourly)
+                return None if self.live or before == self._cost else f"machines cost {self._cost}"
             case on.NodePhase(node=number, phase=phase):
                 told = list(self._nodes.values()) if number is None else [self._node(number)]
                 changed = [node for node in told if node.phase != phase]

@@ -31,7 +31,7 @@ def shared() -> Iterator[Cloud]:
 @pytest.fixture
 def cloud(shared: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     shared.forget()
-    prices._lists.clear()
+    prices.forget()
     monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
     for name, value in shared.environ.items():
         monkeypatch.setenv(name, value)
@@ -67,7 +67,7 @@ def test_an_accelerator_leads_to_the_cheapest_type_that_has_it(
 def test_the_wish_for_cpus_is_met_by_the_cheapest_machine_without_accelerators(cloud: Cloud) -> None:
     aws = cloud.aws()
     small = aws.offers(Spec()).offers[0]
-    assert small.kind == "t3a.medium"
+    assert small.kind == "c6a.large"
     large = aws.offers(Spec(vcpus=8, memory_gb=30)).offers[0]
     assert large.vcpus is not None
     assert large.vcpus >= 8
@@ -75,8 +75,36 @@ def test_the_wish_for_cpus_is_met_by_the_cheapest_machine_without_accelerators(c
     assert large.memory_gb >= 30 * 0.92
     arm = aws.offers(Spec(architecture="arm64")).offers
     assert {offer.architecture for offer in arm} == {"arm64"}
-    steady = cloud.aws(exclude_burstable=True).offers(Spec()).offers
-    assert not any(offer.kind.startswith("t") for offer in steady)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({}, {"c6a.large"}),
+        ({"burstable": True}, {"t3a.medium"}),
+        ({"instance_types": ["t3.*", "c5.large"]}, {"t3.medium"}),
+        ({"instance_types": ["t3.medium"], "exclude_burstable": True}, set()),
+        ({"instance_types": ["?3a.medium"]}, set()),
+        ({"instance_types": "t4g.medium"}, {"t4g.medium"}),
+        ({"instance_types": "t3.micro"}, {"t3.micro"}),
+    ],
+    ids=str,
+)
+def test_burstable_machines_are_taken_only_when_asked_for(
+    cloud: Cloud, settings: dict[str, object], kinds: set[str]
+) -> None:
+    """And a type that is named needs no more than what the spec says."""
+    plan = cloud.aws(**settings).offers(Spec())
+    assert {offer.kind for offer in plan.offers[:1]} == kinds
+    assert any(offer.burstable for offer in plan) == ("burstable types run with standard credits" in str(plan))
+    if not kinds:
+        assert "its CPUs are burstable: fast for a while, then slow" in str(plan)
+
+
+def test_of_two_machines_at_one_price_the_newer_is_tried_first(cloud: Cloud) -> None:
+    cloud.prices = {"m5.large": 0.1, "m7i.large": 0.1, "m6i.large": 0.1}
+    offers = cloud.aws(instance_types=list(cloud.prices)).offers(Spec(allocation="on-demand")).offers
+    assert list(dict.fromkeys(offer.kind for offer in offers)) == ["m7i.large", "m6i.large", "m5.large"]
 
 
 def test_planning_creates_nothing(cloud: Cloud) -> None:
@@ -89,6 +117,8 @@ def test_planning_creates_nothing(cloud: Cloud) -> None:
         "DescribeInstanceTypeOfferings",
         "DescribeSpotPriceHistory",
         "GetProducts",
+        "GetParameter",
+        "DescribeImages",
     }
 
 
@@ -100,9 +130,9 @@ def test_what_is_ruled_out_has_a_reason(cloud: Cloud) -> None:
     assert any("a fraction of one L4" in str(item) for item in fractions.ruled_out)
     named = cloud.aws(instance_types=["g4dn.*", "c5.large"]).offers(Spec(accelerator="T4"))
     assert any(item.what == "c5.large" for item in named.ruled_out)
-    dear = cloud.aws().offers(Spec(accelerator="T4", nodes=4, max_hourly_cost=0.64))
+    dear = cloud.aws().offers(Spec(accelerator="T4", nodes=4, max_hourly_cost=0.74))
     assert [(offer.kind, offer.zone) for offer in dear.offers] == [("g4dn.xlarge", "us-east-1a")]
-    assert any("max_hourly_cost=0.64" in item.why for item in dear.ruled_out)
+    assert any("max_hourly_cost=0.74" in item.why for item in dear.ruled_out)
 
 
 def test_without_memory_every_variant_is_tried_the_cheapest_first(cloud: Cloud) -> None:
@@ -186,14 +216,14 @@ def test_who_may_not_ask_for_prices_is_told_and_none_is_made_up(cloud: Cloud) ->
 def test_without_spot_prices_the_on_demand_price_is_the_limit(cloud: Cloud) -> None:
     cloud.fail("DescribeSpotPriceHistory", "UnauthorizedOperation", times=-1)
     spot = cloud.aws().offers(Spec(accelerator="T4")).offers[0]
-    assert (spot.market, spot.price, spot.hourly_cost) == ("spot", "at most", TABLE["g4dn.xlarge"])
+    assert (spot.market, spot.price, spot.parts.machine) == ("spot", "at most", TABLE["g4dn.xlarge"])
 
 
 def test_prices_are_asked_of_the_cloud(cloud: Cloud) -> None:
     assert cloud.prices is not None
     cloud.prices["g4dn.xlarge"] = 0.5
     demand = cloud.aws().offers(Spec(accelerator="T4", allocation="on-demand")).offers[0]
-    assert (demand.price, demand.hourly_cost) == ("live", 0.5)
+    assert (demand.price, demand.parts.machine) == ("live", 0.5)
 
 
 def test_all_nodes_in_one_zone_come_before_spreading_them() -> None:
@@ -306,6 +336,9 @@ def test_places_and_types_that_do_not_exist_are_told_before_anything_is_created(
         ({"use_private_ip": "yes"}, "True nor False"),
         ({"placement_group": "mine"}, "True nor False"),
         ({"root_disk_gb": 0}, "root_disk_gb"),
+        ({"root_disk_throughput": 100}, "125 to 2000 MiB/s"),
+        ({"burstable": 1}, "True nor False"),
+        ({"burstable": True, "exclude_burstable": True}, "contradict each other"),
         ({"lease": -1}, "lease=-1"),
         ({"lease": 59}, "60 s to boot"),
         ({"ssh_from": "my house"}, "203.0.113.7"),

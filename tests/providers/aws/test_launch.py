@@ -54,7 +54,7 @@ def test_machines_run_and_can_be_reached_when_acquire_returns(cloud: Cloud) -> N
         assert (machine.ssh.host_keys, machine.ssh.config) == ("strict", False)
         assert machine.private_ip.startswith("172.31.")
     assert said[0] == "asking for 3 x g4dn.xlarge (spot, us-east-1a)"
-    assert held.hourly_cost == pytest.approx(3 * 0.1578)
+    assert held.hourly_cost == pytest.approx(3 * 0.1828)
     assert not held.machines[0].is_local
     assert isinstance(held.machines[0], Machine)
 

@@ -58,6 +58,7 @@ def shape(described: dict[str, Any]) -> Shape:
         outdated=not described.get("CurrentGeneration", True),
         burstable=bool(described.get("BurstablePerformanceSupported")),
         cluster="cluster" in (described.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
+        disk_mbps=float(described.get("EbsInfo", {}).get("EbsOptimizedInfo", {}).get("MaximumThroughputInMBps") or 0.0),
         markets=tuple(markets),
     )
 

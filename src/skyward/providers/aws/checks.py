@@ -12,10 +12,12 @@ from typing import Any, cast
 from skyward.errors import InvalidArgument
 
 __all__ = [
+    "check_burstable",
     "check_flag",
     "check_lease",
     "check_region",
     "check_text",
+    "check_throughput",
     "check_zones",
     "tag_pairs",
     "texts",
@@ -76,6 +78,20 @@ def check_flag(name: str, value: object) -> None:
     """Refuses what is neither yes nor no."""
     if not isinstance(value, bool):
         raise InvalidArgument(f"{name}={value!r} is neither True nor False. Give one of them.")
+
+
+def check_throughput(value: object) -> None:
+    """Refuses what no gp3 volume has."""
+    if value is not None and not (type(value) is int and 125 <= value <= 2000):
+        raise InvalidArgument(
+            f"root_disk_throughput={value!r}: gp3 volumes have 125 to 2000 MiB/s. Give a number of these."
+        )
+
+
+def check_burstable(burstable: bool, excluded: bool) -> None:
+    """Refuses to choose burstable types and to leave them out."""
+    if burstable and excluded:
+        raise InvalidArgument("burstable=True and exclude_burstable=True contradict each other. Give one of them.")
 
 
 def tag_pairs(tags: object) -> tuple[tuple[str, str], ...]:

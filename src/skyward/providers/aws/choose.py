@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from skyward.accelerators import Accelerator
 from skyward.api.spec import Spec
+from skyward.errors import InvalidArgument
 from skyward.machines.offers import CloudOffer, Plan, RuledOut, Shape, affordable, money, ordered, unfit, variant, wish
+from skyward.machines.price import Price
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.catalogue import offerings, shapes
-from skyward.providers.aws.images import image_parameter
+from skyward.providers.aws.disk import Disk, root_disk
+from skyward.providers.aws.images import MachineImage, image_parameter
 from skyward.providers.aws.network import Subnet
-from skyward.providers.aws.prices import Prices, ask
+from skyward.providers.aws.prices import PUBLIC_ADDRESS, Prices, ask
 
 __all__ = ["Choice", "attempts", "make_plan", "variant_of"]
 
@@ -25,11 +29,30 @@ _KINDS = 8
 class Choice:
     """The provider's settings that matter for choosing."""
 
+    image: Callable[[CloudOffer], MachineImage]
+    """The image that machines of an offer start from."""
     kinds: tuple[str, ...] = ()
     zones: tuple[str, ...] = ()
-    burstable: bool = True
+    burstable: bool | None = None
+    """Whether types with burstable CPUs will do; None: those that are named."""
     own_image: bool = False
     ubuntu: str = "24.04"
+    root_gb: int | None = None
+    throughput: int | None = None
+    """Of the root disk, in MiB/s."""
+    private: bool = False
+    """Whether machines have no public address."""
+
+    def unfit(self, shape: Shape, spec: Spec) -> str | None:
+        """Why machines of this shape will not do."""
+        # a pattern such as "*.large" names no family
+        named = any(fnmatchcase(shape.kind, kind) for kind in self.kinds if kind[0] not in "*?[")
+        burstable = named if self.burstable is None else self.burstable
+        return unfit(shape, spec, burstable, shape.kind in self.kinds)
+
+    def disk(self, offer: CloudOffer) -> Disk:
+        """The root disk of a machine."""
+        return root_disk(self.image(offer).root_gb, self.root_gb, self.throughput, offer.disk_mbps)
 
 
 def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequence[Subnet]) -> Plan:
@@ -38,7 +61,7 @@ def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequenc
     fitting: list[Shape] = []
     out: list[RuledOut] = []
     for shape in known:
-        reason = unfit(shape, spec, choice.burstable) or _without_image(shape, spec, choice)
+        reason = choice.unfit(shape, spec) or _without_image(shape, spec, choice)
         if reason is None:
             fitting.append(shape)
         elif choice.kinds or _near(shape, spec):
@@ -55,12 +78,16 @@ def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequenc
             offers += some
             out += why
     kept, too_expensive = affordable(ordered(offers, spec.allocation), count, spec.max_hourly_cost)
+    if too_expensive and not kept and all(math.isinf(offer.hourly_cost) for offer in offers):
+        out = [*_unpriced(notes, spec), *out]
     kinds = list(dict.fromkeys(offer.kind for offer in kept))
     if len(kinds) > _KINDS:
         notes.append(f"{len(kinds) - _KINDS} more expensive types fit as well and are not tried, e.g. {kinds[_KINDS]}")
         kept = [offer for offer in kept if offer.kind in kinds[:_KINDS]]
     if kept and spec.max_hourly_cost is None and kept[0].price == "at most":
         notes.append(f"spot prices are not known; at most {money(count * kept[0].hourly_cost)} an hour")
+    if kept:
+        notes += _explained(kept, choice)
     where = f"AWS in {api.account.region}"
     return Plan(where, wish(spec), count, tuple(kept), (*too_expensive, *out), tuple(notes))
 
@@ -106,29 +133,64 @@ def _offers(
     made: list[CloudOffer] = []
     for market in shape.markets:
         for zone in zones:
-            cost, source = prices.of(shape.kind, zone, market)
-            made.append(
-                CloudOffer(
-                    name=f"{shape.kind} ({market}, {zone})",
-                    hourly_cost=cost,
-                    vcpus=shape.vcpus,
-                    memory_gb=shape.memory_gb,
-                    kind=shape.kind,
-                    region=region,
-                    zone=zone,
-                    market=market,
-                    architecture=architecture or "arm64",
-                    accelerator=shape.accelerator,
-                    accelerators=shape.accelerators,
-                    accelerator_gb=variant(shape, spec.accelerator),
-                    price=source,
-                    cluster=shape.cluster,
-                )
+            offer = CloudOffer(
+                name=f"{shape.kind} ({market}, {zone})",
+                vcpus=shape.vcpus,
+                memory_gb=shape.memory_gb,
+                kind=shape.kind,
+                region=region,
+                zone=zone,
+                market=market,
+                architecture=architecture or "arm64",
+                accelerator=shape.accelerator,
+                accelerators=shape.accelerators,
+                accelerator_gb=variant(shape, spec.accelerator),
+                cluster=shape.cluster,
+                burstable=shape.burstable,
+                disk_mbps=shape.disk_mbps,
             )
+            try:
+                made.append(_priced(offer, choice, prices))
+            except InvalidArgument as exc:
+                if choice.own_image:
+                    raise
+                return [], [RuledOut(shape.kind, str(exc).partition(". ")[0])]
     requested = {"spot": ("spot",), "on-demand": ("on-demand",)}.get(spec.allocation, ("spot", "on-demand"))
     if not set(requested) & set(shape.markets):
         return [], [RuledOut(shape.kind, f"not offered as {spec.allocation}")]
     return made, []
+
+
+def _priced(offer: CloudOffer, choice: Choice, prices: Prices) -> CloudOffer:
+    """The offer with its whole price: machine, disk and public address."""
+    machine, source = prices.of(offer.kind, offer.zone, offer.market)
+    parts = Price(machine, prices.disk.hourly(choice.disk(offer)), 0.0 if choice.private else PUBLIC_ADDRESS)
+    return replace(offer, hourly_cost=parts.total, parts=parts, price=source)
+
+
+def _explained(offers: Sequence[CloudOffer], choice: Choice) -> list[str]:
+    """What the price consists of, and what is not in it."""
+    first = offers[0]
+    said = [f"one node of the first: {first.parts} an hour ({choice.disk(first)})" if first.parts.known else ""]
+    said.append(
+        "traffic is not counted: in us-east-1 it is $0.09 a GB that leaves AWS, $0.01 a GB each way between zones"
+    )
+    if any(offer.burstable for offer in offers):
+        said.append(
+            "burstable types run with standard credits: slow once these are used up, and never billed beyond the price"
+        )
+    return [text for text in said if text]
+
+
+def _unpriced(notes: Sequence[str], spec: Spec) -> list[RuledOut]:
+    why = "; ".join(note.removeprefix("prices: ") for note in notes) or "AWS has no prices for these types"
+    return [
+        RuledOut(
+            "prices",
+            f"{why}. Without a price nothing is known to stay within max_hourly_cost={spec.max_hourly_cost:g}: have "
+            "pricing:GetProducts allowed, try again later, or leave max_hourly_cost out",
+        )
+    ]
 
 
 def _without_image(shape: Shape, spec: Spec, choice: Choice) -> str | None:
@@ -148,7 +210,7 @@ def _absent(
         return []
     if spec.accelerator is None:
         largest = sorted(known, key=lambda shape: (shape.vcpus, shape.memory_gb))[:-4:-1]
-        reasons = [(shape.kind, unfit(shape, spec, choice.burstable)) for shape in largest]
+        reasons = [(shape.kind, choice.unfit(shape, spec)) for shape in largest]
         return [RuledOut(kind, reason) for kind, reason in reasons if reason] or [
             RuledOut("CPUs", f"no machine in {region} has about {spec.vcpus or 2:g} of them")
         ]

@@ -5,62 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from skyward.errors import CloudRefused, NotGivenBack
 from skyward.machines.ledger import History, Ledger, Record
-from skyward.machines.offers import money
+from skyward.machines.price import Price, money
 from skyward.providers.aws.api import Api, Report
+from skyward.providers.aws.billing import Bill, Receipt
 from skyward.providers.aws.inventory import Thing, delete, things
 from skyward.providers.aws.machines import CloudMachine, described, end, tagged
 from skyward.providers.aws.ownership import Claim, remark
 
-__all__ = ["Bill", "Receipt", "give_back"]
-
-_LEAST_SECONDS = 60.0  # what AWS charges for at least
-
-
-@dataclass(frozen=True)
-class Bill:
-    """What one machine cost."""
-
-    id: str
-    kind: str
-    zone: str
-    market: str
-    seconds: float
-    hourly_cost: float
-
-    @property
-    def cost(self) -> float:
-        """Dollars, disks and traffic not counted."""
-        return max(self.seconds, _LEAST_SECONDS) * self.hourly_cost / 3600
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a pool created, what of it was read back as gone, and what it cost."""
-
-    pool: str
-    region: str
-    machines: tuple[Bill, ...] = ()
-    created: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """What the user should know, such as that something strange carries the pool's tag."""
-
-    @property
-    def total(self) -> float:
-        """Dollars for all machines, disks and traffic not counted."""
-        return sum(bill.cost for bill in self.machines)
-
-    def __str__(self) -> str:
-        lines = [
-            f"pool {self.pool} in {self.region}: {len(self.created)} things created, {len(self.gone)} confirmed gone",
-            *(f"  {b.id}  {b.kind} ({b.market}, {b.zone})  {b.seconds:,.0f} s  {money(b.cost)}" for b in self.machines),
-            f"  total {money(self.total)}",
-            *(f"  {text}" for text in self.remarks),
-        ]
-        return "\n".join(lines)
+__all__ = ["give_back"]
 
 
 @dataclass
@@ -214,15 +170,24 @@ def _names(some: Iterable[Thing]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_named(thing) for thing in some))
 
 
-def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, object], asked: float, work: _Work) -> Bill:
+def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, Any], asked: float, work: _Work) -> Bill:
     began = machine.launched if machine is not None and machine.launched else asked
     ended = (machine.ended if machine is not None else None) or work.ended.get(id) or time.time()
-    price = float(str(details["price"])) if "price" in details else machine.hourly_cost if machine is not None else 0.0
     return Bill(
         id,
         machine.kind if machine is not None else str(details.get("type", "")),
         machine.zone if machine is not None else str(details.get("zone", "")),
-        machine.market if machine is not None else str(details.get("market", "")),
+        machine.market if machine is not None else details.get("market", "on-demand"),
         max(0.0, ended - began),
-        0.0 if price == float("inf") else price,
+        _price(machine, details),
+        machine.taken_back if machine is not None else False,
     )
+
+
+def _price(machine: CloudMachine | None, details: Mapping[str, Any]) -> Price:
+    """What a machine cost an hour: as the ledger says, or, where that says nothing, as its tags do."""
+    recorded = details.get("parts") or ({"machine": details["price"]} if "price" in details else None)
+    try:
+        return Price.read(recorded) if recorded else machine.price if machine is not None else Price()
+    except ValueError:
+        return machine.price if machine is not None else Price()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from skyward.errors import CloudRefused, InvalidArgument
+from skyward.machines.offers import CloudOffer
 from skyward.providers.aws.api import Api
 
-__all__ = ["MachineImage", "find_image", "image_parameter"]
+__all__ = ["MachineImage", "find_image", "image_finder", "image_parameter"]
 
 # The open kernel driver of the base image begins with Turing.
 _BEFORE_TURING = ("V100", "P100", "P40", "P4", "M60", "K80")
@@ -63,6 +66,17 @@ def find_image(api: Api, name: str, architecture: str) -> MachineImage:
     mappings: list[dict[str, Any]] = image.get("BlockDeviceMappings") or []
     sizes = [m["Ebs"].get("VolumeSize", 0) for m in mappings if m.get("DeviceName") == root and m.get("Ebs")]
     return MachineImage(id, root, int(sizes[0]) if sizes else 0)
+
+
+def image_finder(api: Api, ami: str | None, ubuntu: str) -> Callable[[CloudOffer], MachineImage]:
+    """Finds the image that machines of an offer start from; each image is asked for once."""
+    found = cache(partial(find_image, api))
+
+    def image_of(offer: CloudOffer) -> MachineImage:
+        name = ami or image_parameter(offer.accelerator, offer.architecture, ubuntu)
+        return found(name or "", offer.architecture)
+
+    return image_of
 
 
 def _named(api: Api, name: str) -> str:

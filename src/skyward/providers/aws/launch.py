@@ -12,11 +12,12 @@ from skyward.errors import CloudError, CloudRefused, NoCapacity
 from skyward.machines.ledger import Ledger
 from skyward.machines.offers import CloudOffer
 from skyward.providers.aws.api import Api, Report
+from skyward.providers.aws.disk import root_disk
 from skyward.providers.aws.errors import QuotaExceeded, quota_of
 from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import FRESH
-from skyward.providers.aws.tags import PRICE, Terms, filters, resource_name, specification
+from skyward.providers.aws.tags import Terms, filters, price_tags, resource_name, specification
 
 __all__ = ["Order", "ensure_placement", "launch", "request", "wait_ready"]
 
@@ -38,6 +39,8 @@ class Order:
     image: Callable[[CloudOffer], MachineImage]
     user_data: str
     root_gb: int | None = None
+    throughput: int | None = None
+    """Of the root disk, in MiB/s."""
     private: bool = False
     profile: str | None = None
     close: bool = False
@@ -134,7 +137,8 @@ def request(
     order: Order, offer: CloudOffer, image: MachineImage, least: int, most: int, token: str, close: str | None = None
 ) -> dict[str, Any]:
     """The parameters of RunInstances."""
-    tags = {**order.terms.tags, PRICE: f"{offer.hourly_cost:.6g}"}
+    tags = {**order.terms.tags, **price_tags(offer.parts)}
+    disk = root_disk(image.root_gb, order.root_gb, order.throughput, offer.disk_mbps)
     kinds = ["instance", "volume", "network-interface"]
     params: dict[str, Any] = {
         "ImageId": image.id,
@@ -157,10 +161,10 @@ def request(
             {
                 "DeviceName": image.root_device,
                 "Ebs": {
-                    "VolumeSize": max(order.root_gb or 0, image.root_gb)
-                    if order.root_gb
-                    else max(50, image.root_gb + 30),
+                    "VolumeSize": disk.gb,
                     "VolumeType": "gp3",
+                    "Throughput": disk.throughput,
+                    "Iops": disk.iops,
                     "DeleteOnTermination": True,
                 },
             }
@@ -173,6 +177,9 @@ def request(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
+    if offer.burstable:
+        # EC2 would take "unlimited", which bills CPU time beyond the price that the user was told
+        params["CreditSpecification"] = {"CpuCredits": "standard"}
     if order.profile is not None:
         params["IamInstanceProfile"] = {"Arn" if order.profile.startswith("arn:") else "Name": order.profile}
     if close is not None:
@@ -210,7 +217,13 @@ def _ask(order: Order, offer: CloudOffer, least: int, most: int, spread: bool) -
     )
     # A token of its own: repeating the call for want of an answer brings the same machines, never more.
     token = uuid.uuid4().hex
-    details = {"type": offer.kind, "zone": offer.zone, "market": offer.market, "price": offer.hourly_cost}
+    details: dict[str, Any] = {
+        "type": offer.kind,
+        "zone": offer.zone,
+        "market": offer.market,
+        "price": offer.hourly_cost,
+    }
+    details["parts"] = offer.parts.record()
     call = order.ledger.intent("instance", region=offer.region, token=token, count=most, **details)
     params = request(order, offer, image, least, most, token, close)
     order.report(f"asking for {most} x {offer}")

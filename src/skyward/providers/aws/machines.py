@@ -13,8 +13,9 @@ from skyward.api.shell import SshTarget
 from skyward.errors import CloudRefused, InvalidArgument
 from skyward.machines.ledger import pool_dir
 from skyward.machines.offers import Market
+from skyward.machines.price import Price
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.tags import POOL, PRICE, as_dict, expiry, filters
+from skyward.providers.aws.tags import POOL, as_dict, expiry, filters, price_of
 
 __all__ = ["CloudMachine", "State", "described", "end", "machine", "tagged"]
 
@@ -30,6 +31,8 @@ class CloudMachine(Machine):
     zone: str = ""
     kind: str = ""
     market: Market = "on-demand"
+    price: Price = field(default_factory=Price)
+    """What `hourly_cost` consists of."""
     launched: float = 0.0
     ended: float | None = None
     state: State = "pending"
@@ -53,6 +56,11 @@ class CloudMachine(Machine):
     @property
     def gone(self) -> str:
         return "" if self.state in ("pending", "running") else f"AWS has ended it ({self.reason or self.state})"
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether AWS has ended it because it needed the room."""
+        return self.market == "spot" and self.reason.startswith("Server.Spot")
 
     @property
     def ready(self) -> bool:
@@ -104,6 +112,7 @@ def machine(
 ) -> CloudMachine:
     """A machine from one item of DescribeInstances."""
     tags = as_dict(item)
+    price = price_of(tags)
     state: State = item["State"]["Name"]
     public_ip, private_ip = item.get("PublicIpAddress"), item.get("PrivateIpAddress") or ""
     address = private_ip if private else public_ip
@@ -119,7 +128,8 @@ def machine(
         zone=item.get("Placement", {}).get("AvailabilityZone", ""),
         kind=item.get("InstanceType", ""),
         market="spot" if item.get("InstanceLifecycle") == "spot" else "on-demand",
-        hourly_cost=_number(tags.get(PRICE)),
+        hourly_cost=price.known_total,
+        price=price,
         launched=launched.timestamp() if launched is not None else 0.0,
         ended=_ended(item.get("StateTransitionReason") or ""),
         state=state,
@@ -154,15 +164,6 @@ def _volumes(item: dict[str, Any]) -> tuple[str, ...]:
     mappings: list[dict[str, Any]] = item.get("BlockDeviceMappings") or []
     disks: list[dict[str, Any]] = [mapping.get("Ebs") or {} for mapping in mappings]
     return tuple(str(disk["VolumeId"]) for disk in disks if disk.get("DeleteOnTermination") and "VolumeId" in disk)
-
-
-def _number(text: str | None) -> float:
-    """A price in a tag, which anybody may have written; 0 if it cannot be one."""
-    try:
-        price = float(text or 0)
-    except ValueError:
-        return 0.0
-    return price if 0 <= price < float("inf") else 0.0
 
 
 def _ended(reason: str) -> float | None:

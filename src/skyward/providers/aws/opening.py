@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from skyward.api.spec import Spec
@@ -14,7 +14,7 @@ from skyward.machines.ledger import Ledger
 from skyward.machines.offers import CloudOffer, wish
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.giveback import give_back
-from skyward.providers.aws.images import MachineImage, find_image, image_parameter
+from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.keys import ensure_key, forget, make_keys, trust
 from skyward.providers.aws.launch import Order, launch
 from skyward.providers.aws.machines import CloudMachine
@@ -33,13 +33,13 @@ class Settings:
 
     owner: str
     subnets: Sequence[Subnet]
-    ami: str | None
-    ubuntu: str
+    image: Callable[[CloudOffer], MachineImage]
     group: str | None
     ssh_from: str | None
     own_address: Callable[[], str]
     private: bool
     root_gb: int | None
+    throughput: int | None
     profile: str | None
     close: bool | None
     lease: float
@@ -57,17 +57,11 @@ def open_pool(
     joining: bool = False,
 ) -> list[CloudMachine]:
     """Machines for a new pool, or, if `joining`, more of them for one that this process holds."""
-    image = cache(partial(find_image, api))
-
-    def image_of(offer: CloudOffer) -> MachineImage:
-        name = settings.ami or image_parameter(offer.accelerator, offer.architecture, settings.ubuntu)
-        return image(name or "", offer.architecture)
-
-    image_of(tries[0][0])  # an image that is not there is found before anything is created
+    settings.image(tries[0][0])  # an image that is not there is found before anything is created
     held = Ledger.held(pool) if joining else None
     ledger = held or _started(api, pool, spec, settings)
     try:
-        order = _order(api, ledger, spec, count, settings, image_of)
+        order = _order(api, ledger, spec, count, settings)
         made = launch(order, tries, count, partial(ready, order))
         ledger.note(volumes=[id for machine in made for id in machine.volumes])  # by which they are known to be ours
         trust_machines(made)
@@ -116,7 +110,6 @@ def _order(
     spec: Spec,
     count: int,
     settings: Settings,
-    image_of: Callable[[CloudOffer], MachineImage],
 ) -> Order:
     metadata = ledger.history.metadata
     terms = Terms(ledger.pool, metadata["owner"], metadata["expires"], _version(), settings.tags)
@@ -132,11 +125,12 @@ def _order(
         key_name=ensure_key(api, ledger, terms, keys),
         group=group,
         subnets={net.zone: net.id for net in settings.subnets},
-        image=image_of,
+        image=settings.image,
         user_data=user_data(
             keys.host_private, keys.host_public, settings.lease, max(60.0, terms.expires - time.time())
         ),
         root_gb=settings.root_gb,
+        throughput=settings.throughput,
         private=settings.private,
         profile=settings.profile,
         close=close and count > 1,

@@ -1,24 +1,31 @@
-"""What machines cost an hour: asked of AWS, and unknown where the account may not ask."""
+"""What machines and their disks cost: asked of AWS, and unknown where the account may not ask.
+
+types -> GetProducts, some dozens of types a call -> on-demand prices, kept while the program runs
+types -> DescribeSpotPriceHistory -> spot prices by zone, asked each time
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from skyward.errors import CloudRefused
 from skyward.machines.offers import Market, PriceSource
 from skyward.machines.parallel import each
 from skyward.providers.aws.api import Api
+from skyward.providers.aws.disk import LIST_PRICES, DiskPrices
 
-__all__ = ["Prices", "ask", "list_price"]
+__all__ = ["PUBLIC_ADDRESS", "Prices", "ask", "forget", "list_price"]
 
-# From so many types on it is less work to read the whole list of a region.
-_MANY = 12
+PUBLIC_ADDRESS = 0.005
+"""Dollars an hour for a public IPv4 address, the same in every region: https://aws.amazon.com/vpc/pricing."""
+
 _FIXED = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -26,7 +33,14 @@ _FIXED = {
     "capacitystatus": "Used",
     "marketoption": "OnDemand",  # without it, capacity blocks come along
 }
-_lists: dict[tuple[Any, ...], dict[str, float]] = {}
+_VALUE = 1024  # characters of a filter's value
+_AT_ONCE = 4
+_PATIENCE = 15.0  # seconds that a throttled question is repeated; prices are not worth more
+# AWS's price of throughput is for 1024 MiB/s.
+_DISK_PARTS = {"VolumeUsage.gp3": ("gb", 1.0), "P-IOPS.gp3": ("iops", 1.0), "P-Throughput.gp3": ("throughput", 1024.0)}
+
+_Answer = tuple[dict[str, float | None], dict[str, CloudRefused]]
+_known: dict[tuple[Any, ...], Any] = {}
 _lock = threading.Lock()
 
 
@@ -37,6 +51,7 @@ class Prices:
     demand: dict[str, float]
     spot: dict[tuple[str, str], float]
     notes: tuple[str, ...] = ()
+    disk: DiskPrices = field(default_factory=lambda: LIST_PRICES)
 
     def of(self, kind: str, zone: str, market: Market) -> tuple[float, PriceSource]:
         """Dollars an hour and how far to trust them; without a spot price, what spot costs at most."""
@@ -53,13 +68,22 @@ class Prices:
 def ask(api: Api, kinds: Sequence[str], spot: bool = True) -> Prices:
     """Prices for these kinds in the region of `api`."""
     notes: list[str] = []
-    demand = _demand(api, sorted(set(kinds)), notes)
-    return Prices(demand, _spot(api, sorted(set(kinds)), notes) if spot else {}, tuple(notes))
+    pace = api.account.pace
+    hasty = replace(api, account=replace(api.account, pace=replace(pace, budget=min(pace.budget, _PATIENCE))))
+    demand = _demand(hasty, sorted(set(kinds)), notes)
+    disk = _disk(hasty, notes) if demand else LIST_PRICES  # who may not ask for the one may not ask for the other
+    return Prices(demand, _spot(api, sorted(set(kinds)), notes) if spot else {}, tuple(notes), disk)
 
 
-def list_price(product: dict[str, Any]) -> tuple[str, float] | None:
-    """Type and on-demand price from one item of GetProducts."""
-    kind = product.get("product", {}).get("attributes", {}).get("instanceType")
+def forget() -> None:
+    """Has prices asked again."""
+    with _lock:
+        _known.clear()
+
+
+def list_price(product: Mapping[str, Any], name: str = "instanceType") -> tuple[str, float] | None:
+    """Type and on-demand price from one item of GetProducts; `name` is the attribute that says what it is."""
+    kind = product.get("product", {}).get("attributes", {}).get(name)
     terms: dict[str, Any] = product.get("terms", {}).get("OnDemand", {})
     for term in terms.values():
         for dimension in term.get("priceDimensions", {}).values():
@@ -70,41 +94,91 @@ def list_price(product: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def _demand(api: Api, kinds: list[str], notes: list[str]) -> dict[str, float]:
-    region = api.account.region
-    key = (api.account.endpoint_url, api.account.profile, region, tuple(kinds))
+    account = api.account
+    place = (account.endpoint_url, account.profile, account.region)
+    refused: dict[str, CloudRefused] = {}
+    with _lock:
+        unasked = [kind for kind in kinds if (*place, kind) not in _known]
+        for prices, refusals in _answers(api, unasked):
+            _known.update({(*place, kind): price for kind, price in prices.items()})
+            refused |= refusals
+        known = {kind: _known.get((*place, kind)) for kind in kinds}
+    if refused:
+        # Prices are not worth failing for: whoever may not ask is told, and what is known stays known.
+        exc = next(iter(refused.values()))
+        which = "are" if len(refused) == len(kinds) else f"of {len(refused)} of {len(kinds)} types are"
+        notes.append(f"prices: on-demand prices {which} not known, since AWS refused {exc.action} ({exc.code})")
+    return {kind: price for kind, price in known.items() if price is not None}
+
+
+def _answers(api: Api, kinds: list[str]) -> list[_Answer]:
+    answers = each(partial(_batch, api), _batches(kinds), _AT_ONCE)
+    priced = any(price is not None for prices, _ in answers for price in prices.values())
+    final = any(exc.kind != "other" for _, refused in answers for exc in refused.values())
+    if priced or final or len(kinds) < 2:
+        return answers
+    # several at once is what AWS does not take, or does not understand
+    return each(partial(_batch, api), [[kind] for kind in kinds], _AT_ONCE)
+
+
+def _batches(kinds: Sequence[str]) -> list[list[str]]:
+    batches: list[list[str]] = []
+    for kind in kinds:
+        if not batches or len(",".join([*batches[-1], kind])) > _VALUE:
+            batches.append([])
+        batches[-1].append(kind)
+    return batches
+
+
+def _batch(api: Api, kinds: list[str]) -> _Answer:
+    """Prices of these types, None for those that have none, and which of them AWS did not answer for."""
     try:
-        with _lock:
-            if key not in _lists:
-                _lists[key] = _asked(api, kinds, region)
-            return _lists[key]
+        found = _types(api, "ANY_OF", ",".join(kinds)) if len(kinds) > 1 else _types(api, "TERM_MATCH", kinds[0])
+        return {kind: found.get(kind) for kind in kinds}, {}
     except CloudRefused as exc:
-        # Prices are not worth failing for: whoever may not ask is told.
-        notes.append(f"prices: on-demand prices are not known, since AWS refused {exc.action} ({exc.code})")
-        return {}
+        return {}, dict.fromkeys(kinds, exc)
 
 
-def _asked(api: Api, kinds: list[str], region: str) -> dict[str, float]:
-    if len(kinds) > _MANY:
-        return _products(api, {**_FIXED, "regionCode": region})
-
-    def one(kind: str) -> dict[str, float]:
-        return _products(api, {**_FIXED, "regionCode": region, "instanceType": kind})
-
-    return {kind: price for some in each(one, kinds, 6) for kind, price in some.items()}
+def _types(api: Api, how: str, value: str) -> dict[str, float]:
+    return _products(api, {**_FIXED, "regionCode": api.account.region}, "instanceType", (how, value))
 
 
-def _products(api: Api, requested: dict[str, str]) -> dict[str, float]:
+def _disk(api: Api, notes: list[str]) -> DiskPrices:
+    account = api.account
+    key = (account.endpoint_url, account.profile, account.region, "gp3 volumes")
+    with _lock:
+        if key in _known:
+            return _known[key]
+        try:
+            found = _products(api, {"volumeApiName": "gp3", "regionCode": account.region}, "usagetype")
+        except CloudRefused as exc:
+            notes.append(f"prices: disks are counted at the prices of us-east-1, since AWS refused ({exc.code})")
+            return LIST_PRICES
+        parts = {
+            field: price / unit
+            for usage, price in found.items()
+            for end, (field, unit) in _DISK_PARTS.items()
+            if usage.endswith(end)
+        }
+        _known[key] = replace(LIST_PRICES, **parts)
+        return _known[key]
+
+
+def _products(
+    api: Api, requested: Mapping[str, str], name: str, which: tuple[str, str] | None = None
+) -> dict[str, float]:
+    """Prices by the attribute `name`, of which `which` says the values, as type and value of a filter."""
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in requested.items()]
+    if which is not None:
+        filters.append({"Type": which[0], "Field": name, "Value": which[1]})
     prices: dict[str, float] = {}
     token: str | None = None
     while True:
-        more = {"NextToken": token} if token else {}
-        answer = api.call(
-            "pricing", "get_products", False, ServiceCode="AmazonEC2", Filters=filters, MaxResults=100, **more
-        )
+        more: dict[str, Any] = {"NextToken": token} if token else {}
+        answer = api.call("pricing", "get_products", ServiceCode="AmazonEC2", Filters=filters, MaxResults=100, **more)
         items: list[str] = answer.get("PriceList") or []
         for item in items:
-            found = list_price(json.loads(item))
+            found = list_price(json.loads(item), name)
             if found is not None:
                 prices[found[0]] = found[1]
         token = answer.get("NextToken")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,20 +14,24 @@ from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoOffer
 from skyward.machines.ledger import Ledger, remove
-from skyward.machines.offers import Plan
+from skyward.machines.offers import CloudOffer, Plan
 from skyward.providers.aws.admission import readmit, utc_now, your_group
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
+from skyward.providers.aws.billing import Receipt
 from skyward.providers.aws.checks import (
+    check_burstable,
     check_flag,
     check_lease,
     check_text,
+    check_throughput,
     check_zones,
     tag_pairs,
     texts,
     usual_region,
 )
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
-from skyward.providers.aws.giveback import Receipt, give_back
+from skyward.providers.aws.giveback import give_back
+from skyward.providers.aws.images import MachineImage, image_finder
 from skyward.providers.aws.keys import replace_host_key
 from skyward.providers.aws.launch import Order, wait_ready
 from skyward.providers.aws.leftovers import found_leftovers
@@ -63,7 +67,12 @@ class AWS(Provider):
     address_service: str = ADDRESS_SERVICE
     """Answers a GET with the address from which it comes: how the caller's own is found."""
     root_disk_gb: int | None = None
+    root_disk_throughput: int | None = None
+    """MiB/s of the root disk, 125 to 2000; if not given 125, and 300 where the image is large."""
+    burstable: bool = False
+    """Whether t3, t3a and t4g may be chosen; those that `instance_types` names are chosen anyway."""
     exclude_burstable: bool = False
+    """Whether they are left out even if `instance_types` has them."""
     placement_group: bool | None = None
     """Whether machines are placed close together; if None, those with accelerators are."""
     lease: float = 900
@@ -85,12 +94,14 @@ class AWS(Provider):
         for name in ("ami", "security_group_id", "instance_profile"):
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name))
-        for name in ("use_private_ip", "exclude_burstable"):
+        for name in ("use_private_ip", "burstable", "exclude_burstable"):
             check_flag(name, getattr(self, name))
         if self.placement_group is not None:
             check_flag("placement_group", self.placement_group)
         if self.root_disk_gb is not None:
             check_number("root_disk_gb", self.root_disk_gb)
+        check_throughput(self.root_disk_throughput)
+        check_burstable(self.burstable, self.exclude_burstable)
         for name in ("request_timeout", "lease", "ssh_timeout"):
             check_number(name, getattr(self, name), whole=False)
         check_lease(self.lease, self.pace.boot)
@@ -121,7 +132,8 @@ class AWS(Provider):
         here = self._at(spec)
         api = here._api(report)
         api.identity()
-        return here._planned(api, spec, _count(spec, count))
+        image = image_finder(api, self.ami, self.ubuntu_version)
+        return here._planned(api, spec, _count(spec, count), image)
 
     def acquire(
         self, spec: Spec, pool: str, count: int | None = None, timeout: float = 300, report: Report | None = None
@@ -202,7 +214,8 @@ class AWS(Provider):
         here = self._at(spec)
         api = here._api(report)
         owner = api.identity()
-        plan = here._planned(api, spec, count)
+        image = image_finder(api, self.ami, self.ubuntu_version)
+        plan = here._planned(api, spec, count, image)
         if not plan.offers:
             raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
         tries = attempts(plan.offers, count, spec.allocation == "cheapest")
@@ -211,9 +224,9 @@ class AWS(Provider):
         def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
             return wait_ready(order, ids, deadline, here.username)
 
-        made = open_pool(api, pool, spec, here._settings(api, owner), tries, count, ready, joining)
+        made = open_pool(api, pool, spec, here._settings(api, owner, image), tries, count, ready, joining)
         accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
-        return Holding(pool, tuple(made), sum(machine.hourly_cost for machine in made), accelerator)
+        return Holding(pool, tuple(made), sum(machine.price.total for machine in made), accelerator)
 
     def _login(self) -> str:
         """Whose pools these are: the owner that was given, or who is logged in."""
@@ -232,24 +245,34 @@ class AWS(Provider):
         account = Account(self.region, self.profile, self.endpoint_url, self.request_timeout, self.pace)
         return connect(account, report)
 
-    def _planned(self, api: Api, spec: Spec, count: int) -> Plan:
-        zones, kinds = tuple(self.zones), tuple(self.instance_types)
-        choice = Choice(kinds, zones, not self.exclude_burstable, self.ami is not None, self.ubuntu_version)
+    def _planned(self, api: Api, spec: Spec, count: int, image: Callable[[CloudOffer], MachineImage]) -> Plan:
+        zones = tuple(self.zones)
+        choice = Choice(
+            image=image,
+            kinds=tuple(self.instance_types),
+            zones=zones,
+            burstable=False if self.exclude_burstable else self.burstable or None,
+            own_image=self.ami is not None,
+            ubuntu=self.ubuntu_version,
+            root_gb=self.root_disk_gb,
+            throughput=self.root_disk_throughput,
+            private=self.use_private_ip,
+        )
         places = subnets(api, self.subnet_id, not self.use_private_ip)
         check_zones(zones, [place.zone for place in places], self.region)
         return make_plan(api, spec, count, choice, places)
 
-    def _settings(self, api: Api, owner: str) -> Settings:
+    def _settings(self, api: Api, owner: str, image: Callable[[CloudOffer], MachineImage]) -> Settings:
         return Settings(
             owner=self.owner or owner,
             subnets=subnets(api, self.subnet_id, not self.use_private_ip),
-            ami=self.ami,
-            ubuntu=self.ubuntu_version,
+            image=image,
             group=self.security_group_id,
             ssh_from=self.ssh_from,
             own_address=self._own_address,
             private=self.use_private_ip,
             root_gb=self.root_disk_gb,
+            throughput=self.root_disk_throughput,
             profile=self.instance_profile,
             close=self.placement_group,
             lease=self.lease,

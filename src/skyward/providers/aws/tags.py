@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
+
+from skyward.machines.price import Price
 
 __all__ = [
     "EXPIRES",
     "OWNER",
+    "PARTS",
     "POOL",
     "PRICE",
     "VERSION",
@@ -17,13 +21,15 @@ __all__ = [
     "as_dict",
     "expiry",
     "filters",
+    "price_of",
+    "price_tags",
     "resource_name",
     "specification",
 ]
 
 POOL, OWNER = "skyward:pool", "skyward:owner"
 EXPIRES, VERSION = "skyward:expires-at", "skyward:version"
-PRICE = "skyward:hourly-cost"
+PRICE, PARTS = "skyward:hourly-cost", "skyward:hourly-parts"
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,23 @@ def as_dict(thing: Mapping[str, Any]) -> dict[str, str]:
     """The tags of something that was described."""
     tags: list[dict[str, str]] = thing.get("Tags") or []
     return {tag["Key"]: tag["Value"] for tag in tags}
+
+
+def price_tags(price: Price) -> dict[str, str]:
+    """What a machine costs an hour, as tags: all of it, and its parts."""
+    parts = " ".join(f"{name}={value:.6g}" for name, value in price.record().items())
+    return {PRICE: f"{price.total:.6g}", PARTS: parts}
+
+
+def price_of(tags: Mapping[str, str]) -> Price:
+    """What a machine costs an hour, as its tags say, which anybody may have written; nothing where they cannot be."""
+    try:
+        parts = dict(part.split("=", 1) for part in tags.get(PARTS, "").split())
+        price = Price.read(parts or {"machine": tags.get(PRICE, 0)})
+    except ValueError:
+        return Price()
+    sensible = price.machine >= 0 and all(0 <= part < inf for part in (price.disk, price.address))
+    return price if sensible else Price()
 
 
 def expiry(tags: Mapping[str, str]) -> float | None:
