@@ -123,6 +123,7 @@ def test_what_fails_is_tried_again_and_holds_up_nobody(client: Any, tmp_path: Pa
     """)
     process.kill()
     until((tmp_path / "works").exists)
+    until((tmp_path / "tries").exists)
     until(lambda: (tmp_path / "tries").read_text().count("x") >= 2)
     assert not gone(pid)
     (tmp_path / "program").write_text("#!/bin/sh\n")
