@@ -222,7 +222,8 @@ class Image:
 
     `env` is set where user code runs, `shell_vars` only while the node is set up; their values are strings, or a
     `sky.Secret`, which is shown nowhere. Where two indexes name the same package, the first one has it. `allow_env`
-    lists variables such as PATH that `env` may set nevertheless.
+    lists variables such as PATH that `env` may set nevertheless. `bootstrap_timeout` is in seconds, from when a machine
+    lets us in; a download or an installation that goes on there is waited for six times as long.
     """
 
     python: str = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -73,13 +72,12 @@ def open_nodes(context: PoolContext, holding: Holding, watchdog: Watchdog, steps
     from skyward.setup.bringup import PoolHosts
     from skyward.setup.hosts import HostSetup
 
-    deadline = time.monotonic() + max(context.provision_timeout, context.image.bootstrap_timeout)
     commands = hooks.commands(context.plugins, context.cluster)
     supply = Supply(context, holding.pool) if context.provider.elastic else None
     host_setup = HostSetup(context, commands, watchdog, supply, steps)
     hosts = PoolHosts(context, holding.machines, supply, host_setup)
     try:
-        hosts.open(steps, deadline)
+        hosts.open(steps, max(context.provision_timeout, context.image.bootstrap_timeout))
     except SkywardError as exc:
         if supply is not None:
             _note_lost_machines(exc, supply, holding.machines)

@@ -76,10 +76,14 @@ class PoolHosts:
         """The client's directory for large buffers."""
         return self._setup.store()
 
-    def open(self, steps: ExitStack, deadline: float) -> None:
-        """Starts everything; how it ends is on `steps`. Returns when every node is ready for calls."""
+    def open(self, steps: ExitStack, patience: float) -> None:
+        """Starts everything; how it ends is on `steps`. Returns when every node is ready for calls.
+
+        Setting hosts up may take `patience` seconds once they let us in, and so may starting nodes on them.
+        """
         context = self._context
-        hosts = self._setup.set_up(self._machines, deadline)
+        hosts = self._setup.set_up(self._machines, patience)
+        deadline = time.monotonic() + patience
         if not context.local:
             self._make_certificates()  # while the keepers start
         layout = find_layout(hosts, self._names, context.access.network, deadline)
@@ -136,11 +140,11 @@ class PoolHosts:
 
     def revive(self, node: int) -> None:
         """Sets up a machine again that had lost everything of ours."""
-        limit = time.monotonic() + self._context.access.ssh_timeout
+        patience = self._context.image.bootstrap_timeout
         self._setup.stop(self.by_node[node])  # what it still runs was given up, and may run elsewhere by now
-        host = self._setup.set_up_one(node, self._machines[node], limit)
+        host = self._setup.set_up_one(node, self._machines[node], patience)
         self._added.renew(host)
-        self._start(host, self._addresses, limit)
+        self._start(host, self._addresses, time.monotonic() + patience)
         self.by_node[node] = host
         self.dask.rejoin(node)
 
@@ -180,9 +184,9 @@ class PoolHosts:
 
     def _set_up_replacement(self, node: int, machine: Machine) -> tuple[Host, Address]:
         context = self._context
-        limit = time.monotonic() + context.access.ssh_timeout + context.image.bootstrap_timeout
-        host = self._setup.set_up_one(node, machine, limit)
+        host = self._setup.set_up_one(node, machine, context.image.bootstrap_timeout)
         self._added.renew(host)
+        limit = time.monotonic() + context.image.bootstrap_timeout
         address = replacement_address(host, machine.private_ip, self._addresses[node], limit)
         addresses = [*self._addresses]
         addresses[node] = address

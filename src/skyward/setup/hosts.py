@@ -84,10 +84,10 @@ class HostSetup:
         self._warned: set[str] = set()
         self._aborted = False
 
-    def set_up(self, machines: Sequence[Machine], deadline: float) -> list[Host]:
+    def set_up(self, machines: Sequence[Machine], patience: float) -> list[Host]:
         """All machines at once; the error of one that fails is shown at once, while the others go on."""
         if self._context.local:
-            return [self._set_up_local(len(machines), deadline)]
+            return [self._set_up_local(len(machines), time.monotonic() + patience)]
         from skyward.setup.env.remote import Packages
         from skyward.setup.env.requirements import check_python
 
@@ -96,12 +96,12 @@ class HostSetup:
         self._packages = Packages(self._context.image)
         self._steps.callback(self._close_shells)
         self._steps.callback(self._end_keepers)
-        parts = spread(lambda item: self.set_up_one(*item, deadline), list(enumerate(machines)))
+        parts = spread(lambda item: self.set_up_one(*item, patience), list(enumerate(machines)))
         wait(parts)
         return _all_or_error(parts)
 
-    def set_up_one(self, node: int, machine: Machine, deadline: float) -> Host:
-        """Another machine, for one node."""
+    def set_up_one(self, node: int, machine: Machine, patience: float) -> Host:
+        """Another machine, for one node: it lets us in within `ssh_timeout`, and is set up `patience` seconds later."""
         from skyward.setup.ssh.shell import SshShell
 
         assert machine.ssh is not None
@@ -114,10 +114,10 @@ class HostSetup:
         try:
             report(f"connecting to {shell.name}", None)
             with self._watch.watching(shell, machine):
-                shell.connect(min(deadline, time.monotonic() + access.ssh_timeout), booting=self._disposable)
+                shell.connect(time.monotonic() + access.ssh_timeout, booting=self._disposable)
             background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
-            return self._start_keeper(shell, key, node, deadline, report)
+            return self._start_keeper(shell, key, node, time.monotonic() + patience, report)
         except SkywardError as exc:
             self._warn(str(exc), f"node {node} ({shell.name}): {exc}")
             raise

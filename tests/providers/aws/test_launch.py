@@ -7,6 +7,7 @@ import os
 import pickle
 import stat
 import threading
+import time
 
 import pytest
 
@@ -382,6 +383,62 @@ def test_machines_that_end_at_once_count_as_no_room(cloud: Cloud) -> None:
     assert len(cloud.machines.all) == 6
     assert {machine.zone for machine in held.machines} == {"us-east-1b"}
     assert {instance.id for instance in cloud.running()} == {machine.id for machine in held.machines}
+
+
+def test_every_offer_has_the_whole_time_to_start(cloud: Cloud) -> None:
+    """What AWS takes to say that there is no room elsewhere is not taken from the machines that it has."""
+
+    def slowly(call: Call) -> None:
+        if call.action == "RunInstances":
+            time.sleep(0.4)
+
+    cloud.on_call, cloud.times.boot = slowly, 0.5
+    cloud.fail("RunInstances", "InsufficientInstanceCapacity", times=3)
+    held = cloud.aws().acquire(T4, "p", timeout=1.2)
+    assert len(called(cloud, "RunInstances")) == 4
+    assert len(held.machines) == 3
+
+
+@pytest.mark.parametrize("reason", ["Client.InternalError", "Client.InvalidKMSKey.InvalidState"])
+def test_disks_whose_key_may_not_be_used_are_told_with_kms(cloud: Cloud, reason: str) -> None:
+    """Each price class is tried once: spot needs a grant of its own."""
+
+    def dies(call: Call) -> None:
+        if call.action == "DescribeInstances":
+            for instance in cloud.running():
+                cloud.end(instance.id, reason)
+
+    cloud.on_call = dies
+    with pytest.raises(errors.CloudError, match="kms:CreateGrant") as caught:
+        cloud.aws().acquire(T4, "p")
+    assert not isinstance(caught.value, errors.NoCapacity)
+    assert reason in str(caught.value)
+    assert [is_spot(call) for call in called(cloud, "RunInstances")] == [True, False]
+    assert nothing_left(cloud)
+
+
+def test_where_only_spot_may_not_use_the_key_of_disks_others_are_taken(cloud: Cloud) -> None:
+    def dies(call: Call) -> None:
+        if call.action == "DescribeInstances":
+            for instance in [one for one in cloud.running() if one.market == "spot"]:
+                cloud.end(instance.id, "Client.InternalError")
+
+    cloud.on_call = dies
+    held = cloud.aws().acquire(T4, "p")
+    assert {machine.market for machine in held.machines} == {"on-demand"}
+
+
+def test_a_subnet_without_ipv4_is_refused_before_anything_is_created(cloud: Cloud) -> None:
+    import boto3
+
+    ec2 = boto3.Session().client("ec2", region_name="us-east-1", endpoint_url=cloud.endpoint)
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16", AmazonProvidedIpv6CidrBlock=True)["Vpc"]["VpcId"]
+    made = ec2.create_subnet(
+        VpcId=vpc, Ipv6CidrBlock="2001:db8:0:1::/64", Ipv6Native=True, AvailabilityZone="us-east-1a"
+    )
+    with pytest.raises(InvalidArgument, match="IPv6 addresses only"):
+        cloud.aws(subnet_id=made["Subnet"]["SubnetId"]).acquire(T4, "p")
+    assert not called(cloud, "CreateSecurityGroup")
 
 
 def test_machines_that_never_run_are_given_back(cloud: Cloud) -> None:

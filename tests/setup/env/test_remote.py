@@ -27,7 +27,7 @@ from skyward.api.shell import Finished, Shell, SshTarget
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 from skyward.setup.env import remote, resolve
 from skyward.setup.env.environment import Environment
-from skyward.setup.env.remote import Packages, prepare_host
+from skyward.setup.env.remote import Packages, Patience, prepare_host
 from skyward.setup.env.script import look_script
 from skyward.setup.env.wheel import build_wheel
 from skyward.setup.local_shell import LocalShell
@@ -498,6 +498,34 @@ def test_what_takes_too_long_is_ended_on_the_host(cache: Path) -> None:
     with pytest.raises(BootstrapError, match="bootstrap_timeout=3 s"):
         ready(image, packages=packages, seconds=0.6)
     wait_until_gone(f"{cache}/")
+
+
+def test_an_installation_that_gets_on_is_given_more_time(cache: Path) -> None:
+    """As torch's gigabytes over a slow line: the limit counts from the last progress."""
+    image = Image(pip=["cowsay"], bootstrap_timeout=6)
+    packages = Packages(image)
+    packages.recipe(own_platform(), "/x", time.monotonic() + 300)
+    real = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    slow = cache / "bin" / f"uv-{packages.uv_version}"
+    slow.parent.mkdir(parents=True, exist_ok=True)
+    filling = f"for i in $(seq 40); do head -c 2000000 /dev/zero >> {cache}/filler && sleep 0.2; done"
+    slow.write_text(f'#!/bin/sh\n[ "$1" != venv ] || {{ {filling}; }}\nexec {real} "$@"\n')
+    slow.chmod(0o700)
+    began = time.monotonic()
+    host, _ = ready(image, packages=packages, seconds=6)
+    assert time.monotonic() - began > 6
+    assert run(host, "import cowsay; print(1)") == "1\n"
+
+
+def test_progress_prolongs_a_limit_but_not_for_ever() -> None:
+    patience = Patience(100.0, 60.0)
+    patience.extend(30.0)
+    assert patience.deadline == 100.0
+    patience.extend(90.0)
+    assert patience.deadline == 150.0
+    for now in range(90, 1000):
+        patience.extend(now)
+    assert patience.deadline == 400.0
 
 
 # ----------------------------------------------------------------------------------------------------- includes

@@ -23,6 +23,14 @@ __all__ = ["Order", "ensure_placement", "launch", "request", "wait_ready"]
 
 # Counted for each price class and family of types; other quotas are the same whatever is taken.
 _VCPU_QUOTAS = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
+# What AWS says of a machine whose encrypted disk it could not make.
+_NO_KEY = ("Client.InternalError", "Client.InvalidKMSKey")
+_KMS = (
+    "AWS ends machines like this when their disks are encrypted, which an account may demand of all disks, and the KMS "
+    "key may not be used. Allow this user kms:CreateGrant, kms:Decrypt, kms:DescribeKey, kms:ReEncrypt* and "
+    "kms:GenerateDataKeyWithoutPlaintext for the key; for spot, also give the role AWSServiceRoleForEC2Spot a grant. "
+    "Or choose another key under EC2 > Settings > Data protection."
+)
 
 
 @dataclass(frozen=True)
@@ -60,13 +68,14 @@ def launch(
     """
     failed: list[str] = []
     full: dict[str, QuotaExceeded] = {}
+    locked: dict[str, str] = {}  # price class -> the machine whose disk could not be made
     for offers in tries:
         ids: list[str] = []
         for offer in offers:
             missing = count - len(ids)
             spread = len(offers) > 1
             quota = quota_of(offer.kind, offer.market)
-            if quota in full:
+            if quota in full or offer.market in locked:
                 continue
             try:
                 got = _ask(order, offer, 1 if spread else missing, missing, spread)
@@ -91,6 +100,8 @@ def launch(
                 return ready(ids)
             except _Died as died:
                 failed.append(f"{count} x {offers[0]}: {died}")
+                if died.locked:
+                    locked[offers[0].market] = str(died)
             except Exception:
                 undo(order, ids)
                 raise
@@ -100,7 +111,9 @@ def launch(
         for other in others:
             first.add_note(f"also: {other}")
         raise first
-    raise NoCapacity(order.wish, failed)
+    if locked and len(locked) == len(failed):
+        raise CloudError(f"{'; '.join(failed)}. {_KMS} Everything is given back.")
+    raise NoCapacity(order.wish, [*failed, *([_KMS] if locked else [])])
 
 
 def wait_ready(order: Order, ids: Sequence[str], deadline: float, user: str = "ubuntu") -> list[CloudMachine]:
@@ -115,7 +128,8 @@ def wait_ready(order: Order, ids: Sequence[str], deadline: float, user: str = "u
             return found
         for machine in found:
             if not machine.alive or machine.state in ("stopping", "stopped"):
-                raise _Died(f"{machine.id} ended at once ({machine.reason or machine.state})")
+                locked = machine.reason.startswith(_NO_KEY)
+                raise _Died(f"{machine.id} ended at once ({machine.reason or machine.state})", locked)
         if time.monotonic() >= deadline:
             raise CloudError(_late(ids, found, time.monotonic() - began, order.private))
         time.sleep(order.api.account.pace.poll)
@@ -267,4 +281,8 @@ def _late(ids: Sequence[str], found: Sequence[CloudMachine], seconds: float, pri
 
 
 class _Died(Exception):
-    """A machine that ended right after its launch."""
+    """A machine that ended right after its launch; `locked` if the key of its disk could not be used."""
+
+    def __init__(self, text: str, locked: bool = False) -> None:
+        super().__init__(text)
+        self.locked = locked

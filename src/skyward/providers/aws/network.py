@@ -44,6 +44,12 @@ def subnets(api: Api, given: Sequence[str] = (), public: bool = True) -> list[Su
     vpcs = {item["VpcId"] for item in found}
     if len(vpcs) > 1:
         raise InvalidArgument(f"subnets of different networks were given ({', '.join(sorted(vpcs))}). Name one VPC's.")
+    alone = [item["SubnetId"] for item in found if item.get("Ipv6Native")]
+    if alone:
+        raise InvalidArgument(
+            f"subnet {', '.join(alone)} has IPv6 addresses only, and machines are reached, and reach each other, by "
+            "IPv4. Nothing was created. Name a subnet with IPv4 addresses (dual-stack is fine)."
+        )
     if given and public:
         for item in found:
             if not item.get("DefaultForAz") and not _leads_out(api, item["SubnetId"], item["VpcId"]):

@@ -219,10 +219,10 @@ class AWS(Provider):
         if not plan.offers:
             raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
         tries = attempts(plan.offers, count, spec.allocation == "cheapest")
-        deadline = time.monotonic() + timeout
 
         def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
-            return wait_ready(order, ids, deadline, here.username)
+            # from when they were launched: what was tried before has cost them nothing
+            return wait_ready(order, ids, time.monotonic() + timeout, here.username)
 
         made = open_pool(api, pool, spec, here._settings(api, owner, image), tries, count, ready, joining)
         accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)

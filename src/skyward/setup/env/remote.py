@@ -28,7 +28,7 @@ from skyward.setup.env.script import Recipe, look_script, stop_script, tools
 from skyward.setup.env.uv import RESOLVING, too_late
 from skyward.setup.local_shell import LocalShell
 
-__all__ = ["Packages", "Report", "prepare_host", "stop_script"]
+__all__ = ["Packages", "Patience", "Report", "prepare_host", "stop_script"]
 
 Report = Callable[[str, float | None], None]
 
@@ -39,6 +39,7 @@ _NO_NETWORK = 32  # the script's exit status for it
 # An environment with Skyward alone takes about half of this; what is sent is there twice for a while, and unpacked.
 _NEED_KB = 300_000
 _TIMES = 4
+_MOST = 5
 # Larger files are sent one by one, from the disk.
 _LARGE = 8 << 20
 _START = 'cd "$1" && tar -xf bundle.tar && exec sh "$1/setup.sh" "$@"; code=$?; rm -rf "$1"; exit "$code"'
@@ -65,6 +66,18 @@ class _Said:
                 self.lines.append(rest)
             case _:
                 self.facts[word] = rest
+
+
+class Patience:
+    """How long an installation may take: a while from its last progress on, but no more than some times that while."""
+
+    def __init__(self, deadline: float, limit: float) -> None:
+        self.deadline = deadline
+        self._limit, self._last = limit, deadline + _MOST * limit
+
+    def extend(self, now: float) -> None:
+        """Something has moved at this time."""
+        self.deadline = max(self.deadline, min(self._last, now + self._limit))
 
 
 def prepare_host(
@@ -162,10 +175,14 @@ def _set_up(
         process = shell.start(["sh", "-c", _START, "sky", *arguments], own, errors)
         try:
             _write(process, "{}\n{}".format(recipe.settings.count("\n"), recipe.settings))
-            for line in _until(process, deadline):
+            patience = Patience(deadline, image.bootstrap_timeout)
+            for line in _until(process, lambda: patience.deadline):
                 for word, rest in _lines(line, token):
-                    _hear(seen, word, rest, report)
-            if process.poll() is None and time.monotonic() >= deadline:
+                    if word == "progress":
+                        patience.extend(time.monotonic())
+                    else:
+                        _hear(seen, word, rest, report)
+            if process.poll() is None and time.monotonic() >= patience.deadline:
                 raise too_late(seen.step, image)
             code = process.wait(10)
         finally:
@@ -213,13 +230,13 @@ def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:
             yield word, rest
 
 
-def _until(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
+def _until(process: subprocess.Popen[bytes], deadline: Callable[[], float]) -> Iterator[bytes]:
     """The whole lines that a process prints, as they come, until it stops or the time is over."""
     assert process.stdout is not None
     left = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
+        while selector.select(max(0.0, deadline() - time.monotonic())):
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
                 return

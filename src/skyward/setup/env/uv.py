@@ -132,6 +132,6 @@ def too_late(step: str, image: Image) -> BootstrapError:
     """The error of a step for which no time is left."""
     return BootstrapError(
         step,
-        f"it was not done within bootstrap_timeout={image.bootstrap_timeout:g} s, perhaps because of a slow "
+        f"it did not get on within bootstrap_timeout={image.bootstrap_timeout:g} s, perhaps because of a slow "
         "connection or large packages. Raise it: sky.Image(..., bootstrap_timeout=1800).",
     )

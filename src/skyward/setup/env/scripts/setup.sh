@@ -7,7 +7,7 @@
 stage=$1 token=$2 pool=$3 key=$4 need=$5 hold=${6:-}
 . common.sh
 env=$cache/envs/$key log=$cache/logs/$key-$$.log host=$(uname -n)
-work='' lock='' directory='' watcher='' pulse='' settings=''
+work='' lock='' directory='' watcher='' pulse='' meter='' settings=''
 
 # Hundredths of a second since the host was booted.
 tick() {
@@ -61,12 +61,33 @@ watch() {
     kill -KILL 0
 }
 
+# Kilobytes that the host has received, and that its disk has taken.
+moved() {
+    total=0
+    while read -r name bytes _; do
+        case $name in lo:) ;; *:) total=$((total + bytes / 1024)) ;; esac
+    done </proc/net/dev
+    free=$(free_kb "$cache")
+    echo $((total - ${free:-0}))
+}
+
+# Says every few seconds whether a download or an installation is getting anywhere.
+measure() {
+    before=$(moved)
+    while sleep 2 </dev/null >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        after=$(moved)
+        [ $((after - before)) -lt 200 ] || say progress
+        before=$after
+    done
+}
+
 clean() {
     code=$?
     trap '' HUP INT TERM
     # After a SIGTERM the watcher still has to kill processes that ignore it.
     [ -z "$watcher" ] || [ "$code" = 143 ] || kill -KILL "$watcher" 2>/dev/null
     [ -z "$pulse" ] || kill "$pulse" 2>/dev/null
+    [ -z "$meter" ] || kill "$meter" 2>/dev/null
     [ -z "$lock" ] || rm -f "$lock" "$lock-held"
     [ -z "$work" ] || rm -rf "$work"
     [ "$code" = 0 ] || [ -z "$directory" ] || rm -rf "$directory"
@@ -192,6 +213,8 @@ if [ "$hold" = hold ]; then
     watch <&3 3<&- >/dev/null 2>&1 &
     watcher=$!
     exec 3<&-
+    measure 2>/dev/null &
+    meter=$!
 fi
 
 begin 'checking the host'
