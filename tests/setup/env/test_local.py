@@ -241,6 +241,25 @@ def test_apt_packages_that_are_missing_are_named_with_the_command(monkeypatch: p
         prepare(Image(apt=["no-such-package-x"]))
 
 
+def test_a_lock_of_apt_that_another_program_holds_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first two calls find it held."""
+    if missing_apt(["dpkg"]):
+        pytest.skip("not a Debian")
+    said = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (unattended-upgr)"
+    calls = tmp_path / "calls"
+    locked = f'[ $(wc -l < {calls}) -gt 2 ] || {{ echo "{said}" >&2; exit 100; }}'
+    (tmp_path / "apt-get").write_text(f"#!/bin/sh\necho x >> {calls}\n{locked}\n")
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    steps: list[str] = []
+    prepare(Image(apt=["no-such-package-x"]), report=steps.append)
+    assert calls.read_text() == "x\n" * 4
+    assert [step for step in steps if "lock" in step] == [f"waiting for apt's lock: {said[3:]}"]
+
+
 def test_without_dpkg_an_image_with_apt_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert missing_apt([]) == []

@@ -777,8 +777,8 @@ def test_missing_debian_packages_are_installed_with_sudo(played: Played) -> None
     assert "begin installing apt packages" in said
     assert (played.root / "apt.seen").read_text().splitlines() == [
         "dpkg --configure -a noninteractive",
-        "apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update noninteractive",
-        "apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install --yes --no-install-recommends"
+        "apt-get -o DPkg::Lock::Timeout=0 -o Acquire::Retries=3 update noninteractive",
+        "apt-get -o DPkg::Lock::Timeout=0 -o Acquire::Retries=3 install --yes --no-install-recommends"
         " have=2.0 lack noninteractive",
     ]
 

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -31,6 +32,8 @@ from skyward.setup.env.uv import cache_root, describe, index_options, own_direct
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
 
 __all__ = ["prepare"]
+
+_LOCKED = re.compile(r"Could not get lock .*|.* lock(?:ed)? .*by another process.*")
 
 
 def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
@@ -88,10 +91,27 @@ class _Build:
             **revealed(self.image.shell_vars),
             "DEBIAN_FRONTEND": "noninteractive",
             "NEEDRESTART_MODE": "a",
+            "LC_ALL": "C",
         }
-        options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
-        self.run("reading apt's package lists", ["apt-get", *options, "update"], variables)
-        self.run("installing apt packages", ["apt-get", *options, *install[1:]], variables)
+        options = ["-o", "Acquire::Retries=3"]
+        self.apt("reading apt's package lists", ["apt-get", *options, "update"], variables)
+        self.apt("installing apt packages", ["apt-get", *options, *install[1:]], variables)
+
+    def apt(self, step: str, command: list[str], variables: dict[str, str]) -> None:
+        """Runs apt; whoever holds one of its locks is named, and waited for until the time is over."""
+        told = ""
+        while True:
+            try:
+                self.run(step, command, variables)
+                return
+            except BootstrapError as exc:
+                held = _LOCKED.search(str(exc))
+                if held is None or time.monotonic() + 1 > self.deadline:
+                    raise
+            if held[0] != told:
+                self.report(f"waiting for apt's lock: {held[0]}")
+            told = held[0]
+            time.sleep(1)
 
     @contextmanager
     def lock(self, path: Path) -> Generator[None]:

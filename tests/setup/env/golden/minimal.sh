@@ -248,15 +248,47 @@ clean() {
 }
 
 install_apt() {
-    begin 'installing apt packages'
-    options='-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3'
-    quiet='env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a'
+    installing='installing apt packages' patience=$(eval "$settings" && echo "${SKYWARD_APT_WAIT:-600}")
+    begin "$installing"
+    options='-o DPkg::Lock::Timeout=0 -o Acquire::Retries=3'
+    quiet='env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a LC_ALL=C'
     # An interrupted installation has to be finished before anything else can be installed.
-    tool $sudo $quiet dpkg --configure -a &&
-        tool $sudo $quiet apt-get $options update &&
-        tool $sudo $quiet apt-get $options install --yes --no-install-recommends $missing ||
+    patiently $sudo $quiet dpkg --configure -a &&
+        patiently $sudo $quiet apt-get $options update &&
+        patiently $sudo $quiet apt-get $options install --yes --no-install-recommends $missing ||
         failed_install apt "apt-get could not install$missing."
     end
+}
+
+# Runs a program that needs apt's locks. Whoever holds one is named and waited for: after its first boot, Ubuntu installs
+# updates by itself.
+patiently() {
+    blocked='' told=''
+    while seen=$(wc -c <"$log") && ! tool "$@"; do
+        find_holder "$(tail -c "+$((seen + 1))" "$log")" || return 1
+        tick
+        [ -n "$blocked" ] || blocked=$clock
+        [ $((clock - blocked)) -lt $((patience * 100)) ] ||
+            fail apt "$holder has held apt's lock $held for $patience s. Try again when it is done, or wait longer for it: Image(shell_vars={\"SKYWARD_APT_WAIT\": \"1800\"})."
+        [ "$told" = "$holder $held" ] || begin "waiting for $holder, which holds apt's lock $held"
+        told="$holder $held"
+        sleep 1
+    done
+    [ -z "$blocked" ] || { end && begin "$installing"; }
+}
+
+# Who holds which lock, by what apt or dpkg has said of it; fails if it was about something else.
+find_holder() {
+    blamed=$(printf '%s\n' "$1" | grep -Em1 'Could not get lock|lock(ed)? .*by another process') || return 1
+    case $blamed in
+        *' lock /'*) held=/${blamed#* lock /} held=${held%% *} held=${held%.} ;;
+        *frontend*) held=/var/lib/dpkg/lock-frontend ;;
+        *) held=/var/lib/dpkg/lock ;;
+    esac
+    pid=${blamed##*process } pid=${pid##*pid } pid=${pid%% *}
+    case $pid in '' | *[!0-9]*) holder='another program' && return ;; esac
+    holder=$(tr '\0\n' '  ' <"/proc/$pid/cmdline" 2>/dev/null)
+    holder="process $pid (${holder% })"
 }
 
 get_uv() {
