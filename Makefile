@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-core soak hosts test-peers check bench clean
+.PHONY: demo test test-core soak hosts test-vm test-peers check bench clean
 
 demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
 	$(BIN)/python examples/hello_nodes.py
@@ -21,8 +21,13 @@ soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simu
 	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/providers/aws/test_crashes.py \
 	  tests/e2e/test_leftovers.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
 
-hosts:                           ## what test hosts need of the system: sshd, network tools
+hosts:                           ## what tests need of the system: sshd, network tools, cloud-init's package
 	$(BIN)/python -m tests.support.hosts install
+	$(BIN)/python -m tests.support.cloud_init
+
+test-vm: $(VENV)/all.done hosts  ## real Ubuntu machines in QEMU behind the test cloud; builds them first; about twenty minutes
+	$(BIN)/python -m tests.vm.image 24.04 22.04
+	SKYWARD_VM=1 $(BIN)/pytest -v -s --timeout=3600 tests/vm
 
 test-peers: $(VENV)/all.done     ## the peers' own tests on pools: joblib, scikit-learn, Keras, accelerate, the Trainer, programs for torchrun
 	$(BIN)/python tests/peers/run.py

@@ -21,6 +21,9 @@ __all__ = ["Metadata", "main", "notice", "write"]
 
 _TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 _LONGEST = 21600
+# cloud-init asks for the newest that it knows; what is said is the same under each.
+_VERSIONS = ("1.0", "2009-04-04", "2016-09-02", "2018-09-24", "2021-03-23", "latest")
+_KEYS = "public-keys"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,6 +84,8 @@ class Metadata(ThreadingTCPServer):
         try:
             if os.path.isdir(target):
                 entries = sorted(os.scandir(target), key=lambda entry: entry.name)
+                if os.path.basename(target) == _KEYS:
+                    return "\n".join(f"{entry.name}=key" for entry in entries)
                 return "\n".join(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
             return Path(target).read_text()
         except OSError:
@@ -110,7 +115,9 @@ class _Call(BaseHTTPRequestHandler):
         if not self.server.valid(self.headers["X-aws-ec2-metadata-token"] or ""):
             return self._say(401)
         top, _, path = self.path.partition("?")[0].lstrip("/").partition("/")
-        found = self.server.find(path) if top == "latest" else None
+        if not top:
+            return self._say(200, "\n".join(_VERSIONS))
+        found = self.server.find(path) if top in _VERSIONS else None
         return self._say(404) if found is None else self._say(200, found)
 
     def _say(self, status: int, text: str = "", headers: dict[str, str] | None = None) -> None:

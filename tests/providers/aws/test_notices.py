@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -100,6 +102,27 @@ def test_a_token_is_renewed_before_it_expires(machine: Path) -> None:
         metadata.notice(machine, time.time() + 1000)
         assert future.result(60) > 900
     assert asked(server, 401) == 0
+
+
+def test_the_metadata_service_is_one_that_cloud_init_can_read(machine: Path) -> None:
+    """It asks for versions by their dates, and for the names of keys before it asks for a key."""
+    metadata.write(machine, "meta-data/public-keys/0/openssh-key", "ssh-ed25519 AAAA")
+    server = Metadata(machine, "127.0.0.1", 0)
+    with serving(server) as port:
+
+        def said(path: str, method: str = "GET", **headers: str) -> str:
+            asking = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method, headers=headers)
+            with urllib.request.urlopen(asking, timeout=60) as answer:
+                return answer.read().decode()
+
+        token = said("/latest/api/token", "PUT", **{"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        known = {"X-aws-ec2-metadata-token": token}
+        assert "2021-03-23" in said("/", **known).splitlines()
+        assert said("/2021-03-23/meta-data/instance-id", **known) == "i-1"
+        assert said("/2021-03-23/meta-data/public-keys/", **known) == "0=key"
+        assert said("/latest/meta-data/public-keys/0/openssh-key", **known) == "ssh-ed25519 AAAA"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            said("/1999-01-01/meta-data/instance-id", **known)
 
 
 class Nonsense(socketserver.ThreadingTCPServer):

@@ -84,20 +84,24 @@ class Host:
         """Starts to make the host; `Network.bring_up` goes on with it."""
         if self.spec.sudo and not shutil.which("sudo"):
             raise HostsError(f"{self.name} is to have sudo, and this machine has none; install it, or make it without.")
+        net = self.network
+        lines = "link set lo up\n" + "".join(links.inside(port, net.ports) for port in self.ports)
+        if self.spec.bare:
+            self._place = Place(self.name, net.directory / f"{self.name}.log", ["net", "pid"], {"ip": lines})
+            return self._place
         home = self._directory / "home"
         if not home.exists():
             home.mkdir(parents=True)
             if self.spec.home_size:
                 size = ["-o", f"size={self.spec.home_size},mode=755"]
                 self.network.switch.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(home)], kinds=["mnt"])
-        net = self.network
         self._place = Place(
             self.name,
             net.directory / f"{self.name}.log",
             ["mnt", "uts", "ipc", "net", "pid"],
             {
                 "mounts_of": net.switch.pid,
-                "ip": "link set lo up\n" + "".join(links.inside(port, net.ports) for port in self.ports),
+                "ip": lines,
                 "host": describe(self.spec, self._directory, self.host_key, self.login_key, net.setenv),
             },
         )

@@ -9,9 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 
-__all__ = ["HostsError", "as_root", "install", "lacks_python", "root", "unavailable"]
+__all__ = ["HostsError", "as_root", "install", "install_packages", "lacks_python", "missing", "root", "unavailable"]
 
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _PACKAGES = {
@@ -24,6 +25,7 @@ _PACKAGES = {
     "nft": "nftables",
     "nsenter": "util-linux",
     "unshare": "util-linux",
+    "systemd-analyze": "systemd",
     "/usr/bin/python3": "python3",
 }
 # Everything that a host is made of, tried once in namespaces that are gone a moment later.
@@ -70,8 +72,8 @@ def unavailable() -> str | None:
         return f"Test hosts are made of Linux namespaces, and this is {sys.platform}; run these tests on Linux."
     if os.geteuid() and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode:
         return "Test hosts need root, or sudo without a password, to make namespaces; run the tests as root."
-    if missing := _missing():
-        return f"Test hosts need {', '.join(missing)}; run `python -m tests.support.hosts install`."
+    if lacking := missing(_PACKAGES):
+        return f"Test hosts need {', '.join(lacking)}; run `python -m tests.support.hosts install`."
     try:
         root(["unshare", "-m", "-u", "-i", "-n", "-p", "--fork", "--mount-proc", "sh", "-c", _TRIAL])
     except HostsError as exc:
@@ -94,25 +96,37 @@ def lacks_python() -> str | None:
     return None
 
 
-def install() -> list[str]:
-    """Installs the system packages that are missing; returns their names. Two runs do it one after the other."""
-    if not _missing():
+def install(needed: Mapping[str, str] = _PACKAGES) -> list[str]:
+    """Installs the system packages of missing programs; returns their names. Two runs do it one after the other."""
+    if not missing(needed):
         return []
     if not shutil.which("apt-get", path=_PATH):
-        packages = sorted({_PACKAGES[program] for program in _missing()})
+        packages = sorted({needed[program] for program in missing(needed)})
         raise HostsError(
             f"Test hosts need {', '.join(packages)}, and this machine has no apt-get; install them by its own means."
         )
+    with _only_one():
+        packages = sorted({needed[program] for program in missing(needed)})  # another run may just have installed them
+        if packages:
+            _install(packages)
+    unavailable.cache_clear()
+    return packages
+
+
+def install_packages(packages: Sequence[str]) -> None:
+    """Installs system packages by their names."""
+    with _only_one():
+        _install(packages)
+
+
+@contextmanager
+def _only_one() -> Generator[None]:
     lock = os.open("/var/lib/dpkg", os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        packages = sorted({_PACKAGES[program] for program in _missing()})  # another run may just have installed them
-        if packages:
-            _install(packages)
+        yield
     finally:
         os.close(lock)
-    unavailable.cache_clear()
-    return packages
 
 
 def _install(packages: Sequence[str]) -> None:
@@ -130,5 +144,6 @@ def _install(packages: Sequence[str]) -> None:
             root(["rm", "-f", _NO_SERVICE])
 
 
-def _missing() -> list[str]:
-    return [program for program in _PACKAGES if not shutil.which(program, path=_PATH)]
+def missing(needed: Mapping[str, str]) -> list[str]:
+    """Those programs, of a table of programs and their packages, that this machine does not have."""
+    return [program for program in needed if not shutil.which(program, path=_PATH)]

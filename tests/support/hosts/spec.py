@@ -41,6 +41,8 @@ class HostSpec:
     """Limits of every login, such as {"nofile": 256}."""
     share: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Directories of this machine under paths of the host (in /run, /home, /tmp); they become sky's."""
+    bare: bool = False
+    """Nothing but a network and processes: no files of its own, no sshd. For what brings those along, such as a VM."""
     see_checkout: bool = False
     """Whether the host sees the source tree that the tests run from; a real one would not."""
 

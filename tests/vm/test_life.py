@@ -1,0 +1,132 @@
+"""A machine with Ubuntu 24.04 from its first boot to its end: what a pool does with it, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward import errors, events
+from skyward.api.spec import Spec
+from skyward.testing import Cloud
+from tests.support.userdata import settings
+from tests.support.waiting import until
+from tests.vm.conftest import Figure
+from tests.vm.machine import Machine
+from tests.vm.machines import Machines
+from tests.vm.opening import LEASE, Opened, login_key, who
+
+
+@pytest.fixture(scope="module")
+def opened(cloud: Cloud, machines: Machines, figure: Figure) -> Iterator[Opened]:
+    """A pool of one machine, open; its machine ends in the last test."""
+    with Opened(cloud) as opened:
+        (instance,) = cloud.running()
+        figure("Ubuntu 24.04: from power-on until sshd answers", machines.answered[instance.id])
+        figure("Ubuntu 24.04: from power-on until the pool is open", opened.took)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def machine(opened: Opened, machines: Machines) -> Machine:
+    (machine,) = machines.of.values()
+    return machine
+
+
+@pytest.fixture(scope="module")
+def key(opened: Opened) -> Path:
+    return login_key()
+
+
+def test_calls_are_answered_by_the_images_own_user(opened: Opened, machine: Machine, figure: Figure) -> None:
+    answer = who() >> opened.pool
+    assert answer["user"] == "ubuntu"
+    assert 'VERSION_ID="24.04"' in answer["system"]
+    assert answer["host"] == f"ip-{machine.host.address.replace('.', '-')}"
+    began = time.monotonic()
+    for _ in range(20):
+        who() >> opened.pool
+    figure("Ubuntu 24.04: one call, on average of twenty", (time.monotonic() - began) / 20)
+
+
+def test_the_host_key_was_known_at_the_first_login_and_replaced_after_it(
+    opened: Opened, machine: Machine, key: Path
+) -> None:
+    """SEC-1: the key of the user data is expected, and is worth nothing once we are in."""
+    given = settings(machine.instance.user_data)["ssh_keys"]["ed25519_public"].split()[1]
+    now = machine.run("cat /etc/ssh/ssh_host_*_key.pub", key).split()
+    (known,) = [
+        line.split()[2]
+        for line in (key.parent / "known_hosts").read_text().splitlines()
+        if line.startswith(f"{machine.host.address} ")
+    ]
+    assert given in machine.console, "cloud-init shows the keys that sshd began with"
+    assert known in now
+    assert given not in now
+    assert known != given
+    assert not [event for event in opened.told(events.Notice) if "host key" in event.text]
+
+
+def test_cloud_init_and_systemd_have_nothing_to_complain_of(machine: Machine, key: Path) -> None:
+    assert "status: done" in machine.run("cloud-init status --wait --long", key, timeout=600)
+    assert "Valid schema user-data" in machine.run("cloud-init schema --system 2>&1", key).replace("cloud-config", "")
+    assert machine.run("systemctl is-active skyward-lease.service skyward-life.timer", key).split() == ["active"] * 2
+    assert "skyward" not in machine.run("systemctl list-jobs; systemctl --failed", key)
+    assert "ordering cycle" not in machine.run("journalctl -b --no-pager", key)
+
+
+def test_the_lease_is_renewed_while_the_pool_is_open(opened: Opened, machine: Machine, key: Path) -> None:
+    """SEC-31."""
+    stamp = machine.run("stat -c %y /run/skyward/lease", key)
+    until(lambda: time.sleep(5) or machine.run("stat -c %y /run/skyward/lease", key) != stamp, LEASE)
+    assert machine.host.alive
+    assert who() >> opened.pool
+
+
+def test_a_spot_notice_reaches_the_pool(opened: Opened, cloud: Cloud, machine: Machine) -> None:
+    """Row 21: the node asks the metadata service, as on EC2."""
+    cloud.notice(machine.instance.id, 7200)
+    until(lambda: opened.told(events.NodeLeaving), 300)
+    assert machine.host.alive
+
+
+def test_after_a_reboot_the_lease_counts_again_and_ends_the_machine(
+    opened: Opened, cloud: Cloud, machines: Machines, machine: Machine, key: Path, figure: Figure
+) -> None:
+    """SEC-31: what the pool had there is gone, nobody renews, the machine powers off and the cloud sees it end."""
+    kept = machine.run("cat /etc/ssh/ssh_host_ed25519_key.pub", key)
+    first = machine.run("cat /proc/sys/kernel/random/boot_id", key)
+    began = time.monotonic()
+    machine.run("systemd-run --on-active=1 systemctl reboot", key)
+
+    def again() -> bool:
+        try:
+            return machine.run("cat /proc/sys/kernel/random/boot_id", key) != first
+        except Exception:  # it is on its way; `until` fails if it never arrives
+            time.sleep(2)
+            return False
+
+    until(again, 900)
+    figure("Ubuntu 24.04: a reboot, until sshd lets us in again", time.monotonic() - began)
+    assert machine.run("cat /etc/ssh/ssh_host_ed25519_key.pub", key) == kept, "cloud-init keeps its hands off"
+    assert machine.run("systemctl is-active skyward-lease.service skyward-life.timer", key).split() == ["active"] * 2
+    until(lambda: opened.told(events.NodeDown), 1200)
+    with pytest.raises(errors.SkywardError):
+        who() >> opened.pool
+    until(lambda: machines.switched_off == [machine.instance.id], LEASE + 900)
+    figure(f"Ubuntu 24.04: from a reboot to the end by a lease of {LEASE:.0f} s", time.monotonic() - began)
+    assert cloud.machines.all[machine.instance.id].reason == "Client.InstanceInitiatedShutdown"
+    assert not machine.host.alive
+
+
+def test_a_machine_that_nobody_ever_reaches_ends_with_its_ttl(cloud: Cloud, machines: Machines, figure: Figure) -> None:
+    """SEC-31: by systemd's own timer, before cloud-init has even finished."""
+    machines.switched_off.clear()
+    provider = cloud.aws(lease=3600)
+    held = provider.acquire(Spec(nodes=1, ttl=60), "short")
+    began = time.monotonic()
+    until(lambda: machines.switched_off == [held.machines[0].id], 900)
+    figure("Ubuntu 24.04: from power-on to the end of a ttl of 60 s", time.monotonic() - began)
+    provider.give_back("short")
