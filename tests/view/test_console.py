@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
@@ -32,7 +33,6 @@ from skyward.events import (
     PoolOpened,
     PoolOpening,
 )
-from skyward.view import console as consoles
 from skyward.view.console import attach
 
 
@@ -243,7 +243,8 @@ def test_notebooks_and_files_get_plain_lines(terminal: TextIO, monkeypatch: pyte
         console = attach(mode, file=file)
         assert not console.live
         console.close()
-    monkeypatch.setitem(sys.modules, "ipykernel", consoles)
+    notebook = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", notebook)  # type: ignore[arg-type]
     console = attach(file=terminal)
     assert not console.live
     console.close()

@@ -112,6 +112,16 @@ class PendingCompute(Generic[T_co]):
     def __repr__(self) -> str:
         return f"<PendingCompute {described(self.name, self.args, self.kwargs)}>"
 
+    def _repr_html_(self) -> str:
+        from skyward.api.html import card
+
+        limits = {"time limit": f"{self.timeout:g} s"} if self.timeout is not None else {}
+        given = {
+            **{f"[{i}]": brief(v) for i, v in enumerate(self.args)},
+            **{k: brief(v) for k, v in self.kwargs.items()},
+        }
+        return card(f"{self.name}(...), not sent yet: {self.name}(...) >> pool", {**given, **limits})
+
 
 @dataclass(frozen=True, eq=False)
 class PendingComputeGroup(Generic[*Ts]):

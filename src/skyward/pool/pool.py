@@ -34,6 +34,7 @@ from skyward.pool.awaiting import AsyncPool
 from skyward.pool.closing import Steps
 from skyward.pool.groups import Groups
 from skyward.pool.mistakes import Mistakes, called_like_an_executor
+from skyward.pool.notebooks import pool_as_html, watch
 from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
     check_limits,
@@ -135,6 +136,9 @@ class ComputePool(Collections, Groups, Mistakes, AsyncPool):
     def __repr__(self) -> str:
         return f"<ComputePool {self.name} {self._state.now}, {self.nodes} x {self.provider.name}>"
 
+    def _repr_html_(self) -> str:
+        return pool_as_html(self)
+
     # opening and closing
 
     def __enter__(self) -> ComputePool:
@@ -179,6 +183,15 @@ class ComputePool(Collections, Groups, Mistakes, AsyncPool):
         self._state.now = "open"
         self._emit(events.PoolOpened(self.name, self.nodes, self.slots, time.monotonic() - began))
         self._user.listeners.flush()
+
+    def open(self) -> ComputePool:
+        """Opens the pool without a with-block, as in notebooks: `pool = sky.ComputePool(...).open()`; see `close`.
+
+        In a notebook the pool is closed when its name is bound to something else.
+        """
+        self.__enter__()
+        watch(self)
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

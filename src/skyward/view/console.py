@@ -75,8 +75,13 @@ def _wants_view(how: str, file: TextIO | None) -> bool:
         and all(map(is_terminal, streams))
         and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
         and all(os.environ.get(name, "").lower() in ("", "0", "false") for name in _CI)
-        and "ipykernel" not in sys.modules
+        and not _in_notebook()
     )
+
+
+def _in_notebook() -> bool:
+    module = sys.modules.get("IPython")
+    return module is not None and hasattr(module.get_ipython(), "kernel")
 
 
 def _rows() -> list[list[Cell]]:
@@ -152,6 +157,8 @@ class Console:
             feed.put("stderr", styled(f"skyward: {clean(sentence, colours=False)}", _YELLOW if warns else _DIM) + "\n")
         elif sentence:
             feed.put("stderr", f"skyward: {sentence}\n")
+            if isinstance(event, on.PoolOpened | on.PoolClosed):
+                feed.flush()  # it is there before the program's next line, and in the same cell of a notebook
 
     def close(self) -> None:
         """Write what is left and take the view away; a second call does nothing."""
