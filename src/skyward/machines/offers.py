@@ -82,9 +82,14 @@ class CloudOffer(Offer):
     cluster: bool = False
     burstable: bool = False
     disk_mbps: float = 0.0
+    reservation: str = ""
+    """The id of the reserved capacity that it takes, if any."""
+    block: bool = False
+    """Whether that is a block that was paid in advance."""
 
     def __str__(self) -> str:
-        return f"{self.kind} ({self.market}, {self.zone or self.region})"
+        how = f"{'block' if self.block else 'reservation'} {self.reservation}" if self.reservation else self.market
+        return f"{self.kind} ({how}, {self.zone or self.region})"
 
 
 @dataclass(frozen=True)

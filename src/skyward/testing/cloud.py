@@ -127,6 +127,10 @@ class Cloud:
         """Limits how many machines there can be; `*` and `?` count. The limit set last counts."""
         self.machines.rooms.append((zone, kind, market, most))
 
+    def reserve(self, kind: str, zone: str, count: int, block: bool = False, state: str = "active") -> str:
+        """Reserves room for machines, as a capacity reservation or as a capacity block, and returns its id."""
+        return self._ec2.reserved.add(kind, zone, count, block, state)
+
     def end(self, id: str, reason: str = "Server.SpotInstanceTermination") -> None:
         """Ends a machine from outside: reclaimed, or shut down by itself."""
         if self.machines.ended(id, reason):

@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 
 from skyward.testing import shop
 from skyward.testing.machines import Instance, Machines
+from skyward.testing.reserved import Reserved
 from skyward.testing.wire import (
     Answer,
     Request,
@@ -37,6 +38,7 @@ _CREATES = {
     "CreateLaunchTemplate": ("launch-template",),
     "CreateFleet": ("fleet", "instance"),
 }
+_UNKNOWN = ("IamInstanceProfile.", "CapacityReservationSpecification.")  # to moto
 Forward = Callable[[Request], Answer]
 
 
@@ -55,6 +57,7 @@ class Ec2:
     placements: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict[tuple[str, str], dict[str, str]])
     used: dict[str, str] = field(default_factory=dict[str, str])
     """Instance -> the placement group in which it stands."""
+    reserved: Reserved = field(default_factory=Reserved)
     kept: dict[bytes, Answer] = field(default_factory=dict[bytes, Answer])
 
     def answer(self, request: Request) -> Answer:
@@ -85,12 +88,17 @@ class Ec2:
             return error("ec2", "InvalidKeyPair.NotFound", f"no key {params.get('KeyName')}")
         zone = self.zone_of(request.region, params["NetworkInterface.1.SubnetId"])
         market = params.get("InstanceMarketOptions.MarketType", "on-demand")
+        refused = self.reserved.refusal(params, zone, market)
+        if refused:
+            return error("ec2", *refused)
         room = self.machines.room(zone, params["InstanceType"], market, int(params["MaxCount"]))
         if room < int(params["MinCount"]):
             text = f"no room for {params['MinCount']} x {params['InstanceType']} ({market}) in {zone}"
             return error("ec2", "InsufficientInstanceCapacity", text, 500)
         # roles are another service, of which nothing exists here
-        known = {key: value for key, value in params.items() if not key.startswith("IamInstanceProfile.")}
+        known = {key: value for key, value in params.items() if not key.startswith(_UNKNOWN)}
+        if market == "capacity-block":
+            known.pop("InstanceMarketOptions.MarketType")
         counts = {"MinCount": str(room), "MaxCount": str(room)}
         given = Request(request.service, request.action, request.region, {**known, **counts})
         answer = self.forward(given)
@@ -237,6 +245,9 @@ class Ec2:
             return error("ec2", "InvalidPlacementGroup.InUse", f"{key[1]} is in use")
         del self.placements[key]
         return xml("DeletePlacementGroup", "<return>true</return>")
+
+    def _DescribeCapacityReservations(self, request: Request) -> Answer:
+        return self.reserved.described(request)
 
     def _DescribeSpotPriceHistory(self, request: Request) -> Answer:
         return shop.spot_prices(request, self.spot)

@@ -161,6 +161,16 @@ def test_old_gpus_without_a_driver_image_need_an_image_of_ones_own(cloud: Cloud)
     assert cloud.aws(ami="ami-00000000000000004").offers(spec).offers[0].kind == "p3dn.24xlarge"
 
 
+def test_the_first_inferentia_leads_to_the_second_or_to_an_image_of_ones_own(cloud: Cloud) -> None:
+    with pytest.raises(NoOffer, match='no driver for the first Inferentia any more; ask for accelerator="Inferentia2"'):
+        cloud.aws().acquire(Spec(accelerator="Inferentia1"), "p")
+    with pytest.raises(InvalidArgument, match="near ones: Inferentia2, Inferentia1"):
+        Spec(accelerator="Inferentia")
+    assert cloud.aws().offers(Spec(accelerator="Inferentia2")).offers[0].kind == "inf2.xlarge"
+    own = cloud.aws(ami="ami-00000000000000006").offers(Spec(accelerator="Inferentia1"))
+    assert own.offers[0].kind == "inf1.xlarge"
+
+
 def test_nothing_that_fits_is_an_error_before_anything_is_created(cloud: Cloud) -> None:
     with pytest.raises(NoOffer, match="has nothing for 1 node with 1 x RTX_4090") as caught:
         cloud.aws().acquire(Spec(accelerator="RTX_4090"), "p")

@@ -32,6 +32,7 @@ _FORMS = {
     "ami": (r"ami-[0-9a-z]+", "ami-0123456789abcdef0"),
     "subnet_id": (r"subnet-[0-9a-z]+", "subnet-0123456789abcdef0"),
     "security_group_id": (r"sg-[0-9a-z]+", "sg-0123456789abcdef0"),
+    "capacity_reservation": (r"cr-[0-9a-z]+", "cr-0123456789abcdef0"),
     "ubuntu_version": (r"\d\d\.\d\d", "24.04"),
     "username": (r"[a-z_][a-z0-9_.-]*", "ubuntu"),
     "instance_profile": (r"[\w+=,.@:/-]+", "my-role"),

@@ -10,14 +10,27 @@ from fnmatch import fnmatchcase
 from skyward.accelerators import Accelerator
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.machines.offers import CloudOffer, Plan, RuledOut, Shape, affordable, money, ordered, unfit, variant, wish
+from skyward.machines.offers import (
+    CloudOffer,
+    Market,
+    Plan,
+    RuledOut,
+    Shape,
+    affordable,
+    money,
+    ordered,
+    unfit,
+    variant,
+    wish,
+)
 from skyward.machines.price import Price
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.catalogue import offerings, shapes
 from skyward.providers.aws.disk import Disk, root_disk
-from skyward.providers.aws.images import MachineImage, image_parameter
+from skyward.providers.aws.images import MachineImage, image_parameter, without_image
 from skyward.providers.aws.network import Subnet
 from skyward.providers.aws.prices import PUBLIC_ADDRESS, Prices, ask
+from skyward.providers.aws.reservation import Reservation
 
 __all__ = ["Choice", "attempts", "make_plan", "variant_of"]
 
@@ -42,6 +55,8 @@ class Choice:
     """Of the root disk, in MiB/s."""
     private: bool = False
     """Whether machines have no public address."""
+    reservation: Reservation | None = None
+    """Reserved capacity; there and nowhere else machines are launched then."""
 
     def unfit(self, shape: Shape, spec: Spec) -> str | None:
         """Why machines of this shape will not do."""
@@ -57,6 +72,12 @@ class Choice:
 
 def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequence[Subnet]) -> Plan:
     """What would be launched for `spec`; nothing is created."""
+    reserved = choice.reservation
+    if reserved is not None:
+        if spec.allocation == "spot":
+            raise InvalidArgument('allocation="spot" and capacity_reservation contradict each other. Give one of them.')
+        choice = replace(choice, kinds=(reserved.kind,), zones=(reserved.zone,))
+        spec = replace(spec, allocation="on-demand")
     known = shapes(api, spec, choice.kinds)
     fitting: list[Shape] = []
     out: list[RuledOut] = []
@@ -77,6 +98,9 @@ def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequenc
             some, why = _offers(shape, spec, choice, subnets, zones.get(shape.kind, set()), prices, api.account.region)
             offers += some
             out += why
+    if reserved is not None and reserved.free < count:
+        out += [RuledOut(reserved.kind, f"{reserved.name} has room for {reserved.free}, {count} asked")]
+        offers = []
     kept, too_expensive = affordable(ordered(offers, spec.allocation), count, spec.max_hourly_cost)
     if too_expensive and not kept and all(math.isinf(offer.hourly_cost) for offer in offers):
         out = [*_unpriced(notes, spec), *out]
@@ -131,7 +155,10 @@ def _offers(
     if not zones:
         return [], [RuledOut(shape.kind, f"not offered in {', '.join(sorted(ours)) or 'any zone that was named'}")]
     made: list[CloudOffer] = []
-    for market in shape.markets:
+    reserved = choice.reservation
+    # some types exist in capacity blocks only
+    markets: tuple[Market, ...] = shape.markets if reserved is None else ("on-demand",)
+    for market in markets:
         for zone in zones:
             offer = CloudOffer(
                 name=f"{shape.kind} ({market}, {zone})",
@@ -145,9 +172,11 @@ def _offers(
                 accelerator=shape.accelerator,
                 accelerators=shape.accelerators,
                 accelerator_gb=variant(shape, spec.accelerator),
-                cluster=shape.cluster,
+                cluster=shape.cluster and reserved is None,  # a reservation has its place
                 burstable=shape.burstable,
                 disk_mbps=shape.disk_mbps,
+                reservation="" if reserved is None else reserved.id,
+                block=reserved is not None and reserved.block,
             )
             try:
                 made.append(_priced(offer, choice, prices))
@@ -156,14 +185,14 @@ def _offers(
                     raise
                 return [], [RuledOut(shape.kind, str(exc).partition(". ")[0])]
     requested = {"spot": ("spot",), "on-demand": ("on-demand",)}.get(spec.allocation, ("spot", "on-demand"))
-    if not set(requested) & set(shape.markets):
+    if not set(requested) & set(markets):
         return [], [RuledOut(shape.kind, f"not offered as {spec.allocation}")]
     return made, []
 
 
 def _priced(offer: CloudOffer, choice: Choice, prices: Prices) -> CloudOffer:
     """The offer with its whole price: machine, disk and public address."""
-    machine, source = prices.of(offer.kind, offer.zone, offer.market)
+    machine, source = (0.0, "live") if offer.block else prices.of(offer.kind, offer.zone, offer.market)
     parts = Price(machine, prices.disk.hourly(choice.disk(offer)), 0.0 if choice.private else PUBLIC_ADDRESS)
     return replace(offer, hourly_cost=parts.total, parts=parts, price=source)
 
@@ -175,6 +204,10 @@ def _explained(offers: Sequence[CloudOffer], choice: Choice) -> list[str]:
     said.append(
         "traffic is not counted: in us-east-1 it is $0.09 a GB that leaves AWS, $0.01 a GB each way between zones"
     )
+    if choice.reservation is not None and choice.reservation.block:
+        said.append(f"{choice.reservation.name} is paid in advance: its machines are not counted again")
+    elif choice.reservation is not None:
+        said.append(f"{choice.reservation.name} costs the same whether machines run in it or not")
     if any(offer.burstable for offer in offers):
         said.append(
             "burstable types run with standard credits: slow once these are used up, and never billed beyond the price"
@@ -196,7 +229,7 @@ def _unpriced(notes: Sequence[str], spec: Spec) -> list[RuledOut]:
 def _without_image(shape: Shape, spec: Spec, choice: Choice) -> str | None:
     if choice.own_image or image_parameter(shape.accelerator, shape.architectures[0], choice.ubuntu) is not None:
         return None
-    return f"AWS has no image with drivers for {shape.accelerator}; give one with ami=..."
+    return without_image(shape.accelerator)
 
 
 def _absent(

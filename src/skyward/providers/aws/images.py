@@ -11,12 +11,14 @@ from skyward.errors import CloudRefused, InvalidArgument
 from skyward.machines.offers import CloudOffer
 from skyward.providers.aws.api import Api
 
-__all__ = ["MachineImage", "find_image", "image_finder", "image_parameter"]
+__all__ = ["MachineImage", "find_image", "image_finder", "image_parameter", "without_image"]
 
 # The open kernel driver of the base image begins with Turing.
 _BEFORE_TURING = ("V100", "P100", "P40", "P4", "M60", "K80")
 _NEURON = ("Trainium", "Inferentia")
 _OTHERS = ("Gaudi", "Radeon")
+# The driver in Neuron images from 2.26.1 on knows it no longer: https://awsdocs-neuron.readthedocs-hosted.com
+_INF1 = "Inferentia"
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,22 @@ def image_parameter(accelerator: str, architecture: str, ubuntu: str) -> str | N
         arch = "arm64" if architecture == "arm64" else "amd64"
         disk = "ebs-gp2" if ubuntu <= "22.04" else "ebs-gp3"
         return f"/aws/service/canonical/ubuntu/server/{ubuntu}/stable/current/{arch}/hvm/{disk}/ami-id"
-    if accelerator in _BEFORE_TURING or accelerator.startswith(_OTHERS):
+    if accelerator in (*_BEFORE_TURING, _INF1) or accelerator.startswith(_OTHERS):
         return None
     if accelerator.startswith(_NEURON):
         return f"/aws/service/neuron/dlami/base/ubuntu-{ubuntu}/latest/image_id"
     name = f"base-oss-nvidia-driver-gpu-ubuntu-{ubuntu}"
     return f"/aws/service/deeplearning/ami/{architecture}/{name}/latest/ami-id"
+
+
+def without_image(accelerator: str) -> str:
+    """Why AWS has no image for machines with this accelerator, and what to do."""
+    if accelerator == _INF1:
+        return (
+            'AWS\'s Neuron images have no driver for the first Inferentia any more; ask for accelerator="Inferentia2" '
+            "(inf2), or give an older image with ami=..."
+        )
+    return f"AWS has no image with drivers for {accelerator}; give one with ami=..."
 
 
 def find_image(api: Api, name: str, architecture: str) -> MachineImage:

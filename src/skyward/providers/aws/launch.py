@@ -191,6 +191,11 @@ def request(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
+    if offer.block:
+        params["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    if offer.reservation:
+        target = {"CapacityReservationId": offer.reservation}
+        params["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
     if offer.burstable:
         # EC2 would take "unlimited", which bills CPU time beyond the price that the user was told
         params["CreditSpecification"] = {"CpuCredits": "standard"}

@@ -38,6 +38,7 @@ from skyward.providers.aws.leftovers import found_leftovers
 from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import ADDRESS_SERVICE, checked_cidr, own_address, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
+from skyward.providers.aws.reservation import find_reservation
 from skyward.providers.aws.userdata import LEASE_FILE
 
 __all__ = ["AWS"]
@@ -73,6 +74,8 @@ class AWS(Provider):
     """Whether t3, t3a and t4g may be chosen; those that `instance_types` names are chosen anyway."""
     exclude_burstable: bool = False
     """Whether they are left out even if `instance_types` has them."""
+    capacity_reservation: str | None = None
+    """The id of a capacity reservation or capacity block of the account: machines are launched into it only."""
     placement_group: bool | None = None
     """Whether machines are placed close together; if None, those with accelerators are."""
     lease: float = 900
@@ -91,7 +94,7 @@ class AWS(Provider):
             object.__setattr__(self, "region", usual_region(self.profile, os.environ))
         for name in ("region", "ubuntu_version", "username"):
             check_text(name, getattr(self, name))
-        for name in ("ami", "security_group_id", "instance_profile"):
+        for name in ("ami", "security_group_id", "instance_profile", "capacity_reservation"):
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name))
         for name in ("use_private_ip", "burstable", "exclude_burstable"):
@@ -257,6 +260,7 @@ class AWS(Provider):
             root_gb=self.root_disk_gb,
             throughput=self.root_disk_throughput,
             private=self.use_private_ip,
+            reservation=find_reservation(api, self.capacity_reservation) if self.capacity_reservation else None,
         )
         places = subnets(api, self.subnet_id, not self.use_private_ip)
         check_zones(zones, [place.zone for place in places], self.region)
