@@ -21,7 +21,8 @@ __all__ = ["Image", "PipIndex", "Variables", "check_number", "check_one_of", "ch
 
 _OLDEST = (3, 11)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s'\"]+(?=@)")
+# A password may hold an @: the last one before the path counts, as for every program that reads addresses.
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 _URL = re.compile(r"(?:(?:git|hg|svn|bzr)\+)?(?:https?|ssh|file)://\S+")
 _DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9-]+)?(?:=[A-Za-z0-9.+:~-]+)?")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
@@ -69,6 +70,17 @@ def check_texts(name: str, value: object) -> tuple[str, ...]:
                 f"{name} holds {mask(repr(entry))}, which is not a line of text. Give {name} such strings."
             )
     return tuple(cast("Iterable[str]", value))
+
+
+def check_names(field: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of packages, all written in the one way in which they are compared."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+            raise InvalidArgument(
+                f"{field} holds {name!r}, which is no name of a package. "
+                "Give the bare name here, and versions and extras in Image(pip=...)."
+            )
+    return tuple(re.sub(r"[-_.]+", "-", name).lower() for name in names)
 
 
 def _check_requirement(entry: str) -> None:
@@ -169,19 +181,13 @@ class PipIndex:
             raise InvalidArgument(
                 f"url={mask(repr(self.url))} is no address of a package index. It begins with https:// or file://."
             )
-        packages = check_texts("packages", self.packages)
-        for name in packages:
-            if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", name):
-                raise InvalidArgument(
-                    f"packages of index {mask(self.url)} holds {name!r}; an index is chosen by the package's name. "
-                    "Give the bare name here, and versions and extras in Image(pip=...)."
-                )
+        packages = check_names(f"packages of index {mask(self.url)}", check_texts("packages", self.packages))
         if not packages:
             raise InvalidArgument(
                 f"index {mask(self.url)} names no packages, so nothing would come from it. "
                 'Write PipIndex(url, packages=["name"]).'
             )
-        object.__setattr__(self, "packages", tuple(re.sub(r"[-_.]+", "-", name).lower() for name in packages))
+        object.__setattr__(self, "packages", packages)
         self._check_login()
 
     @property
@@ -224,6 +230,9 @@ class Image:
     `sky.Secret`, which is shown nowhere. Where two indexes name the same package, the first one has it. `allow_env`
     lists variables such as PATH that `env` may set nevertheless. `bootstrap_timeout` is in seconds, from when a machine
     lets us in; a download or an installation that goes on there is waited for six times as long.
+
+    Packages are installed from wheels only, as building one runs its code; `build` names those that are built from
+    source. What `pip` names by a path or in a repository is built without it.
     """
 
     python: str = "auto"
@@ -236,10 +245,11 @@ class Image:
     excludes: Sequence[str] = ()
     bootstrap_timeout: float = 300
     allow_env: Sequence[str] = ()
+    build: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _check_python(self.python)
-        for name in ("pip", "apt", "includes", "excludes", "allow_env"):
+        for name in ("pip", "apt", "includes", "excludes", "allow_env", "build"):
             object.__setattr__(self, name, check_texts(name, getattr(self, name)))
         for name in ("env", "shell_vars"):
             object.__setattr__(self, name, Variables(getattr(self, name), name))
@@ -247,6 +257,7 @@ class Image:
             _check_requirement(entry)
         for entry in self.includes:
             _check_include(entry)
+        object.__setattr__(self, "build", check_names("build", self.build))
         check_number("bootstrap_timeout", self.bootstrap_timeout, whole=False)
         self._check_indexes()
         self._check_apt()
@@ -275,6 +286,7 @@ class Image:
         pip_indexes: Iterable[PipIndex] = (),
         apt: Iterable[str] = (),
         env: Mapping[str, str | Secret] | None = None,
+        build: Iterable[str] = (),
     ) -> Image:
         """A new image with these things after its own; what it has already is not repeated."""
         return dataclasses.replace(
@@ -283,6 +295,7 @@ class Image:
             pip_indexes=tuple(dict.fromkeys((*self.pip_indexes, *pip_indexes))),
             apt=tuple(dict.fromkeys((*self.apt, *apt))),
             env={**self.env, **(env or {})},
+            build=tuple(dict.fromkeys((*self.build, *build))),
         )
 
     def _check_indexes(self) -> None:

@@ -77,12 +77,16 @@ class Watchdog:
         `ending` and `directory` are `SshShell.ending()`; `argv` may be empty if there is nothing on the host. A try
         that takes more than `patience` seconds has failed.
         """
+        from skyward.api.program_env import ssh_environment  # the process that is started from this file has no skyward
+
         order = {
             "key": key,
             "argv": list(argv),
             "ending": list(ending),
             "directory": directory,
             "patience": patience,
+            # The watchdog keeps the whole environment: what ends machines of a cloud logs in with it, and ssh does not.
+            "withheld": sorted(os.environ.keys() - ssh_environment(os.environ).keys()),
         }
         with self._lock:
             if not self._closed:  # a thread may still be setting up a host that the pool has given up
@@ -212,18 +216,20 @@ def _carry_out(order: dict[str, Any]) -> None:
     """Carries out one order: the command until it works or the time is up, then the rest."""
     for pause in itertools.chain([0.0], pauses(_GIVE_UP)):
         time.sleep(pause)
-        if not order["argv"] or _works(order["argv"], order["patience"]):
+        if not order["argv"] or _works(order["argv"], order["patience"], order["withheld"]):
             break
     if order["ending"]:
-        _works(order["ending"], _ENDING_TIMEOUT)
+        _works(order["ending"], _ENDING_TIMEOUT, order["withheld"])
     if order["directory"]:
         shutil.rmtree(order["directory"], ignore_errors=True)
 
 
-def _works(argv: list[str], seconds: float) -> bool:
-    """Runs a command; whether it ended well and in time."""
+def _works(argv: list[str], seconds: float, withheld: Sequence[str]) -> bool:
+    """Runs a command; whether it ended well and in time. ssh does not get the variables that are `withheld`."""
     quiet = subprocess.DEVNULL
-    env = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
+    secret = withheld if argv[0] == "ssh" else ()
+    env = {name: value for name, value in os.environ.items() if name not in secret}
+    env["SSH_ASKPASS_REQUIRE"] = "never"
     try:
         process = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, env=env, start_new_session=True)
     except OSError:

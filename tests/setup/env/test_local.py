@@ -191,7 +191,7 @@ def test_a_cache_into_which_others_can_write_is_refused(tmp_path: Path, monkeypa
 def test_a_failure_says_which_step_and_what_uv_said(tmp_path: Path) -> None:
     with pytest.raises(BootstrapError, match="no-such-package-of-skyward") as caught:
         prepare(Image(pip=["no-such-package-of-skyward"]), cache=tmp_path)
-    assert caught.value.step == "installing packages"
+    assert caught.value.step == "resolving packages"
     assert caught.value.exit_code
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import http.server
 import os
 import secrets
 import shutil
@@ -13,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -35,6 +31,7 @@ from skyward.setup.ssh.shell import SshShell
 from skyward.transport.includes import import_paths, pack, unpack
 from tests.support.hosts import Host as Machine
 from tests.support.hosts import HostSpec, Network, lacks_python, unavailable
+from tests.support.indexes import Index, wheel
 
 SECRET = f"hunter{secrets.token_hex(6)}"  # other test runs on this computer have their own
 
@@ -120,19 +117,6 @@ def own_platform() -> str:
 def run(host: Environment, code: str) -> str:
     done = subprocess.run([host.python, "-I", "-c", code], cwd="/", env={}, capture_output=True, text=True, check=True)
     return done.stdout
-
-
-def wheel(directory: Path, name: str, version: str, more: str = "") -> Path:
-    """A tiny package that exists nowhere else."""
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(f"{name}.py", f"version = {version!r}\n{more}")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return file
 
 
 def project(directory: Path) -> Path:
@@ -297,56 +281,9 @@ def test_a_disk_that_becomes_full_is_named(
 # ------------------------------------------------------------------------------------------------------- indexes
 
 
-class Index:
-    """A package index on loopback, which wants a password and can misbehave."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.refusals, self.seen = root, 0, []
-        self.seen: list[str] = []
-        outer = self
-
-        class Answer(http.server.SimpleHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.seen.append(self.path)
-                if (
-                    self.headers.get("Authorization")
-                    != f"Basic {base64.b64encode(f'me:{SECRET}-pw'.encode()).decode()}"
-                ):
-                    self.send_response(401)
-                    self.send_header("WWW-Authenticate", "Basic")
-                    self.end_headers()
-                elif outer.refusals:
-                    outer.refusals -= 1
-                    self.send_error(503)
-                else:
-                    super().do_GET()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Answer, directory=str(root)))
-        self.thread = threading.Thread(target=self.server.serve_forever, args=[0.05])
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://me:{SECRET}-pw@127.0.0.1:{self.server.server_port}/simple"
-
-    def add(self, name: str, version: str, more: str = "") -> None:
-        file = wheel(self.root / "files", name, version, more)
-        page = self.root / "simple" / name / "index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f'<a href="/files/{file.name}">{file.name}</a>')
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Index]:
-    made = Index(tmp_path / "index")
+    made = Index(tmp_path / "index", f"me:{SECRET}-pw")
     yield made
     made.close()
 

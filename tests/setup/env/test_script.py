@@ -225,9 +225,16 @@ def test_the_files_that_go_with_it_read_as_they_did() -> None:
     assert [file.sent_as for file in made.carried] == ["5555555555555555,skyward-0.1.0-py3-none-any.whl"]
     project = tomllib.loads(made.files["pyproject.toml"])
     assert project["project"]["dependencies"] == ["inner==2.0"]
-    assert "\ntools=git\nstrict=''\n" in made.script
-    assert "\ntools=''\nstrict=--require-hashes\n" in recipe(image, PINS[:3], PLATFORM, "/x", {}, "0.0.0").script
-    assert "\nstrict=''\n" in recipe(image, [Pin("a", "a==1")], PLATFORM, "/x", {}, "0.0.0").script
+    wheels = "--only-binary :all:"
+    assert f"\ntools=git\nstrict='--no-deps {wheels} --no-binary tool'\n" in made.script
+    all_hashed = recipe(image, PINS[:3], PLATFORM, "/x", {}, "0.0.0").script
+    assert f"\ntools=''\nstrict='--no-deps --require-hashes {wheels}'\n" in all_hashed
+    unhashed = recipe(image, [Pin("a", "a==1")], PLATFORM, "/x", {}, "0.0.0").script
+    assert f"\nstrict='--no-deps {wheels}'\n" in unhashed
+    asked = Image(build=["cowsay"])
+    assert f"{wheels} --no-binary cowsay'" in recipe(asked, PINS[:2], PLATFORM, "/x", {}, "0.0.0").script
+    sent = Pin("cowsay", "cowsay==6.1", ("1" * 64,), file="/client/built/cowsay-6.1-py3-none-any.whl")
+    assert "--no-binary" not in recipe(asked, [sent], PLATFORM, "/x", {}, "0.0.0").script
 
 
 def test_the_key_follows_what_is_installed() -> None:
@@ -281,6 +288,21 @@ def test_a_lock_file_becomes_pins() -> None:
     assert strip_login("d @ https://me:pw@x/d.zip@1") == "d @ https://x/d.zip@1"
     with pytest.raises(BootstrapError, match="lies on this computer"):
         read_pylock('[[packages]]\nname = "e"\nvcs = { type = "git", url = "file:///e", commit-id = "c" }')
+
+
+def test_programs_on_a_host_get_no_secret_of_its_own_sessions(played: Played) -> None:
+    """SEC-13: what the image gives them they get, and what the host has set for indexes."""
+    image = Image(shell_vars={"MY_TOKEN": "of the image"})
+    own = {"HF_TOKEN": "x", "aws_secret": "a\nHOME=/x", "MYSQL_PWD": "x", "GH_PAT": "x", "SSH_KEY": "x"}
+    kept = {"UV_INDEX_A_PASSWORD": "pw", "KEYBOARD": "us", "https_proxy": "http://proxy"}
+    code, said = played.run(image, settings_text(image, {}), **own, **kept)
+    assert code == 0, said
+    entries = (played.orders / "install.env").read_bytes().decode().split("\0")
+    seen = dict(entry.partition("=")[::2] for entry in entries)
+    assert not seen.keys() & own.keys()
+    assert seen["MY_TOKEN"] == "of the image"
+    assert {name: seen[name] for name in kept} == kept
+    assert seen["HOME"] == str(played.root / "home")
 
 
 def run_settings(text: str, name: str, shell: str = "sh", **env: str) -> str:

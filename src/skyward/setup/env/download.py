@@ -15,7 +15,9 @@ from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
+from skyward.api.image import mask
 from skyward.errors import BootstrapError
+from skyward.setup.env.foreign_names import file_name
 
 __all__ = ["fetch", "logins"]
 
@@ -28,7 +30,7 @@ def fetch(
     url: str, digest: str, directory: Path, known: Mapping[str, str], certificates: str | None, deadline: float
 ) -> Path:
     """The file at `url`, which must have that SHA-256, kept in `directory` under its own name."""
-    kept = directory / unquote(urlsplit(url).path.rpartition("/")[2])
+    kept = directory / file_name(url, _STEP)
     if kept.exists():
         return kept
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,7 +45,9 @@ def fetch(
                 try:
                     found = _copy(request, part.file.fileno(), context, deadline)
                     if found != digest:
-                        raise BootstrapError(_STEP, f"{url} has the hash {found}, not {digest}. Look at the index.")
+                        raise BootstrapError(
+                            _STEP, f"{mask(url)} has the hash {found}, not {digest}. Look at the index."
+                        )
                     os.rename(part.name, kept)
                     return kept
                 except BaseException:
@@ -51,14 +55,14 @@ def fetch(
                     raise
         except (URLError, OSError) as exc:
             if attempt + 1 == _TRIES or time.monotonic() > deadline:
-                raise BootstrapError(_STEP, f"{url} could not be fetched: {exc}. Look at your network.") from exc
+                raise BootstrapError(_STEP, f"{mask(url)} could not be fetched: {exc}. Look at your network.") from exc
             time.sleep(2**attempt)
     raise AssertionError
 
 
 def logins(texts: Iterable[str]) -> dict[str, str]:
     """The user names and passwords in addresses, by the server that they are for."""
-    return {server: login for text in texts for login, server in re.findall(r"://([^/@\s]+)@([^/\s]+)", text)}
+    return {server: login for text in texts for login, server in re.findall(r"://([^/\s?#]+)@([^/@\s]+)", text)}
 
 
 def _copy(request: Request, file: int, context: ssl.SSLContext, deadline: float) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from skyward.api.image import requirement_path
+from skyward.api.program_env import installer_environment
 from skyward.errors import BootstrapError
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ def _needs_of_extras(requirement: Requirement, installed: Distribution) -> Itera
 
 def _has_debian(query: str, name: str, version: str) -> bool:
     command = [query, "--show", "--showformat=${db:Status-Status} ${Version}\n", name]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    variables = installer_environment(os.environ)
+    answer = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=False)
     states = [line.split(" ") for line in answer.stdout.splitlines()]
     return any(state == "installed" and version in ("", found) for state, found in states)

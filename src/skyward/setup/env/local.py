@@ -23,12 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.api.image import Image, mask
+from skyward.api.program_env import installer_environment
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError
+from skyward.setup.env.compile import Resolution
 from skyward.setup.env.environment import MARKER, Environment
+from skyward.setup.env.install_files import Logins, lines, project, strictness
 from skyward.setup.env.installed import missing_apt, missing_pip
-from skyward.setup.env.requirements import DESCRIPTION, check_python, pins, question, sorted_out
-from skyward.setup.env.uv import cache_root, describe, index_options, own_directory, run, run_uv, too_late
+from skyward.setup.env.requirements import DESCRIPTION, check_python, listed, question, with_hash
+from skyward.setup.env.uv import cache_root, index_options, own_directory, run, run_uv, too_late
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
 
 __all__ = ["prepare"]
@@ -87,7 +90,7 @@ class _Build:
             )
         self.report(f"installing {', '.join(missing)}")
         variables = {
-            **os.environ,
+            **installer_environment(os.environ),
             **revealed(self.image.shell_vars),
             "DEBIAN_FRONTEND": "noninteractive",
             "NEEDRESTART_MODE": "a",
@@ -139,7 +142,7 @@ class _Build:
             shutil.rmtree(left, ignore_errors=True)
         if home.exists():
             shutil.rmtree(home)
-        # Its mode, 0700, guards the addresses of indexes, which may hold passwords.
+        # Its mode, 0700, guards addresses in `pip` entries, which may hold passwords.
         work = Path(tempfile.mkdtemp(prefix=f"{home.name}.tmp-", dir=home.parent))
         try:
             self.install(work)
@@ -155,15 +158,19 @@ class _Build:
         self.report(f"making an environment with Python {major}.{minor}")
         self.uv("making the environment", work, "venv", "--quiet", "--relocatable", "--python", python, "env")
 
-        named, direct = sorted_out(self.image.pip)
-        named += pins(self.image.pip)
-        direct.append(f"skyward @ {build_wheel(work).as_uri()}")
         options = ["--python", "env/bin/python", *index_options()]
-        describe(work, named, direct, options, self.image, self.deadline, self.report)
+        resolution = Resolution(self.image, work, options, self.deadline, keep=lambda wheel: wheel, report=self.report)
+        pins = [with_hash(pin) for pin in resolution.pins(build_wheel(work), here=True)]
+        logins, theirs = Logins(self.image.pip), listed(self.image)
+        ours = [pin.wanted for pin in pins if pin.name in theirs and not pin.file]
+        (work / "pyproject.toml").write_text(project(ours, self.image.pip_indexes))
+        (work / "requirements.txt").write_text("\n".join(lines(pins, logins, lambda pin: Path(pin.file).as_uri())))
 
         self.report(f"installing {', '.join(map(mask, self.image.pip)) or 'Skyward'}")
+        strict = [*strictness(self.image, pins), "--build-constraints", "build.txt"]
         files = [word for name in DESCRIPTION for word in ("--requirements", name)]
-        self.uv("installing packages", work, "pip", "install", "--compile-bytecode", *options, *files)
+        order = ("pip", "install", "--compile-bytecode", *options, *strict, *files)
+        run_uv("installing packages", order, self.image, self.deadline, work, logins.variables)
 
     def uv(self, step: str, work: Path, *arguments: str) -> str:
         return run_uv(step, arguments, self.image, self.deadline, work)

@@ -19,12 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from skyward.api.image import Image, mask
+from skyward.api.program_env import installer_environment
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError, PythonMismatch
 from skyward.setup.env.environment import Environment
-from skyward.setup.env.requirements import check_python
+from skyward.setup.env.foreign_names import check_host_path, check_platform
+from skyward.setup.env.requirements import check_python, tools
 from skyward.setup.env.resolve import Packages
-from skyward.setup.env.script import Recipe, look_script, stop_script, tools
+from skyward.setup.env.script import Recipe, look_script, stop_script
 from skyward.setup.env.uv import RESOLVING, too_late
 from skyward.setup.local_shell import LocalShell
 
@@ -97,7 +99,7 @@ def prepare_host(
             seen = _look(shell, image, name, packages, deadline)
             if "ready" not in seen.facts:
                 _make(shell, image, name, seen, packages, deadline, report, because=exc)
-    return _environment(seen.facts)
+    return _environment(shell, seen.facts)
 
 
 def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: float) -> _Said:
@@ -117,6 +119,11 @@ def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: f
         raise _failure(shell, seen, done.code)
     if "ready" not in seen.facts and "stage" not in seen.facts:
         raise BootstrapError(_LOOKING, f"{shell.name} did not answer as expected.\n{_tail(done.err)}", None, done.code)
+    cache = seen.facts.get("cache", "")
+    check_platform(seen.facts.get("platform", ""), shell.name, _LOOKING)
+    check_host_path(cache, shell.name, _LOOKING)
+    if "stage" in seen.facts:
+        check_host_path(seen.facts["stage"], shell.name, _LOOKING, f"{cache}/stage")
     return seen
 
 
@@ -170,7 +177,7 @@ def _set_up(
     token = secrets.token_hex(8)
     arguments = [seen.facts["stage"], token, pool, recipe.key, str(need), "hold"]
     # Only on this computer is an environment given: a host has its own.
-    own = dict(os.environ) if isinstance(shell, LocalShell) else {}
+    own = installer_environment(os.environ, repositories=True) if isinstance(shell, LocalShell) else {}
     with tempfile.TemporaryFile() as errors:
         process = shell.start(["sh", "-c", _START, "sky", *arguments], own, errors)
         try:
@@ -204,8 +211,11 @@ def _hear(seen: _Said, word: str, rest: str, report: Report) -> None:
         seen.hear(word, rest)
 
 
-def _environment(facts: dict[str, str]) -> Environment:
-    home, directory = facts["ready"].split("\t")[:2]
+def _environment(shell: Shell, facts: dict[str, str]) -> Environment:
+    home, _, rest = facts["ready"].partition("\t")
+    directory = rest.partition("\t")[0]
+    check_host_path(home, shell.name, _LOOKING, f"{facts['cache']}/envs")
+    check_host_path(directory, shell.name, _LOOKING, f"{facts['cache']}/pools")
     return Environment(f"{home}/bin/python", {"VIRTUAL_ENV": home, "PATH": f"{home}/bin:{facts['path']}"}, directory)
 
 

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from skyward.api.image import Image, PipIndex, requirement_path
+from skyward.api.image import Image, requirement_path
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 
 __all__ = [
     "DESCRIPTION",
     "MISLEADING",
     "Pin",
-    "by_index",
     "check_python",
     "git_login",
     "git_settings",
+    "listed",
     "local_path",
+    "login_of",
     "pins",
-    "project",
     "question",
     "read_pylock",
     "sorted_out",
     "strip_login",
+    "tools",
+    "with_hash",
 ]
 
 # The files by which uv is told what to install.
@@ -43,9 +45,11 @@ MISLEADING = (
 _SAME_VERSION = ("cloudpickle",)
 _DASK = ("distributed", "dask")
 _DASK_ENTRY = re.compile(r"(distributed|dask)(?![\w.-])", re.IGNORECASE)
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# A password may hold an @: the last one before the path counts, as for every program that reads addresses.
+_LOGIN = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
+_VCS = re.compile(r"\b(git|hg|svn|bzr)\+")
 # A login that uv has to fill in from a variable is left to it.
-_GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/@\s$]+)@(?P<host>[^/@\s#]+)(?P<path>[^@\s#]*)")
+_GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/\s$]+)@(?P<host>[^/@\s#]+)(?P<path>[^@\s#]*)")
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[
     return [
         image.python_version,
         image.pip,
+        image.build,
         [hash_of(path) for path in paths if path],
         [(index.url, index.packages) for index in image.pip_indexes],
         sorted((name, str(value)) for name, value in image.shell_vars.items()),
@@ -112,7 +117,7 @@ def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[
 def local_path(entry: str) -> Path | None:
     """The file or directory that a `pip` entry names; one that is not there is refused."""
     path = requirement_path(entry)
-    if path is None and "file://" in entry and not entry.startswith(("git+", "hg+")):
+    if path is None and re.search(r"(?<!\+)file://", entry):  # that of a repository is git's affair
         url = entry[entry.index("file://") :].partition(" ")[0].partition("#")[0]
         path = unquote(urlsplit(url).path)
     if path is None:
@@ -138,46 +143,41 @@ def sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
     return named, direct
 
 
-def project(named: Sequence[str], indexes: Sequence[PipIndex], *, explicit: bool = True) -> str:
-    """A pyproject.toml by which uv takes the packages that an index names from there, and only those."""
-    lines = ["[project]", 'name = "skyward-environment"', 'version = "0"']
-    lines += [f"dependencies = {json.dumps(named, ensure_ascii=False)}"]
-    sources: dict[str, str] = {}
-    for number, index in enumerate(indexes):
-        url = json.dumps(index.address, ensure_ascii=False)
-        lines += [
-            "[[tool.uv.index]]",
-            f'name = "index-{number}"',
-            f"url = {url}",
-            f"explicit = {str(explicit).lower()}",
-        ]
-        for package in index.packages:
-            sources.setdefault(package, f'{package} = {{ index = "index-{number}" }}')
-    return "\n".join([*lines, "[tool.uv.sources]", *(sources.values() if explicit else ()), ""])
+def listed(image: Image) -> set[str]:
+    """The packages that come from an index of the image's own."""
+    return {package for index in image.pip_indexes for package in index.packages}
 
 
-def by_index(named: Sequence[str], indexes: Sequence[PipIndex], compile: Callable[[str], str]) -> list[str]:
-    """`named` and those packages of indexes that others bring in; `compile` resolves a project file.
-
-    uv chooses an index by name only for what is asked for directly; so these have to be asked for.
-    """
-    listed = {package for index in indexes for package in index.packages} - _names(named)
-    if not listed:
-        return list(named)
-    found = compile(project(named, indexes, explicit=False))
-    return [*named, *sorted(listed.intersection(re.findall(r"^([a-z0-9-]+)(?===| @)", found, re.MULTILINE)))]
-
-
-def read_pylock(text: str) -> tuple[Pin, ...]:
-    """The pins of a lock file that uv has made for one platform."""
+def read_pylock(text: str, *, here: bool = False) -> tuple[Pin, ...]:
+    """The pins of a lock file that uv has made for one platform; `here` if it is this computer's."""
     import tomllib
 
-    return tuple(_pin(package) for package in tomllib.loads(text).get("packages", ()))
+    return tuple(_pin(package, here) for package in tomllib.loads(text).get("packages", ()))
+
+
+def with_hash(pin: Pin) -> Pin:
+    """Without passwords, which are put in again from the image, and with a hash for a file of this computer."""
+    hashes = pin.hashes
+    if pin.file and not hashes:
+        with open(pin.file, "rb") as file:
+            hashes = (hashlib.file_digest(file, "sha256").hexdigest(),)
+    return replace(pin, wanted=strip_login(pin.wanted), hashes=hashes)
 
 
 def strip_login(text: str) -> str:
     """`text` without the user names and passwords in its addresses."""
     return re.sub(r"(?<=://)@", "", _LOGIN.sub("", text))
+
+
+def tools(requirements: Sequence[str]) -> list[str]:
+    """The programs that a host needs to install these."""
+    return sorted({found[1] for line in requirements if (found := _VCS.search(line))})
+
+
+def login_of(text: str) -> tuple[str, str] | None:
+    """The login in an address, and what comes after it: the server and the path."""
+    found = re.search(r"://([^/\s?#]+)@([^@#\s;]+)", text)
+    return (found[1], found[2]) if found else None
 
 
 def git_login(entry: str) -> tuple[str, str, str] | None:
@@ -208,18 +208,11 @@ def git_settings(entries: Iterable[str], first: int = 0) -> dict[str, str]:
     return {**variables, "GIT_CONFIG_COUNT": str(first + len(headers))} if headers else {}
 
 
-def _names(requirements: Sequence[str]) -> set[str]:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    return {canonicalize_name(Requirement(entry).name) for entry in requirements}
-
-
-def _pin(package: Mapping[str, Any]) -> Pin:
+def _pin(package: Mapping[str, Any], here: bool) -> Pin:
     name, version, marker = package["name"], package.get("version", ""), package.get("marker", "")
     exact = f"{name}=={version}"
     if vcs := package.get("vcs"):
-        if vcs["url"].startswith("file:"):
+        if vcs["url"].startswith("file:") and not here:
             raise BootstrapError(
                 "resolving packages",
                 f"{name} comes from {vcs['url']}, which lies on this computer; the hosts cannot reach it. "

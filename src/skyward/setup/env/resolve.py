@@ -25,32 +25,16 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from skyward.api.image import Image, requirement_path
+from skyward.api.image import Image
 from skyward.errors import BootstrapError
 from skyward.machines.parallel import each
+from skyward.setup.env.compile import Resolution
 from skyward.setup.env.download import fetch, logins
+from skyward.setup.env.foreign_names import check_digest
 from skyward.setup.env.pip_settings import uv_environment
-from skyward.setup.env.requirements import (
-    DESCRIPTION,
-    Pin,
-    local_path,
-    pins,
-    question,
-    read_pylock,
-    sorted_out,
-    strip_login,
-)
+from skyward.setup.env.requirements import Pin, question, with_hash
 from skyward.setup.env.script import Carried, Recipe, environment_key, recipe
-from skyward.setup.env.uv import (
-    RESOLVING,
-    cache_root,
-    describe,
-    find_uv,
-    index_options,
-    own_directory,
-    run_uv,
-    too_late,
-)
+from skyward.setup.env.uv import RESOLVING, cache_root, find_uv, index_options, own_directory, run_uv, too_late
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
 
 __all__ = ["Packages"]
@@ -158,44 +142,17 @@ class Packages:
         for directory in (self._home, self._home / "built"):
             directory.mkdir(mode=0o700, exist_ok=True)
         major, minor = self._image.python_version
-        # Its mode, 0700, guards the addresses of indexes, which may hold passwords.
+        # Its mode, 0700, guards addresses in `pip` entries, which may hold passwords.
         with tempfile.TemporaryDirectory(prefix="skyward-") as directory:
             work = Path(directory)
             options = ["--python", sys.executable, "--python-version", f"{major}.{minor}"]
             options += ["--python-platform", platform, *index_options()]
-            named, direct = self._asked(work, deadline)
-            describe(work, named, direct, options, self._image, deadline)
-            lock = ["--quiet", "--format", "pylock.toml", "--output-file", "pylock.toml"]
-            run_uv(RESOLVING, ["pip", "compile", *options, *lock, *DESCRIPTION], self._image, deadline, work)
-            found = tuple(_plain(pin) for pin in read_pylock((work / "pylock.toml").read_text()))
+            resolution = Resolution(self._image, work, options, deadline, self._keep)
+            found = tuple(with_hash(pin) for pin in resolution.pins(self._keep(build_wheel(work))))
             (work / "found.json").write_text(json.dumps([asdict(pin) for pin in found]))
             shutil.move(work / "found.json", self._home / f".{platform}-{os.getpid()}")
         (self._home / f".{platform}-{os.getpid()}").replace(self._home / f"{platform}.json")
         return found
-
-    def _asked(self, work: Path, deadline: float) -> tuple[list[str], list[str]]:
-        """Requirements with a name, and addresses; what lies on this computer is a wheel by then."""
-        lines: list[str] = []
-        for number, entry in enumerate(self._image.pip):
-            path = local_path(entry)
-            lines.append(entry if path is None else self._sendable(entry, path, work / str(number), deadline))
-        lines.append(f"skyward @ {self._keep(build_wheel(work)).as_uri()}")
-        named, direct = sorted_out(lines)
-        return [*named, *pins(self._image.pip)], direct
-
-    def _sendable(self, entry: str, path: Path, out: Path, deadline: float) -> str:
-        """The requirement for a file or directory of this computer, built if it is not a wheel yet."""
-        if path.suffix != ".whl":
-            order = ["build", "--quiet", "--wheel", str(path), "--out-dir", str(out), "--python", sys.executable]
-            run_uv(f"building {path.name}", order, self._image, deadline)
-            path = self._keep(next(out.glob("*.whl")))
-        if requirement_path(entry) or entry.startswith("file:"):
-            return path.as_uri()
-        from packaging.requirements import Requirement
-
-        asked = Requirement(entry)
-        asked.url = path.as_uri()
-        return str(asked)
 
     def _fetched(self, pins: Sequence[Pin], user: Mapping[str, str], deadline: float) -> tuple[Pin, ...]:
         """The pins with every file on this computer."""
@@ -208,6 +165,7 @@ class Packages:
         def fetched(pin: Pin) -> Pin:
             if pin.file or not (pin.url and pin.hashes):
                 return pin
+            check_digest(pin.hashes[0], RESOLVING)
             directory = home / pin.hashes[0][:16]
             file = fetch(pin.url, pin.hashes[0], directory, known, user.get("SSL_CERT_FILE"), deadline)
             return replace(pin, file=str(file), hashes=pin.hashes[:1])
@@ -225,15 +183,6 @@ class Packages:
         for old in self._home.parent.iterdir():
             if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
                 shutil.rmtree(old, ignore_errors=True)
-
-
-def _plain(pin: Pin) -> Pin:
-    """Without passwords, which are put in again from the image, and with a hash for what is sent."""
-    hashes = pin.hashes
-    if pin.file and not hashes:
-        with open(pin.file, "rb") as file:
-            hashes = (hashlib.file_digest(file, "sha256").hexdigest(),)
-    return replace(pin, wanted=strip_login(pin.wanted), hashes=hashes)
 
 
 def _packed(recipe: Recipe, carried: Sequence[Carried]) -> bytes:

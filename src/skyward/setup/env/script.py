@@ -1,7 +1,7 @@
 """An image becomes what a host is told: one script, with the files and settings that go with it. Nothing runs here.
 
 image, pins --> Recipe.script     common.sh + setup.sh with the image's values in front, quoted; no secrets
-                Recipe.files      pyproject.toml, requirements.txt, packages.txt; no secrets
+                Recipe.files      pyproject.toml, requirements.txt, build.txt, packages.txt; no secrets
                 Recipe.settings   what may be secret: given to the script on its standard input
 """
 
@@ -16,11 +16,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote as quote_url
-from urllib.parse import unquote, urlsplit
 
-from skyward.api.image import Image, PipIndex, mask
+from skyward.api.image import Image, mask
 from skyward.api.secret import revealed
-from skyward.setup.env.requirements import MISLEADING, Pin, git_login, git_settings, project, strip_login
+from skyward.setup.env.install_files import (
+    Logins,
+    closed_to_builds,
+    index_logins,
+    lines,
+    project,
+    requirement,
+    strictness,
+    without_builds,
+)
+from skyward.setup.env.requirements import MISLEADING, Pin, strip_login, tools
 
 __all__ = [
     "Carried",
@@ -32,14 +41,12 @@ __all__ = [
     "script",
     "settings_text",
     "stop_script",
-    "tools",
 ]
 
 UV_OLDEST = "0.13"
 _SCRIPTS = Path(__file__).parent / "scripts"
 _FORMAT = 1  # raised when environments made by an older script must not be used any more
 _INDEX_LOGIN = re.compile(r"UV_INDEX_\w+_(?:USERNAME|PASSWORD)")
-_VCS = re.compile(r"\b(git|hg|svn|bzr)\+")
 # Settings of the user's that hold on a host, too, where it has none of its own. Paths of the client mean nothing there.
 # With each go the other names by which a host may have set the same.
 _SHARED = {
@@ -95,24 +102,22 @@ def recipe(
 ) -> Recipe:
     """What makes the environment of `image` from `pins` on a host whose cache is `cache`."""
     carried = {pin.name: _carried(pin) for pin in pins if pin.file}
-    logins = _Logins(image.pip)
+    logins = Logins(image.pip)
     indexes = [index for index in image.pip_indexes if not index.url.startswith("file:")]
     theirs = {name for index in indexes for name in index.packages}
-    lines = [
-        _requirement(_sent(carried[pin.name], cache) if pin.file else logins.hidden(pin.wanted), pin) for pin in pins
-    ]
     return Recipe(
         key=environment_key(image, pins, platform),
-        script=_setup(image, uv_version, tools([pin.wanted for pin in pins]), all(pin.hashes for pin in pins)),
+        script=_setup(image, uv_version, tools([pin.wanted for pin in pins]), strictness(image, pins)),
         files={
             "pyproject.toml": project(
                 [pin.wanted for pin in pins if pin.name in theirs and not pin.file],
-                [PipIndex(strip_login(index.url), index.packages) for index in indexes],
+                indexes,
             ),
-            "requirements.txt": _text(lines),
-            "packages.txt": _text(_requirement(strip_login(pin.wanted), pin) for pin in pins),
+            "requirements.txt": _text(lines(pins, logins, lambda pin: _sent(carried[pin.name], cache))),
+            "build.txt": closed_to_builds(theirs),
+            "packages.txt": _text(requirement(strip_login(pin.wanted), pin) for pin in pins),
         },
-        settings=settings_text(image, user, {**_index_logins(indexes), **logins.variables}),
+        settings=settings_text(image, user, {**index_logins(indexes), **logins.variables}),
         carried=tuple(carried.values()),
     )
 
@@ -120,12 +125,9 @@ def recipe(
 def script(image: Image, uv_version: str = UV_OLDEST) -> str:
     """The script that sets a host up for `image`, to be looked at; it needs the files that are sent with it."""
     needed = tools(image.pip)
-    return _setup(image, uv_version, needed, not needed)
-
-
-def tools(requirements: Sequence[str]) -> list[str]:
-    """The programs that a host needs to install these."""
-    return sorted({found[1] for line in requirements if (found := _VCS.search(line))})
+    hashes = [] if needed else ["--require-hashes"]
+    built = {found[1].lower() for entry in image.pip if tools([entry]) and (found := re.match(r"([\w.-]+) *@", entry))}
+    return _setup(image, uv_version, needed, ["--no-deps", *hashes, *without_builds({*image.build, *built})])
 
 
 def look_script(uv_version: str) -> str:
@@ -147,35 +149,35 @@ def environment_key(image: Image, pins: Sequence[Pin], platform: str) -> str:
         sorted((name, str(value)) for name, value in image.shell_vars.items()),
         platform,
         sorted(pin.identity for pin in pins),
+        *([image.build] if image.build else []),
     )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 def settings_text(image: Image, user: Mapping[str, str], more: Mapping[str, str] | None = None) -> str:
     """Lines of sh that set the variables for the installing programs; those of the host's own count for more."""
-    lines: list[str] = []
+    told: list[str] = []
     for name, alternatives in _SHARED.items():
         value = _reachable(name, user[name]) if name in _ADDRESSES and name in user else user.get(name, "")
         if value:
             own = "".join(f"${{{other}+x}}" for other in (name, *alternatives))
-            lines.append(f'[ -n "{own}" ] || export {name}={quote(value)}')
+            told.append(f'[ -n "{own}" ] || export {name}={quote(value)}')
     logins = {name: value for name, value in user.items() if _INDEX_LOGIN.fullmatch(name)}
-    lines.append(
+    told.append(
         '[ -n "${PIP_INDEX_URL+x}" ] || [ -z "${UV_DEFAULT_INDEX-}" ] || export PIP_INDEX_URL="$UV_DEFAULT_INDEX"'
     )
     chosen = {**logins, **(more or {}), **revealed(image.shell_vars)}
-    lines += [f"export {name}={quote(value)}" for name, value in chosen.items()]
-    return _text(lines)
+    told += [f"export {name}={quote(value)}" for name, value in chosen.items()]
+    return _text(told)
 
 
-def _setup(image: Image, uv_version: str, needed: Sequence[str], hashed: bool) -> str:
+def _setup(image: Image, uv_version: str, needed: Sequence[str], strict: Sequence[str]) -> str:
     major, minor = image.python_version
     values = {
         "python_version": f"{major}.{minor}",
         "apt": " ".join(image.apt),
         "tools": " ".join(needed),
-        # What comes out of a repository has no hash.
-        "strict": "--require-hashes" if hashed else "",
+        "strict": " ".join(strict),
         "uv_version": uv_version,
         "uv_oldest": UV_OLDEST,
         "misleading": " ".join(MISLEADING),
@@ -204,12 +206,6 @@ def _sent(file: Carried, cache: str) -> str:
     return f"file://{quote_url(cache)}/wheels/{file.digest}/{quote_url(file.name)}"
 
 
-def _requirement(wanted: str, pin: Pin) -> str:
-    line = f"{pin.name} @ {wanted}" if wanted.startswith("file:") else wanted
-    marker = f" ; {pin.marker}" if pin.marker else ""
-    return line + marker + "".join(f" --hash=sha256:{value}" for value in pin.hashes)
-
-
 def _text(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
@@ -218,35 +214,3 @@ def _reachable(name: str, value: str) -> str:
     """Those addresses that a host can reach, too."""
     words = [word for word in re.split(r"[\s,]+", value) if re.match(r"(?:[^/:]+=)?https?://", word)]
     return ("," if name == "UV_FIND_LINKS" else " ").join(words)
-
-
-def _index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
-    """uv's variables for the user names and passwords of the indexes, by their numbers."""
-    found: dict[str, str] = {}
-    for number, index in enumerate(indexes):
-        parts = urlsplit(index.address)
-        for name, value in (("USERNAME", parts.username), ("PASSWORD", parts.password)):
-            if value:
-                found[f"UV_INDEX_INDEX_{number}_{name}"] = unquote(value)
-    return found
-
-
-class _Logins:
-    """The user names and passwords in the addresses of `pip` entries, as variables that uv fills in or git reads."""
-
-    def __init__(self, entries: Sequence[str]) -> None:
-        self.variables = git_settings(entries)
-        self._names: dict[str, str] = {}
-        for entry in entries:
-            if not git_login(entry) and (found := re.search(r"://([^/@\s]+)@([^@#\s;]+)", entry)):
-                name = f"SKYWARD_LOGIN_{len(self._names)}"
-                self.variables[name] = found[1]
-                self._names[f"://{found[2]}"] = name
-
-    def hidden(self, wanted: str) -> str:
-        """`wanted` with a reference to the variable in place of the login."""
-        bare = strip_login(wanted)
-        for address, name in self._names.items():
-            if address in bare:
-                return bare.replace("://", f"://${{{name}}}@", 1)
-        return bare

@@ -8,19 +8,20 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from skyward.api.image import Image, mask
+from skyward.api.program_env import installer_environment
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError
+from skyward.setup.env.install_files import index_logins
 from skyward.setup.env.pip_settings import no_index, uv_environment
-from skyward.setup.env.requirements import DESCRIPTION, MISLEADING, by_index, git_settings, project
+from skyward.setup.env.requirements import MISLEADING, git_settings, tools
 
 __all__ = [
     "RESOLVING",
     "cache_root",
-    "describe",
     "find_uv",
     "index_options",
     "own_directory",
@@ -71,34 +72,22 @@ def index_options() -> list[str]:
     return ["--no-index"] if no_index(os.environ) else []
 
 
-def describe(
-    work: Path,
-    named: Sequence[str],
-    direct: Sequence[str],
-    options: Sequence[str],
+def run_uv(
+    step: str,
+    arguments: Sequence[str],
     image: Image,
     deadline: float,
-    report: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Writes the files that tell uv what to install, with the packages of the image's indexes that others need."""
-    (work / "requirements.txt").write_text("\n".join([*direct, ""]))
-
-    def compile(text: str) -> str:
-        (work / "pyproject.toml").write_text(text)
-        report("looking which packages are needed")
-        order = ["pip", "compile", *options, "--quiet", "--index-strategy", "unsafe-best-match", *DESCRIPTION]
-        return run_uv(RESOLVING, order, image, deadline, work)
-
-    (work / "pyproject.toml").write_text(project(by_index(named, image.pip_indexes, compile), image.pip_indexes))
-
-
-def run_uv(step: str, arguments: Sequence[str], image: Image, deadline: float, cwd: Path | None = None) -> str:
-    """What uv wrote, run with the settings of the user's pip and the image's `shell_vars`."""
-    own = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    cwd: Path | None = None,
+    more: Mapping[str, str] | None = None,
+) -> str:
+    """What uv wrote, run with the settings of the user's pip, the logins of the image and its `shell_vars`."""
+    repositories = bool(tools(image.pip))
+    own = installer_environment(os.environ, repositories=repositories)
+    own = {name: value for name, value in own.items() if name not in MISLEADING}
     quiet = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
     logins = git_settings(image.pip, int(own.get("GIT_CONFIG_COUNT") or 0))
-    variables = {**own, **uv_environment(os.environ), **quiet, **logins, **revealed(image.shell_vars)}
-    return run(step, [find_uv(), *arguments], variables, image, deadline, cwd)
+    own |= {**uv_environment(os.environ), **quiet, **logins, **index_logins(image.pip_indexes), **(more or {})}
+    return run(step, [find_uv(), *arguments], {**own, **revealed(image.shell_vars)}, image, deadline, cwd)
 
 
 def run(

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["build_wheel", "source_hash", "tree_hash"]
+__all__ = ["build_wheel", "source_hash", "stub_wheel", "tree_hash"]
 
 # For a checkout that is on the import path without being installed; a test compares them with pyproject.toml.
 VERSION = "0.1.0"
@@ -22,6 +22,7 @@ REQUIRES = (
 )
 
 _PACKAGE = Path(__file__).resolve().parents[2]
+_WHEEL = "Wheel-Version: 1.0\nGenerator: skyward\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
 
 
@@ -41,6 +42,18 @@ def build_wheel(dest: Path) -> Path:
             member = zipfile.ZipInfo(name)  # dated 1980
             member.external_attr = 0o100644 << 16
             archive.writestr(member, content)
+    return wheel
+
+
+def stub_wheel(dest: Path, name: str) -> Path:
+    """Write an empty package of that name into `dest`: it stands for one that may not be looked up."""
+    wheel, info = dest / f"{name.replace('-', '_')}-0-py3-none-any.whl", f"{name.replace('-', '_')}-0.dist-info"
+    import zipfile
+
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        archive.writestr(f"{info}/WHEEL", _WHEEL)
+        archive.writestr(f"{info}/RECORD", "")
     return wheel
 
 
@@ -81,7 +94,7 @@ def _about() -> tuple[str, dict[str, str]]:
     needs = "".join(f"Requires-Dist: {line}\n" for line in requires if "extra ==" not in line)
     about = {
         "METADATA": f"Metadata-Version: 2.1\nName: skyward\nVersion: {version}\nRequires-Python: >=3.11\n{needs}",
-        "WHEEL": "Wheel-Version: 1.0\nGenerator: skyward\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "WHEEL": _WHEEL,
     }
     return version, about | ({"entry_points.txt": scripts} if scripts else {})
 

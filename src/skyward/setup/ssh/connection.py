@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from skyward.api.program_env import ssh_environment
 from skyward.api.shell import SshTarget
 from skyward.errors import BootstrapError, HostUnreachable, InvalidArgument
 
@@ -99,7 +100,7 @@ class Connection:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     start_new_session=True,
-                    env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
+                    env={**ssh_environment(os.environ), "SSH_ASKPASS_REQUIRE": "never"},
                     bufsize=0,
                 )
             except FileNotFoundError:
@@ -144,7 +145,8 @@ class Connection:
         """Has connections to `local`, a path or address here, end at an address there."""
         far = f"[{host}]" if ":" in host else host
         argv = self.through("-O", "forward", "-L", f"{local}:{far}:{port}", "--", self._host)
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LISTENING)
+        env = ssh_environment(os.environ)
+        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LISTENING)
         if done.returncode != 0:
             words = f"no way to {host} port {port} could be opened. ssh said: {self.said()}"
             raise HostUnreachable(f"ssh {self._host}", words)

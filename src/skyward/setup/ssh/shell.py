@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
+from skyward.api.program_env import ssh_environment
 from skyward.api.shell import Finished, SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, InvalidArgument
 from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line
@@ -97,7 +98,12 @@ class SshShell:
         connection = self._connected()
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            connection.session(argv), stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True
+            connection.session(argv),
+            env=ssh_environment(os.environ),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=stderr,
+            start_new_session=True,
         )
         if connection.noisy:
             assert process.stdout is not None
@@ -255,6 +261,7 @@ class SshShell:
         connection = self._connected()
         process = subprocess.Popen(
             connection.session(argv),
+            env=ssh_environment(os.environ),
             stdin=subprocess.PIPE if isinstance(data, bytes) else data,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,7 +3,7 @@
 python_version=3.11
 apt=''
 tools=''
-strict=--require-hashes
+strict='--no-deps --require-hashes --only-binary :all:'
 uv_version=0.0.0
 uv_oldest=0.13
 misleading='VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH UV_NO_SOURCES UV_PROJECT UV_WORKING_DIR UV_WORKING_DIRECTORY'
@@ -199,6 +199,14 @@ failed_install() {
 # Runs a program with the settings from standard input. They may be secret: they are in no file and on no command line.
 tool() { (eval "$settings" && exec "$@") >>"$log" 2>&1 </dev/null; }
 
+# Programs that install packages, and what they build, get no secret that this host's sessions have.
+hide_secrets() {
+    names=$(export -p | sed -n -e 's/^export \([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p' -e 's/^declare -x \([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p' |
+        grep -iE 'token|secret|passw|passphrase|credential|(^|_)(auth|pat|pwd|dsn|jwt)(_|$)|key(_|$)|cookie' |
+        grep -vE '^(PWD|OLDPWD|SSH_AUTH_SOCK)$|^UV_INDEX_|^GIT_CONFIG_')
+    [ -z "$names" ] || unset $names
+}
+
 # Ends everything that was started here when standard input is closed, that is, when the client is gone.
 watch() {
     while IFS= read -r line; do :; done
@@ -299,7 +307,7 @@ get_uv() {
         # The hash of uv is among those of the packages.
         grep -E '^uv( @|==)' "$stage/requirements.txt" >"$stage/uv.txt"
         tool python3 -m venv "$stage/venv" &&
-            tool "$stage/venv/bin/python" -m pip install --no-deps --require-hashes -r "$stage/uv.txt" &&
+            tool "$stage/venv/bin/python" -m pip install --no-deps --only-binary :all: --require-hashes -r "$stage/uv.txt" &&
             mv -f "$stage/venv/bin/uv" "$kept" && find_uv ||
             failed_install uv "there is no uv $uv_oldest or newer here, and python3 with pip could not install it."
     }
@@ -360,7 +368,8 @@ make_environment() {
         failed_install packages "uv could not make an environment."
     end
     begin 'installing packages'
-    set -- "$uv" pip install --python "$work/bin/python" --no-deps --compile-bytecode $strict -r pyproject.toml -r requirements.txt
+    # What a build needs does not come from an index that has to be named.
+    set -- "$uv" pip install --python "$work/bin/python" --compile-bytecode $strict --build-constraints build.txt -r pyproject.toml -r requirements.txt
     # First without the network: that is fast if everything is cached, and works if there is no network.
     # uv itself tries three more times, with pauses, if a server does not answer.
     tool "$@" --offline || tool "$@" || failed_install packages "uv could not install the packages."
@@ -381,6 +390,7 @@ forget() {
     find "$cache/wheels" "$cache/logs" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} +
 }
 
+hide_secrets
 trap clean EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT

@@ -1,0 +1,184 @@
+"""Has uv work out which files an image's packages are: each name from its own index, nothing built unless asked for.
+
+pip entries ─► requirements ─► uv pip compile ─► pylock.toml ─► pins
+                    ▲                                 │ a name of an index that was not asked for is a stub at first;
+                    └── asked for from that index ◄───┘ if something needs it, it is asked for, and uv is run again
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from skyward.api.image import Image, requirement_path
+from skyward.errors import BootstrapError
+from skyward.setup.env.install_files import closed_to_builds, project, without_builds
+from skyward.setup.env.requirements import DESCRIPTION, Pin, listed, local_path, pins, read_pylock, sorted_out
+from skyward.setup.env.uv import RESOLVING, run_uv
+from skyward.setup.env.wheel import stub_wheel
+
+__all__ = ["Resolution"]
+
+_BUILD_LIMITS = "build.txt"
+_NO_WHEEL = re.compile(r"(?:Wheels are required for|Building source distributions for) `([A-Za-z0-9._-]+)`")
+_CLOSED = re.compile(r"you require ([a-z0-9-]+)<0\b")
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """One run: for which image, in which private directory, and where a wheel that is built here is kept."""
+
+    image: Image
+    work: Path
+    options: Sequence[str]
+    deadline: float
+    keep: Callable[[Path], Path]
+    report: Callable[[str], None] = lambda _: None
+
+    def pins(self, own: Path, *, here: bool = False) -> tuple[Pin, ...]:
+        """What is installed, with the wheel `own` of Skyward itself; `here` if it is installed on this computer."""
+        (self.work / _BUILD_LIMITS).write_text(closed_to_builds(listed(self.image)))
+        lines = [self._sendable(number, entry) for number, entry in enumerate(self.image.pip)]
+        named, direct = sorted_out([*lines, f"skyward @ {own.as_uri()}"])
+        named += pins(self.image.pip)
+        options = [*self.options, *without_builds(self._built(named, direct)), "--build-constraints", _BUILD_LIMITS]
+        (self.work / "requirements.txt").write_text("\n".join([*direct, ""]))
+        known = _names(named) | {name for entry in direct if (name := _wheel_name(entry))}
+        while True:
+            waiting = listed(self.image) - known
+            found = read_pylock(self._compiled(named, waiting, options), here=here)
+            brought = [pin.name for pin in found if Path(pin.file).parent == self._stubs]
+            if not brought:
+                return found
+            named += brought
+            known |= set(brought)
+
+    @property
+    def _stubs(self) -> Path:
+        return self.work / "stubs"
+
+    def _compiled(self, named: Sequence[str], waiting: Iterable[str], options: Sequence[str]) -> str:
+        """The lock file for these requirements, with a stub in place of each package that is `waiting`."""
+        (self.work / "pyproject.toml").write_text(project(named, self.image.pip_indexes))
+        self._stubs.mkdir(exist_ok=True)
+        stubs = [f"{name} @ {stub_wheel(self._stubs, name).as_uri()}" for name in sorted(waiting)]
+        (self.work / "overrides.txt").write_text("\n".join([*stubs, ""]))
+        overrides = ["overrides.txt", *os.environ.get("UV_OVERRIDE", "").split()] if stubs else []
+        self.report("looking which packages are needed")
+        order = ["pip", "compile", "--quiet", *options, *(word for file in overrides for word in ("--overrides", file))]
+        self._uv(RESOLVING, [*order, "--format", "pylock.toml", "--output-file", "pylock.toml", *DESCRIPTION])
+        return (self.work / "pylock.toml").read_text()
+
+    def _built(self, named: Sequence[str], direct: Sequence[str]) -> set[str]:
+        """The names of those packages that are built: those that the image says, and sources that it names itself."""
+        from packaging.requirements import Requirement
+        from packaging.utils import canonicalize_name
+
+        found = set(self.image.build)
+        for asked in map(Requirement, named):
+            if asked.url and not _is_wheel(asked.url):
+                found.add(canonicalize_name(asked.name))
+        return found | {self._name_of(entry) for entry in direct if "://" in entry and not _is_wheel(entry)}
+
+    def _name_of(self, address: str) -> str:
+        """The name of the package at an address; it is built if its own files do not say it."""
+        if known := re.match(r"([A-Za-z0-9._-]+)\s*@", address):
+            return known[1]
+        (self.work / "address.in").write_text(f"{address}\n")
+        order = ["pip", "compile", "--quiet", "--no-header", "--no-deps", *self.options, "address.in"]
+        try:
+            said = self._uv(RESOLVING, [*order, "--only-binary", ":all:"])
+        except BootstrapError:
+            said = self._uv(RESOLVING, order)
+        found = re.search(r"^([a-z0-9-]+) @ ", said, re.MULTILINE)
+        if found is None:
+            raise BootstrapError(
+                RESOLVING, f"the name of the package at {address} is not known. Write name @ {address}."
+            )
+        return found[1]
+
+    def _sendable(self, number: int, entry: str) -> str:
+        """A `pip` entry; for a file or directory of this computer, the wheel that it is or that is built of it."""
+        path = local_path(entry)
+        if path is None:
+            return entry
+        if path.suffix != ".whl":
+            path = self._build(path, self.work / str(number))
+        if requirement_path(entry) or entry.startswith("file:"):
+            return path.as_uri()
+        from packaging.requirements import Requirement
+
+        asked = Requirement(entry)
+        asked.url = path.as_uri()
+        return str(asked)
+
+    def _build(self, path: Path, out: Path) -> Path:
+        """The wheel of a source tree or archive of the user's; what the build needs is not built itself."""
+        needs = _build_needs(path) & listed(self.image)
+        (self.work / f"{out.name}.txt").write_text(closed_to_builds(listed(self.image) - needs))
+        order = ["build", "--quiet", "--wheel", "--no-build", str(path), "--out-dir", str(out), "--python"]
+        more: dict[str, str] = {}
+        if needs:
+            # uv cannot choose an index by name here: the image's come first, and the first that has a name counts.
+            first = [index.address for index in self.image.pip_indexes if needs.intersection(index.packages)]
+            more = {"UV_INDEX": " ".join(first), "UV_INDEX_STRATEGY": "first-index"}
+        limits = ["--build-constraints", str(self.work / f"{out.name}.txt")]
+        self._uv(f"building {path.name}", [*order, sys.executable, *limits], more)
+        return self.keep(next(out.glob("*.whl")))
+
+    def _uv(self, step: str, order: Sequence[str], more: dict[str, str] | None = None) -> str:
+        try:
+            return run_uv(step, order, self.image, self.deadline, self.work, more)
+        except BootstrapError as exc:
+            if advice := _advice(str(exc)):
+                raise BootstrapError(step, f"{exc.detail}\n{advice}", exit_code=exc.exit_code) from None
+            raise
+
+
+def _advice(said: str) -> str:
+    """What to do about a build that was not allowed."""
+    if found := _NO_WHEEL.search(said):
+        return (
+            f"There is no wheel of {found[1]} that fits. Building it from source would run its code, and is done only "
+            f'if you ask for it: sky.Image(..., build=["{found[1]}"]).'
+        )
+    if found := _CLOSED.search(said):
+        return (
+            f"A build needs {found[1]}, a package of one of the image's pip_indexes, from which builds cannot take it. "
+            "Build a wheel yourself, and give its path in Image(pip=...)."
+        )
+    return ""
+
+
+def _names(requirements: Iterable[str]) -> set[str]:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    return {canonicalize_name(Requirement(entry).name) for entry in requirements}
+
+
+def _is_wheel(address: str) -> bool:
+    return unquote(urlsplit(address.partition("@ ")[2] or address).path).rstrip().endswith(".whl")
+
+
+def _wheel_name(address: str) -> str | None:
+    """The name of the package that a wheel at an address has."""
+    if not _is_wheel(address):
+        return None
+    file = unquote(urlsplit(address).path).rpartition("/")[2]
+    return re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower()
+
+
+def _build_needs(path: Path) -> set[str]:
+    """The packages that a source tree says it is built with."""
+    try:
+        said = tomllib.loads((path / "pyproject.toml").read_text())
+        return _names(said.get("build-system", {}).get("requires", ()))
+    except (OSError, ValueError):  # an archive, or a tree of the old kind; uv complains about a file that is wrong
+        return set()
