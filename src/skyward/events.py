@@ -14,6 +14,7 @@ __all__ = [
     "CallStarted",
     "Event",
     "GpuSample",
+    "Log",
     "NodeDown",
     "NodeLeaving",
     "NodePhase",
@@ -107,6 +108,22 @@ class Output(Event):
     text: str
     call: str | None = None
     progress: bool = False
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Log(Event):
+    """A record that a body has logged, where this program has handlers: they get it, too."""
+
+    node: int
+    logger: str
+    level: int
+    created: float
+    text: str
+    path: str
+    line: int
+    function: str
+    call: str | None = None
     rank: int | None = None
 
 

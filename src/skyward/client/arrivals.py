@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
+from skyward.api.masking import hide
 from skyward.client.call import Call, CallFuture, discard, unpacked
 from skyward.client.calls import Action
 from skyward.client.core import Core
 from skyward.client.output_lines import Transcript
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
+from skyward.node.logs import MARK, parsed
 from skyward.node.protocol import ClientToAgent
 from skyward.transport.streams import Consumer, Stream
 
@@ -110,7 +112,12 @@ class Arrivals:
             id = None
         rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())
         for text, progress in transcript.feed(stream, id, buffers[0]):
-            actions.append(("emit", events.Output(self._plan.pool, number, stream, text, id, progress, rank)))
+            record = parsed(text) if text.startswith(MARK) else None
+            if record is None:
+                actions.append(("emit", events.Output(self._plan.pool, number, stream, text, id, progress, rank)))
+            else:
+                record["text"] = hide(record["text"])  # again: as JSON, it was written otherwise
+                actions.append(("emit", events.Log(self._plan.pool, number, **record, call=id, rank=rank)))
         return actions
 
     def _rank(self, number: int, place: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from skyward.api.compute import PendingCompute
 from skyward.client.callbacks import UserCode, UserFuture
 from skyward.client.functions import remembers_nothing, streamed_parameters, unbound
+from skyward.client.logs import Watch
 from skyward.errors import ResultNotSerializable
 from skyward.transport import blobs
 from skyward.transport.culprits import StaysHere
@@ -184,6 +185,7 @@ class Packing:
     def __init__(self, packer: Packer, store: blobs.Store, shared: bool, user: UserCode | None = None) -> None:
         self._packer, self._store, self._user = packer, store, user
         self._shared = shared  # whether nodes read the store's files themselves
+        self._logging = Watch()
         self._digests: weakref.WeakKeyDictionary[FunctionType, tuple[Packed, str]] = weakref.WeakKeyDictionary()
 
     def calls(self, pending: Sequence[PendingCompute[Any]], retries: int) -> list[Call]:
@@ -252,6 +254,8 @@ class Packing:
             about["timeout"] = item.timeout
         if inputs:
             about["streams"] = list(inputs)
+        if (logging_now := self._logging.news()) is not None:
+            about["log"] = logging_now
         uploads: dict[str, blobs.Blob] = {}
         for index, piece in enumerate(pieces):
             if nbytes(piece) >= blobs.LARGE:

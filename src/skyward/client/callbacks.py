@@ -17,7 +17,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from skyward.api.futures import AwaitableFuture
-from skyward.events import Event
+from skyward.client.logs import relay
+from skyward.events import Event, Log
 from skyward.transport.exceptions import PackedError
 
 __all__ = ["Listener", "Listeners", "UserCode", "UserFuture", "Worker", "when_done"]
@@ -191,6 +192,8 @@ class Listeners:
     def emit(self, event: Event) -> None:
         """Passes an event on to the listeners' thread; waits for a moment if they are very far behind."""
         listeners = self._listeners
+        if isinstance(event, Log):
+            listeners = (relay, *listeners)
         if not listeners:
             return
         worker = self.worker
@@ -210,7 +213,7 @@ class Listeners:
 
     def _deliver(self, event: Event, listeners: tuple[Listener, ...]) -> None:
         for listener in listeners:
-            if listener not in self._listeners:
+            if listener not in self._listeners and listener is not relay:
                 continue  # it was removed meanwhile
             try:
                 listener(event)

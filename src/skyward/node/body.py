@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, cast
 
 from skyward.errors import NotSerializable, Preempted, ResultNotSerializable, ResultTooLarge
+from skyward.node import logs
 from skyward.node.protocol import RunnerToAgent
 from skyward.node.receiver import Message
 from skyward.transport import blobs, exceptions, frames
@@ -89,6 +90,8 @@ class Bodies:
 
     def _call(self, call: RunnerCall) -> Any:
         about = call.about
+        if "log" in about:
+            logs.apply(about["log"])
         buffers = _mapped(call.buffers, about)
         split = about["split"]
         fn = self._function(about["fn"], buffers[:split])

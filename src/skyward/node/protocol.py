@@ -267,8 +267,8 @@ class AgentToRunner(Direction):
 
     @staticmethod
     def init(settings: dict[str, Any], buffers: int) -> Message:
-        """The first message: enter the hooks. Settings: `node`, `threads`, `paths`, `blobs`, `max_result`, `mark`.
-        Buffers: the plugins' hooks, pickled."""
+        """The first message: enter the hooks. Settings: `node`, `threads`, `paths`, `blobs`, `max_result`, `mark` and
+        `log` (levels of loggers). Buffers: the plugins' hooks, pickled."""
         return ["init", settings, buffers]
 
     @staticmethod

@@ -27,7 +27,7 @@ from skyward.api import progress
 from skyward.api.info import VARIABLE, call_context, holds_group
 from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
-from skyward.node import decorators, processes, stack_dump, stdio, turns
+from skyward.node import decorators, logs, processes, stack_dump, stdio, turns
 from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked, load_item
 from skyward.node.protocol import AgentToRunner, RunnerToAgent
 from skyward.node.receiver import Message, Receiver, split
@@ -99,6 +99,7 @@ class Runner:
         turns.decide_by(self._is_turn)
         self._shared.install(settings)
         stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
+        logs.install(settings.get("log"))
         try:
             self._enter_hooks(buffers)
         except BaseException as exc:  # reported to the agent, which reports to the client

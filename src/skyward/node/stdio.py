@@ -160,6 +160,10 @@ class CallStream(io.TextIOBase):
             self._collect(text)
         return len(text)
 
+    def is_redirected(self) -> bool:
+        """Whether what is written now goes elsewhere than home, or nowhere."""
+        return self._route() is not None
+
     def write_bytes(self, data: bytes) -> None:
         """Write what user code gave to `buffer`."""
         binary = getattr(self._real, "buffer", None)

@@ -10,6 +10,7 @@ from skyward.api.context import PoolContext
 from skyward.api.info import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
 from skyward.api.provider import Machine
 from skyward.api.ranks import Ranks
+from skyward.client import logs
 from skyward.errors import BootstrapError
 from skyward.node import gpu_shares
 from skyward.node.gpu_shares import PoolGpus
@@ -50,6 +51,7 @@ def agent_settings(
             "blobs": host.keeper.scratch,
             "max_result": context.max_result,
             "shared": host.keeper.sockets.get(0),
+            "log": logs.snapshot(),
         },
     }
 

@@ -1,0 +1,72 @@
+"""The client's part in logging: its levels count on nodes, and records of nodes go through its handlers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from skyward.events import Log
+
+__all__ = ["Watch", "relay", "snapshot"]
+
+
+def snapshot() -> dict[str, Any]:
+    """The levels that this program has set, by logger ("" is the root), and whether it has handlers at all."""
+    levels = {"": logging.root.level}
+    records = bool(logging.root.handlers)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and not name.startswith("skyward"):
+            if logger.level:
+                levels[name] = logger.level
+            records = records or any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers)
+    return {"levels": levels, "records": records}
+
+
+class Watch:
+    """Whether logging was configured since nodes were told: asked before each call, so it costs next to nothing."""
+
+    def __init__(self) -> None:
+        self._told = snapshot()
+        self._handlers = -1
+        self._mark()
+        self._news: dict[str, Any] | None = None
+
+    def news(self) -> dict[str, Any] | None:
+        """What a call takes along: nothing, as long as nodes know it all."""
+        cache: dict[Any, Any] = getattr(logging.root, "_cache", {})
+        if self not in cache or self._handlers != len(logging.root.handlers):
+            self._mark()
+            now = snapshot()
+            self._news = now if now != self._told else None
+        return self._news
+
+    def _mark(self) -> None:
+        """Leaves a mark in a cache of the root logger, which every `setLevel` clears."""
+        self._handlers = len(logging.root.handlers)
+        cache: dict[Any, Any] | None = getattr(logging.root, "_cache", None)
+        if cache is not None:
+            cache[self] = True
+
+
+def relay(event: Log) -> None:
+    """Hands a record of a node to the handlers of this program, as if it had been logged here."""
+    rank = "" if event.rank in (None, event.node) else f" rank-{event.rank}"
+    record = logging.makeLogRecord(
+        {
+            "name": event.logger,
+            "levelno": event.level,
+            "levelname": logging.getLevelName(event.level),
+            "msg": event.text,
+            "created": event.created,
+            "msecs": (event.created - int(event.created)) * 1000,
+            "pathname": event.path,
+            "filename": event.path.rpartition("/")[2],
+            "module": event.path.rpartition("/")[2].removesuffix(".py"),
+            "lineno": event.line,
+            "funcName": event.function,
+            "processName": f"node-{event.node}{rank}",
+            "node": event.node,
+            "rank": event.rank,
+        }
+    )
+    logging.getLogger(event.logger).handle(record)

@@ -1,0 +1,198 @@
+"""What bodies log: at the client's levels, as records through its handlers, or as readable lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.client.logs import Watch, snapshot
+from skyward.node.logs import MARK, parsed
+from tests.support.waiting import until
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    handler = Kept()
+    logging.root.addHandler(handler)
+    yield handler
+    logging.root.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def _levels() -> Iterator[None]:
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)
+    logging.getLogger("my.training").setLevel(logging.NOTSET)
+
+
+@sky.compute
+def talk() -> None:
+    log = logging.getLogger("my.training")
+    log.debug("a detail")
+    log.info("loss %.2f", 0.5)
+    log.warning("two\nlines")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        log.exception("it failed")
+
+
+def mine(kept: Kept) -> list[logging.LogRecord]:
+    return [record for record in kept.records if record.name == "my.training"]
+
+
+def test_records_come_through_the_handlers_of_the_client(pool: sky.ComputePool, kept: Kept) -> None:
+    logging.root.setLevel(logging.INFO)
+    talk() >> pool
+    until(lambda: len(mine(kept)) == 3)
+    info, warning, failed = mine(kept)
+    assert (info.levelname, info.getMessage()) == ("INFO", "loss 0.50")
+    assert (warning.levelname, warning.getMessage()) == ("WARNING", "two\nlines")
+    assert failed.levelname == "ERROR"
+    assert "it failed\nTraceback" in failed.getMessage()
+    assert "ValueError: no" in failed.getMessage()
+    assert info.node in (0, 1)  # type: ignore[attr-defined]
+    assert info.processName.startswith("node-")
+    assert info.filename == "test_logging.py"
+    assert info.funcName == "talk"
+
+
+def test_levels_that_are_set_while_the_pool_is_open_count(pool: sky.ComputePool, kept: Kept) -> None:
+    logging.root.setLevel(logging.ERROR)
+    talk() >> pool
+    until(lambda: len(mine(kept)) == 1)
+    logging.getLogger("my.training").setLevel(logging.DEBUG)
+    talk() >> pool
+    until(lambda: len(mine(kept)) == 5)
+    logging.getLogger("my.training").setLevel(logging.NOTSET)
+    talk() >> pool
+    until(lambda: len(mine(kept)) == 6)
+
+
+def test_listeners_hear_of_records(pool: sky.ComputePool, kept: Kept) -> None:
+    heard: list[sky.events.Log] = []
+    remove = pool.on_event(lambda event: isinstance(event, sky.events.Log) and heard.append(event))
+    logging.root.setLevel(logging.INFO)
+    talk() >> pool
+    until(lambda: len(heard) == 3)
+    remove()
+    assert heard[0].text == "loss 0.50"
+    assert heard[0].call is not None
+
+
+def test_a_body_that_configures_logging_itself_is_left_alone(pool: sky.ComputePool, kept: Kept) -> None:
+    @sky.compute
+    def own() -> list[str]:
+        import io
+
+        out = io.StringIO()
+        handler = logging.StreamHandler(out)
+        log = logging.getLogger("my.training")
+        log.addHandler(handler)
+        log.propagate = False
+        try:
+            log.warning("mine alone")
+        finally:
+            log.removeHandler(handler)
+            log.propagate = True
+        return out.getvalue().splitlines()
+
+    assert own() >> pool == ["mine alone"]
+    assert mine(kept) == []
+
+
+def test_redirected_output_has_readable_lines(pool: sky.ComputePool, kept: Kept) -> None:
+    @sky.compute
+    def captured() -> str:
+        import contextlib
+        import io
+
+        with contextlib.redirect_stderr(io.StringIO()) as out:
+            logging.getLogger("my.training").warning("to the text")
+        return out.getvalue()
+
+    assert captured() >> pool == "WARNING my.training: to the text\n"
+
+
+PROGRAM = """
+import logging, sys
+import skyward as sky
+{configure}
+@sky.compute
+def talk():
+    print("printed")
+    logging.getLogger("my.training").info("some information")
+    logging.getLogger("my.training").warning("a warning")
+
+with sky.ComputePool() as pool:
+    talk() >> pool
+"""
+
+
+def run(configure: str, tmp_path: Path) -> str:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(configure=configure))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=240, check=True
+    )
+    return done.stdout + done.stderr
+
+
+def test_without_handlers_lines_have_level_and_logger(tmp_path: Path) -> None:
+    said = run("", tmp_path)
+    assert "[node-0] WARNING my.training: a warning" in said
+    assert "some information" not in said
+    assert MARK not in said
+
+
+def test_with_basic_config_lines_look_as_it_says(tmp_path: Path) -> None:
+    said = run("logging.basicConfig(level='INFO', format='%(processName)s/%(levelname)s/%(message)s')", tmp_path)
+    assert "node-0/INFO/some information\n" in said
+    assert "node-0/WARNING/a warning\n" in said
+    assert said.count("a warning") == 1
+
+
+def test_nodes_are_told_again_only_when_something_was_configured() -> None:
+    watch = Watch()
+    assert watch.news() is None
+    logging.getLogger("my.training").setLevel(logging.DEBUG)
+    news = watch.news()
+    assert news == snapshot()
+    assert news is not None
+    assert watch.news() is news
+    logging.getLogger("my.training").setLevel(logging.NOTSET)
+    assert watch.news() is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a line",
+        MARK,
+        MARK + "{",
+        MARK + "[]",
+        MARK + '{"name": 3}',
+        MARK + "[" * 100_000,
+        MARK + '{"name": "a", "levelno": true}',
+    ],
+)
+def test_a_line_that_is_no_record_stays_a_line(line: str) -> None:
+    assert parsed(line) is None
