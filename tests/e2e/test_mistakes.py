@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skyward as sky
+from tests.support.waiting import until
 
 
 @sky.compute
@@ -71,3 +74,61 @@ def test_calls_can_still_be_kept_in_sets_and_lists() -> None:
     assert a != b
     assert len({a, b}) == 2
     assert [a, b].index(b) == 1
+
+
+@sky.compute
+def fail() -> None:
+    raise LookupError("of a call that nobody waits for")
+
+
+def test_a_failure_that_nobody_asks_for_is_told(pool: sky.ComputePool, caplog: pytest.LogCaptureFixture) -> None:
+    future = fail() > pool
+    future.wait()
+    del future
+    until(lambda: "fail has failed, and nobody has asked for its result: LookupError: of a call that" in caplog.text)
+
+
+def test_a_failure_that_comes_after_its_future_was_dropped_is_told(
+    pool: sky.ComputePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool.submit(fail())
+    until(lambda: "nobody has asked" in caplog.text)
+
+
+def test_a_failure_that_was_asked_for_is_not_told_again(
+    pool: sky.ComputePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for ask in (lambda f: f.exception(), lambda f: f.add_done_callback(print), lambda f: f.cancel()):
+        future = fail() > pool
+        ask(future)
+        future.wait()
+        del future
+    with pytest.raises(LookupError):
+        fail() >> pool
+    with pytest.raises(LookupError):
+        sky.gather(fail(), fail()) >> pool
+    assert double(1) >> pool == 2
+    gc.collect()
+    assert "nobody has asked" not in caplog.text
+
+
+def test_a_body_that_asks_the_keyboard_says_what_to_do(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def ask() -> str:
+        return input("name? ")
+
+    @sky.compute
+    def stop() -> None:
+        breakpoint()
+
+    with pytest.raises(EOFError, match="has no keyboard"):
+        ask() >> pool
+    with pytest.raises(RuntimeError, match=r"stop\.local|\.local\("):
+        stop() >> pool
+
+
+def test_an_open_file_is_not_sent_as_a_text(pool: sky.ComputePool, tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("text")
+    with path.open() as file, pytest.raises(sky.errors.NotSerializable, match="Pass the path"):
+        double(file) >> pool  # type: ignore[arg-type]

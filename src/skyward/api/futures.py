@@ -19,6 +19,9 @@ _END = object()
 class AwaitableFuture(Future[T]):
     """A `concurrent.futures.Future` that can also be awaited; cancelling whoever awaits it cancels it."""
 
+    unasked = False
+    """Whether a failure is to be told when the future is dropped, since nobody has asked for its result."""
+
     def __await__(self) -> Generator[Any, None, T]:
         return _awaited(self).__await__()
 

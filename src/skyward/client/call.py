@@ -9,8 +9,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -21,6 +22,7 @@ from skyward.client.logs import Watch
 from skyward.errors import ResultNotSerializable
 from skyward.transport import blobs
 from skyward.transport.culprits import StaysHere
+from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packed, Packer, unpack
 from skyward.transport.streams import Consumer, Producer
@@ -45,6 +47,7 @@ class CallFuture(UserFuture[T]):
         self._name = name
         self._loading = threading.RLock()  # of one thread twice: a signal handler may ask for the same result
         self.sent = False
+        self.unasked = False  # whether somebody has it who should hear of a failure, and nobody has asked so far
         self.owner: object = None
         """Kept alive as long as the future is: a pool is not closed under those who wait for its calls."""
 
@@ -83,10 +86,28 @@ class CallFuture(UserFuture[T]):
             except BaseException as exc:
                 self._result, self._exception = None, exc
 
+    def result(self, timeout: float | None = None) -> T:
+        self.unasked = False
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.unasked = False
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        self.unasked = False
+        super().add_done_callback(fn)
+
     def __del__(self) -> None:
-        packed = self.__dict__.get("_result")
+        held = self.__dict__
+        packed, error = held.get("_result"), held.get("_exception")
         if isinstance(packed, _Packed):
             discard(packed.about)  # nobody ever asked for it
+        if error is not None and held.get("unasked"):
+            what = str(error) if isinstance(error, PackedError) else f"{type(error).__name__}: {error}"
+            text = f"{self._name} has failed, and nobody has asked for its result: {what}"
+            act = partial(log.error, "%s", text)
+            self.user.callbacks.submit(act) if self.user is not None else act()  # the user's handlers run then
 
     @property
     def is_light(self) -> bool:

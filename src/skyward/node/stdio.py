@@ -9,6 +9,7 @@ and subprocesses are silent as well. Where calls share a process, routes belong 
 
 from __future__ import annotations
 
+import builtins
 import contextvars
 import functools
 import io
@@ -23,7 +24,7 @@ from typing import Any, Literal, TextIO
 
 from skyward.api.info import current_call
 
-__all__ = ["STREAMS", "CallStream", "CallbackWriter", "Route", "Stream", "drain", "install"]
+__all__ = ["STREAMS", "CallStream", "CallbackWriter", "Route", "Stream", "drain", "install", "refuse_questions"]
 
 Stream = Literal["stdout", "stderr"]
 Emit = Callable[[str, str, str | None], None]
@@ -48,6 +49,23 @@ def install(*, threads: bool, emit: Emit | None = None) -> None:
         c[0].setvbuf(c[1], None, 1, 0)  # line by line (_IOLBF), so that what C code prints into the pipe is live
     if threads:
         _let_threads_inherit()
+
+
+def refuse_questions() -> None:
+    """Has `input()` and `breakpoint()` say that nobody can answer; a debugger that the user has chosen stays."""
+    builtins.input = _no_input
+    if "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:
+        sys.breakpointhook = _no_breakpoint
+
+
+def _no_input(prompt: object = "", /) -> str:
+    raise EOFError(f"input({prompt!r}): a body has no keyboard. Ask before you send the call, and pass the answer.")
+
+
+def _no_breakpoint(*_: object, **__: object) -> None:
+    raise RuntimeError(
+        "breakpoint(): a body has no terminal. Run the function here, with `.local(...)` instead of `>> pool`."
+    )
 
 
 def drain() -> None:

@@ -277,7 +277,9 @@ class ComputePool(Collections, Groups, Mistakes, AsyncPool):
         """Sends a call to one node; the future's cancel() stops it there. The same as `call > pool`."""
         if args or kwargs:
             raise called_like_an_executor(call, "submit", args, kwargs)
-        return self._send([call], alone=True)[0]
+        future = self._send([call], alone=True)[0]
+        future.unasked = True
+        return future
 
     def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[AwaitableFuture[T]]:
         """Sends calls to any nodes, in as few messages as possible; one future for each."""

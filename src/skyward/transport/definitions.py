@@ -12,6 +12,7 @@ Each is made empty first and filled afterwards: so functions that refer to thems
 from __future__ import annotations
 
 import functools
+import io
 import sys
 import typing
 from collections.abc import Callable, Collection
@@ -33,7 +34,9 @@ def reduce(value: Any) -> Any:
     """How to pickle `value` if it is such a definition, and only this computer has it; else NotImplemented."""
     kind = cast(Any, type(value))
     make = _REDUCERS.get(kind) if kind is not FunctionType or value.__code__ is _DISPATCHER else None
-    return NotImplemented if make is None or _is_elsewhere(value) else make(value)
+    if make is None or (kind is not io.TextIOWrapper and _is_elsewhere(value)):
+        return NotImplemented
+    return make(value)
 
 
 def _is_elsewhere(value: Any) -> bool:
@@ -121,6 +124,12 @@ def _attributes(value: Any, without: Collection[str]) -> dict[str, Any]:
     return {name: held for name, held in cast("dict[str, Any]", vars(value)).items() if name not in without}
 
 
+def _open_file(value: io.TextIOWrapper) -> Any:
+    if value in (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__) or value.closed:
+        return NotImplemented
+    raise TypeError("an open file stays here")  # cloudpickle would read it and send a text
+
+
 def _once(value: Once[..., Any]) -> Any:
     return arrived, identified(value)
 
@@ -143,6 +152,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     functools.cached_property: _property,
     typing.NewType: _new_type,
     Once: _once,
+    io.TextIOWrapper: _open_file,
     typing.ParamSpec: _parameters,
     typing.TypeVarTuple: _parameters,
 }

@@ -40,8 +40,8 @@ _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_pat
 class PackedError(Exception):
     """An exception that has come as bytes; `rebuild` gets the notes that were added here before it was rebuilt."""
 
-    def __init__(self, rebuild: Callable[[Sequence[str]], BaseException]) -> None:
-        super().__init__()
+    def __init__(self, rebuild: Callable[[Sequence[str]], BaseException], summary: str = "") -> None:
+        super().__init__(summary)
         self._rebuild = rebuild
         self._rebuilding = threading.RLock()  # of one thread twice: its code may ask for the same exception
         self._error: BaseException | None = None
@@ -111,7 +111,7 @@ def packed(
                 noted(error, note)
         return error
 
-    return PackedError(build)
+    return PackedError(build, f"{described['type']}: {hide(str(described['message']))}")
 
 
 def _pickled(exc: BaseException) -> bytes:
