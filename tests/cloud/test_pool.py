@@ -363,3 +363,21 @@ def test_a_machine_that_falls_silent_holds_up_no_closing(cloud: Cloud, hosts: Ho
     assert watchdogs() == []
     assert isinstance(pool.receipt, Receipt)
     assert len(pool.receipt.machines) == 2
+
+
+def test_the_first_check_of_an_account_launches_uses_and_gives_back_one_machine(cloud: Cloud, hosts: Hosts) -> None:
+    """examples/aws_check.py as a person with an account runs it; its other rows are in test_check.py."""
+    assert cloud.prices is not None
+    cloud.prices["t3.small"] = 0.0208
+    program = Path(__file__).parents[2] / "examples" / "aws_check.py"
+    argv = [sys.executable, str(program), "--ssh-from", "192.0.2.1", "--username", "sky"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    told = done.stdout
+    assert done.returncode == 0, told + done.stderr
+    for row in ("pool: open after", "call: answered in", "lease: renewed", "permissions to change and to end: every"):
+        assert f"[  ok   ] {row}" in told
+    assert "all confirmed gone" in told
+    assert "--- no problems ---" in told
+    assert [instance.kind for instance in cloud.machines.all.values()] == ["t3.small"]
+    dry = {call.action for call in cloud.calls if call.params.get("DryRun") == "true"}
+    assert {"TerminateInstances", "DeleteSecurityGroup", "DeleteKeyPair", "DeleteVolume"} <= dry

@@ -41,8 +41,17 @@ class Cloud:
         self.spot: dict[tuple[str, str], float] = {}
         self.prices: dict[str, float] | None = dict(TABLE)
         """On-demand prices; None makes them a secret."""
+        self.quotas: dict[str, float] = {"*": 64.0}
+        """What Service Quotas says, by code; "*" is all others. Launches do not count them: let `fail` refuse those."""
         self.expired = False
-        self._ec2 = Ec2(self._forward, self._zone_of, Machines(times or Times(), hooks), self._spot, self._demand)
+        self._ec2 = Ec2(
+            self._forward,
+            self._zone_of,
+            Machines(times or Times(), hooks),
+            self._spot,
+            self._demand,
+            quotas=self.quotas,
+        )
         self._lock = threading.RLock()
         self._notices: list[threading.Timer] = []
         self._server: Any = None
@@ -180,11 +189,15 @@ class Cloud:
                 self.machines.ended(instance.id)
             kept = self._ec2.kept
             machines = Machines(Times(), self.machines.hooks)
-            self._ec2 = Ec2(self._forward, self._zone_of, machines, self._spot, self._demand, kept=kept)
+            self._ec2 = Ec2(
+                self._forward, self._zone_of, machines, self._spot, self._demand, quotas=self.quotas, kept=kept
+            )
             self.calls.clear()
             self.faults.clear()
             self.on_call = self.on_done = None
             self.spot, self.prices, self.expired = {}, dict(TABLE), False
+            self.quotas.clear()
+            self.quotas["*"] = 64.0
             self._reset()
 
     def _drop_notices(self) -> None:

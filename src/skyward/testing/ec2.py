@@ -58,6 +58,7 @@ class Ec2:
     used: dict[str, str] = field(default_factory=dict[str, str])
     """Instance -> the placement group in which it stands."""
     reserved: Reserved = field(default_factory=Reserved)
+    quotas: Mapping[str, float] = field(default_factory=dict[str, float])
     kept: dict[bytes, Answer] = field(default_factory=dict[bytes, Answer])
 
     def answer(self, request: Request) -> Answer:
@@ -65,6 +66,8 @@ class Ec2:
         missing = _untagged(request)
         if missing:
             return error("ec2", "UntaggedResource", f"{request.action} without tags {', '.join(missing)}")
+        if request.service == "ec2" and request.params.get("DryRun") == "true":
+            return error("ec2", "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
         own = getattr(self, f"_{request.action}", None)
         return own(request) if own is not None else self.forward(request)
 
@@ -263,6 +266,9 @@ class Ec2:
 
     def _GetParameter(self, request: Request) -> Answer:
         return shop.parameter(request)
+
+    def _GetServiceQuota(self, request: Request) -> Answer:
+        return shop.quota(request, self.quotas)
 
     def _GetProducts(self, request: Request) -> Answer:
         return shop.products(request, self.demand)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from skyward.testing.wire import Answer, Request, error, listed, reply, xml
 
-__all__ = ["GP3", "IMAGES", "IMAGE_GB", "images", "parameter", "products", "spot_prices"]
+__all__ = ["GP3", "IMAGES", "IMAGE_GB", "images", "parameter", "products", "quota", "spot_prices"]
 
 _GPU = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-{}/latest/ami-id"
 _CPU = "/aws/service/canonical/ubuntu/server/{}/stable/current/{}/hvm/{}/ami-id"
@@ -52,6 +52,13 @@ def parameter(request: Request) -> Answer:
     if name not in IMAGES:
         return error("ssm", "ParameterNotFound", f"no parameter {name}")
     return reply({"Parameter": {"Name": name, "Type": "String", "Value": IMAGES[name], "Version": 1}})
+
+
+def quota(request: Request, quotas: Mapping[str, float]) -> Answer:
+    """GetServiceQuota."""
+    code = request.params.get("QuotaCode", "")
+    value = quotas.get(code, quotas.get("*", 0.0))
+    return reply({"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": code, "Value": value}})
 
 
 def products(request: Request, demand: Callable[[str, str], Mapping[str, float]]) -> Answer:

@@ -113,7 +113,7 @@ def reply(content: Any) -> Answer:
 
 def error(service: str, code: str, message: str, status: int = 400) -> Answer:
     """A refusal in the language of the service."""
-    if service in ("ssm", "pricing"):
+    if service in ("ssm", "pricing", "servicequotas"):
         body = json.dumps({"__type": code, "message": message})
         return Answer(status, body.encode(), "application/x-amz-json-1.1")
     inner = f"<Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error>"
