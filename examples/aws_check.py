@@ -30,7 +30,7 @@ MINUTES = 20  # after which the machine ends itself, whatever happens here
 
 # What the policy of docs/aws-policy.json allows, and how it is asked for without doing it.
 LOOKS = (
-    "DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes DescribeInstances DescribeKeyPairs "
+    "DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes DescribeInstances DescribeKeyPairs "
     "DescribePlacementGroups DescribeRouteTables DescribeSecurityGroups DescribeSpotPriceHistory DescribeSubnets "
     "DescribeVolumes"
 ).split()
