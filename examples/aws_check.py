@@ -30,9 +30,9 @@ MINUTES = 20  # after which the machine ends itself, whatever happens here
 
 # What the policy of docs/aws-policy.json allows, and how it is asked for without doing it.
 LOOKS = (
-    "DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes DescribeInstances DescribeKeyPairs "
-    "DescribePlacementGroups DescribeRouteTables DescribeSecurityGroups DescribeSpotPriceHistory DescribeSubnets "
-    "DescribeVolumes"
+    "DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes DescribeInstances "
+    "DescribeKeyPairs DescribePlacementGroups DescribeRouteTables DescribeSecurityGroups DescribeSpotPriceHistory "
+    "DescribeSubnets DescribeVolumes"
 ).split()
 CREATES = ("CreateSecurityGroup", "ImportKeyPair", "CreatePlacementGroup", "RunInstances")
 # These can only be asked of something that exists: it is asked while the machine is there.
