@@ -43,6 +43,9 @@ class Access:
     """What waits on a machine until it is about to be taken away, as "module:function"; it returns the seconds left."""
     settle: Callable[[Shell, SshTarget], str | None] | None = None
     """Called once a machine accepts our login, while the rest is set up; the user is told what it returns."""
+    prepare: Callable[[Shell, str], tuple[dict[str, str], str | None]] | None = None
+    """Called with a machine's id once it accepts our login, before anything is set up there: gives variables for all
+    processes there, and what the user is told."""
     local: bool = False
     """Whether the machines are this computer: they end when it ends, share its disk, and need no lease."""
 

@@ -12,7 +12,7 @@ from skyward.api.provider import Machine
 from skyward.api.shell import Access, Shell, SshTarget
 from skyward.errors import BootstrapError, HostUnreachable, SkywardError
 
-__all__ = ["MachineWatch", "during_setup"]
+__all__ = ["MachineWatch", "during_setup", "prepared"]
 
 _INTERVAL = 10.0
 _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
@@ -66,6 +66,19 @@ class Knows(Protocol):
     def who_is_let_in(self) -> str:
         """Whom machines let in, for the message about one that does not answer."""
         ...
+
+
+def prepared(shell: Shell, id: str, access: Access, warn: Callable[[str], None]) -> dict[str, str]:
+    """Variables for all processes on a machine, as the provider says, which prepares it now."""
+    if access.prepare is None:
+        return {}
+    try:
+        variables, text = access.prepare(shell, id)
+    except _FAILURES as exc:
+        variables, text = {}, str(exc).partition("\n")[0]
+    if text:
+        warn(text)
+    return variables
 
 
 class MachineWatch:

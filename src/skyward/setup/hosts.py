@@ -23,7 +23,7 @@ from skyward.machines.parallel import each, spread
 from skyward.machines.replacement import Supply
 from skyward.machines.watchdog import Watchdog
 from skyward.setup.env.local import prepare
-from skyward.setup.host_watch import MachineWatch, during_setup
+from skyward.setup.host_watch import MachineWatch, during_setup, prepared
 from skyward.setup.keeper_client import KeeperClient
 from skyward.setup.local_shell import LocalShell, inherited
 from skyward.transport.blobs import Store
@@ -117,7 +117,8 @@ class HostSetup:
                 shell.connect(time.monotonic() + access.ssh_timeout, booting=self._disposable)
             background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
-            return self._start_keeper(shell, key, node, time.monotonic() + patience, report)
+            variables = prepared(shell, machine.id, access, self._warn)
+            return self._start_keeper(shell, key, node, time.monotonic() + patience, report, variables)
         except SkywardError as exc:
             self._warn(str(exc), f"node {node} ({shell.name}): {exc}")
             raise
@@ -125,7 +126,13 @@ class HostSetup:
             background.close()
 
     def _start_keeper(
-        self, shell: SshShell, key: str, node: int, deadline: float, report: Callable[[str, float | None], None]
+        self,
+        shell: SshShell,
+        key: str,
+        node: int,
+        deadline: float,
+        report: Callable[[str, float | None], None],
+        variables: Mapping[str, str],
     ) -> Host:
         from skyward.setup.env.remote import prepare_host, stop_script
 
@@ -143,7 +150,7 @@ class HostSetup:
             self._run_commands(shell, node, made.env, deadline)
             report("starting", None)
             left = max(1.0, self._expires - time.monotonic())
-            keeper = KeeperClient(shell, made.python, {}, made.directory, access.lease, left, access.lease_file)
+            keeper = KeeperClient(shell, made.python, variables, made.directory, access.lease, left, access.lease_file)
         except SkywardError:
             # there is no keeper that would remove the directory
             if self._disposable or not stop or _run_quietly(shell, stop):

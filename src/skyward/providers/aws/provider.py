@@ -32,12 +32,12 @@ from skyward.providers.aws.checks import (
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.giveback import give_back
 from skyward.providers.aws.images import MachineImage, image_finder
-from skyward.providers.aws.keys import replace_host_key
 from skyward.providers.aws.launch import Order, wait_ready
 from skyward.providers.aws.leftovers import found_leftovers
 from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import ADDRESS_SERVICE, checked_cidr, own_address, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
+from skyward.providers.aws.prepare import prepare, settle
 from skyward.providers.aws.reservation import find_reservation
 from skyward.providers.aws.userdata import LEASE_FILE
 
@@ -118,7 +118,9 @@ class AWS(Provider):
     def access(self) -> Access:
         # in a group of our own everybody reaches everybody; in the user's, that has to be found out
         network = "auto" if self.security_group_id else "mesh"
-        return Access(self.lease, self.ssh_timeout, network, LEASE_FILE, settle=replace_host_key, notices=_NOTICES)
+        return Access(
+            self.lease, self.ssh_timeout, network, LEASE_FILE, settle=settle, notices=_NOTICES, prepare=prepare
+        )
 
     @property
     def rented(self) -> bool:
