@@ -37,12 +37,14 @@ def during_setup(shell: Shell, target: SshTarget, access: Access, warn: Callable
 
 
 def _renew(shell: Shell, access: Access, ended: threading.Event) -> None:
-    """Touches the file without which the machine shuts itself down."""
-    while access.lease_file is not None and not ended.wait(access.lease / 4):
+    """Touches the file without which the machine shuts itself down; at once, as booting has used up time."""
+    while access.lease_file is not None:
         try:
             shell.run(["touch", access.lease_file], timeout=10)
         except _FAILURES:
-            continue  # the setup notices by itself if the machine is gone
+            pass  # the setup notices by itself if the machine is gone
+        if ended.wait(access.lease / 4):
+            return
 
 
 def _settle(shell: Shell, target: SshTarget, access: Access, warn: Callable[[str], None]) -> None:

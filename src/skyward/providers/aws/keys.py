@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ __all__ = ["PoolKeys", "ensure_key", "forget", "make_keys", "pin", "replace_host
 
 _CHANGING = threading.Lock()  # machines are set up at the same time, and share a known_hosts
 _HOST = "host_ed25519"
+_SUDO = "Name a user of the image who may use sudo without a password: sky.AWS(username=...)."
 _AS_ROOT = """\
 set -e
 umask 077
@@ -86,11 +88,19 @@ def pin(known_hosts: Path, address: str, *host_keys: str) -> None:
         _replace(known_hosts, "".join(f"{line}\n" for line in [*kept, *fresh]))
 
 
-def replace_host_key(shell: Shell, target: SshTarget, timeout: float = 20.0) -> str | None:
+def replace_host_key(shell: Shell, target: SshTarget, timeout: float = 120.0) -> str | None:
     """Has a machine make a host key of its own, over its first connection; says why where that cannot be.
 
-    The one that came with the user data can be read there by whoever asks the metadata service.
+    The one that came with the user data can be read there by whoever asks the metadata service. A machine that is still
+    busy with its boot may take `timeout` seconds for each of two commands; it is set up meanwhile.
     """
+    try:
+        return _replaced(shell, target, timeout)
+    except subprocess.TimeoutExpired:
+        return _kept(f"it did not do so within {timeout:.0f} s", "", "Open the pool again if that matters to you.")
+
+
+def _replaced(shell: Shell, target: SshTarget, timeout: float) -> str | None:
     assert target.known_hosts is not None
     known = Path(target.known_hosts)
     given = _public(known.with_name(_HOST))
@@ -149,12 +159,11 @@ def _is_ours(api: Api, terms: Terms, public: str) -> bool:
     return any(str(key.get("PublicKey", "")).split()[:2] == public.split()[:2] for key in found)
 
 
-def _kept(why: str, error: str) -> str:
+def _kept(why: str, error: str, hint: str = _SUDO) -> str:
     last = error.strip().splitlines()[-1:]
     return (
         f"machines keep the host key of their user data, which whoever may read that can use to pass for them: {why}"
-        f"{f' ({last[0]})' if last else ''}. Name a user of the image who may use sudo without a password: "
-        "sky.AWS(username=...)."
+        f"{f' ({last[0]})' if last else ''}. {hint}"
     )
 
 
