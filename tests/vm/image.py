@@ -67,6 +67,13 @@ BUSY: Files = {
     ),
     "etc/systemd/system/apt-daily.timer.d/tests.conf": (0o644, _AT_ONCE),
     "etc/systemd/system/apt-daily-upgrade.timer.d/tests.conf": (0o644, _AT_ONCE),
+    # Nobody gets in before the locks are held; else it would depend on the speed of the machine whether they are.
+    "etc/systemd/system/busy.service": (
+        0o644,
+        "[Unit]\nBefore=ssh.service ssh.socket\n[Service]\nType=oneshot\n"
+        "ExecStart=/bin/sh -c 'until pgrep -f [p]atient.postinst; do sleep 1; done'\n",
+    ),
+    "etc/systemd/system/multi-user.target.wants/busy.service": (0, "/etc/systemd/system/busy.service"),
 }
 """unattended-upgrades runs at boot and holds dpkg's locks until somebody touches /run/let-go."""
 _RESET = """\

@@ -34,6 +34,8 @@ class Machines:
         """Which files are put into the image of machines yet to come."""
         self.dhcp_delay = 0.0
         """How long machines yet to come wait for their address."""
+        self.timed = True
+        """Whether machines yet to come are asked, every second, whether their sshd answers."""
         self.answered: dict[str, float] = {}
         """Instance -> seconds from power-on until its sshd answered."""
         self._free = deque(network.hosts)
@@ -50,7 +52,8 @@ class Machines:
         machine.dhcp_delay = self.dhcp_delay
         self.of[instance.id] = machine
         machine.start()
-        threading.Thread(target=self._time, args=(machine,), daemon=True).start()
+        if self.timed:
+            threading.Thread(target=self._time, args=(machine,), daemon=True).start()
 
     def machine_terminated(self, instance: Instance) -> None:
         """Pulls the plug of a machine that is still on."""

@@ -36,12 +36,14 @@ def who() -> dict[str, Any]:
 class Opened:
     """A pool of the test cloud that is entered in a `with`, with what it told and how long it took."""
 
-    def __init__(self, cloud: Cloud, nodes: int = 1, lease: float = LEASE, **how: Any) -> None:
+    def __init__(self, cloud: Cloud, nodes: int = 1, image: dict[str, Any] | None = None, **how: Any) -> None:
         self.seen: list[events.Event] = []
         self.took = 0.0
-        provider = cloud.aws(ssh_timeout=_PATIENCE, lease=lease)
-        waits = {"provision_timeout": _PATIENCE, "replace": False, "console": "plain", **how}
-        self.pool = sky.ComputePool(provider=provider, nodes=nodes, allocation="spot", **waits)
+        # Nobody outside is asked for our address.
+        provider = cloud.aws(ssh_timeout=_PATIENCE, lease=LEASE, address_service="http://127.0.0.1:9")
+        made = sky.Image(bootstrap_timeout=_PATIENCE, **(image or {}))
+        waits: dict[str, Any] = {"provision_timeout": _PATIENCE, "replace": False, "console": "plain", **how}
+        self.pool = sky.ComputePool(provider=provider, nodes=nodes, image=made, allocation="spot", **waits)
         self.pool.on_event(self.seen.append)
 
     def __enter__(self) -> Opened:
@@ -54,9 +56,11 @@ class Opened:
         self.pool.__exit__(*exc)
 
     def told(self, kind: type[events.Event]) -> list[Any]:
+        """What it told of one kind."""
         return [event for event in self.seen if isinstance(event, kind)]
 
     def steps(self) -> list[str]:
+        """What it said it does."""
         return [event.phase for event in self.seen if isinstance(event, events.NodePhase)]
 
 
