@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyward.node.orders import AgentToForkServer, Direction, Message
-from skyward.node.receiver import Receiver, split
+from skyward.node.receiver import Malformed, Receiver, split
 
 
 class Small(Direction):
@@ -66,8 +66,25 @@ def test_a_kind_that_the_link_does_not_have_is_an_error() -> None:
 
 
 def test_a_message_without_all_its_fields_is_an_error() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(Malformed, match="1 fields instead of 2"):
         Receiver(Small, Ear(), Judge()).hear(["go", "a", 0], [], 7)
+
+
+@pytest.mark.parametrize(
+    "message", [["go", 1, 2.0, 0], ["go", "a", "b", 0], ["go", "a", float("nan"), 0], ["data", [], 0]]
+)
+def test_a_message_with_fields_of_other_types_is_an_error(message: list[Any]) -> None:
+    ear = Ear()
+    with pytest.raises(Malformed, match="field"):
+        Receiver(Small, ear, Judge()).hear(message, [], 7)
+    assert ear.heard == []
+
+
+def test_a_message_that_is_none_keeps_no_other_of_its_frame_from_being_heard() -> None:
+    ear = Ear()
+    with pytest.raises(Malformed, match="'stop'"):
+        Receiver(Small, ear, Judge()).hear_all([["go", "a", 1, 0], ["stop", 0], ["go", "b", 2, 0]], [], 7)
+    assert [heard[2] for heard in ear.heard] == ["a", "b"]
 
 
 def test_a_receiver_without_a_method_for_a_kind_is_refused() -> None:

@@ -124,7 +124,7 @@ class _Door:
         return None
 
     def free_ports(self, count: int) -> list[int]:
-        return list(range(count))
+        return list(range(1, count + 1))
 
 
 class _Vitals:

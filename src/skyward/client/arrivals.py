@@ -19,6 +19,7 @@ from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
 from skyward.node.logs import MARK, parsed
 from skyward.node.protocol import ClientToAgent
+from skyward.node.receiver import Malformed
 from skyward.transport.streams import Consumer, Stream
 
 __all__ = ["Arrivals", "StreamActions"]
@@ -57,13 +58,20 @@ class Arrivals:
     ) -> list[Action]:
         if not self._plan.local:
             self._parts.place(metadata)
-        output = self.rest_of_output(number, id) if id in self._core.calls.calls else []
+        output = self.rest_of_output(number, id) if self._at(number, id) is not None else []
         return output + self._core.verdict(number, kind, id, metadata, buffers, now)
 
+    def _at(self, number: int, id: str | None) -> Call | None:
+        """A call, if it is with that node: of others a node has nothing to say."""
+        call = self._core.calls.calls.get(id) if id is not None else None
+        return call if call is not None and call.node == number else None
+
     def _from_agent_streaming(self, number: int, now: float, id: str) -> None:
-        call, actions = self._core.calls.calls.get(id), self._streams
-        if call is None or call.node != number:
+        call, actions = self._at(number, id), self._streams
+        if call is None:
             return
+        if call.stream is not None:
+            raise Malformed(f"{call.name} streams already")
         consumer = call.stream = Consumer(
             grant=lambda count: actions.post(number, [ClientToAgent.grant(call.id, count)]),
             close=lambda: actions.closed(call),
@@ -78,7 +86,7 @@ class Arrivals:
             actions.defer(future.fulfil, Stream[Any](consumer))
 
     def _from_agent_items(self, number: int, now: float, id: str, metadata: list[Any], buffers: list[Any]) -> None:
-        call = self._core.calls.calls.get(id)
+        call = self._at(number, id)
         items: list[tuple[Any, int]] = []
         at = 0
         for entry in metadata:
@@ -97,7 +105,7 @@ class Arrivals:
             call.stream.feed(items)
 
     def _from_agent_want(self, number: int, now: float, id: str, argument: str, count: int) -> None:
-        call = self._core.calls.calls.get(id)
+        call = self._at(number, id)
         if call is not None and argument in call.feeders:
             call.feeders[argument].grant(count)
 
@@ -105,9 +113,10 @@ class Arrivals:
         self, number: int, now: float, stream: Any, id: str | None, place: int, buffers: list[Any]
     ) -> list[Action]:
         actions: list[Action] = []
-        if id in self._core.calls.calls:
-            actions = self._core.calls.started(number, id, place, now)
-            self._core.calls.calls[id].spoke = now
+        call = self._at(number, id)
+        if call is not None:
+            actions = self._core.calls.started(number, call.id, place, now)
+            call.spoke = now
         else:
             id = None
         rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())
@@ -121,7 +130,7 @@ class Arrivals:
         return actions
 
     def _rank(self, number: int, place: int) -> int:
-        return self._core.ranks.rank(number, place)
+        return self._core.rank(number, place)
 
     def _from_agent_part(self, number: int, now: float, name: str, offset: int, buffers: list[Any]) -> None:
         self._parts.accept(name, offset, buffers[0])

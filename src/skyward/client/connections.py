@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from skyward.client.message_checks import checked_about
 from skyward.node.receiver import Message, Refused, checked_greeting, split
 from skyward.transport.link import Broken, Link, greet
 
@@ -251,7 +252,7 @@ class Connections:
         sock = self._reach(peer.number)
         try:
             limit = min(deadline, time.monotonic() + _GREETING)
-            answer = checked_greeting(greet(sock, hello, limit), hello["session"])
+            answer = checked_about(checked_greeting(greet(sock, hello, limit), hello["session"]))
         except BaseException:
             sock.close()
             raise
@@ -326,8 +327,16 @@ class Connections:
         except Broken:
             events += self._lost(peer, link)
         except Exception as exc:  # one node's nonsense is no reason to stop listening to the others
-            events += self._distrust(peer, link, exc)
+            events += self.distrust(number, link, exc)
         return events
+
+    def distrust(self, number: int, link: Link, error: Exception) -> list[Event]:
+        """Breaks the connection to a node that sends what we cannot read; gives up the node when it goes on so."""
+        peer = self.peers[number]
+        log.warning("node %d sent something that is no message of ours: %.200r", number, error)
+        peer.malformed += 1
+        lost, why = self._lost(peer, link), f"what it sends is no message of ours ({error!s:.200})"
+        return lost if peer.malformed < _MALFORMED else [Unreachable(number, ConnectionError(why), link)]
 
     def notice_silence(self) -> list[Event]:
         """Gives up connections on which nothing has come for a while: agents speak every second."""
@@ -369,15 +378,6 @@ class Connections:
             return []  # it was given up at this moment
         peer.attached = None
         return [Lost(peer.number, link)]
-
-    def _distrust(self, peer: Connection, link: Link, error: Exception) -> list[Event]:
-        """Breaks the connection to a node that sends what we cannot read; gives up the node when it goes on so."""
-        log.warning("node %d sent something that is no message of ours: %r", peer.number, error)
-        peer.malformed += 1
-        lost = self._lost(peer, link)
-        if peer.malformed < _MALFORMED:
-            return lost
-        return [Unreachable(peer.number, ConnectionError(f"what it sends is no message of ours ({error!r})"), link)]
 
     def _register(self) -> None:
         """Brings the selector up to date with the links' sockets and what they want."""

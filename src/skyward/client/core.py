@@ -25,10 +25,12 @@ from skyward.client.surveys import Surveys
 from skyward.errors import NodeLost, PoolClosed, SkywardError
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import VERDICTS
+from skyward.node.receiver import Malformed
 
 __all__ = ["Core"]
 
 _SAME_NOTE = 60.0
+_MOST_NOTES = 1000
 
 
 class Core:
@@ -46,6 +48,12 @@ class Core:
     def ranks(self) -> Ranks:
         """Which rank is on which node."""
         return self.calls.ranks
+
+    def rank(self, number: int, place: int) -> int:
+        """The rank of a node's process, as the node names it."""
+        if place >= self.ranks.counts[number]:
+            raise Malformed(f"node {number} has no process {place}")
+        return self.ranks.rank(number, place)
 
     def settle_ranks(self) -> None:
         """All nodes have said what they have: from now on it is known how many processes each runs."""
@@ -118,12 +126,14 @@ class Core:
         return self._routed(self.nodes.on_failed(number, error, generation, buffers, now), now)
 
     def _from_agent_replaced(self, number: int, now: float, generation: int, place: int) -> list[Action]:
-        rank = self.ranks.rank(number, place)
+        rank = self.rank(number, place)
         lost = ("shared lost", number, rank, "its process has ended")
         shown = rank if self.ranks.many else None
         return [lost, *self._routed(self.nodes.on_replaced(number, shown, generation, now), now)]
 
     def _from_agent_ports(self, number: int, now: float, ports: list[int], generation: int) -> list[Action]:
+        if number != 0:
+            raise Malformed("ports of a node that was not asked for any")
         return self._routed(self.nodes.on_ports(ports, generation, now), now)
 
     def _from_agent_notice(self, number: int, now: float, seconds: float) -> list[Action]:
@@ -149,6 +159,8 @@ class Core:
         once = self._plan.local or topic == "missing"
         if once and now - self._gpu_notes.get(text, -math.inf) < _SAME_NOTE:
             return []
+        if len(self._gpu_notes) > _MOST_NOTES:
+            self._gpu_notes.clear()
         self._gpu_notes[text] = math.inf if topic == "missing" else now
         return [("emit", events.Notice(self._plan.pool, f"node {number}: {text}", "warning"))]
 
@@ -165,17 +177,19 @@ class Core:
     ) -> list[Action]:
         """A call has ended on a node."""
         actions: list[Action] = []
-        self.nodes.gang = self.nodes.gang or (about.get("group", False) and len(self.ranks) > 1)
+        call = self.calls.calls.get(call_id)
+        own = call is not None and call.node == number  # else it has ended, or is with another node
+        self.nodes.gang = self.nodes.gang or (own and about.get("group", False) and len(self.ranks) > 1)
         if self.nodes.gang and about.get("replaced") and not self.nodes.closing:
             actions = self._routed(self.nodes.on_broken_group(now), now)
+        self.rank(number, about.get("place", 0))
         if "s" in about:
             self.calls.runs_at(number, call_id, about.get("place", 0))
         if kind == "done":
             return actions + self.calls.result(number, call_id, about, buffers, now)
         if kind == "lost":
             return actions + self.calls.lost(number, call_id, about["reason"], now)
-        call = self.calls.calls.get(call_id)
-        if call is None:
+        if call is None or not own:
             return actions
         rank = call.rank if self.ranks.many else None
         error, outcome = outcomes.failure(self._plan.pool, call, number, kind, about, buffers, rank)

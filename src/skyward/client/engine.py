@@ -28,6 +28,7 @@ from skyward.client.connections import Connections, Event, Heard
 from skyward.client.core import Core
 from skyward.client.deferred import Deferred
 from skyward.client.meetings import Meetings
+from skyward.client.message_checks import CHECKS
 from skyward.client.settings import PoolSettings
 from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
@@ -35,7 +36,7 @@ from skyward.client.uploads import Uploads
 from skyward.errors import BootstrapError, PoolClosed
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import AgentToClient, ClientToAgent
-from skyward.node.receiver import Receiver
+from skyward.node.receiver import Malformed, Receiver
 from skyward.transport.streams import Producer
 
 __all__ = ["Engine", "Surroundings"]
@@ -80,7 +81,7 @@ class Engine:
         streams = StreamActions(self._connections.post, self._stream_closed, self._defer)
         self._arrivals = Arrivals(plan, self._core, self._uploads, streams)
         self.shared = ClientShared(self._connections.post, plan.nodes)
-        self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals, self.shared)
+        self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals, self.shared, checks=CHECKS)
         own = ("load", "feed", "settle", "fail", "end", "emit")
         self._acts: dict[str, Callable[..., None]] = {kind: getattr(self, f"_do_{kind}") for kind in own} | {
             "post": self._connections.post,
@@ -286,14 +287,22 @@ class Engine:
         with self._lock:
             for event in happened:
                 if not isinstance(event, Heard):
-                    self._do(self._meetings.follow(event, self._clock()))
-                    self._changed.notify_all()
+                    self._follow(event)
                 elif self._connections.current(event.number, event.link):  # else the node was given up meanwhile
                     self._hear(event)
             self._do(self._core.turn(self._clock()))
             soon = self._core.calls.soon()
         self._deferred.run()
         return soon
+
+    def _follow(self, event: Event) -> None:
+        """Does what follows from a connection that was made, lost, or cannot be made."""
+        try:
+            self._do(self._meetings.follow(event, self._clock()))
+        except Exception as exc:  # of what the node has said of itself: it is given up, and the others are not
+            log.exception("node %d cannot be used", event.number)
+            self._do(self._core.unreachable(event.number, exc, self._clock()))
+        self._changed.notify_all()
 
     def _hear(self, event: Heard) -> None:
         number, message = event.number, event.message
@@ -304,11 +313,15 @@ class Engine:
             if message[0] in ("ready", "failed", "ports", "notice", "replaced", "standing"):
                 self._changed.notify_all()
         except BaseException as exc:
-            log.exception("message %r of node %d could not be handled", message[0], number)
+            if not isinstance(exc, Malformed):
+                log.exception("message %.80r of node %d could not be handled", message[0], number)
             try:
                 self._do(self._core.mishandled(number, message, exc, self._clock()))
             except BaseException:
                 log.exception("and neither could that")
+            if isinstance(exc, Malformed):
+                for lost in self._connections.distrust(number, event.link, exc):
+                    self._follow(lost)
 
     # what nodes say
 

@@ -16,6 +16,7 @@ from skyward.client.settings import PoolSettings
 from skyward.errors import AcceleratorMismatch, BootstrapError, NodeLost, PluginError
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import ClientToAgent
+from skyward.node.receiver import Malformed
 from skyward.transport import exceptions
 
 __all__ = ["NODES", "Action", "Node", "Nodes"]
@@ -142,6 +143,8 @@ class Nodes:
         self._now = now
         if generation != self._generation:
             return []
+        if len(ports) != _PORTS:
+            raise Malformed(f"{len(ports)} ports instead of {_PORTS}")
         self._ports = ports
         if not [node for node in self.all if self._refused(node)] or not self.gang:
             for node in self.all:

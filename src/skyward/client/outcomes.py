@@ -150,8 +150,15 @@ _PACKAGES = {
 }
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have no name
+        return f"signal {number}"
+
+
 def _crash(call: Call, node: int, about: dict[str, Any], rank: int | None) -> TaskCrashed:
     code = about["code"]
-    name = signal.Signals(-code).name if code < 0 else None
+    name = _signal_name(-code) if code < 0 else None
     kind = TaskOutOfMemory if about["oom"] else TaskCrashed
     return kind(call.name, node, call.attempt, code, name, hide(about["stderr"]), about["shared"], rank)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.protocol import ClientToAgent
-from skyward.node.receiver import Message
+from skyward.node.receiver import Malformed, Message
 
 if TYPE_CHECKING:  # imported when a collection is used
     from skyward.node.shared.channel import Channel
@@ -78,7 +78,8 @@ class ClientShared:
                 self._channel.hear(message, buffers)
             return
         # of a runner whose node cannot reach node 0, or the answer to it
-        if number != 0 and not asker.startswith(f"{number}/"):
-            raise ValueError(f"node {number} asks for {asker[:80]!r}, which is no process of it")
-        to = int(asker.partition("/")[0]) if number == 0 else 0
+        node = asker.partition("/")[0]
+        to = int(node) if number == 0 and node.isdecimal() and len(node) < 9 else 0
+        if (number == 0 and not 0 < to < self._nodes) or (number != 0 and node != str(number)):
+            raise Malformed(f"node {number} asks for {asker[:80]!r}, which is no process of it")
         self._post_to(to, [ClientToAgent.share(asker, message, len(buffers))], buffers)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from skyward.node.protocol import ClientToAgent
+from skyward.node.receiver import Malformed
 from skyward.transport import blobs
 
 __all__ = ["Parts", "Uploads"]
@@ -185,5 +186,5 @@ class Parts:
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"a node spoke of {name[:80]!r}, which is no name of a result")
+            raise Malformed(f"a node spoke of {name[:80]!r}, which is no name of a result")
         return os.path.join(self._directory, name)

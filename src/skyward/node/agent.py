@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.node import places
 from skyward.node.agent_calls import Action, AgentCalls
+from skyward.node.agent_checks import CHECKS
 from skyward.node.agent_output import OutputRelay
 from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
@@ -79,7 +80,7 @@ class Agent:
         standing = Standing(self._calls, self._runners, self._usage, self._timers, lambda message: self._tell(message))
         node, send, timers = about.get("node", 0), self._runners.send, self._timers
         self._shared = Shared(node, self._token, self._selector, self._clock, timers, send, around.dial, self._wake)
-        hear_client = Receiver(ClientToAgent, self, standing, self._shared).hear_all
+        hear_client = Receiver(ClientToAgent, self, standing, self._shared, checks=CHECKS).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell = self._shared.tell = self._home.tell
         self._listener = listener(self._wake, blob_cache.serve)
@@ -308,7 +309,13 @@ class Agent:
     def handle(self, happened: Sequence[Event]) -> None:
         """Does what follows from what runners said, wrote, or ended with."""
         for event in happened:
-            self._handlers[type(event)](*event)
+            try:
+                self._handlers[type(event)](*event)
+            except Exception as exc:
+                if not isinstance(event, Said):
+                    raise
+                log.warning("a runner is ended, since what it sent cannot be handled: %.200r", exc)
+                self._runners.kill(event.runner.name)
 
     def _from_runner_ready(self, runner: RunnerProcess) -> None:
         self._do(self._calls.ready(runner.name, self._clock()))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from skyward.node.receiver import Message
-from skyward.transport.frames import encode
+from skyward.transport.frames import Malformed, encode, nbytes
 from skyward.transport.link import Broken, Link
 
-__all__ = ["ClientLink"]
+__all__ = ["ClientLink", "hear_link"]
+
+log = logging.getLogger("skyward.engine")
+
+_MOST_ERRORS = 8  # in a frame: their texts are long, and a header has a limit
+_MOST_BYTES = 16 << 20
 
 
 class ClientLink:
@@ -32,6 +38,7 @@ class ClientLink:
         self._link = Link(clock)
         self._messages: list[Message] = []
         self._buffers: list[Any] = []
+        self._errors = self._size = 0  # of what was told and not sent: errors, and bytes of buffers
         self._decrypted = False  # whether bytes may be there that the selector does not know of
         self._writing = False  # whether the selector says when the socket takes more
 
@@ -58,6 +65,7 @@ class ClientLink:
         if self._session is not None and hello["session"] != self._session:
             self._messages.clear()
             self._buffers.clear()
+            self._errors = self._size = 0
             self._link = Link(self._clock)
             self._fence()
         self._session = hello["session"]
@@ -84,13 +92,7 @@ class ClientLink:
             return
         if events & selectors.EVENT_WRITE:
             link.flush()
-        try:
-            arrived, self._decrypted = link.read()
-        except Broken:
-            self._selector.unregister(sock)
-            return
-        for messages, buffers in arrived:
-            self._obey(messages, buffers)
+        self._decrypted = hear_link(link, self._obey)
         if link.sock is None:
             self._selector.unregister(sock)
 
@@ -104,6 +106,10 @@ class ClientLink:
         self._messages.append(message)
         if buffers:
             self._buffers += buffers
+            self._size += sum(map(nbytes, buffers))
+        self._errors += message[0] == "error"
+        if self._errors >= _MOST_ERRORS or self._size > _MOST_BYTES:
+            self.flush()
 
     def tell_now(self, message: Message, buffers: list[Any] | None = None) -> None:
         """Sends at once, so that what the link holds back is known before the next piece is read."""
@@ -115,6 +121,7 @@ class ClientLink:
         if self._messages:
             messages, self._messages = self._messages, []
             buffers, self._buffers = self._buffers, []
+            self._errors = self._size = 0
             self._link.post(messages, buffers)
         if self._link.writing is not self._writing and self._link.sock is not None:
             self._writing = not self._writing
@@ -130,3 +137,27 @@ class ClientLink:
     def acknowledge(self) -> None:
         """Says how far the client was heard."""
         self._link.acknowledge()
+
+
+def hear_link(link: Link, obey: Callable[[list[Message], list[Any]], None]) -> bool:
+    """Has `obey` handle what has arrived, and says whether there may be more at once.
+
+    What is no message of ours, or cannot be handled, ends the connection: the other side begins another one, and what
+    else it has said is handled.
+    """
+    more, error = False, None
+    try:
+        arrived, more = link.read()
+    except Broken:
+        return False
+    except Malformed as exc:
+        arrived, error = [], exc
+    for messages, buffers in arrived:
+        try:
+            obey(messages, buffers)
+        except Exception as exc:
+            error = error or exc
+    if error is not None:
+        log.warning("a connection is broken, since what came over it cannot be handled: %.200r", error)
+        link.detach()
+    return more and error is None

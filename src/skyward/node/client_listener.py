@@ -121,7 +121,7 @@ class ClientListener:
 
             sock.do_handshake()
             role = role_of(sock)
-        hello: Any = greet(sock, None, time.monotonic() + _GREETING)
+        hello = greet(sock, None, time.monotonic() + _GREETING)
         why = refusal(hello, role, self._session)
         if why is None:
             return hello

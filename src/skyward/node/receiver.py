@@ -1,16 +1,21 @@
 """What a link is, and how each of its messages reaches the method that handles it.
 
-A message `cancel` that the client has sent is handled by the method `_from_client_cancel` of the receiver. The method
-has the fields of `ClientToAgent.cancel` as parameters; before them it may have others, which `Receiver.hear` is given.
+What comes is compared with what the link declares before any method sees it: a message of another kind, with other
+fields or with fields of other types is Malformed. A message `cancel` that the client has sent is handled by the method
+`_from_client_cancel` of the receiver. The method has the fields of `ClientToAgent.cancel` as parameters; before them it
+may have others, which `Receiver.hear` is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, ClassVar, cast
 
-__all__ = ["Direction", "Message", "Receiver", "Refused", "checked_greeting", "split"]
+from skyward.node.fields import Check, Field, check_for
+from skyward.transport.frames import Malformed
+
+__all__ = ["Direction", "Malformed", "Message", "Receiver", "Refused", "checked_greeting", "split"]
 
 
 Message = list[Any]
@@ -36,13 +41,23 @@ class Direction:
                 found[name] = code.co_varnames[: code.co_argcount]
         return found
 
+    @classmethod
+    def checks(cls, kind: str) -> tuple[Field, ...]:
+        """Of a kind of message, where its fields are, and what they must be."""
+        made = cast("FunctionType", getattr(cls, kind))
+        names = [name for name in cls.kinds()[kind][int(kind == "verdict") :] if name != "buffers"]
+        return tuple((at, *check_for(name, made.__annotations__[name])) for at, name in enumerate(names, 1))
+
 
 class Receiver:
-    """The methods of `owners` that handle the messages of a link: one for each kind, and none besides."""
+    """The methods of `owners` that handle the messages of a link: one for each kind, and none besides.
 
-    def __init__(self, link: type[Direction], *owners: object) -> None:
+    `checks` look into the fields of some kinds, where the types of the fields do not say enough.
+    """
+
+    def __init__(self, link: type[Direction], *owners: object, checks: Mapping[str, Check] | None = None) -> None:
         self._link = link
-        self._methods: dict[str, tuple[Callable[..., Any], int, bool]] = {}
+        self._methods: dict[str, tuple[Callable[..., Any], int, bool, tuple[Field, ...], Check | None]] = {}
         prefix, kinds = f"_from_{link.sender}_", link.kinds()
         found = {name: getattr(owner, name) for owner in owners for name in dir(owner) if name.startswith(prefix)}
         if wrong := found.keys() ^ {prefix + kind for kind in kinds}:
@@ -52,40 +67,51 @@ class Receiver:
             code = method.__code__
             if code.co_varnames[code.co_argcount - len(fields) : code.co_argcount] != fields:
                 raise TypeError(f"{method.__qualname__} does not have the fields of {link.__name__}.{kind}: {fields}")
-            entry = method, int(kind != "verdict"), fields[-1:] == ("buffers",)
+            entry = method, int(kind != "verdict"), fields[-1:] == ("buffers",), link.checks(kind)
             for name in link.verdicts if kind == "verdict" else (kind,):
-                self._methods[name] = entry
+                self._methods[name] = *entry, (checks or {}).get(name)
 
     def hear(self, message: Message, buffers: list[Any], *context: Any) -> Any:
-        """Calls the method for a message, and returns what it returns."""
+        """Calls the method for a message, and returns what it returns; raises Malformed if it is none of this link."""
         entry = self._methods.get(message[0])
         if entry is None:
-            raise ValueError(f"{message[0]!r} is not a message of {self._link.__name__}")
-        method, first, has_buffers = entry
+            raise Malformed(f"{str(message[0])[:80]!r} is not a message of {self._link.__name__}")
+        method, first, has_buffers, fields, check = entry
+        if len(message) != len(fields) + 2:
+            raise Malformed(f"{message[0]!r} with {len(message) - 2} fields instead of {len(fields)}")
+        for at, types, test in fields:
+            value = message[at]
+            if value.__class__ not in types or (test is not None and not test(value)):
+                raise Malformed(f"field {at} of {message[0]!r} cannot be {str(value)[:80]}")
+        if check is not None:
+            check(message, buffers)
         if has_buffers:
             return method(*context, *message[first:-1], buffers)
         return method(*context, *message[first:-1])
 
     def hear_all(self, messages: list[Message], buffers: list[Any], *context: Any) -> None:
-        """Calls the methods for the messages of a frame."""
-        at = 0
-        for message in messages:
-            count = message[-1]
-            self.hear(message, buffers[at : at + count], *context)
-            at += count
+        """Calls the methods for the messages of a frame; one that raises keeps none of the others from theirs."""
+        error: Exception | None = None
+        for message, its_buffers in split(messages, buffers):
+            try:
+                self.hear(message, its_buffers, *context)
+            except Exception as exc:  # raised when all have been heard
+                error = error or exc
+        if error is not None:
+            raise error
 
 
 def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Message, list[Any]]]:
-    """The messages of a frame, each with its buffers; raises ValueError at the first that does not have this form."""
+    """The messages of a frame, each with its buffers; raises Malformed at the first that does not have this form."""
     if type(messages) is not list:
-        raise ValueError("a frame without a list of messages")
+        raise Malformed("a frame without a list of messages")
     at = 0
     for message in cast("list[Any]", messages):
         if message.__class__ is not list or len(message) < 2:
-            raise ValueError("a message that is no list of a kind and its parts")
+            raise Malformed("a message that is no list of a kind and its parts")
         count = message[-1]
         if message[0].__class__ is not str or count.__class__ is not int or not 0 <= count <= len(buffers) - at:
-            raise ValueError("a message without its kind or its number of buffers")
+            raise Malformed("a message without its kind or its number of buffers")
         yield message, buffers[at : at + count]
         at += count
 
@@ -96,7 +122,7 @@ def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
     if "refused" in known:
         raise Refused(f"the agent there refuses the connection: {str(known['refused'])[:300]}")
     if not isinstance(known.get("incarnation"), str) or type(known.get("received")) is not int:
-        raise ValueError("what answers there is no agent of ours")
+        raise Malformed("what answers there is no agent of ours")
     if known.get("session") != session:
         raise Refused("the agent there answers to another session than the one that it was greeted with")
     return known

@@ -7,6 +7,7 @@ what happened. What runners are for, and what it means when one ends, is the age
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import selectors
@@ -19,9 +20,11 @@ from skyward.node import stack_dump
 from skyward.node.orders import AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
-from skyward.transport.frames import Frame, FrameReader, FrameWriter, encode
+from skyward.transport.frames import Frame, FrameReader, FrameWriter, Malformed, encode
 
 __all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said"]
+
+log = logging.getLogger("skyward.engine")
 
 _READ = 1 << 16
 _SHORT = 1 << 14  # after a read that gave less, the next would find nothing
@@ -82,7 +85,7 @@ class RunnerProcess:
     def __init__(self, name: str, sock: socket.socket, out: Pipe, err: Pipe, status: StatusPage, threads: int) -> None:
         self.name, self.sock, self.out, self.err, self.status, self.threads = name, sock, out, err, status, threads
         self.pid: int | None = None
-        self.eof = False
+        self.eof = self.malformed = False
         self._output = select.poll()
         for pipe in (out, err):
             self._output.register(pipe.fd, select.POLLIN)
@@ -110,8 +113,12 @@ class RunnerProcess:
                 got, alive = self._reader.read(self.sock.recv_into)
             except BlockingIOError:
                 break
-            except (OSError, ValueError):
+            except OSError:
                 got, alive = [], False
+            except Malformed as exc:
+                log.warning("a runner sent what is no frame of ours, and is listened to no more: %s", exc)
+                got, alive = [], False
+                self.malformed = True
             frames += got
             self.eof = not alive
             if self._reader.last < _SHORT and not ended:
@@ -329,6 +336,8 @@ class Runners:
         said = [Said(messages, buffers, process) for messages, buffers in process.read(ended=ended)]
         if process.eof:
             self._unregister(process.sock)
+        if process.malformed:
+            self.kill(process.name)
         return said
 
     def _on_fork_server(self, _: int) -> list[Event]:

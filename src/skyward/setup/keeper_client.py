@@ -12,16 +12,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToKeeper, KeeperToClient
-from skyward.node.receiver import Message, Receiver
+from skyward.node.receiver import Malformed, Message, Receiver
 
 __all__ = ["KeeperClient"]
 
 log = logging.getLogger("skyward.engine")
+
+_LONGEST_LINE = 1 << 20
+_MOST_MESSAGES = 10_000
 
 
 class KeeperClient:
@@ -51,6 +54,7 @@ class KeeperClient:
         self._process = shell.start(argv, env, self._errors)
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._answers: list[Any] = []
+        self._nonsense = ""  # what it said that is no message, if it did
         self._receiver = Receiver(KeeperToClient, self)
         threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()
 
@@ -125,7 +129,11 @@ class KeeperClient:
             raise BootstrapError("keeper", f"the processes of {self.shell.name} did not start in time.") from None
         if message is None:
             raise self._failure()
-        self._receiver.hear(message, [])
+        try:
+            self._receiver.hear(message, [])
+        except Malformed as exc:
+            text = f"what answers on {self.shell.name} is no keeper of ours: {exc}."
+            raise BootstrapError("keeper", text) from exc
 
     def _from_keeper_addresses(self, addresses: list[Any]) -> None:
         self._answers.append(addresses)
@@ -160,17 +168,27 @@ class KeeperClient:
         stdout = self._process.stdout
         assert stdout is not None
         try:
-            for line in stdout:
-                message = json.loads(line)
+            while line := stdout.readline(_LONGEST_LINE):
+                message = _parsed(line)
                 log.debug("keeper: %s", message)
-                self._messages.put(message)
                 if message[0] == "scheduler_died":
                     self.scheduler = None
-        except ValueError:
+                if message[0] == "agent_died":
+                    continue  # it is started again, and its link says so
+                if self._messages.qsize() > _MOST_MESSAGES:
+                    raise Malformed("more answers than orders")
+                self._messages.put(message)
+        except Malformed as exc:  # of whatever runs there: it is listened to no more
+            self._nonsense = str(exc)
+        except (OSError, ValueError):
             pass  # closed while we were reading
         self._messages.put(None)
 
     def _failure(self) -> BootstrapError:
+        if self._nonsense:
+            return BootstrapError(
+                "keeper", f"what answers on {self.shell.name} is no keeper of ours: {self._nonsense}."
+            )
         code = self._process.wait(5)
         text = f"the first process on {self.shell.name} ended at once.\n{self._stderr()}"
         return BootstrapError("keeper", text, None, code)
@@ -178,3 +196,14 @@ class KeeperClient:
     def _stderr(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode("utf-8", "replace")[-4000:]
+
+
+def _parsed(line: bytes) -> Message:
+    """A line of a keeper as a message."""
+    try:
+        message: Any = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise Malformed(f"{line[:80]!r} is no JSON ({type(exc).__name__})") from None
+    if type(message) is not list or len(message) < 2 or type(message[0]) is not str:  # pyright: ignore[reportUnknownArgumentType] - that is the question
+        raise Malformed(f"{line[:80]!r} is no message")
+    return cast("Message", message)

@@ -3,7 +3,8 @@
     frame  = header length (u32) | number of buffers (u32) | their lengths (u64 each) | header | buffers
     header = JSON; what is in the buffers is never looked at here
 
-Control travels as JSON so that nothing is unpickled but what the user's own call asks for.
+Control travels as JSON so that nothing is unpickled but what the user's own call asks for. What is no frame raises
+Malformed. What a frame says of its own size is believed up to limits, and memory is taken as its bytes arrive.
 """
 
 from __future__ import annotations
@@ -15,26 +16,35 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-__all__ = ["Buffer", "Frame", "FrameReader", "FrameWriter", "encode", "nbytes"]
+__all__ = ["PREFIX", "Buffer", "Frame", "FrameReader", "FrameWriter", "Malformed", "encode", "loads", "nbytes"]
 
 Buffer = bytes | bytearray | memoryview
 Frame = tuple[Any, list[memoryview]]
 
-_PREFIX = struct.Struct("!II")
+PREFIX = struct.Struct("!II")
 _CHUNK = 1 << 18
 _SMALL = 1 << 16
-_MAX_HEADER = 1 << 30
+_MAX_HEADER = 32 << 20  # as objects, JSON takes up to twenty times as much
+_MAX_BUFFERS = 1 << 20
+_MAX_FRAME = 16 << 30
+_STEP = 16 << 20  # how much is believed at first of the size that a frame names
 _decoder: Any = json.JSONDecoder()
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # what json.loads comes down to
 
 
-def _loads(text: str) -> Any:
+class Malformed(ValueError):
+    """A peer has sent what is no frame or message of ours: its connection is broken, and nothing else."""
+
+
+def loads(data: Buffer) -> Any:
+    """The header of a frame."""
     try:
+        text = str(data, "utf-8", "surrogatepass")
         value, end = _scan(text, 0)
-    except StopIteration:
-        value, end = None, -1
+    except (StopIteration, ValueError, RecursionError) as exc:  # also of numbers with thousands of digits
+        raise Malformed(f"the header of a frame is no JSON of ours ({type(exc).__name__})") from None
     if end != len(text):
-        raise ValueError("the header of a frame is no JSON")
+        raise Malformed("the header of a frame is no JSON")
     return value
 
 
@@ -122,18 +132,20 @@ class FrameReader:
         self._data = _EMPTY  # bytes of frames that are not complete yet
         self._chunk = memoryview(bytearray(_CHUNK))
         self._big: bytearray | None = None  # a frame too large for chunks, filled in place
-        self._filled = 0
+        self._size = self._filled = 0  # of that frame
         self.last = 0
         """How many bytes the last read gave."""
 
     def read(self, recv_into: Callable[[memoryview], int]) -> tuple[list[Frame], bool]:
         """Reads once; returns the complete frames and whether the other side is still there."""
         if self._big is not None:
+            if self._filled == len(self._big):
+                self._big += bytes(min(self._filled, self._size - self._filled))
             got = self.last = recv_into(memoryview(self._big)[self._filled :])
             if not got:
                 return [], False
             self._filled += got
-            if self._filled < len(self._big):
+            if self._filled < self._size:
                 return [], True
             whole, self._big = self._big, None
             return self._parse(whole), True
@@ -151,23 +163,25 @@ class FrameReader:
         frames: list[Frame] = []
         view = memoryview(data)
         start, end = 0, len(data)
-        while end - start >= _PREFIX.size:
-            head, count = _PREFIX.unpack_from(view, start)
-            if head > _MAX_HEADER:
-                raise ValueError("this is not one of our frames: the peer speaks another protocol.")
-            at = start + _PREFIX.size + 8 * count
+        while end - start >= PREFIX.size:
+            head, count = PREFIX.unpack_from(view, start)
+            if head > _MAX_HEADER or count > _MAX_BUFFERS:
+                raise Malformed("this is not one of our frames: the peer speaks another protocol.")
+            at = start + PREFIX.size + 8 * count
             if end < at:
                 break
             lengths = _prefix(count).unpack_from(view, start)[2:]
             size = at + head + sum(lengths) - start
             if end - start < size:
+                if size > _MAX_FRAME:
+                    raise Malformed(f"a frame of {size:,} bytes, more than any of ours has.")
                 if size > 2 * _CHUNK:
-                    self._big = bytearray(size)
+                    self._big = bytearray(min(size, max(_STEP, end - start)))
                     self._big[: end - start] = view[start:end]
-                    self._filled = end - start
+                    self._size, self._filled = size, end - start
                     start = end
                 break
-            header = _loads(str(view[at : at + head], "utf-8", "surrogatepass"))
+            header = loads(view[at : at + head])
             at += head
             buffers: list[memoryview] = []
             for length in lengths:

@@ -12,9 +12,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
-from skyward.transport.frames import Buffer, FrameReader, FrameWriter, encode, nbytes
+from skyward.transport.frames import PREFIX, Buffer, FrameReader, FrameWriter, Malformed, encode, loads, nbytes
 
 __all__ = ["Broken", "Link", "Message", "greet", "tune"]
 
@@ -22,7 +22,8 @@ Message = tuple[list[Any], list[memoryview]]
 
 _ACK_FRAMES = 64
 _ACK_BYTES = 1 << 20
-_READ_BUDGET = 8 << 20
+_READ_BUDGET = 4 << 20
+_LONGEST_GREETING = 1 << 20
 _RECORD = 1 << 14  # of TLS: one that is not full is the last of its frame
 
 
@@ -120,15 +121,14 @@ class Link:
             while budget > 0:
                 try:
                     frames, alive = self._reader.read(self.sock.recv_into)
-                except BlockingIOError:
-                    return arrived, False
-                except (OSError, ValueError):
-                    frames, alive = [], False
-                budget -= 1 << 14
-                try:
+                    budget -= self._reader.last
                     for frame in frames:
                         self._accept(frame[0], frame[1], arrived)
-                except Exception as exc:  # no frame of ours: raised at the next read, after what came before it
+                except BlockingIOError:
+                    return arrived, False
+                except OSError:
+                    alive = False
+                except Malformed as exc:  # raised at the next read, after what came before it
                     if not arrived:
                         raise
                     self._malformed = exc
@@ -149,11 +149,19 @@ class Link:
                 self._ack()
 
     def _accept(self, header: Any, buffers: list[memoryview], arrived: list[Message]) -> None:
+        if header.__class__ is not dict:
+            raise Malformed("the header of a frame is no object")
+        acknowledged, number = header.get("a"), header.get("s", 0)
+        if acknowledged.__class__ is not int or number.__class__ is not int:
+            raise Malformed("a frame without its numbers")
+        if acknowledged > self._sent:
+            raise Malformed("a frame that acknowledges what was not sent")
         self.heard = self._clock()
-        self._forget(header["a"])
-        number = header.get("s")
-        if number is None or number <= self._received:
+        self._forget(acknowledged)
+        if number <= self._received:
             return
+        if "m" not in header:
+            raise Malformed("a frame without messages")
         self._received = number
         arrived.append((header["m"], buffers))
         self._unacked_frames += 1
@@ -191,23 +199,36 @@ def _nothing() -> int:
 
 
 def greet(sock: socket.socket, say: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
-    """Exchanges one JSON frame on a blocking socket: says `say` first, if given, and returns what comes."""
+    """Exchanges one JSON frame on a blocking socket: says `say` first, if given, and returns what comes.
+
+    Nothing beyond the greeting is taken from the socket: the link reads the rest.
+    """
     sock.settimeout(max(0.1, deadline - time.monotonic()))
     if say is not None:
         for piece in encode(say):
             sock.sendall(piece)
-    reader = FrameReader()
+    size, buffers = PREFIX.unpack(_received(sock, PREFIX.size, deadline))
+    if size > _LONGEST_GREETING or buffers:
+        raise Malformed("what was said there is no greeting of ours")
+    greeting = loads(_received(sock, size, deadline))
+    if not isinstance(greeting, dict):
+        raise Malformed("what was said there is no greeting of ours")
+    return cast("dict[str, Any]", greeting)
 
-    def one_byte_at_a_time(view: memoryview) -> int:
-        # nothing beyond the greeting may be taken from the socket: the link reads the rest
-        return sock.recv_into(view[:1])
 
-    while True:
-        frames, alive = reader.read(one_byte_at_a_time)
-        if frames:
-            return frames[0][0]
-        if not alive:
+def _received(sock: socket.socket, size: int, deadline: float) -> bytes:
+    """The next `size` bytes; whoever sends them one by one does not get more time."""
+    data = b""
+    while len(data) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the other side did not greet in time")
+        sock.settimeout(left)
+        piece = sock.recv(size - len(data))
+        if not piece:
             raise ConnectionError("the other side closed the connection during the greeting")
+        data += piece
+    return data
 
 
 def tune(sock: socket.socket) -> None:

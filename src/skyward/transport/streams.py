@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 from skyward.transport.exceptions import PackedError
+from skyward.transport.frames import Malformed
 from skyward.transport.threads import run_in_thread
 
 __all__ = ["WINDOW", "Consumer", "Producer", "Stream"]
@@ -57,10 +58,11 @@ class Producer:
         return True
 
     def grant(self, count: int) -> None:
-        """The consumer has used `count` items."""
+        """The consumer has used `count` items; more than there were does not count."""
         with self._changed:
+            count = min(count, len(self._flying))
             self._credit += count
-            for _ in range(min(count, len(self._flying))):
+            for _ in range(count):
                 self._flying_bytes -= self._flying.popleft()
             self._changed.notify_all()
 
@@ -107,6 +109,7 @@ class Consumer(Iterator[Any]):
     ) -> None:
         self._grant, self._close, self._load = grant, close, load
         self._step = max(1, window // 2)
+        self._owed = window  # how many items the producer may still send
         self._used = self._used_bytes = 0
         self._items: deque[tuple[Any, int]] = deque()
         self._taken: deque[tuple[Any, int]] = deque()
@@ -126,6 +129,8 @@ class Consumer(Iterator[Any]):
         self._used_bytes += size
         if (self._used >= self._step or self._used_bytes >= WINDOW_BYTES // 4) and not self._ended:
             due, self._used, self._used_bytes = self._used, 0, 0
+            with self._changed:
+                self._owed += due
             self._grant(due)
         return self._load(item)
 
@@ -149,8 +154,11 @@ class Consumer(Iterator[Any]):
         return self._ended
 
     def feed(self, items: list[tuple[Any, int]]) -> None:
-        """Items that have arrived, with their sizes."""
+        """Items that have arrived, with their sizes; raises Malformed if there are more than were asked for."""
         with self._changed:
+            self._owed -= len(items)
+            if self._owed < 0:
+                raise Malformed("more items of a stream than were asked for")
             if not self._ended:
                 self._items.extend(items)
                 self._changed.notify_all()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.node.client_link import ClientLink
 from skyward.node.protocol import AgentToClient, AgentToRunner
-from skyward.node.receiver import Message, Receiver
+from skyward.node.receiver import Malformed, Message, Receiver
 from skyward.node.runners import RunnerProcess
 from skyward.node.timers import Timers
 
@@ -174,10 +174,11 @@ class Shared:
         node: int = hello["share"]
         if node not in self._peers:
             self._count += 1
+            hear = Receiver(AgentToHead, self).hear_all
             link = _PeerLink(
                 self._selector,
                 {},
-                partial(self._hear_peer, Receiver(AgentToHead, self), node),
+                lambda messages, buffers: hear(messages, buffers, node),
                 lambda: self._give_up(node, "its agent has begun again"),
                 f"{self._token}.{self._count}",
                 self._clock,
@@ -189,13 +190,9 @@ class Shared:
         away[0] = 0.0
         link.attach(sock, hello)
 
-    def _hear_peer(self, receiver: Receiver, node: int, messages: list[Message], buffers: list[Any]) -> None:
-        receiver.hear_all(messages, buffers, node)
-
     def _from_agent_share(self, node: int, asker: str, message: Message, buffers: list[Any]) -> None:
-        if not asker.startswith(f"{node}/"):
-            log.warning("node %d asks for %.80r, which is no process of it", node, asker)
-            return
+        if asker.partition("/")[0] != str(node):
+            raise Malformed(f"node {node} asks for {asker[:80]!r}, which is no process of it")
         self._server().hear(asker, message, buffers, partial(self._to_peer, asker))
 
     def _to_peer(self, asker: str, message: Message, buffers: list[Any]) -> None:

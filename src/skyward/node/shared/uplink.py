@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from skyward.node.client_link import hear_link
 from skyward.node.receiver import Message, checked_greeting
-from skyward.transport.link import Broken, Link, greet
+from skyward.transport.link import Link, greet
 
 __all__ = ["PATIENCE", "Uplink"]
 
@@ -96,13 +97,7 @@ class Uplink:
             return
         if events & selectors.EVENT_WRITE:
             link.flush()
-        try:
-            arrived, self._unread = link.read()
-        except Broken:
-            self._broken(sock)
-            return
-        for messages, buffers in arrived:
-            self._obey(messages, buffers)
+        self._unread = hear_link(link, self._obey)
         if link is self._link:
             if link.sock is None:
                 self._broken(sock)

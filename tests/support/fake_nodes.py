@@ -1,0 +1,172 @@
+"""Nodes that the test speaks for: a real engine, connected over sockets to threads that say what they are told to."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from skyward import events
+from skyward.api.ranks import Ranks
+from skyward.client.call import Call
+from skyward.client.engine import Engine
+from skyward.client.settings import PoolSettings
+from skyward.node.protocol import AgentToClient
+from skyward.transport.frames import encode
+from skyward.transport.link import Broken, Link, greet
+from skyward.transport.payload import Packer
+
+__all__ = ["FakeNode", "FakePool"]
+
+# pyright: reportPrivateUsage=false
+
+
+class FakeNode:
+    """One node: greets, says that it is ready, and answers calls; the test has it say anything else."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.calls: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """The ids of calls that it has got and not answered by itself."""
+        self.answers = True
+        """Whether it answers calls at once, with its own number."""
+        self.about: dict[str, Any] = {}
+        self.link = Link()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def connect(self) -> socket.socket:
+        """The client's end of a new connection."""
+        near, far = socket.socketpair()
+        threading.Thread(target=self._serve, args=(far,), daemon=True).start()
+        return near
+
+    def say(self, *messages: Any, buffers: tuple[bytes, ...] = ()) -> None:
+        """Sends messages to the client."""
+        self.link.post(list(messages), buffers)
+
+    def write(self, data: bytes) -> None:
+        """Sends bytes to the client, whatever they are."""
+        with self.link.lock:
+            sock = self.link.sock
+            if sock is not None:
+                try:
+                    sock.setblocking(True)
+                    sock.settimeout(10)
+                    sock.sendall(data)
+                except OSError:
+                    pass  # the client has broken the connection
+                finally:
+                    try:
+                        sock.setblocking(False)
+                    except OSError:
+                        pass
+
+    def write_frame(self, header: Any, buffers: tuple[bytes, ...] = ()) -> None:
+        """Sends a frame with any header."""
+        self.write(b"".join(bytes(piece) for piece in encode(header, buffers)))
+
+    def done(self, id: str, value: object) -> None:
+        """Says that a call has returned."""
+        head, buffers = Packer().pack(value, "a result")
+        pieces = (bytes(head), *map(bytes, buffers))
+        self.say(AgentToClient.verdict("done", id, {"s": 0.001}, len(pieces)), buffers=pieces)
+
+    def close(self) -> None:
+        self._closed = True
+        self.link.detach()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            hello = greet(sock, None, time.monotonic() + 30)
+            answer = {"incarnation": f"agent {self.number}", "received": self.link.received, **self.about}
+            answer["session"] = hello["session"]
+            for piece in encode(answer):
+                sock.sendall(piece)
+        except (OSError, ValueError):
+            sock.close()
+            return
+        with sock, self._lock:  # of two connections the later one counts
+            self.link.attach(sock, hello["received"])
+            while not self._closed and self.link.sock is sock:
+                try:
+                    arrived, _ = self.link.read()
+                except Broken:
+                    self.link.detach()
+                    return
+                for messages, _ in arrived:
+                    for message in messages:
+                        self._answer(message)
+                self.link.flush()
+                self.link.acknowledge()
+                time.sleep(0.002)
+
+    def _answer(self, message: list[Any]) -> None:
+        if message[0] == "ports":
+            self.say(AgentToClient.ports([1001, 1002, 1003][: message[1]], message[2]))
+        elif message[0] == "setup":
+            self.say(AgentToClient.ready(message[1]["generation"]))
+        elif message[0] == "call" and self.answers:
+            self.done(message[1], self.number)
+        elif message[0] == "call":
+            self.calls.put(message[1])
+
+
+class FakePool:
+    """An engine and its nodes; `events` are those that it has emitted."""
+
+    def __init__(self, directory: Path, nodes: int = 2, *, local: bool = True, **plan: Any) -> None:
+        self.nodes = [FakeNode(number) for number in range(nodes)]
+        self.events: list[events.Event] = []
+        known: dict[str, Any] = {
+            "pool": "p",
+            "nodes": nodes,
+            "slots": 4,
+            "reach": lambda number: self.nodes[number].connect(),
+            "setup": lambda node, abouts, ports: ({"info": "{}"}, []),
+            "emit": self.events.append,
+            "listening": lambda: True,
+            "release": lambda digests: None,
+            "gang": False,
+            "ranks": lambda abouts: Ranks([1] * nodes),
+            "local": local,
+            "lease": 0.0 if local else 60.0,
+            "directory": str(directory),
+            "address": lambda node: None,
+            "revive": None,
+            "substitutes": None,
+        }
+        self.engine = Engine(PoolSettings(**(known | plan)))
+
+    def __enter__(self) -> FakePool:
+        self.engine.open(time.monotonic() + 60)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for node in self.nodes:
+            node.close()
+        self.engine.abandon()
+
+    def call(self, node: int) -> Call:
+        """Sends a call to a node."""
+        made = Call(_Pending("f"), {"name": "f", "fn": "", "split": 1, "attempt": 0}, [b"f", b"x"], {}, {}, 0)  # type: ignore[arg-type]
+        self.engine.send_to([(node, made)])
+        return made
+
+    def works(self, node: int) -> bool:
+        """Whether a call to a node returns."""
+        return self.call(node).future.result(30) == node
+
+    def alive(self) -> bool:
+        """Whether the thread that reads all links still does."""
+        return self.engine.thread.is_alive() and not self.engine._closing
+
+
+class _Pending:
+    """What a call is made of, as far as the engine looks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
