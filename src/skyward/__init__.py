@@ -57,6 +57,7 @@ __all__ = [
     "plan",
     "plugins",
     "preempted",
+    "progress",
     "queue",
     "redirect_output",
     "shard",
@@ -77,6 +78,7 @@ _NAMES = {
     "skyward.api.preemption": "Preemption preempted",
     "skyward.api.provider": "Machine Offer Provider",
     "skyward.api.secret": "Secret",
+    "skyward.api.reporting": "progress",
     "skyward.api.sharding": "shard",
     "skyward.api.spec": "Spec Worker",
     "skyward.api.targets": "sky",
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
     from skyward.api.plugin import Cluster, Plugin
     from skyward.api.preemption import Preemption, preempted
     from skyward.api.provider import Machine, Offer, Provider
+    from skyward.api.reporting import progress
     from skyward.api.secret import Secret
     from skyward.api.sharding import shard
     from skyward.api.spec import Spec, Worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +15,7 @@ __all__ = [
     "CallStarted",
     "Event",
     "GpuSample",
+    "GroupProgress",
     "Log",
     "NodeDown",
     "NodeLeaving",
@@ -27,6 +29,7 @@ __all__ = [
     "PoolCost",
     "PoolOpened",
     "PoolOpening",
+    "Progress",
 ]
 
 
@@ -125,6 +128,39 @@ class Log(Event):
     function: str
     call: str | None = None
     rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Event):
+    """A body has said how far it is, with `sky.progress`."""
+
+    node: int
+    step: float
+    total: float | None
+    metrics: Mapping[str, float]
+    call: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress(Event):
+    """How far a group of calls is (`sky.gather`, `pool.map`), a few times a second; `done` have ended well."""
+
+    group: int
+    name: str
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """How many were done a second."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """How many seconds the rest will take at this rate; None while nothing is done."""
+        return (self.total - self.done) / self.rate if self.rate else None
 
 
 @dataclass(frozen=True, slots=True)

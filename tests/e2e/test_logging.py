@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.client.logs import Watch, snapshot
-from skyward.node.logs import MARK, parsed
+from skyward.node.marked_lines import MARK, parsed
 from tests.support.waiting import until
 
 
@@ -185,14 +185,16 @@ def test_nodes_are_told_again_only_when_something_was_configured() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "a line",
-        MARK,
-        MARK + "{",
-        MARK + "[]",
-        MARK + '{"name": 3}',
-        MARK + "[" * 100_000,
-        MARK + '{"name": "a", "levelno": true}',
+        "",
+        "log",
+        "log {",
+        "log []",
+        'log {"logger": 3}',
+        "log " + "[" * 100_000,
+        'log {"logger": "a", "level": true}',
+        "x {}",
     ],
 )
 def test_a_line_that_is_no_record_stays_a_line(line: str) -> None:
+    assert parsed(MARK + line) is None
     assert parsed(line) is None

@@ -130,6 +130,7 @@ class PendingComputeGroup(Generic[*Ts]):
     items: tuple[PendingCompute[Any], ...]
     timeout: float | None = None
     return_exceptions: bool = False
+    progress: bool = True
 
     def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[*Ts, U]:
         return replace(cast(Any, self), items=(*self.items, _checked_member(other)))
@@ -161,6 +162,7 @@ class PendingStream(Generic[T]):
     items: tuple[PendingCompute[Any], ...]
     ordered: bool = True
     return_exceptions: bool = False
+    progress: bool = True
 
     def __rshift__(self, target: Target | ModuleType) -> Iterator[T]:
         return resolve(target, ">>").stream_parallel(self)
@@ -171,10 +173,18 @@ Yes = Literal[True]
 
 
 @overload
-def gather(a: PendingCompute[A], /, *, stream: No = ..., return_exceptions: No = ...) -> PendingComputeGroup[A]: ...
+def gather(
+    a: PendingCompute[A], /, *, stream: No = ..., return_exceptions: No = ..., progress: bool = ...
+) -> PendingComputeGroup[A]: ...
 @overload
 def gather(
-    a: PendingCompute[A], b: PendingCompute[B], /, *, stream: No = ..., return_exceptions: No = ...
+    a: PendingCompute[A],
+    b: PendingCompute[B],
+    /,
+    *,
+    stream: No = ...,
+    return_exceptions: No = ...,
+    progress: bool = ...,
 ) -> PendingComputeGroup[A, B]: ...
 @overload
 def gather(
@@ -185,6 +195,7 @@ def gather(
     *,
     stream: No = ...,
     return_exceptions: No = ...,
+    progress: bool = ...,
 ) -> PendingComputeGroup[A, B, C]: ...
 @overload
 def gather(
@@ -196,36 +207,42 @@ def gather(
     *,
     stream: No = ...,
     return_exceptions: No = ...,
+    progress: bool = ...,
 ) -> PendingComputeGroup[A, B, C, D]: ...
 @overload
 def gather(
-    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: No = ...
+    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: No = ..., progress: bool = ...
 ) -> PendingComputeGroup[*tuple[T, ...]]: ...
 @overload
 def gather(
-    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: Yes
+    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: Yes, progress: bool = ...
 ) -> PendingComputeGroup[*tuple[T | BaseException, ...]]: ...
 @overload
 def gather(
-    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: No = ...
+    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: No = ..., progress: bool = ...
 ) -> PendingStream[T]: ...
 @overload
 def gather(
-    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: Yes
+    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: Yes, progress: bool = ...
 ) -> PendingStream[T | BaseException]: ...
 def gather(
-    *calls: PendingCompute[Any], stream: bool = False, ordered: bool = True, return_exceptions: bool = False
+    *calls: PendingCompute[Any],
+    stream: bool = False,
+    ordered: bool = True,
+    return_exceptions: bool = False,
+    progress: bool = True,
 ) -> Any:
     """Puts calls together, to be sent with `>> pool` or `> pool`; the result is a tuple in their order.
 
     `stream`: results come one by one instead, as an iterator; with `ordered=False`, as they are ready.
     `return_exceptions`: a call that fails has its exception in its place, and the others go on. Otherwise (the default)
     the first failure is raised and the others are stopped; what had finished is in the `partial` of the exception.
+    `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
     """
     items = tuple(_checked_member(c) for c in calls)
     if stream:
-        return PendingStream[Any](items, ordered, return_exceptions)
-    return PendingComputeGroup[Any](items, return_exceptions=return_exceptions)
+        return PendingStream[Any](items, ordered, return_exceptions, progress)
+    return PendingComputeGroup[Any](items, None, return_exceptions, progress)
 
 
 class Compute(Generic[P, T]):

@@ -17,7 +17,7 @@ from skyward.client.core import Core
 from skyward.client.output_lines import Transcript
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
-from skyward.node.logs import MARK, parsed
+from skyward.node.marked_lines import MARK, parsed
 from skyward.node.protocol import ClientToAgent
 from skyward.node.receiver import Malformed
 from skyward.transport.streams import Consumer, Stream
@@ -121,12 +121,16 @@ class Arrivals:
             id = None
         rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())
         for text, progress in transcript.feed(stream, id, buffers[0]):
-            record = parsed(text) if text.startswith(MARK) else None
-            if record is None:
-                actions.append(("emit", events.Output(self._plan.pool, number, stream, text, id, progress, rank)))
-            else:
-                record["text"] = hide(record["text"])  # again: as JSON, it was written otherwise
-                actions.append(("emit", events.Log(self._plan.pool, number, **record, call=id, rank=rank)))
+            event: events.Event = events.Output(self._plan.pool, number, stream, text, id, progress, rank)
+            match parsed(text) if text.startswith(MARK) else None:
+                case ("log", about):
+                    about["text"] = hide(about["text"])  # again: as JSON, it was written otherwise
+                    event = events.Log(self._plan.pool, number, **about, call=id, rank=rank)
+                case ("progress", about):
+                    event = events.Progress(self._plan.pool, number, **about, call=id, rank=rank)
+                case _:
+                    pass
+            actions.append(("emit", event))
         return actions
 
     def _rank(self, number: int, place: int) -> int:

@@ -60,7 +60,14 @@ def combined(
     return whole
 
 
-def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int, keep: bool = False) -> list[Any]:
+def mapped(
+    send: Send,
+    each: PendingCompute[Any],
+    items: list[Any],
+    slots: int,
+    keep: bool = False,
+    count: Callable[[int], None] | None = None,
+) -> list[Any]:
     """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows."""
     results: dict[int, Any] = {}
     pending: dict[Future[Any], tuple[int, int]] = {}
@@ -89,6 +96,8 @@ def mapped(send: Send, each: PendingCompute[Any], items: list[Any], slots: int, 
                     per_item = seconds / len(chunk)
                 else:
                     results.update(dict.fromkeys(chunk, error))
+                if count is not None:
+                    count(len(chunk))
                 future = None if done.empty() else done.get()
     except BaseException as exc:
         _cancel(list(pending))

@@ -1,36 +1,33 @@
 """Records that bodies log, on their way to the client: as records where it has handlers, else as readable lines.
 
-They are written to stderr like any other line, so they come in the order in which the body said things, and are held
-back, silenced and redirected with the rest. A record is one line: `MARK`, then JSON.
-
-    a body ──► its own handlers, if it has configured any
-         └───► none: the handler of last resort, which is ours here
+a body ──► its own handlers, if it has configured any
+     └───► none: the handler of last resort, which is ours here
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-from skyward.node.stdio import CallStream
+from skyward.api import reporting
+from skyward.node.marked_lines import write
 
-__all__ = ["MARK", "apply", "install", "parsed"]
+__all__ = ["apply", "install"]
 
-MARK = "\x1eskyward-log "
 _MOST = 1 << 16
 
 Settings = dict[str, Any]
 """`levels`: of loggers by name, as the client has set them; `records`: whether the client has handlers."""
 
-_FIELDS = {"logger": str, "level": int, "created": float, "text": str, "path": str, "line": int, "function": str}
 _applied: Settings = {}
 
 
 def install(settings: Settings | None) -> None:
-    """Sends on what no handler of the body's takes."""
+    """Sends on what no handler of the body's takes, and what it says with `sky.progress`."""
     logging.lastResort = _Forward()
+    reporting.send_by(partial(write, "progress"))
     if settings:
         apply(settings)
 
@@ -48,36 +45,20 @@ def apply(settings: Settings) -> None:
     _applied = settings
 
 
-def parsed(text: str) -> dict[str, Any] | None:
-    """The record in a line, or None if it is another line. Bodies can write what they like: everything is checked."""
-    if not text.startswith(MARK):
-        return None
-    try:
-        found = json.loads(text[len(MARK) :])
-    except (ValueError, RecursionError):
-        return None
-    about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    good = all(type(about.get(key)) is kind for key, kind in _FIELDS.items())
-    return {key: about[key] for key in _FIELDS} if good else None
-
-
 class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-            stream = sys.stderr
-            if _applied.get("records") and isinstance(stream, CallStream) and not stream.is_redirected():
-                about = {
-                    "logger": record.name,
-                    "level": record.levelno,
-                    "created": record.created,
-                    "text": text[:_MOST],
-                    "path": record.pathname,
-                    "line": record.lineno,
-                    "function": record.funcName or "",
-                }
-                stream.write(f"{MARK}{json.dumps(about)}\n")
-            elif stream is not None:
-                stream.write(f"{record.levelname} {record.name}: {text}\n")
+            about: dict[str, Any] = {
+                "logger": record.name,
+                "level": record.levelno,
+                "created": record.created,
+                "text": text[:_MOST],
+                "path": record.pathname,
+                "line": record.lineno,
+                "function": record.funcName or "",
+            }
+            if not (_applied.get("records") and write("log", about)) and sys.stderr is not None:
+                sys.stderr.write(f"{record.levelname} {record.name}: {text}\n")
         except Exception:
             self.handleError(record)

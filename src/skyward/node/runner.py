@@ -99,7 +99,6 @@ class Runner:
         turns.decide_by(self._is_turn)
         self._shared.install(settings)
         stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
-        stdio.refuse_questions()
         logs.install(settings.get("log"))
         try:
             self._enter_hooks(buffers)

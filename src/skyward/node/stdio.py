@@ -24,7 +24,7 @@ from typing import Any, Literal, TextIO
 
 from skyward.api.info import current_call
 
-__all__ = ["STREAMS", "CallStream", "CallbackWriter", "Route", "Stream", "drain", "install", "refuse_questions"]
+__all__ = ["STREAMS", "CallStream", "CallbackWriter", "Route", "Stream", "drain", "install"]
 
 Stream = Literal["stdout", "stderr"]
 Emit = Callable[[str, str, str | None], None]
@@ -49,9 +49,10 @@ def install(*, threads: bool, emit: Emit | None = None) -> None:
         c[0].setvbuf(c[1], None, 1, 0)  # line by line (_IOLBF), so that what C code prints into the pipe is live
     if threads:
         _let_threads_inherit()
+    _refuse_questions()
 
 
-def refuse_questions() -> None:
+def _refuse_questions() -> None:
     """Has `input()` and `breakpoint()` say that nobody can answer; a debugger that the user has chosen stays."""
     builtins.input = _no_input
     if "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, ove
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream
 from skyward.api.futures import AwaitableFuture
 from skyward.client import gather
+from skyward.client.progress import GroupCounter
 from skyward.pool.options import checked_group
 
 if TYPE_CHECKING:
+    from skyward.events import Event
     from skyward.pool.sending import Sender
     from skyward.pool.state import PoolState
 
@@ -30,38 +32,73 @@ class Groups:
 
         def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[AwaitableFuture[Any]]: ...
 
+        name: str
+
         @property
         def slots(self) -> int: ...
+        def _listening(self) -> bool: ...
+        def _emit(self, event: Event) -> None: ...
 
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
         """Runs several calls at once; results in their order."""
         calls = checked_group(group).calls()
-        return cast("tuple[*Ts]", gather.gathered(self._send(calls), calls, group.return_exceptions))
+        return cast("tuple[*Ts]", gather.gathered(self._followed(group, calls), calls, group.return_exceptions))
 
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         """The same as `run_parallel`, later."""
         calls = checked_group(group).calls()
-        return cast("AwaitableFuture[tuple[*Ts]]", gather.combined(self._send(calls), calls, group.return_exceptions))
+        return cast(
+            "AwaitableFuture[tuple[*Ts]]", gather.combined(self._followed(group, calls), calls, group.return_exceptions)
+        )
 
     def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
         """Runs several calls at once and yields results as they come (or in order)."""
-        return gather.streamed(self._send(group.items), group.ordered, group.items, group.return_exceptions)
+        futures = self._followed(group, group.items)
+        return gather.streamed(futures, group.ordered, group.items, group.return_exceptions)
+
+    def _followed(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> list[AwaitableFuture[Any]]:
+        """The futures of calls that are sent as a group, counted as they end if anybody wants to know."""
+        futures = self._send(calls)
+        if len(calls) > 1 and group.progress and self._listening():
+            names = {call.name for call in calls}
+            name = names.pop() if len(names) == 1 else f"{len(names)} functions"
+            GroupCounter(self.name, name, len(calls), self._emit).follow(futures)
+        return futures
 
     @overload
-    def map(self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ...) -> list[T]: ...
+    def map(
+        self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ..., progress: bool = ...
+    ) -> list[T]: ...
     @overload
-    def map(self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: bool) -> list[T | BaseException]: ...
+    def map(
+        self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
+    ) -> list[T | BaseException]: ...
     @overload
-    def map(self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ...) -> list[T]: ...
+    def map(
+        self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ..., progress: bool = ...
+    ) -> list[T]: ...
     @overload
-    def map(self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: bool) -> list[T | BaseException]: ...
-    def map(self, fn: Callable[[Any], Any], items: Iterable[Any], *, return_exceptions: bool = False) -> list[Any]:
+    def map(
+        self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
+    ) -> list[T | BaseException]: ...
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        items: Iterable[Any],
+        *,
+        return_exceptions: bool = False,
+        progress: bool = True,
+    ) -> list[Any]:
         """Applies a function to every item, in chunks sized by how long items take; results in order.
 
         `return_exceptions`: an item that fails has its exception in its place, and the others go on. Otherwise (the
         default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
+        `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
         """
         known: Compute[[Any], Any] = cast("Any", fn) if isinstance(fn, Compute) else Compute(fn)
         self._state.check_open()
         each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))
-        return gather.mapped(self._send, each, list(items), self.slots, return_exceptions)
+        chosen = list(items)
+        watched = progress and len(chosen) > 1 and self._listening()
+        counter = GroupCounter(self.name, each.name, len(chosen), self._emit) if watched else None
+        return gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter and counter.add)

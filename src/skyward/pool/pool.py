@@ -34,7 +34,6 @@ from skyward.pool.awaiting import AsyncPool
 from skyward.pool.closing import Steps
 from skyward.pool.groups import Groups
 from skyward.pool.mistakes import Mistakes, called_like_an_executor
-from skyward.pool.notebooks import pool_as_html, watch
 from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
     check_limits,
@@ -137,6 +136,8 @@ class ComputePool(Collections, Groups, Mistakes, AsyncPool):
         return f"<ComputePool {self.name} {self._state.now}, {self.nodes} x {self.provider.name}>"
 
     def _repr_html_(self) -> str:
+        from skyward.pool.notebooks import pool_as_html
+
         return pool_as_html(self)
 
     # opening and closing
@@ -189,6 +190,8 @@ class ComputePool(Collections, Groups, Mistakes, AsyncPool):
 
         In a notebook the pool is closed when its name is bound to something else.
         """
+        from skyward.pool.notebooks import watch
+
         self.__enter__()
         watch(self)
         return self

@@ -20,6 +20,7 @@ from typing import TextIO
 from skyward import events as on
 from skyward.errors import InvalidArgument
 from skyward.machines.price import money
+from skyward.view.activity import Recent, elapsed, group_text, progress_text
 from skyward.view.gpus import gpu_cell
 from skyward.view.terminal import Cell, Feed, Terminal, clean, is_terminal, plain, styled
 
@@ -28,6 +29,7 @@ __all__ = ["Console", "attach"]
 _MODES = ("auto", "live", "plain", "silent")
 _CI = ("CI", "TF_BUILD", "TEAMCITY_VERSION", "JENKINS_URL")
 _PROGRESS_EVERY = 5.0
+_GROUP_EVERY = 10.0
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
 _NODE_COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -102,13 +104,6 @@ def _in_fork() -> None:
 os.register_at_fork(after_in_child=_in_fork)
 
 
-def _elapsed(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -136,6 +131,7 @@ class Console:
         self._slots = self._done = self._failed = 0
         self._began = time.monotonic()
         self._unwritten = False
+        self._groups: dict[int, tuple[on.GroupProgress, float]] = {}  # with when a line about it is due
         self._stderr = styled("|", _RED).split("|") if live else ["", ""]
 
     def __call__(self, event: on.Event) -> None:
@@ -144,6 +140,13 @@ class Console:
             return
         if isinstance(event, on.Output):
             self._show(feed, event)
+            return
+        if isinstance(event, on.Progress):
+            text = progress_text(event)
+            self._show(feed, on.Output(event.pool, event.node, "stdout", text, event.call, True, event.rank))
+            return
+        if isinstance(event, on.GroupProgress):
+            self._show_group(feed, event)
             return
         if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
             self._unwritten = False
@@ -197,13 +200,29 @@ class Console:
             head = [f"skyward {self._pool}", self._provider, _counted(len(self._nodes), "node"), self._cost]
             head += [] if opening else [_counted(self._slots, "slot"), f"{self._done:,} done, {self._failed:,} failed"]
             head += [] if self._stage == "open" else [self._stage]
-            rows = [[(" · ".join([*filter(None, head), _elapsed(now - self._began)]), _BOLD)]]
+            rows = [[(" · ".join([*filter(None, head), elapsed(now - self._began)]), _BOLD)]]
+            rows += [[(f"  {group_text(event)}", "")] for event, _ in self._groups.values()]
             for number, node in sorted(self._nodes.items()):
                 rows.append(node.cells(number, opening, self._processes != 1, now))
                 for rank, bar in sorted(node.bars.items()):
                     if bar.text:
                         rows.append([(f"   rank-{rank} {bar.text}" if self._processes != 1 else f"   {bar.text}", "")])
         return [[(clean(text, colours=False), style) for text, style in row] for row in rows]
+
+    def _show_group(self, feed: Feed, event: on.GroupProgress) -> None:
+        """Keeps a row of the live view up to date; elsewhere a line now and then, if it takes long at all."""
+        with self._lock:
+            over, due = (
+                event.done >= event.total,
+                self._groups.get(event.group, (None, event.seconds + _GROUP_EVERY))[1],
+            )
+            if over:
+                self._groups.pop(event.group, None)
+            else:
+                told = event.seconds >= due and not self.live
+                self._groups[event.group] = event, event.seconds + _GROUP_EVERY if told else due
+                if told:
+                    feed.put("stderr", f"skyward: {group_text(event)}\n")
 
     def _show(self, feed: Feed, event: on.Output) -> None:
         bar = self._bar(event.node, event.rank)
@@ -261,9 +280,10 @@ class Console:
         match event:
             case on.CallStarted(call=call, name=name, node=number, rank=rank):
                 self._node(number).running[call] = (name, time.monotonic(), rank)
-            case on.CallEnded(call=call, node=number, outcome=outcome):
+            case on.CallEnded(call=call, name=name, node=number, outcome=outcome):
                 node = self._node(number)
                 node.running.pop(call, None)
+                node.recent.add(name, time.monotonic())
                 busy = {rank or 0 for _, _, rank in node.running.values()}
                 for rank, bar in node.bars.items():
                     if self.live and rank not in busy:
@@ -291,7 +311,7 @@ class Console:
                     return phase if number is None else f"node {number}: {phase}"
             case on.PoolOpened(nodes=count, slots=slots, seconds=seconds):
                 self._stage, self._slots = "open", slots
-                opened = f"{_counted(count, 'node')}, {_counted(slots, 'slot')}, {_elapsed(seconds)}"
+                opened = f"{_counted(count, 'node')}, {_counted(slots, 'slot')}, {elapsed(seconds)}"
                 return None if self.live else f"pool open: {opened}"
             case on.NodeDown(node=number, reason=reason):
                 node = self._node(number)
@@ -299,7 +319,7 @@ class Console:
                 node.running.clear()
                 return f"node {number} is down: {reason}"
             case on.NodeLeaving(node=number, seconds=seconds):
-                self._node(number).phase = f"taken away in {_elapsed(seconds)}"
+                self._node(number).phase = f"taken away in {elapsed(seconds)}"
             case on.NodeUp(node=number):
                 self._node(number).down = None
                 return f"node {number} is up again"
@@ -313,7 +333,7 @@ class Console:
                 self._stage = ""
                 pool = f"pool {self._pool}" if len(_attached) > 1 else "pool"
                 counts = f"{_counted(calls, 'call')}, {self._failed:,} failed, {_counted(len(self._nodes), 'node')}"
-                return f"{pool} closed: {counts}, {_elapsed(seconds)}"
+                return f"{pool} closed: {counts}, {elapsed(seconds)}"
             case _:
                 pass
         return None
@@ -340,13 +360,14 @@ class _Node:
     gpus: tuple[on.GpuSample, ...] = ()
     running: dict[str, _Running] = field(default_factory=dict[str, _Running])
     bars: dict[int, _Bar] = field(default_factory=dict[int, _Bar])  # by rank
+    recent: Recent = field(default_factory=Recent)
 
     def cells(self, number: int, opening: bool, ranked: bool, now: float) -> list[Cell]:
         name = (f"node-{number}", _NODE_COLOURS[number % len(_NODE_COLOURS)])
         if self.down is not None:
             return [("✗", _RED), name, ("down", _RED), (self.down, _RED)]
         if opening:
-            return [(_SPINNER[int(now * 10) % 10], _CYAN), name, (self.phase, ""), (_elapsed(now - self.since), _DIM)]
+            return [(_SPINNER[int(now * 10) % 10], _CYAN), name, (self.phase, ""), (elapsed(now - self.since), _DIM)]
         busy = f"{self.cpu:4.0f} % CPU {self.memory / 1e6:8,.0f} MB" if self.cpu is not None else ""
         if self.gpus:
             busy += f"  {gpu_cell(self.gpus)}"
@@ -354,8 +375,8 @@ class _Node:
         for one in self.running.values():
             named.setdefault(one[0], []).append(one)
         calls = ", ".join(
-            f"{called}{f' ×{len(ones)}' if len(ones) > 1 else ''} {_elapsed(now - min(since for _, since, _ in ones))}"
+            f"{called}{f' ×{len(ones)}' if len(ones) > 1 else ''} {elapsed(now - min(since for _, since, _ in ones))}"
             + (_ranks(ones) if ranked else "")
             for called, ones in named.items()
-        )
+        ) or self.recent.text(now)
         return [("●" if calls else "○", _GREEN), name, ("up", _GREEN), (busy, ""), (calls, _BOLD)]

@@ -1,0 +1,59 @@
+"""Lines of stderr that are more than text: a mark, a kind, and JSON. Records of loggers, and reports of progress.
+
+They take the way of all output, so they come in the order in which the body said things, and are held back, silenced
+and redirected with the rest. Bodies can write what they like: a line that is not quite right stays a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Literal, cast
+
+__all__ = ["MARK", "Kind", "parsed", "write"]
+
+Kind = Literal["log", "progress"]
+
+MARK = "\x1eskyward-"
+_NUMBER = (int, float)
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "log": {
+        "logger": (str,),
+        "level": (int,),
+        "created": (float,),
+        "text": (str,),
+        "path": (str,),
+        "line": (int,),
+        "function": (str,),
+    },
+    "progress": {"step": _NUMBER, "total": (*_NUMBER, type(None)), "metrics": (dict,)},
+}
+
+
+def write(kind: Kind, about: dict[str, Any]) -> bool:
+    """Writes such a line; False if what is written now goes elsewhere than home."""
+    from skyward.node.stdio import CallStream  # the client, which only reads such lines, does without
+
+    stream = sys.stderr
+    if not isinstance(stream, CallStream) or stream.is_redirected():
+        return False
+    stream.write(f"{MARK}{kind} {json.dumps(about)}\n")
+    return True
+
+
+def parsed(text: str) -> tuple[Kind, dict[str, Any]] | None:
+    """What such a line says, or None if it is an ordinary one."""
+    kind, _, data = text.removeprefix(MARK).partition(" ")
+    fields = _FIELDS.get(kind)
+    if not text.startswith(MARK) or fields is None:
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if not all(name in about and type(about[name]) in kinds for name, kinds in fields.items()):
+        return None
+    if not all(type(value) in _NUMBER for value in about.get("metrics", {}).values()):
+        return None
+    return cast(Kind, kind), {name: about[name] for name in fields}
