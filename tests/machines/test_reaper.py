@@ -151,8 +151,11 @@ def test_keys_without_a_ledger_are_removed_with_the_pool(cloud: Cloud) -> None:
     assert not pool_dir(held.pool).exists()
 
 
-def test_a_place_that_cannot_be_asked_hides_no_other(cloud: Cloud, unused_tcp_port: int) -> None:
+def test_a_place_that_cannot_be_asked_hides_no_other(
+    cloud: Cloud, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = {"provider": "AWS", "region": "us-west-2", "endpoint_url": f"http://127.0.0.1:{unused_tcp_port}"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", gone["endpoint_url"])
     Ledger.start("unreachable", gone).let_go()
     held = cloud.aws().acquire(T4, "p")
     aws = cloud.aws(pace=cloud.aws().pace.__class__(budget=0.1, base=0.01, poll=0.02))

@@ -59,7 +59,7 @@ def test_a_full_memory_file_system_spills_to_disk(monkeypatch: pytest.MonkeyPatc
     memory, disk = tmp_path / "shm" / "skyward-x", tmp_path / "tmp"
     memory.mkdir(parents=True)
     disk.mkdir()
-    monkeypatch.setenv("TMPDIR", str(disk))
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
     plain_write = os.write
 
     def full(fd: int, data: Any) -> int:
@@ -69,10 +69,13 @@ def test_a_full_memory_file_system_spills_to_disk(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(blobs.os, "write", full)
     blob = write(str(memory), b"content")
-    assert Path(blob[0]).parent == disk / "skyward-x"
+    spill = Path(blob[0]).parent
+    assert spill.parent == disk
+    assert spill.name.startswith("skyward-x-")  # and what nobody can guess
     assert bytes(read(blob)) == b"content"
-    assert list(memory.iterdir()) == []
-    assert stat.S_IMODE((disk / "skyward-x").stat().st_mode) == 0o700
+    assert Path(write(str(memory), b"more")[0]).parent == spill
+    assert [path.is_symlink() for path in memory.iterdir()] == [True]
+    assert stat.S_IMODE(spill.stat().st_mode) == 0o700
     blobs.remove_directory(str(memory))
     assert list(disk.iterdir()) == []
 

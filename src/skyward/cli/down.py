@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not names:
             return 0
     outcomes = reaper.down(
-        reaper.renting_providers(),
+        reaper.renting_providers(arguments.endpoint_url),
         names,
         arguments.all,
         arguments.expired,

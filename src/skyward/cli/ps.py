@@ -19,13 +19,14 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say where to look."""
     parser.add_argument("--region", action="append", default=[], help="look there too (may be repeated)")
     parser.add_argument("--profile", help="the profile of your cloud settings")
+    parser.add_argument("--endpoint-url", metavar="URL", help="your own endpoint of AWS, if a pool was opened with one")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from skyward.machines import reaper
 
-    found = reaper.pools(reaper.renting_providers(), arguments.region, profile=arguments.profile)
+    found = reaper.pools(reaper.renting_providers(arguments.endpoint_url), arguments.region, profile=arguments.profile)
     for pool in found:
         print(pool)
     if not found:

@@ -26,8 +26,9 @@ def acquire(
         from skyward.machines.reaper import look_around
 
         steps.callback(look_around(provider, context.warn).join, 1)
-        # the ledger knows the provider and its settings
+        # the ledger knows the provider and its settings; an endpoint that is not AWS's counts only if we say so
         argv = [sys.executable, "-P", "-m", "skyward", "down", name, "--yes", "--if-there"]
+        argv += ["--endpoint-url", endpoint] if (endpoint := getattr(provider, "endpoint_url", None)) else []
         watchdog.add(_KEY, argv, patience=_PATIENCE)
 
     def leave_to_watchdog() -> None:

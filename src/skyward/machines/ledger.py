@@ -9,25 +9,26 @@ intent -> the call -> answer (ids) or refused; gone when read back. A call witho
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import shlex
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from skyward.errors import InvalidArgument, SkywardError
+from skyward.machines.ledger_lines import Record, content, line, parsed
 from skyward.machines.names import usable
+from skyward.transport import private
 
 __all__ = ["History", "Ledger", "Record", "histories", "in_use", "pool_dir", "read", "remove", "state_dir"]
 
-Fact = Literal["open", "intent", "answer", "refused", "gone", "note"]
 _FILE = "ledger"
+_POOLS = "pools"
 
 
 def state_dir() -> Path:
@@ -43,19 +44,7 @@ def pool_dir(pool: str, root: Path | None = None) -> Path:
     """The directory of a pool, whether it exists or not."""
     if not usable(pool):
         raise InvalidArgument(f"{pool!r} is no name of a pool. Names have letters, digits, '.', '_' and '-'.")
-    return (root or state_dir()) / "pools" / pool
-
-
-@dataclass(frozen=True)
-class Record:
-    """One fact: `call` ties an answer to its intent."""
-
-    fact: Fact
-    call: str = ""
-    kind: str = ""
-    ids: tuple[str, ...] = ()
-    time: float = 0.0
-    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    return (root or state_dir()) / _POOLS / pool
 
 
 @dataclass(frozen=True)
@@ -110,14 +99,17 @@ class History:
 def read(pool: str, root: Path | None = None) -> History | None:
     """The history of a pool; lines that are cut off or damaged are counted and skipped."""
     try:
-        content = (pool_dir(pool, root) / _FILE).read_bytes()
+        _check(root or state_dir())
+        found = content(pool_dir(pool, root) / _FILE)
     except (FileNotFoundError, NotADirectoryError, InvalidArgument):
+        return None
+    if found is None:
         return None
     records: list[Record] = []
     damaged = 0
-    for line in content.split(b"\n"):
-        if line:
-            record = _parsed(line)
+    for each in found.split(b"\n"):
+        if each:
+            record = parsed(each)
             damaged += record is None
             if record is not None:
                 records.append(record)
@@ -126,8 +118,9 @@ def read(pool: str, root: Path | None = None) -> History | None:
 
 def histories(root: Path | None = None) -> Iterator[History]:
     """Every pool of which there is a ledger."""
+    _check(root or state_dir())
     try:
-        names = sorted(path.name for path in ((root or state_dir()) / "pools").iterdir())
+        names = sorted(path.name for path in ((root or state_dir()) / _POOLS).iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return
     for name in names:
@@ -139,8 +132,8 @@ def histories(root: Path | None = None) -> Iterator[History]:
 def in_use(pool: str, root: Path | None = None) -> bool:
     """Whether the process that opened the pool, or one that gives it back, is alive."""
     try:
-        fd = os.open(pool_dir(pool, root) / _FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, InvalidArgument):
+        fd = os.open(pool_dir(pool, root) / _FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, InvalidArgument):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -175,10 +168,11 @@ class Ledger:
     def start(cls, pool: str, metadata: Mapping[str, Any], root: Path | None = None) -> Ledger:
         """A new ledger; refuses the name of a pool that has one."""
         directory = pool_dir(pool, root)
-        directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make(root or state_dir())
         _sweep(directory.parent)
         fresh = directory.parent / f".{pool}.{os.getpid()}.{time.monotonic_ns()}"
         fresh.mkdir(mode=0o700)
+        fresh.chmod(0o700)  # a umask may have taken even our own rights away
         ledger = cls(pool, fresh, _locked(fresh / _FILE, create=True))
         try:
             who = {"host": socket.gethostname(), "pid": os.getpid()}
@@ -201,6 +195,7 @@ class Ledger:
     def resume(cls, pool: str, root: Path | None = None) -> Ledger | None:
         """The ledger of a pool whose process is gone, taken over; None where there is none."""
         try:
+            _check(root or state_dir())
             directory = pool_dir(pool, root)
             return cls(pool, directory, _locked(directory / _FILE, create=False))
         except (FileNotFoundError, NotADirectoryError, InvalidArgument):
@@ -270,44 +265,41 @@ class Ledger:
             # a line that was cut off by a crash must not swallow this one
             size = os.fstat(self._fd).st_size
             start = b"\n" if size and os.pread(self._fd, 1, size - 1) != b"\n" else b""
-            content = start + _line(record)
+            content = start + line(record)
             if os.write(self._fd, content) != len(content):
                 raise OSError(f"the ledger {self.directory / _FILE} could not be written to its end")
             os.fsync(self._fd)
 
 
-def _line(record: Record) -> bytes:
-    body = {
-        "fact": record.fact,
-        "call": record.call,
-        "kind": record.kind,
-        "ids": list(record.ids),
-        "time": record.time,
-        "data": dict(record.data),
-    }
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
-    return _checksum(text) + b" " + text + b"\n"
-
-
-def _parsed(line: bytes) -> Record | None:
-    checksum, _, text = line.partition(b" ")
-    if checksum != _checksum(text):
-        return None
+def _make(root: Path) -> None:
+    """The state directory, for this user alone at every level."""
     try:
-        body = cast("dict[str, Any]", json.loads(text))
-        return Record(body["fact"], body["call"], body["kind"], tuple(body["ids"]), body["time"], body["data"])
-    except (ValueError, KeyError, TypeError):
-        return None
+        private.make(root, _POOLS)
+    except private.NotPrivate as exc:
+        raise _unsafe(root, exc) from exc
 
 
-def _checksum(text: bytes) -> bytes:
-    return blake2b(text, digest_size=8).hexdigest().encode()
+def _check(root: Path) -> None:
+    """Refuses ledgers that others could have written: they say where requests go, and what is ended."""
+    try:
+        private.check(root, _POOLS)
+    except private.NotPrivate as exc:
+        raise _unsafe(root, exc) from exc
+
+
+def _unsafe(root: Path, reason: Exception) -> SkywardError:
+    return SkywardError(
+        f"{reason}, so the ledgers in {root} may not be yours. Look at what lies there, then run "
+        f"`chmod -R go-rwx {shlex.quote(str(root))}`, or set SKYWARD_STATE to a directory that is yours alone."
+    )
 
 
 def _locked(path: Path, create: bool) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
     try:
+        if create:
+            os.fchmod(fd, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not create and os.fstat(fd).st_ino != os.stat(path).st_ino:
             raise FileNotFoundError(path)  # it was removed, and perhaps made again, while we waited

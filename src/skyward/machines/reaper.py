@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from shlex import quote
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from skyward import extensions
 from skyward.api.provider import Leftover, Provider
@@ -103,8 +103,8 @@ class _Gathered:
     leftovers: dict[tuple[str, str], Leftover] = field(default_factory=dict[tuple[str, str], Leftover])
 
 
-def renting_providers() -> list[Provider]:
-    """The providers that may have left something, with their default settings."""
+def renting_providers(endpoint_url: str | None = None) -> list[Provider]:
+    """The providers that may have left something, with their default settings; those of AWS's kind at that endpoint."""
     made: list[Provider] = []
     for name, point in extensions.found("providers").items():
         try:
@@ -114,6 +114,8 @@ def renting_providers() -> list[Provider]:
             log.warning("the provider %s (%s) cannot be used: %s", name, point.value, exc)
             continue
         if provider is not None and provider.rented:
+            if endpoint_url is not None and hasattr(provider, "endpoint_url"):
+                provider = replace(cast("Any", provider), endpoint_url=endpoint_url)
             made.append(provider)
     return made
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import stat
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from skyward.transport import private
 from skyward.transport.frames import Buffer
 
 # fmt: off
@@ -30,6 +30,7 @@ SCRATCH = "SKYWARD_SCRATCH"
 Blob = tuple[str, int]  # path and size
 
 _RAM = Path("/dev/shm")
+_SPILL = "more"
 
 
 def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
@@ -106,11 +107,12 @@ def make_directory() -> str:
     """A new private directory for blobs, in memory where possible; removed after this process has ended."""
     import tempfile  # not in runners
 
-    base = _RAM if _RAM.is_dir() and os.access(_RAM, os.W_OK) else Path(tempfile.gettempdir())
-    _sweep(base)
+    bases = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
+    if _RAM.is_dir() and os.access(_RAM, os.W_OK):
+        bases.insert(0, str(_RAM))
+    _sweep(Path(bases[0]))
     # the directory of a pool inside another pool's body lies in that pool's directory, and is removed with it
-    base = Path(os.environ.get(SCRATCH, base))
-    return tempfile.mkdtemp(prefix=f"skyward-{os.getpid()}-", dir=base)
+    return private.fresh(f"skyward-{os.getpid()}-", *([inner] if (inner := os.environ.get(SCRATCH)) else bases))
 
 
 def room(directory: str) -> int:
@@ -209,30 +211,40 @@ def remove_directory(directory: str) -> None:
     """Removes a store's directory, and the one on disk that it may have spilled into."""
     import shutil
 
+    spill = _spill(directory)
     shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(_spill(directory), ignore_errors=True)
+    if spill is not None and private.is_private(spill):
+        shutil.rmtree(spill, ignore_errors=True)
 
 
-def _spill(directory: str) -> str:
-    """Where blobs go when a directory has no more room; the same for every process of a pool on a machine."""
-    return os.path.join(os.environ.get("TMPDIR", "/tmp"), os.path.basename(directory))
+def _spill(directory: str) -> str | None:
+    """Where blobs go when a directory has no more room, for every process of a pool on a machine; None until then."""
+    try:
+        return os.readlink(os.path.join(directory, _SPILL))
+    except OSError:
+        return None
+
+
+def _new_spill(directory: str) -> str:
+    """Makes that directory, with a name that nobody can have guessed; a link in our own one leads to it."""
+    made = private.fresh(f"{os.path.basename(directory)}-")
+    try:
+        os.symlink(made, os.path.join(directory, _SPILL))
+    except FileExistsError:  # another process was faster
+        os.rmdir(made)
+        return os.readlink(os.path.join(directory, _SPILL))
+    except BaseException:
+        os.rmdir(made)
+        raise
+    return made
 
 
 def _sweep(base: Path) -> None:
     """Removes the directories of pools whose client was killed and could not clean up."""
     for path in base.glob("skyward-[0-9]*-*"):
         pid = path.name.split("-")[1]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and _is_private(str(path)):
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and private.is_private(str(path)):
             remove_directory(str(path))
-
-
-def _is_private(path: str) -> bool:
-    """Whether it is a directory, and no link to one, that only this user can enter."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _made(directory: str, name: str, fill: Callable[[int], None]) -> tuple[str, int]:
@@ -242,11 +254,9 @@ def _made(directory: str, name: str, fill: Callable[[int], None]) -> tuple[str, 
     except OSError as exc:
         if exc.errno != errno.ENOSPC:
             raise
-    spill = _spill(directory)
-    os.makedirs(spill, mode=0o700, exist_ok=True)
-    found = os.lstat(spill)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(errno.EACCES, "another user has made a directory where blobs would go", spill)
+    spill = _spill(directory) or _new_spill(directory)
+    if not private.is_private(spill):
+        raise PermissionError(errno.EACCES, "others have a hand in the directory where blobs would go", spill)
     return _made_in(spill, name, fill)
 
 

@@ -55,8 +55,9 @@ class Account:
 
 def recalled(pace: Mapping[str, float] | None) -> Pace:
     """The pace that a ledger speaks of, written by whatever version of this."""
-    known = {name: value for name, value in (pace or {}).items() if name in Pace.__dataclass_fields__}
-    return Pace(**known)
+    told: Mapping[str, object] = pace if isinstance(pace, Mapping) else {}  # pyright: ignore[reportUnnecessaryIsInstance] - from a file
+    known = {name: told[name] for name in Pace.__dataclass_fields__ if name in told}
+    return Pace(**{name: value for name, value in known.items() if isinstance(value, int | float) and 0 < value < 1e6})
 
 
 def connect(account: Account, report: Report | None = None) -> Api:

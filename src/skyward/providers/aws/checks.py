@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +14,7 @@ from skyward.errors import InvalidArgument
 
 __all__ = [
     "check_burstable",
+    "check_endpoint",
     "check_flag",
     "check_lease",
     "check_region",
@@ -37,6 +39,8 @@ _FORMS = {
     "username": (r"[a-z_][a-z0-9_.-]*", "ubuntu"),
     "instance_profile": (r"[\w+=,.@:/-]+", "my-role"),
 }
+# Hosts of AWS itself, as the whole network location: no port, no login.
+_AMAZON = re.compile(r"^[a-z0-9.-]+\.(amazonaws\.com|amazonaws\.com\.cn|api\.aws)$")
 _RESERVED = ("aws:", "skyward:")
 
 
@@ -46,6 +50,21 @@ def check_text(name: str, value: object) -> None:
     if not isinstance(value, str) or not re.fullmatch(form, value):
         what = "no region of AWS" if name == "region" else "nothing that AWS would know"
         raise InvalidArgument(f'{name}={value!r} is {what}. Write it like "{example}".')
+
+
+def check_endpoint(recorded: str, known: str | None, environ: Mapping[str, str]) -> None:
+    """Refuses to send signed requests where only a ledger says so: its word alone could be anybody's."""
+    from urllib.parse import urlsplit
+
+    own = {value for name, value in environ.items() if name.startswith("AWS_ENDPOINT_URL")}
+    parts = urlsplit(recorded)
+    if recorded == known or recorded in own or (parts.scheme == "https" and _AMAZON.search(parts.netloc)):
+        return
+    raise InvalidArgument(
+        f"the ledger of this pool names the endpoint {recorded!r}, and your settings do not. Requests to it would be "
+        f"signed with your credentials. If it is yours, say so: sky down --endpoint-url {shlex.quote(recorded)}, or "
+        "set AWS_ENDPOINT_URL."
+    )
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recal
 from skyward.providers.aws.billing import Receipt
 from skyward.providers.aws.checks import (
     check_burstable,
+    check_endpoint,
     check_flag,
     check_lease,
     check_text,
@@ -192,8 +193,8 @@ class AWS(Provider):
         What only carries the pool's tag, and is not proven to have been made for it, is left alone.
         """
         ledger = Ledger.held(pool) or Ledger.resume(pool)
-        here = self if ledger is None else self._recorded(ledger.history.metadata, ledger.history.region)
         try:
+            here = self if ledger is None else self._recorded(ledger.history.metadata, ledger.history.region)
             receipt = give_back(here._api(report), pool, here._login(), ledger, report or (lambda text: None))
             remove(pool)
             return receipt
@@ -240,6 +241,8 @@ class AWS(Provider):
     def _recorded(self, metadata: Mapping[str, Any], region: str | None = None) -> AWS:
         """This provider with the settings that a ledger has."""
         known = {name: metadata[name] for name in ("profile", "endpoint_url", "owner") if metadata.get(name)}
+        if "endpoint_url" in known:
+            check_endpoint(known["endpoint_url"], self.endpoint_url, os.environ)
         pace = recalled(metadata.get("pace")) if self.pace == Pace() else self.pace
         return replace(self, region=region or metadata.get("region") or self.region, pace=pace, **known)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from skyward.errors import BootstrapError
 from skyward.setup.env.install_files import index_logins
 from skyward.setup.env.pip_settings import no_index, uv_environment
 from skyward.setup.env.requirements import MISLEADING, git_settings, tools
+from skyward.transport import private
 
 __all__ = [
     "RESOLVING",
@@ -42,21 +42,13 @@ def cache_root() -> Path:
 
 def own_directory(root: Path, *names: str) -> Path:
     """A directory of the cache, made if it is not there; refused if somebody else could put programs into it."""
-    for name in ("", *names):
-        root = root / name
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_own(root)
-    return root
-
-
-def _check_own(root: Path) -> None:
-    found = root.stat()
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+    try:
+        return private.make(root, *names)
+    except private.NotPrivate as exc:
         raise BootstrapError(
             "opening the cache",
-            f"others can write into {root}, and what lies there is run. "
-            "Set SKYWARD_CACHE to a directory that is yours alone.",
-        )
+            f"{exc}, and what lies in {root} is run. Set SKYWARD_CACHE to a directory that is yours alone.",
+        ) from exc
 
 
 def find_uv() -> str:

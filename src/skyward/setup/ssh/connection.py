@@ -18,13 +18,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from skyward.api.program_env import ssh_environment
 from skyward.api.shell import SshTarget
 from skyward.errors import BootstrapError, HostUnreachable, InvalidArgument
+from skyward.transport import private
 
-__all__ = ["READY", "Connection", "options", "private_directory", "remote_line"]
+__all__ = ["READY", "Connection", "options", "private_directory", "remote_line", "would_send"]
 
 READY = "skyward-ready"
 """What a shell there prints when it is about to do what we want, after what its start-up files may print."""
@@ -34,8 +36,11 @@ _OPTIONS = """
     BatchMode=yes ConnectionAttempts=1 ServerAliveInterval=5 ServerAliveCountMax=3
     ForwardAgent=no ForwardX11=no ClearAllForwardings=yes ExitOnForwardFailure=no PermitLocalCommand=no Tunnel=no
     RequestTTY=no RemoteCommand=none EscapeChar=none Compression=no ControlPersist=no UpdateHostKeys=no
+    NoHostAuthenticationForLocalhost=no VerifyHostKeyDNS=no ForwardX11Trusted=no GatewayPorts=no AddKeysToAgent=no
     StreamLocalBindMask=0177 LogLevel=INFO
 """.split()
+# What ssh itself works with, here. A path or a user's name is no secret.
+_NEEDED = frozenset("PATH HOME USER LOGNAME SHELL TMPDIR XDG_RUNTIME_DIR SSH_AUTH_SOCK KRB5CCNAME".split())
 _LISTENING = 10.0
 _MOST_NOISE = 1 << 20
 _LONGEST_PATH = 60  # of a temporary directory: a socket's path has room for about 100 characters
@@ -51,13 +56,30 @@ def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
         chosen += [f'UserKnownHostsFile="{target.known_hosts}"', "GlobalKnownHostsFile=/dev/null"]
     if target.key is not None:
         chosen.append("IdentitiesOnly=yes")
-    argv = [] if target.config else ["-F", "none"]
+    argv = ["-k"] if target.config else ["-k", "-F", "none"]  # -k: no Kerberos ticket of the user's goes there
     for option in chosen:
         argv += ["-o", option]
     argv += ["-i", target.key] if target.key is not None else []
     argv += ["-l", target.user] if target.user is not None else []
     argv += ["-p", str(target.port)] if target.port is not None else []
     return argv
+
+
+def would_send(target: SshTarget) -> list[str]:
+    """The variables of this program's environment that ssh would send because the user's settings say so.
+
+    No option takes a `SendEnv` of theirs back, so ssh is started without these variables.
+    """
+    if not target.config:
+        return []
+    argv = ["ssh", *options(target, _LISTENING), "-G", "--", target.host]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LISTENING)
+    except (OSError, subprocess.TimeoutExpired):
+        return []  # the connection itself says what is wrong
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    patterns = [pattern for word, _, pattern in lines if word == "sendenv"]
+    return [name for name in os.environ if name not in _NEEDED and any(fnmatchcase(name, p) for p in patterns)]
 
 
 def remote_line(argv: Sequence[str]) -> str:
@@ -67,8 +89,11 @@ def remote_line(argv: Sequence[str]) -> str:
 
 def private_directory() -> str:
     """A new directory for sockets: nobody else can enter it, and its path is short enough."""
-    usual = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="sky-", dir=usual if len(usual) <= _LONGEST_PATH else "/tmp")
+    bases = [base for base in (tempfile.gettempdir(), "/tmp", "/var/tmp") if len(base) <= _LONGEST_PATH]
+    try:
+        return private.fresh("sky-", *bases)
+    except private.NotPrivate as exc:
+        raise BootstrapError("ssh", str(exc)) from exc
 
 
 def _quote(word: str) -> str:
@@ -85,7 +110,10 @@ def _quote(word: str) -> str:
 class Connection:
     """An ssh process that holds a connection open until it is told to end, or we end, or the other side is silent."""
 
-    def __init__(self, target: SshTarget, directory: str, limit: float, fast: bool) -> None:
+    def __init__(
+        self, target: SshTarget, directory: str, limit: float, fast: bool, without: Sequence[str] = ()
+    ) -> None:
+        """`without`: variables of ours that ssh must not have."""
         self._host = target.host
         self._directory = directory
         self.noisy = False
@@ -100,7 +128,7 @@ class Connection:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     start_new_session=True,
-                    env={**ssh_environment(os.environ), "SSH_ASKPASS_REQUIRE": "never"},
+                    env={**_less(ssh_environment(os.environ), without), "SSH_ASKPASS_REQUIRE": "never"},
                     bufsize=0,
                 )
             except FileNotFoundError:
@@ -178,6 +206,10 @@ class Connection:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.returncode = 0
+
+
+def _less(environ: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in without}
 
 
 def _before_mark(fd: int, deadline: float) -> bytes | None:

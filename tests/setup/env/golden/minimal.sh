@@ -61,15 +61,21 @@ find_platform() {
 
 is_complete() { [ -s "$env/.complete" ] && [ -x "$env/bin/python" ]; }
 
-# Whether only this user can have put files into the cache: nobody else can write into it, has made the link that leads
-# to it, or can replace it.
+# Whether only this user can have put files into the cache: nobody else can write into it, and at no level above it can
+# anybody else put another directory in its place, or has made the link that leads to it.
 is_own() {
-    [ -O "$cache" ] && [ -z "$(find "$cache/." -prune -perm -0002 2>/dev/null)" ] || return
-    others="! -user $(id -u) ! -user 0"
+    others="! -user $(id -u) ! -user 0" groups='! -group 0'
+    # A group that has the user's name is the user's own, as on Debian.
+    [ "$(id -gn 2>/dev/null)" != "$(id -un 2>/dev/null)" ] || groups="$groups ! -group $(id -g)"
     # shellcheck disable=SC2086 # it is split into words on purpose
-    [ ! -L "$cache" ] || [ -z "$(find "$cache" -prune $others 2>/dev/null)" ] || return
+    [ -O "$cache" ] && [ -z "$(find "$cache/." -prune \( -perm -0002 -o -perm -0020 $groups \) 2>/dev/null)" ] || return
+    real=$(cd -P "$cache" 2>/dev/null && pwd -P) || return
+    set --
+    for above in "$cache" "$real"; do
+        while above=${above%/*} && [ -n "$above" ]; do set -- "$@" "$above"; done
+    done
     # shellcheck disable=SC2086 # as above
-    [ -z "$(find "$cache/.." "${cache%/*}/." -prune -perm -0002 \( ! -perm -1000 -o $others \) 2>/dev/null)" ]
+    [ -z "$(find / "$cache" "$@" -prune \( $others -o -type d ! -perm -1000 \( -perm -0002 -o -perm -0020 $groups \) \) 2>/dev/null)" ]
 }
 
 # A uv that runs here and is new enough.
@@ -416,6 +422,7 @@ check_limits
 preflight
 [ -z "$problems" ] || { set -- $problems && exit "$(status_of "$1")"; }
 mkdir -p "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs"
+chmod 700 "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs"
 : >"$log"
 end
 if ! is_complete; then

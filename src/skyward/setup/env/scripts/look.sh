@@ -24,6 +24,7 @@ fi
 preflight
 [ -z "$problems" ] || exit 0
 mkdir -p "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs" "$cache/stage"
+chmod 700 "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs" "$cache/stage"
 # Left by a setup that was killed.
 find "$cache/stage" -mindepth 1 -maxdepth 1 -mtime +0 -exec rm -rf {} + 2>/dev/null
 for kept in "$cache"/wheels/*; do say "wheel ${kept##*/}"; done

@@ -265,6 +265,7 @@ check_limits
 preflight
 [ -z "$problems" ] || { set -- $problems && exit "$(status_of "$1")"; }
 mkdir -p "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs"
+chmod 700 "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs"
 : >"$log"
 end
 if ! is_complete; then

@@ -1,0 +1,171 @@
+"""Directories that only this user can enter: made so at every level, and refused where others have a hand in them.
+
+    /  home  me  .cache        not ours: root's or this user's, and nobody else can put another directory in their place
+                 skyward envs  ours: this user's, 0700, whatever the umask
+
+Of two directories above each other, who can write into the upper one can replace the lower one, unless the upper one
+is sticky, as /tmp is. So every level counts, and so does every link on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import lru_cache
+from pathlib import Path
+
+__all__ = ["NotPrivate", "check", "fresh", "is_private", "make"]
+
+_NAME = "skyward"
+_LINKS = 40
+
+
+class NotPrivate(PermissionError):
+    """A directory that others have a hand in; the text says which, and why."""
+
+
+def make(root: Path, *names: str) -> Path:
+    """The directory `root` and those named within it, made where they are missing; all of them for this user alone."""
+    path = _walk(root, create=True)
+    _close(path, ours=path.name == _NAME)
+    for name in names:
+        path = _walk(path / name, create=True)
+        _close(path, ours=True)
+    return path
+
+
+def check(root: Path, *names: str) -> bool:
+    """Whether these directories exist; raises NotPrivate if others could have put something into them."""
+    try:
+        path = _walk(root, create=False)
+        _close(path, ours=path.name == _NAME)
+        for name in names:
+            path = _walk(path / name, create=False)
+            _close(path, ours=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def fresh(prefix: str, *bases: str) -> str:
+    """A new directory with a name that nobody can guess, in the first of `bases` that is fit for it.
+
+    Without `bases`, where temporary files go.
+    """
+    import tempfile  # not in runners
+
+    refused: list[str] = []
+    for base in bases or (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        try:
+            _walk(Path(base), create=False)
+            made = tempfile.mkdtemp(prefix=prefix, dir=base)
+        except OSError as exc:
+            refused.append(str(exc))
+            continue
+        os.chmod(made, 0o700)  # a umask may have taken even our own rights away
+        return made
+    raise NotPrivate(
+        f"there is no place for temporary files: {'; '.join(refused)}. Set TMPDIR to a directory of your own."
+    )
+
+
+def is_private(path: str) -> bool:
+    """Whether it is a directory, and no link to one, that only this user can enter."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _walk(path: Path, create: bool) -> Path:
+    """The real path of a directory, every level of which was checked; those that are missing are made if asked for."""
+    todo = list(reversed(Path(os.path.abspath(path)).parts))
+    here, links = Path(todo.pop()), 0
+    _check_level(here, os.lstat(here))
+    while todo:
+        name = todo.pop()
+        if name == "..":
+            here = here.parent
+            continue
+        below = here / name
+        try:
+            found = os.lstat(below)
+        except FileNotFoundError:
+            if not create:
+                raise
+            found = _made(below)
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if found.st_uid not in _trusted() or links > _LINKS:
+                raise NotPrivate(f"{below} is a link that belongs to another user (uid {found.st_uid})")
+            target = Path(os.readlink(below))
+            if target.is_absolute():
+                here = Path(target.anchor)
+            todo += [part for part in reversed(target.parts) if part != target.anchor]
+            continue
+        _check_level(below, found)
+        here = below
+    return here
+
+
+def _made(path: Path) -> os.stat_result:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass  # somebody was faster; it is checked like any other
+    else:
+        os.chmod(path, 0o700)  # a umask may have taken even our own rights away
+    return os.lstat(path)
+
+
+def _check_level(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotPrivate(f"{path} is no directory")
+    if found.st_uid not in _trusted():
+        raise NotPrivate(f"{path} belongs to another user (uid {found.st_uid})")
+    if found.st_mode & stat.S_ISVTX:
+        return  # others may add to it, and not replace what is there
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _own_group(found.st_gid)):
+        raise NotPrivate(f"others can write into {path} (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+def _close(path: Path, ours: bool) -> None:
+    """Refuses a directory into which others could write until now; takes all rights of theirs away, if it is `ours`.
+
+    One that the user has named may be used for other things, and stays as open as it is.
+    """
+    found = os.lstat(path)
+    if found.st_mode & stat.S_IWOTH:  # sticky or not
+        raise NotPrivate(f"others can write into {path} (mode {stat.S_IMODE(found.st_mode):o})")
+    if ours and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        os.chmod(path, 0o700)
+
+
+def _trusted() -> tuple[int, ...]:
+    """Whose directories may lie above ours: root's, our own, and those whose owner this container cannot tell."""
+    return 0, os.geteuid(), *_unmapped()
+
+
+@lru_cache(1)
+def _unmapped() -> tuple[int, ...]:
+    try:
+        with open("/proc/self/uid_map") as map, open("/proc/sys/kernel/overflowuid") as overflow:
+            whole = map.read().split() == ["0", "0", "4294967295"]
+            return () if whole else (int(overflow.read()),)
+    except (OSError, ValueError):
+        return ()
+
+
+def _own_group(gid: int) -> bool:
+    """Whether a group is root's, or has nobody in it but this user, as is usual on Debian and its kin."""
+    if gid == 0:
+        return True
+    import grp
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == user and not set(group.gr_mem) - {user}
