@@ -837,6 +837,87 @@ def test_the_agent_is_not_forwarded(sshd: Sshd, opened: Any, ssh_config: Any, tm
         started.wait()
 
 
+def started_with(text: str) -> list[str]:
+    """Processes on this computer, and so of its sshd, in whose environment a text was when they began."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and text.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            pass
+    return found
+
+
+@needs_sshd
+@pytest.mark.parametrize("sent", ["*", "CANARY_* LANG", "CANARY_?NE"])
+def test_variables_that_the_users_settings_would_send_stay_at_home(
+    make: Any, opened: Any, ssh_config: Any, monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    """SEC-6, SEC-13: a server that takes every variable gets none, in the first session or in a later one."""
+    sshd = make("AcceptEnv *")
+    monkeypatch.setenv("CANARY_ONE", "canary-for-sendenv")
+    ssh_config(f"SendEnv {sent}\n")
+    shell = opened(sshd.target(config=True))
+    assert b"canary" not in shell.run(["env"]).out
+    assert [line for line in started_with("canary-for-sendenv") if "cat" in line] == []
+    argv = shell.command(["env"])
+    shell.close()
+    assert b"canary" not in subprocess.run(argv, capture_output=True, check=True).stdout  # over a connection of its own
+
+
+@needs_sshd
+def test_a_host_key_is_checked_on_loopback_too(sshd: Sshd, opened: Any, ssh_config: Any) -> None:
+    """SEC-5: whatever the user's settings say: a tunnel's near end is on loopback, and its far end anywhere."""
+    ssh_config("NoHostAuthenticationForLocalhost yes\nVerifyHostKeyDNS yes\n")
+    opened(sshd.target(config=True)).close()
+    (sshd.directory / "known").write_text("")
+    assert type(failure(sshd.target(config=True))) is HostKeyMismatch
+
+
+WEAK = """
+    NoHostAuthenticationForLocalhost yes
+    VerifyHostKeyDNS yes
+    StrictHostKeyChecking no
+    ForwardAgent yes
+    ForwardX11 yes
+    ForwardX11Trusted yes
+    GSSAPIDelegateCredentials yes
+    PermitLocalCommand yes
+    LocalCommand touch /tmp/pwned
+    RemoteCommand id
+    Tunnel yes
+    GatewayPorts yes
+    AddKeysToAgent yes
+    UpdateHostKeys yes
+    ControlPersist yes
+    BatchMode no
+    RequestTTY force
+    LocalForward 1234 localhost:22
+    DynamicForward 1235
+"""
+
+
+@needs_sshd
+def test_settings_that_would_weaken_ours_are_switched_off(ssh_config: Any) -> None:
+    """SEC-5, SEC-6: as ssh itself reads its settings and our options together."""
+    ssh_config(WEAK)
+    argv = ["ssh", *options(SshTarget("gpu1"), 10), "-G", "gpu1"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+    found = dict(line.partition(" ")[::2] for line in said.splitlines())
+    off = "no", "false"
+    for name in (
+        "nohostauthenticationforlocalhost", "verifyhostkeydns", "forwardagent", "forwardx11", "forwardx11trusted",
+        "gssapidelegatecredentials", "permitlocalcommand", "tunnel", "gatewayports", "addkeystoagent",
+        "updatehostkeys", "controlpersist", "requesttty",
+    ):  # fmt: skip
+        assert found.get(name, "no") in off, name
+    assert found["stricthostkeychecking"] in ("yes", "true")
+    assert found["batchmode"] == "yes"
+    assert found["clearallforwardings"] == "yes"
+    assert found.get("remotecommand", "none") == "none"
+
+
 @needs_sshd
 def test_another_process_can_run_a_command_there_while_we_live_and_after(shell: SshShell, sshd: Sshd) -> None:
     argv = shell.command(["echo", "it's", "$HOME"])

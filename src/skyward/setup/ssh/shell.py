@@ -19,7 +19,7 @@ from typing import IO
 from skyward.api.program_env import ssh_environment
 from skyward.api.shell import Finished, SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, InvalidArgument
-from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line
+from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line, would_send
 from skyward.setup.ssh.errors import cause_of, explain
 
 __all__ = ["SshShell"]
@@ -65,6 +65,7 @@ class SshShell:
         self._sockets: dict[tuple[str, int], str] = {}
         self._ports: dict[tuple[str, int], int] = {}
         self._fast = True
+        self._at_home: list[str] | None = None
 
     @property
     def name(self) -> str:
@@ -165,7 +166,9 @@ class SshShell:
         """A local command for `argv` there: over our connection while it lives, over one of its own after that."""
         control = f"{self._directory}/m" if self._directory else "none"
         told = options(self._target, _ATTEMPT, self._fast)
-        return ["ssh", *told, "-S", control, "-T", "--", self._target.host, remote_line(argv)]
+        kept = [word for name in self._kept() for word in ("-u", name)]
+        ssh = ["env", *kept, "ssh"] if kept else ["ssh"]
+        return [*ssh, *told, "-S", control, "-T", "--", self._target.host, remote_line(argv)]
 
     def ending(self) -> tuple[list[str], str | None]:
         """What another process does to let go of the machine in our place: a command to run, a directory to remove."""
@@ -195,6 +198,12 @@ class SshShell:
             if connection is not None:
                 connection.forget()
         self._connection = self._dialled = self._directory = None
+
+    def _kept(self) -> list[str]:
+        """The variables that stay at home, asked for once."""
+        if self._at_home is None:
+            self._at_home = would_send(self._target)
+        return self._at_home
 
     def _connected(self) -> Connection:
         said = self._revive(_ATTEMPT)
@@ -231,7 +240,7 @@ class SshShell:
                 lost.end()
             self._sockets.clear()
             self._directory = self._directory or private_directory()
-            self._dialled = dialled = Connection(self._target, self._directory, limit, self._fast)
+            self._dialled = dialled = Connection(self._target, self._directory, limit, self._fast, self._kept())
         try:
             said = dialled.wait_ready(limit + 1.0)
             with self._lock:
