@@ -131,6 +131,8 @@ def test_noise_and_secrets_stay_at_home(root: Path) -> None:
     assert sent(root, "mypkg") == {"mypkg/__init__.py", "mypkg/inner.py", "mypkg/id_map.py"}
     with pytest.raises(InvalidArgument, match="left out"):
         sent(root, "mypkg/.env")
+    with pytest.raises(InvalidArgument, match="left out"):
+        sent(root, "mypkg/.git")
 
 
 def test_what_looks_like_a_secret_is_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -228,8 +228,9 @@ class Image:
 
     `env` is set where user code runs, `shell_vars` only while the node is set up; their values are strings, or a
     `sky.Secret`, which is shown nowhere. Where two indexes name the same package, the first one has it. `allow_env`
-    lists variables such as PATH that `env` may set nevertheless. `bootstrap_timeout` is in seconds, from when a machine
-    lets us in; a download or an installation that goes on there is waited for six times as long.
+    lists variables such as PATH that `env` may set nevertheless, `allow_includes` files (names or patterns, as in
+    `excludes`) that are sent although they look like credentials. `bootstrap_timeout` is in seconds, from when a
+    machine lets us in; a download or an installation that goes on there is waited for six times as long.
 
     Packages are installed from wheels only, as building one runs its code; `build` names those that are built from
     source. What `pip` names by a path or in a repository is built without it.
@@ -246,10 +247,11 @@ class Image:
     bootstrap_timeout: float = 300
     allow_env: Sequence[str] = ()
     build: Sequence[str] = ()
+    allow_includes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _check_python(self.python)
-        for name in ("pip", "apt", "includes", "excludes", "allow_env", "build"):
+        for name in ("pip", "apt", "includes", "excludes", "allow_env", "build", "allow_includes"):
             object.__setattr__(self, name, check_texts(name, getattr(self, name)))
         for name in ("env", "shell_vars"):
             object.__setattr__(self, name, Variables(getattr(self, name), name))

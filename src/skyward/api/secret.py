@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from skyward.api.base_errors import InvalidArgument
 from skyward.api.masking import MASK, hidden
 
-__all__ = ["Secret", "looks_secret", "revealed", "without_secrets"]
+__all__ = ["Secret", "looks_secret", "looks_secret_file", "revealed", "without_secrets"]
 
 
 class Secret:
@@ -100,6 +100,9 @@ _ENDINGS = tuple(
     APIKEY APIKEYS ACCESSKEY SECRETKEY PRIVATEKEY AUTHKEY CONNECTIONSTRING CONNSTR
     """.split()
 )
+_FILE_WORDS = tuple("SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS".split())
+_FILE_ENDINGS = ("TOKEN", "APIKEY", "API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "PRIVATEKEY")
+_DATA = frozenset("txt json yaml yml toml ini cfg conf cnf properties xml csv dat bin enc gpg asc db sqlite".split())
 _DIRECTORIES = frozenset({"PWD", "OLDPWD"})  # the shell's own
 
 
@@ -108,6 +111,22 @@ def looks_secret(name: str) -> bool:
     """Whether a name, of a variable or a file, says that a secret is behind it; case does not matter."""
     if name in _DIRECTORIES:
         return False
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", re.sub(r"[0-9]+", " ", name))
-    said = [word.upper() for word in words]
+    said = _words(name)
     return any(word in _WORDS or word.endswith(_ENDINGS) for word in said) or "CONNECTION_STRING" in "_".join(said)
+
+
+def looks_secret_file(name: str) -> bool:
+    """Whether a file's name says that a secret is in it; programs and texts about secrets are not meant.
+
+    `tokens` and `key` are words of machine learning, too: only a file that is named after one token or key counts.
+    """
+    stem, dot, suffix = name.rpartition(".")
+    if dot and stem and suffix.lower() not in _DATA:
+        return False
+    said = _words(stem or name)
+    last = "_".join(said[-2:])
+    return any(word.endswith(_FILE_WORDS) for word in said) or last.endswith(_FILE_ENDINGS)
+
+
+def _words(name: str) -> list[str]:
+    return [word.upper() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", re.sub(r"[0-9]+", " ", name))]

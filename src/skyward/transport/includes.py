@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import posixpath
-import re
 import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import IO
 
 from skyward.api.image import Image
 from skyward.errors import BootstrapError, InvalidArgument
+from skyward.transport.credentials import SCANNED, found_in, found_in_name
 
 __all__ = ["import_paths", "pack", "unpack"]
 
@@ -30,12 +31,9 @@ _NOISE = (
     ".git", ".hg", ".svn", ".venv", "venv", "__pycache__", "*.pyc", ".cache", ".hypothesis", ".ipynb_checkpoints",
     ".mypy_cache", ".nox", ".pytest_cache", ".ruff_cache", ".tox", "node_modules", ".DS_Store",
 )
-_SECRETS = (
-    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_*", ".netrc", ".npmrc", ".pypirc", ".pgpass",
-    ".aws", ".azure", ".docker", ".gcloud", "*.config/gcloud", ".gnupg", ".kube", ".oci", ".ssh",
-)
 # fmt: on
-_LOOKS_SECRET = re.compile(r"secret|credential|passw|(?:^|[._-])tokens?(?:[._-]|$)", re.IGNORECASE)
+_MOST_SCANNED = 64 << 20  # bytes of small files that are looked into; a project of code has a few millions
+_MOST_NAMED = 20
 
 _log = logging.getLogger("skyward.includes")
 
@@ -55,24 +53,24 @@ def import_paths(image: Image, root: Path) -> tuple[str, ...]:
 def pack(image: Image, root: Path, archive: IO[bytes]) -> None:
     """Write the image's includes, less what is excluded, into `archive`, under names relative to `root`."""
     root = root.resolve()
+    rules = _Rules(image.excludes, image.allow_includes)
     seen: set[str] = set()
     size = 0
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for include in image.includes:
             name = posixpath.normpath(include)
-            _check_named(root, name, image.excludes)
-            for path, inner in _walk(root, root / name, "" if name == "." else name, image.excludes, frozenset()):
+            _check_named(root, name, rules)
+            for path, inner in _walk(root, root / name, "" if name == "." else name, rules, frozenset()):
                 if inner not in seen:
                     seen.add(inner)
-                    size += _add(tar, path, inner)
+                    size += _add(tar, path, inner, rules)
                 if size > MAX_BYTES or len(seen) > MAX_FILES:
                     raise InvalidArgument(
                         f"includes={list(image.includes)!r} hold more than {MAX_BYTES >> 20} MB or {MAX_FILES:,} files "
                         f"(reached at {inner!r}); they are for code. Leave data out with excludes=[...], and put it "
                         "where the nodes can read it."
                     )
-    if suspects := sorted(name for name in seen if _LOOKS_SECRET.search(Path(name).name) and not name.endswith(".py")):
-        _log.warning("includes send files that look like secrets (leave them out with excludes=): %s", suspects)
+    rules.warn()
 
 
 def unpack(archive: IO[bytes], dest: Path) -> None:
@@ -96,17 +94,91 @@ def unpack(archive: IO[bytes], dest: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+class _Rules:
+    """What is not sent: what the user excludes and what is noise, silently; what looks like a credential, named."""
+
+    def __init__(self, excludes: Sequence[str], allowed: Sequence[str] = ()) -> None:
+        self._patterns = [*(pattern.rstrip("/") for pattern in excludes), *_NOISE]
+        self._allowed = [pattern.rstrip("/") for pattern in allowed]
+        self._left_out: dict[str, str] = {}
+        self._sent: dict[str, str] = {}
+        self._scanned = 0
+
+    def excluded(self, name: str) -> str | None:
+        """The pattern because of which `name` is left out, silently."""
+        return _matching(name, self._patterns)
+
+    def credential(self, name: str) -> str | None:
+        """Why `name` looks like that of a credential; None also for what may be sent all the same."""
+        if name.endswith(".py") or self._allows(name):  # a module named id_map.py is no key
+            return None
+        return found_in_name(name)
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether `name` is left out, for either reason; a credential is kept in mind."""
+        if self.excluded(name):
+            return True
+        if reason := self.credential(name):
+            self._left_out[name] = reason
+        return reason is not None
+
+    def withholds(self, name: str, data: bytes) -> bool:
+        """Whether a file is left out because of its text. A module is sent, or imports would fail, and is named."""
+        if self._scanned > _MOST_SCANNED or self._allows(name):
+            return False
+        self._scanned += len(data)
+        reason = found_in(data)
+        if reason is not None:
+            (self._sent if name.endswith(".py") else self._left_out)[name] = reason
+        return reason is not None and not name.endswith(".py")
+
+    def warn(self) -> None:
+        """Says once what was left out, or sent, and what to write about it."""
+        if self._left_out:
+            _log.warning(
+                "includes leave out what looks like credentials: %s. Nodes do not get it. If they need a value, give "
+                "it to them as a secret: sky.Image(env={...: sky.Secret(...)}). To send a file all the same, name it: "
+                "sky.Image(allow_includes=[%r]). To leave it out without this warning: excludes=[...].",
+                _listed(self._left_out),
+                next(iter(self._left_out)),
+            )
+        if self._sent:
+            _log.warning(
+                "includes send modules that seem to hold credentials: %s. Take them out of the code, and give them to "
+                "the nodes as secrets: sky.Image(env={...: sky.Secret(...)}). If they are none, name the modules: "
+                "sky.Image(allow_includes=[%r]).",
+                _listed(self._sent),
+                next(iter(self._sent)),
+            )
+
+    def _allows(self, name: str) -> bool:
+        return _matching(name, self._allowed) is not None
+
+
+def _matching(name: str, patterns: Sequence[str]) -> str | None:
+    parts = name.split("/")
+    for pattern in patterns:
+        if fnmatchcase(name, pattern) or any(fnmatchcase(part, pattern) for part in parts):
+            return pattern
+    return None
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    more = len(found) - _MOST_NAMED
+    names = [f"{name!r} ({reason})" for name, reason in sorted(found.items())[:_MOST_NAMED]]
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
 def _holds_modules(directory: Path, name: str, excludes: Sequence[str]) -> bool:
     """Whether modules lie in it that it is not the package of."""
     if not directory.is_dir() or (directory / "__init__.py").exists():
         return False
-    sent = (
-        child for child in directory.iterdir() if not _excluded(f"{name}/{child.name}".removeprefix("./"), excludes)
-    )
+    rules = _Rules(excludes)
+    sent = (child for child in directory.iterdir() if not rules.excluded(f"{name}/{child.name}".removeprefix("./")))
     return any(child.suffix == ".py" or (child / "__init__.py").exists() for child in sent)
 
 
-def _check_named(root: Path, name: str, excludes: Sequence[str]) -> None:
+def _check_named(root: Path, name: str, rules: _Rules) -> None:
     if not os.path.lexists(root / name):
         parent = (root / name).parent
         around = [path.name for path in parent.iterdir()] if parent.is_dir() else []
@@ -116,29 +188,21 @@ def _check_named(root: Path, name: str, excludes: Sequence[str]) -> None:
             f"{'; near ones: ' + ', '.join(near) if near else ''}. "
             "Give paths relative to the directory in which you start the script."
         )
-    if pattern := _excluded(name, excludes):
+    if pattern := rules.excluded(name):
         raise InvalidArgument(
             f"includes holds {name!r}, but what matches {pattern!r} is left out, so nothing would be sent. "
-            "Take it out of includes or excludes; secrets go into Image(env=...)."
+            "Take it out of includes or excludes."
+        )
+    if reason := rules.credential(name):
+        raise InvalidArgument(
+            f"includes holds {name!r}, which looks like a credential ({reason}) and would be left out. Give nodes the "
+            "value as a secret, Image(env={...: sky.Secret(...)}); or, if the file must be sent, add "
+            f"allow_includes=[{name!r}]."
         )
 
 
-def _excluded(name: str, excludes: Sequence[str]) -> str | None:
-    """The pattern because of which `name` is left out."""
-    patterns = [*(pattern.rstrip("/") for pattern in excludes), *_NOISE]
-    # A module named id_map.py is no key.
-    patterns += () if name.endswith(".py") else _SECRETS
-    parts = name.split("/")
-    for pattern in patterns:
-        if fnmatchcase(name, pattern) or any(fnmatchcase(part, pattern) for part in parts):
-            return pattern
-    return None
-
-
-def _walk(
-    root: Path, path: Path, name: str, excludes: Sequence[str], above: frozenset[Path]
-) -> Iterator[tuple[Path, str]]:
-    if _excluded(name, excludes):
+def _walk(root: Path, path: Path, name: str, rules: _Rules, above: frozenset[Path]) -> Iterator[tuple[Path, str]]:
+    if rules.leaves_out(name):
         return
     real = path.resolve()
     if not real.is_relative_to(root):
@@ -147,7 +211,7 @@ def _walk(
             "Copy it into the project, or name it in excludes."
         )
     # A link may not lead to what would be left out under its own name.
-    if _excluded(real.relative_to(root).as_posix(), excludes):
+    if rules.leaves_out(real.relative_to(root).as_posix()):
         return
     mode = real.stat().st_mode if real.exists() else 0
     if stat.S_ISREG(mode):
@@ -159,11 +223,11 @@ def _walk(
         if name:
             yield real, name
         for child in sorted(os.listdir(real)):
-            yield from _walk(root, path / child, f"{name}/{child}" if name else child, excludes, above | {real})
+            yield from _walk(root, path / child, f"{name}/{child}" if name else child, rules, above | {real})
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str) -> int:
-    """Put a file or directory into the archive; gives its size."""
+def _add(tar: tarfile.TarFile, path: Path, name: str, rules: _Rules) -> int:
+    """Put a file or directory into the archive, unless it holds a credential; gives its size."""
     member = tarfile.TarInfo(name)
     if path.is_dir():
         member.type, member.mode = tarfile.DIRTYPE, 0o700
@@ -176,7 +240,15 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> int:
             raise InvalidArgument(f"{name!r} in includes changed while it was read. Try again.")
         member.size, member.mtime = found.st_size, int(found.st_mtime)
         member.mode = 0o700 if found.st_mode & stat.S_IXUSR else 0o600
-        tar.addfile(member, file)
+        if member.size > SCANNED:
+            tar.addfile(member, file)
+            return member.size
+        data = file.read(SCANNED + 1)
+        if len(data) != member.size:
+            raise InvalidArgument(f"{name!r} in includes changed while it was read. Try again.")
+        if rules.withholds(name, data):
+            return 0
+        tar.addfile(member, io.BytesIO(data))
         return member.size
 
 
