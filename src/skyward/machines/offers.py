@@ -60,6 +60,8 @@ class Shape:
     """Whether several of them can be placed close together."""
     disk_mbps: float = 0.0
     """What it can read from its disks in MB/s; 0 where that is not known."""
+    efa_cards: tuple[int, ...] = ()
+    """Network cards with an adapter for the traffic between machines that goes past the kernel."""
     markets: tuple[Market, ...] = ("on-demand", "spot")
 
 
@@ -82,6 +84,7 @@ class CloudOffer(Offer):
     cluster: bool = False
     burstable: bool = False
     disk_mbps: float = 0.0
+    efa_cards: tuple[int, ...] = ()
     reservation: str = ""
     """The id of the reserved capacity that it takes, if any."""
     block: bool = False

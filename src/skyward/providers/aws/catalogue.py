@@ -59,6 +59,7 @@ def shape(described: dict[str, Any]) -> Shape:
         burstable=bool(described.get("BurstablePerformanceSupported")),
         cluster="cluster" in (described.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
         disk_mbps=float(described.get("EbsInfo", {}).get("EbsOptimizedInfo", {}).get("MaximumThroughputInMBps") or 0.0),
+        efa_cards=_efa_cards(described.get("NetworkInfo") or {}),
         markets=tuple(markets),
     )
 
@@ -96,6 +97,16 @@ def _sizes(vcpus: float | None, memory_gb: float | None) -> tuple[str, ...]:
     most = max(4 * least, (memory_gb or 0) / 2, 4)
     fitting = [size for size in _SIZES if least <= size <= most]
     return tuple(str(size) for size in fitting or [size for size in _SIZES if size >= least][:1] or _SIZES[-1:])
+
+
+def _efa_cards(network: dict[str, Any]) -> tuple[int, ...]:
+    if not network.get("EfaSupported"):
+        return ()
+    cards: list[dict[str, Any]] = network.get("NetworkCards") or []
+    info: dict[str, int] = network.get("EfaInfo") or {}
+    most = info.get("MaximumEfaInterfaces") or 1
+    able = [int(card["NetworkCardIndex"]) for card in cards if "efa" in " ".join(card.get("InterfaceTypes") or ["efa"])]
+    return tuple(sorted(able)[:most])
 
 
 def _accelerator(described: dict[str, Any]) -> tuple[str, int, float, bool]:

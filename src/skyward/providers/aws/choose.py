@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from skyward.accelerators import Accelerator
@@ -27,6 +27,7 @@ from skyward.machines.price import Price
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.catalogue import offerings, shapes
 from skyward.providers.aws.disk import Disk, root_disk
+from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.images import MachineImage, image_parameter, without_image
 from skyward.providers.aws.network import Subnet
 from skyward.providers.aws.prices import PUBLIC_ADDRESS, Prices, ask
@@ -55,6 +56,7 @@ class Choice:
     """Of the root disk, in MiB/s."""
     private: bool = False
     """Whether machines have no public address."""
+    efa: EfaChoice = field(default_factory=EfaChoice)
     reservation: Reservation | None = None
     """Reserved capacity; there and nowhere else machines are launched then."""
 
@@ -83,6 +85,8 @@ def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequenc
     out: list[RuledOut] = []
     for shape in known:
         reason = choice.unfit(shape, spec) or _without_image(shape, spec, choice)
+        if reason is None and choice.efa.asked and not shape.efa_cards:
+            reason = "it has no EFA, efa=True asked"
         if reason is None:
             fitting.append(shape)
         elif choice.kinds or _near(shape, spec):
@@ -175,6 +179,7 @@ def _offers(
                 cluster=shape.cluster and reserved is None,  # a reservation has its place
                 burstable=shape.burstable,
                 disk_mbps=shape.disk_mbps,
+                efa_cards=shape.efa_cards,
                 reservation="" if reserved is None else reserved.id,
                 block=reserved is not None and reserved.block,
             )
@@ -204,6 +209,7 @@ def _explained(offers: Sequence[CloudOffer], choice: Choice) -> list[str]:
     said.append(
         "traffic is not counted: in us-east-1 it is $0.09 a GB that leaves AWS, $0.01 a GB each way between zones"
     )
+    said.append(choice.efa.sentence(first) or "")
     if choice.reservation is not None and choice.reservation.block:
         said.append(f"{choice.reservation.name} is paid in advance: its machines are not counted again")
     elif choice.reservation is not None:

@@ -13,6 +13,7 @@ from skyward.machines.ledger import Ledger
 from skyward.machines.offers import CloudOffer
 from skyward.providers.aws.api import Api, Report
 from skyward.providers.aws.disk import root_disk
+from skyward.providers.aws.efa import interfaces
 from skyward.providers.aws.errors import QuotaExceeded, quota_of
 from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.machines import CloudMachine, described, end
@@ -50,6 +51,8 @@ class Order:
     throughput: int | None = None
     """Of the root disk, in MiB/s."""
     private: bool = False
+    efa: Callable[[CloudOffer], bool] = lambda offer: False
+    """Whether machines of an offer use EFA, if they are all in one zone."""
     profile: str | None = None
     close: bool = False
     """Whether machines that can be are placed close together."""
@@ -148,7 +151,14 @@ def undo(order: Order, ids: Sequence[str]) -> None:
 
 
 def request(
-    order: Order, offer: CloudOffer, image: MachineImage, least: int, most: int, token: str, close: str | None = None
+    order: Order,
+    offer: CloudOffer,
+    image: MachineImage,
+    least: int,
+    most: int,
+    token: str,
+    close: str | None = None,
+    efa: bool = False,
 ) -> dict[str, Any]:
     """The parameters of RunInstances."""
     tags = {**order.terms.tags, **price_tags(offer.parts)}
@@ -163,14 +173,7 @@ def request(
         "KeyName": order.key_name,
         "UserData": order.user_data,
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "NetworkInterfaces": [
-            {
-                "DeviceIndex": 0,
-                "SubnetId": order.subnets[offer.zone],
-                "Groups": [order.group],
-                "AssociatePublicIpAddress": not order.private,
-            }
-        ],
+        "NetworkInterfaces": interfaces(offer, order.subnets[offer.zone], order.group, order.private, efa),
         "BlockDeviceMappings": [
             {
                 "DeviceName": image.root_device,
@@ -242,9 +245,10 @@ def _ask(order: Order, offer: CloudOffer, least: int, most: int, spread: bool) -
         "market": offer.market,
         "price": offer.hourly_cost,
     }
-    details["parts"] = offer.parts.record()
+    efa = order.efa(offer) and not spread
+    details |= {"parts": offer.parts.record(), **({"efa": True} if efa else {})}
     call = order.ledger.intent("instance", region=offer.region, token=token, count=most, **details)
-    params = request(order, offer, image, least, most, token, close)
+    params = request(order, offer, image, least, most, token, close, efa)
     order.report(f"asking for {most} x {offer}")
     try:
         answer = _run(order.api, params)

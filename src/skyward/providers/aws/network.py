@@ -100,7 +100,7 @@ def _one_address(text: str) -> str:
     return f"{address}/{address.max_prefixlen}"
 
 
-def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str) -> str:
+def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str, efa: bool = False) -> str:
     """The pool's security group: SSH from the caller only, everything among its own machines."""
     known = ledger.history.left("security-group")
     if known:
@@ -124,6 +124,8 @@ def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str
         group = _made_before(api, terms, vpc, exc)
     ledger.answer(call, "security-group", group, region=api.account.region)
     _let_in(api, group, ssh_from)
+    if efa:
+        _let_out(api, group)
     return group
 
 
@@ -151,6 +153,16 @@ def _let_in(api: Api, group: str, ssh_from: str) -> None:
             if exc.kind != "missing" or time.monotonic() - began > FRESH:
                 raise
         time.sleep(api.account.pace.poll)
+
+
+def _let_out(api: Api, group: str) -> None:
+    """Allows traffic to the group itself by name: for EFA the rule that allows all addresses does not count."""
+    among = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    try:
+        api.call("ec2", "authorize_security_group_egress", GroupId=group, IpPermissions=[among])
+    except CloudRefused as exc:
+        if exc.kind != "duplicate":
+            raise
 
 
 def _leads_out(api: Api, subnet: str, vpc: str) -> bool:

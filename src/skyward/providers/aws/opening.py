@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from skyward.api.spec import Spec
-from skyward.errors import NotGivenBack
+from skyward.errors import NoCapacity, NotGivenBack
 from skyward.machines.ledger import Ledger
 from skyward.machines.offers import CloudOffer, wish
 from skyward.providers.aws.api import Api
+from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.giveback import give_back
 from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.keys import ensure_key, forget, make_keys, trust
@@ -42,6 +43,7 @@ class Settings:
     throughput: int | None
     profile: str | None
     close: bool | None
+    efa: EfaChoice
     lease: float
     tags: tuple[tuple[str, str], ...]
 
@@ -59,9 +61,11 @@ def open_pool(
     """Machines for a new pool, or, if `joining`, more of them for one that this process holds."""
     settings.image(tries[0][0])  # an image that is not there is found before anything is created
     held = Ledger.held(pool) if joining else None
+    if held is not None:
+        settings, tries = _alike(held, settings, tries)
     ledger = held or _started(api, pool, spec, settings)
     try:
-        order = _order(api, ledger, spec, count, settings)
+        order = _order(api, ledger, spec, count, settings, tries)
         made = launch(order, tries, count, partial(ready, order))
         ledger.note(volumes=[id for machine in made for id in machine.volumes])  # by which they are known to be ours
         trust_machines(made)
@@ -110,12 +114,14 @@ def _order(
     spec: Spec,
     count: int,
     settings: Settings,
+    tries: Sequence[Sequence[CloudOffer]],
 ) -> Order:
     metadata = ledger.history.metadata
     terms = Terms(ledger.pool, metadata["owner"], metadata["expires"], _version(), settings.tags)
     keys = make_keys(ledger.directory)
     vpc = settings.subnets[0].vpc
-    group = settings.group or ensure_group(api, ledger, terms, vpc, metadata["ssh_from"])
+    efa = any(settings.efa.why_not(offers[0]) is None for offers in tries if len(offers) == 1)
+    group = settings.group or ensure_group(api, ledger, terms, vpc, metadata["ssh_from"], efa)
     close = settings.close if settings.close is not None else spec.accelerator is not None
     return Order(
         api=api,
@@ -132,10 +138,25 @@ def _order(
         root_gb=settings.root_gb,
         throughput=settings.throughput,
         private=settings.private,
+        efa=lambda offer: settings.efa.why_not(offer) is None,
         profile=settings.profile,
         close=close and count > 1,
         report=api.report,
     )
+
+
+def _alike(
+    ledger: Ledger, settings: Settings, tries: Sequence[Sequence[CloudOffer]]
+) -> tuple[Settings, Sequence[Sequence[CloudOffer]]]:
+    """Machines that join a pool use EFA if its others do, and are in their zone then: it does not lead out of it."""
+    made = [record.data for record in ledger.history.made("instance").values()]
+    if not made or not made[-1].get("efa"):  # earlier ones may have been of a try that came to nothing
+        return replace(settings, efa=replace(settings.efa, asked=False)), tries
+    zone = made[-1].get("zone")
+    near = [offers for offers in tries if len(offers) == 1 and offers[0].zone == zone]
+    if not near:
+        raise NoCapacity(ledger.pool, [f"machines of this pool use EFA, and none is offered in {zone}"])
+    return settings, near
 
 
 def _undone(api: Api, pool: str, ledger: Ledger, why: BaseException) -> None:

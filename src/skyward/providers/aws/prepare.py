@@ -58,7 +58,8 @@ echo "$ours"
 
 # NCCL looks for its plugin where the linker does; EFA's installer leaves that to the user.
 _EFA = """\
-if [ -d /opt/amazon/ofi-nccl/lib ] && [ -d /sys/class/infiniband ] && ! ldconfig -p | grep -q libnccl-net.so; then
+if [ -d /opt/amazon/ofi-nccl/lib ] && [ -n "$(ls -A /sys/class/infiniband 2>/dev/null)" ] &&
+  ! ldconfig -p | grep -q libnccl-net.so; then
   find /opt/amazon/ofi-nccl/lib /opt/amazon/efa/lib* -name '*.so' -printf '%h\\n' 2>/dev/null | sort -u |
     root tee /etc/ld.so.conf.d/skyward-efa.conf >/dev/null && root ldconfig
 fi

@@ -31,6 +31,7 @@ from skyward.providers.aws.checks import (
     usual_region,
 )
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
+from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.giveback import give_back
 from skyward.providers.aws.images import MachineImage, image_finder
 from skyward.providers.aws.launch import Order, wait_ready
@@ -77,6 +78,8 @@ class AWS(Provider):
     """Whether they are left out even if `instance_types` has them."""
     capacity_reservation: str | None = None
     """The id of a capacity reservation or capacity block of the account: machines are launched into it only."""
+    efa: bool | None = None
+    """Whether machines use EFA; if None, several with NVIDIA GPUs do where type, image and group have it."""
     placement_group: bool | None = None
     """Whether machines are placed close together; if None, those with accelerators are."""
     lease: float = 900
@@ -100,8 +103,9 @@ class AWS(Provider):
                 check_text(name, getattr(self, name))
         for name in ("use_private_ip", "burstable", "exclude_burstable"):
             check_flag(name, getattr(self, name))
-        if self.placement_group is not None:
-            check_flag("placement_group", self.placement_group)
+        for name in ("placement_group", "efa"):
+            if getattr(self, name) is not None:
+                check_flag(name, getattr(self, name))
         if self.root_disk_gb is not None:
             check_number("root_disk_gb", self.root_disk_gb)
         check_throughput(self.root_disk_throughput)
@@ -230,7 +234,7 @@ class AWS(Provider):
             # from when they were launched: what was tried before has cost them nothing
             return wait_ready(order, ids, time.monotonic() + timeout, here.username)
 
-        made = open_pool(api, pool, spec, here._settings(api, owner, image), tries, count, ready, joining)
+        made = open_pool(api, pool, spec, here._settings(api, owner, image, spec), tries, count, ready, joining)
         accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
         return Holding(pool, tuple(made), sum(machine.price.total for machine in made), accelerator)
 
@@ -265,13 +269,18 @@ class AWS(Provider):
             root_gb=self.root_disk_gb,
             throughput=self.root_disk_throughput,
             private=self.use_private_ip,
+            efa=self._efa(spec),
             reservation=find_reservation(api, self.capacity_reservation) if self.capacity_reservation else None,
         )
         places = subnets(api, self.subnet_id, not self.use_private_ip)
         check_zones(zones, [place.zone for place in places], self.region)
         return make_plan(api, spec, count, choice, places)
 
-    def _settings(self, api: Api, owner: str, image: Callable[[CloudOffer], MachineImage]) -> Settings:
+    def _efa(self, spec: Spec) -> EfaChoice:
+        own_image, own_group = self.ami is not None, self.security_group_id is not None
+        return EfaChoice(self.efa, _count(spec, None), own_image, own_group, self.use_private_ip)
+
+    def _settings(self, api: Api, owner: str, image: Callable[[CloudOffer], MachineImage], spec: Spec) -> Settings:
         return Settings(
             owner=self.owner or owner,
             subnets=subnets(api, self.subnet_id, not self.use_private_ip),
@@ -284,6 +293,7 @@ class AWS(Provider):
             throughput=self.root_disk_throughput,
             profile=self.instance_profile,
             close=self.placement_group,
+            efa=self._efa(spec),
             lease=self.lease,
             tags=tuple(dict(self.tags).items()),
         )
