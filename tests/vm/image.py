@@ -56,9 +56,18 @@ _SIZE = "6G"
 Files = Mapping[str, tuple[int, str]]
 """Path -> mode and content. A mode of 0 makes a link that leads to the content."""
 
-PLAIN: Files = {}
-_AT_ONCE = "[Timer]\nOnCalendar=\nOnBootSec=1\nRandomizedDelaySec=0\nAccuracySec=1s\n"
+# What only takes time at boot, minutes where the processor is emulated: profiles of AppArmor that are compiled,
+# caches that are made again since nothing says that they are new, a console at which nobody sits.
+PLAIN: Files = {
+    "etc/systemd/system/apparmor.service": (0, "/dev/null"),
+    "etc/systemd/system/ldconfig.service": (0, "/dev/null"),
+    "etc/systemd/system/systemd-journal-catalog-update.service": (0, "/dev/null"),
+    "etc/systemd/system/systemd-hwdb-update.service": (0, "/dev/null"),
+    "etc/systemd/system/serial-getty@ttyS0.service": (0, "/dev/null"),
+}
+_AT_ONCE = "[Timer]\nOnCalendar=\nOnActiveSec=1\nPersistent=false\nRandomizedDelaySec=0\nAccuracySec=1s\n"
 BUSY: Files = {
+    **PLAIN,
     "etc/apt/sources.list": (0o644, "deb [trusted=yes] file:/opt/archive ./\n"),
     "etc/apt/apt.conf.d/52tests": (
         0o644,
@@ -91,6 +100,7 @@ while time.monotonic() < end:
     caller.close()
 """
 RESETTING: Files = {
+    **PLAIN,
     "opt/reset.py": (0o644, _RESET),
     "etc/systemd/system/resets.service": (
         0o644,

@@ -17,8 +17,8 @@ from skyward.testing import Cloud
 
 __all__ = ["LEASE", "Opened", "login_key", "who"]
 
-LEASE = float(os.environ.get("SKYWARD_VM_LEASE", "600"))
-"""A machine must be let live from its boot until we are in, which is minutes where a processor is emulated."""
+LEASE = float(os.environ.get("SKYWARD_VM_LEASE", "300"))
+"""From cloud-init's first commands until we are in, minutes may pass where a processor is emulated."""
 _PATIENCE = 1800.0
 
 

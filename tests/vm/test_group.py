@@ -1,4 +1,4 @@
-"""Two machines with Ubuntu 24.04, whose port 22 resets all connections at first, and that work together then."""
+"""Two machines with Ubuntu 22.04, whose port 22 resets all connections at first, and that work together then."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def ring() -> str:
 def test_machines_that_reset_early_connections_are_tried_again_and_work_together(
     cloud: Cloud, machines: Machines, figure: Figure
 ) -> None:
-    machines.files, machines.timed = RESETTING, False
+    machines.release, machines.files, machines.timed = "22.04", RESETTING, False
     with Opened(cloud, nodes=2) as opened:
-        figure("two of Ubuntu 24.04, connections reset at first: until the pool is open", opened.took)
+        figure("two of Ubuntu 22.04, connections reset at first: until the pool is open", opened.took)
         assert any(machine.console.count("reset") > 1 for machine in machines.of.values()), "somebody was reset"
         met = meet(20) @ opened.pool
         assert [(node, count) for node, count, _ in met] == [(0, 40), (1, 40)]
-        figure("two of Ubuntu 24.04: one barrier and counter between them", max(took for _, _, took in met))
+        figure("two of Ubuntu 22.04: one barrier and counter between them", max(took for _, _, took in met))
         assert ring() @ opened.pool == ["answered", "hello from node 0"]
         first, second = machines.of.values()
         lines = second.run("ss -Htn state established", login_key()) + first.run(
@@ -86,8 +86,8 @@ def summed() -> list[float]:
 @pytest.mark.skipif(not TORCH, reason="installing torch takes long where a processor is emulated; SKYWARD_VM_TORCH=1")
 def test_two_machines_form_a_group_of_torch(cloud: Cloud, machines: Machines, figure: Figure) -> None:
     """Packages are fetched here and sent: the machines reach no index."""
-    machines.files, machines.timed = PLAIN, True
+    machines.release, machines.files, machines.timed = "22.04", PLAIN, True
     image = {"pip": ["torch==2.13.0", "numpy"]}
     with Opened(cloud, nodes=2, image=image, plugins=[torch_plugin(backend="gloo")]) as opened:
-        figure("two of Ubuntu 24.04 with torch: until the pool is open", opened.took)
+        figure("two of Ubuntu 22.04 with torch: until the pool is open", opened.took)
         assert summed() @ opened.pool == [[3.0] * 4] * 2

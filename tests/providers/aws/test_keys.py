@@ -19,7 +19,7 @@ class Stuck:
 
 
 def test_a_machine_that_is_too_slow_to_replace_its_host_key_is_told_in_words(tmp_path: Path) -> None:
-    """SEC-1: what is trusted stays what was trusted, and the user knows."""
+    """SEC-5: what is trusted stays what was trusted, and the user knows."""
     keys = make_keys(tmp_path)
     trust(keys, ["10.0.0.1"])
     before = keys.known_hosts.read_text()
