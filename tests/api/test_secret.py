@@ -46,6 +46,7 @@ class Holder:
 
 
 def test_a_secret_is_shown_by_nothing_but_reveal(caplog: pytest.LogCaptureFixture) -> None:
+    """SEC-9."""
     text = canary()
     secret = sky.Secret(text)
     assert secret.reveal() == text
@@ -65,6 +66,7 @@ def test_a_secret_is_shown_by_nothing_but_reveal(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_secret_is_no_string_and_json_refuses_it() -> None:
+    """SEC-9."""
     secret: Any = sky.Secret(canary())
     with pytest.raises(TypeError, match=r"reveal\(\)"):
         _ = "Bearer " + secret
@@ -110,6 +112,7 @@ def test_what_holds_no_secret_is_refused_without_showing_it(wrong: Any) -> None:
 
 
 def test_images_and_indexes_take_secrets_and_show_none() -> None:
+    """SEC-9, SEC-28."""
     text, other = canary(), "p@ss:w/ord " + canary()
     image = sky.Image(
         pip_indexes=[sky.PipIndex("https://example.org/simple", ["x"], username="me", password=sky.Secret(other))],
@@ -184,6 +187,7 @@ def test_names_that_only_contain_such_words_are_not(name: str) -> None:
 
 
 def test_values_are_hidden_in_text_however_they_are_written() -> None:
+    """SEC-9."""
     text = f'it\'s "{canary()}" \\ /ü'
     secret = sky.Secret(text)
     for form in (text, repr(text), json.dumps(text), json.dumps(text, ensure_ascii=False)):
@@ -194,6 +198,7 @@ def test_values_are_hidden_in_text_however_they_are_written() -> None:
 
 
 def test_each_line_of_a_key_is_hidden() -> None:
+    """SEC-9."""
     lines = [canary() for _ in range(3)]
     key = sky.Secret("\n".join(["-----BEGIN KEY-----", *lines, ""]))
     assert hide(f"> {lines[1]} <") == "> *** <"

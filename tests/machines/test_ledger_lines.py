@@ -48,6 +48,7 @@ def test_what_we_write_is_what_we_read() -> None:
     ],
 )  # fmt: skip
 def test_a_line_with_anything_else_in_it_is_damaged(changed: dict[str, Any]) -> None:
+    """SEC-21."""
     assert parsed(told(**changed)) is None
 
 
@@ -59,7 +60,7 @@ def test_a_line_with_anything_else_in_it_is_damaged(changed: dict[str, Any]) -> 
     ],
 )  # fmt: skip
 def test_what_is_no_record_at_all_is_damaged(text: bytes) -> None:
-    """The attack that worked: RecursionError and TypeError came out of `sky ps`."""
+    """SEC-21: the attack that worked: RecursionError and TypeError came out of `sky ps`."""
     assert parsed(signed(text)) is None
     assert parsed(text) is None
 
@@ -85,6 +86,7 @@ def test_a_line_that_is_too_long_is_damaged_without_being_read() -> None:
     where=st.sampled_from([*GOOD, "provider", "region", "expires", "pid", "host", "owner", "pace", "volumes"]),
 )
 def test_no_value_anywhere_makes_reading_fail(tmp_path_factory: pytest.TempPathFactory, value: Any, where: str) -> None:
+    """SEC-21."""
     changed = {where: value} if where in GOOD else {"data": {where: value}}
     found = parsed(told(**changed))
     if found is not None:

@@ -72,6 +72,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_credentials_are_known_in_any_case(name: str) -> None:
+    """SEC-20."""
     assert found_in_name(f"project/{name}")
 
 
@@ -82,6 +83,7 @@ def test_other_names_are_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_texts_of_credentials_are_known(kind: str) -> None:
+    """SEC-20."""
     for text in (TEXTS[kind], f"x = '{TEXTS[kind]}'\n", f"before\n{TEXTS[kind]}\nafter"):
         assert found_in(text.encode())
 
@@ -113,7 +115,7 @@ def sent(root: Path, **settings: list[str]) -> set[str]:
 
 
 def test_they_are_left_out_and_the_warning_says_what_to_write(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The attack that worked: .envrc, prod.env, ID_RSA and others travelled, without a word."""
+    """SEC-20: the attack that worked: .envrc, prod.env, ID_RSA and others travelled, without a word."""
     for name in NAMES:
         (root / "app" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "app" / name).write_text("x")
@@ -132,6 +134,7 @@ def test_they_are_left_out_and_the_warning_says_what_to_write(root: Path, caplog
 
 
 def test_one_that_is_named_is_sent(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SEC-20."""
     for name in ("prod.env", "other.env", "id_map.json"):
         (root / "app" / name).write_text("x")
     (root / "app" / "notes.txt").write_text(TEXTS["github"])
@@ -153,7 +156,7 @@ def test_naming_one_in_includes_is_not_enough(root: Path) -> None:
 
 
 def test_a_module_is_sent_and_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Imports would fail without it."""
+    """SEC-20: imports would fail without it."""
     (root / "app" / "main.py").write_text(f'TOKEN = "{TEXTS["github"]}"\n')
     assert sent(root) == {"app/main.py"}
     assert "app/main.py" in caplog.text

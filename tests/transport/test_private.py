@@ -43,6 +43,7 @@ def modes(top: Path) -> dict[str, str]:
 
 
 def test_every_level_that_is_made_is_for_this_user_alone(place: Path, umask: int) -> None:
+    """SEC-21."""
     made = private.make(place / "a" / "b", "c", "d")
     assert made == place / "a" / "b" / "c" / "d"
     assert modes(place) == {"a": "700", "a/b": "700", "a/b/c": "700", "a/b/c/d": "700"}
@@ -64,6 +65,7 @@ def test_state_and_cache_are_private_at_every_level(place: Path, umask: int, mon
 
 
 def test_temporary_directories_are_private_and_not_to_be_guessed(umask: int) -> None:
+    """SEC-21."""
     for make in (private_directory, blobs.make_directory, lambda: private.fresh("skyward-test-")):
         first, second = make(), make()
         try:
@@ -89,6 +91,7 @@ def test_what_older_versions_left_open_is_closed(place: Path) -> None:
 
 @pytest.mark.parametrize("level", ["", "a", "a/b"])
 def test_a_level_that_others_can_write_to_is_refused(place: Path, level: str) -> None:
+    """SEC-21."""
     (place / "a" / "b").mkdir(parents=True)
     (place / level).chmod(0o777)
     with pytest.raises(private.NotPrivate, match="others can write into"):
@@ -183,6 +186,7 @@ def test_a_forged_ledger_in_an_open_directory_is_not_read(place: Path, monkeypat
 
 
 def test_no_link_or_pipe_in_the_place_of_a_ledger_is_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-21."""
     monkeypatch.setenv("SKYWARD_STATE", str(place / "state"))
     Ledger.start("real", {"provider": "AWS"}).let_go()
     pools = place / "state" / "pools"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyward.api.context import PoolContext
+from skyward.api.image import mask
 from skyward.api.provider import Machine
 from skyward.api.secret import revealed, without_secrets
 from skyward.api.shell import Shell
@@ -259,7 +260,7 @@ class HostSetup:
             text = "\n".join([*exports, *lines, ""])
             done = shell.run(["sh", "-e", "-s"], text.encode(), max(1.0, deadline - time.monotonic()))
             if done.code != 0:
-                last = "\n".join((done.err or done.out.decode("utf-8", "replace")).strip().splitlines()[-20:])
+                last = "\n".join(mask(done.err or done.out.decode("utf-8", "replace")).strip().splitlines()[-20:])
                 raise PluginError(plugin, "bootstrap", f"a command ended with status {done.code}:\n{last}", node)
 
     def _pack_includes(self) -> None:

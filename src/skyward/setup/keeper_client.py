@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from skyward.api.masking import hide
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToKeeper, KeeperToClient
@@ -195,7 +196,7 @@ class KeeperClient:
 
     def _stderr(self) -> str:
         self._errors.seek(0)
-        return self._errors.read().decode("utf-8", "replace")[-4000:]
+        return hide(self._errors.read().decode("utf-8", "replace"))[-4000:]
 
 
 def _parsed(line: bytes) -> Message:

@@ -55,7 +55,7 @@ def forged(trap: Trap) -> None:
 
 
 def test_a_forged_ledger_gets_no_signed_request(cloud: Cloud, trap: Trap, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attack that worked: `sky ps` sent the session token to an address that only the ledger named."""
+    """SEC-21, SEC-32: `sky ps` sent the session token to an address that only the ledger named; that attack worked."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "canary-session-token")
     forged(trap)
     (found,) = pools([cloud.aws()])
@@ -91,5 +91,6 @@ def test_an_endpoint_that_the_user_names_is_used(cloud: Cloud, trap: Trap, monke
     ],
 )  # fmt: skip
 def test_what_only_looks_like_aws_is_refused(url: str) -> None:
+    """SEC-21."""
     with pytest.raises(InvalidArgument, match="endpoint"):
         check_endpoint(url, None, dict(os.environ) | {"AWS_ENDPOINT_URL": "http://other"})
