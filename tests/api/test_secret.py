@@ -309,3 +309,12 @@ def test_nothing_is_searched_where_there_is_no_secret() -> None:
     data = b"y" * 1000
     assert hide_bytes(data) is data
     assert not masking.any_hidden()
+
+
+def test_secrets_that_threads_make_at_once_are_all_hidden() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    texts = [canary() for _ in range(200)]
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(sky.Secret, texts))
+    assert [hide(secret.reveal()) for secret in made] == ["***"] * len(texts)

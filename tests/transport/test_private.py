@@ -226,3 +226,18 @@ def test_a_full_disk_of_memory_leads_to_a_name_that_nobody_can_guess(
     assert private.is_private(os.path.dirname(path))
     blobs.remove_directory(str(memory))
     assert [entry.name for entry in disk.iterdir()] == [memory.name]
+
+
+def test_a_place_for_temporary_files_that_others_can_change_is_passed_over(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SEC-21: as /dev/shm is in some containers: open to all, and not sticky."""
+    (place / "open").mkdir()
+    (place / "open").chmod(0o777)
+    (place / "fit").mkdir()
+    made = private.fresh("skyward-", str(place / "open"), str(place / "fit"))
+    assert Path(made).parent == place / "fit"
+    assert "others can write into" in caplog.text
+    with pytest.raises(private.NotPrivate, match="Set TMPDIR"):
+        private.fresh("skyward-", str(place / "open"), str(place / "nowhere"))
+    assert list((place / "open").iterdir()) == []

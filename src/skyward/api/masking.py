@@ -5,6 +5,8 @@ Every `Secret` that is alive is known here, and the last 256 that were made. Not
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections import deque
 
@@ -31,19 +33,21 @@ _values: weakref.WeakValueDictionary[str, Hidden] = weakref.WeakValueDictionary(
 # A secret may be dropped here while a body that was given it still runs, and prints it.
 _recent: deque[Hidden] = deque(maxlen=_RECENT)
 _forms_now: tuple[str, ...] = ()
+_lock = threading.Lock()
 
 
 def hidden(value: str) -> Hidden:
     """Has a value hidden from now on, at least as long as what is returned is kept."""
     global _forms_now
-    known = _values.get(value)
-    if known is None:
-        known = _values[value] = Hidden(value)
-        _recent.append(known)
-        alive = [found for ref in _values.valuerefs() if (found := ref()) is not None]
-        # The longest first: one value may hold another.
-        _forms_now = tuple(sorted({form for each in alive for form in each.forms}, key=len, reverse=True))
-    return known
+    with _lock:
+        known = _values.get(value)
+        if known is None:
+            known = _values[value] = Hidden(value)
+            _recent.append(known)
+            alive = [found for ref in _values.valuerefs() if (found := ref()) is not None]
+            # The longest first: one value may hold another.
+            _forms_now = tuple(sorted({form for each in alive for form in each.forms}, key=len, reverse=True))
+        return known
 
 
 def any_hidden() -> bool:
@@ -97,3 +101,11 @@ def _forms(value: str) -> tuple[str, ...]:
         forms |= {repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
         forms |= {quote(text, safe="", errors="replace"), quote(text, errors="replace")}
     return tuple(form for form in forms if len(form) >= _SHORTEST)
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is not here may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -27,6 +27,7 @@ from skyward.setup.env.local import prepare
 from skyward.setup.host_watch import MachineWatch, during_setup, prepared
 from skyward.setup.keeper_client import KeeperClient
 from skyward.setup.local_shell import LocalShell, inherited
+from skyward.transport import private
 from skyward.transport.blobs import Store
 from skyward.transport.includes import import_paths, pack
 
@@ -266,11 +267,11 @@ class HostSetup:
     def _pack_includes(self) -> None:
         """Packs the user's files, once for all machines, before anything is started."""
         if self._context.image.includes:
-            file = tempfile.NamedTemporaryFile(prefix="skyward-includes-")  # noqa: SIM115 - removed with the pool
-            archive = self._steps.enter_context(file)
-            pack(self._context.image, Path.cwd(), archive)
-            archive.flush()
-            self._archive = Path(archive.name)
+            directory = private.fresh("skyward-includes-")
+            self._steps.callback(shutil.rmtree, directory, ignore_errors=True)
+            self._archive = Path(directory, "includes.tar")
+            with open(self._archive, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as archive:
+                pack(self._context.image, Path.cwd(), archive)
 
     def _send_includes(self, shell: Shell, directory: str) -> None:
         if self._archive is not None:

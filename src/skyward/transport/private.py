@@ -14,13 +14,15 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 
+from skyward.api.base_errors import SkywardError
+
 __all__ = ["NotPrivate", "check", "fresh", "is_private", "make"]
 
 _NAME = "skyward"
 _LINKS = 40
 
 
-class NotPrivate(PermissionError):
+class NotPrivate(SkywardError, PermissionError):
     """A directory that others have a hand in; the text says which, and why."""
 
 
@@ -52,7 +54,8 @@ def fresh(prefix: str, *bases: str) -> str:
 
     Without `bases`, where temporary files go.
     """
-    import tempfile  # not in runners
+    import logging  # neither in runners
+    import tempfile
 
     refused: list[str] = []
     for base in bases or (tempfile.gettempdir(), "/tmp", "/var/tmp"):
@@ -63,6 +66,8 @@ def fresh(prefix: str, *bases: str) -> str:
             refused.append(str(exc))
             continue
         os.chmod(made, 0o700)  # a umask may have taken even our own rights away
+        if refused:
+            logging.getLogger("skyward.private").warning("%s; %s is used instead.", "; ".join(refused), base)
         return made
     raise NotPrivate(
         f"there is no place for temporary files: {'; '.join(refused)}. Set TMPDIR to a directory of your own."
