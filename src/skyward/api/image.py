@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,6 +111,18 @@ def _check_python(python: object) -> None:
     raise InvalidArgument(
         f'python={python!r} cannot be used; it is "auto" (the version in use here) or major.minor as a string, '
         f'"{_OLDEST[0]}.{_OLDEST[1]}" or newer. Leave it out, or write python="3.12".'
+    )
+
+
+def _checked_lock(lock: object) -> str | None:
+    if lock is None:
+        return None
+    text = os.fspath(lock) if isinstance(lock, (str, os.PathLike)) else lock  # pyright: ignore[reportUnknownVariableType] - callers may be untyped
+    if isinstance(text, str) and re.fullmatch(r"(?:.*/)?(?:uv\.lock|pylock(?:\.[^./]+)?\.toml|[^/]+\.txt)", text):
+        return text
+    raise InvalidArgument(
+        f"lock={lock!r} is no path of a lock, which is called pylock.toml or pylock.NAME.toml, uv.lock, or, with "
+        'hashes, requirements.txt or another name that ends in .txt. Write lock="pylock.toml".'
     )
 
 
@@ -234,6 +247,10 @@ class Image:
 
     Packages are installed from wheels only, as building one runs its code; `build` names those that are built from
     source. What `pip` names by a path or in a repository is built without it.
+
+    `lock` is the path of a pylock.toml, a uv.lock, or a requirements.txt with hashes. Then exactly what it lists is
+    installed, and a file with another hash is refused; `pip` and plugins can only ask for what it has. Skyward's own
+    needs are added where it lacks them.
     """
 
     python: str = "auto"
@@ -248,6 +265,7 @@ class Image:
     allow_env: Sequence[str] = ()
     build: Sequence[str] = ()
     allow_includes: Sequence[str] = ()
+    lock: str | None = None
 
     def __post_init__(self) -> None:
         _check_python(self.python)
@@ -260,6 +278,7 @@ class Image:
         for entry in self.includes:
             _check_include(entry)
         object.__setattr__(self, "build", check_names("build", self.build))
+        object.__setattr__(self, "lock", _checked_lock(self.lock))
         check_number("bootstrap_timeout", self.bootstrap_timeout, whole=False)
         self._check_indexes()
         self._check_apt()

@@ -20,6 +20,7 @@ from skyward.api.provider import Machine
 from skyward.api.secret import revealed, without_secrets
 from skyward.api.shell import Shell
 from skyward.errors import PluginError, SkywardError
+from skyward.events import Notice
 from skyward.machines.parallel import each, spread
 from skyward.machines.replacement import Supply
 from skyward.machines.watchdog import Watchdog
@@ -100,7 +101,9 @@ class HostSetup:
         self._steps.callback(self._end_keepers)
         parts = spread(lambda item: self.set_up_one(*item, patience), list(enumerate(machines)))
         wait(parts)
-        return _all_or_error(parts)
+        hosts = _all_or_error(parts)
+        self._tell_unlocked(self._packages.new_records)
+        return hosts
 
     def set_up_one(self, node: int, machine: Machine, patience: float) -> Host:
         """Another machine, for one node: it lets us in within `ssh_timeout`, and is set up `patience` seconds later."""
@@ -167,6 +170,7 @@ class HostSetup:
         """This computer, for all nodes."""
         self._pack_includes()
         made = prepare(self._context.image, report=self._context.report)
+        self._tell_unlocked([made.record] if made.record else [])
         for node in range(nodes):
             self._context.report("starting", node)
         shell = LocalShell()
@@ -246,6 +250,18 @@ class HostSetup:
             self._context.report(text + took, node)
 
         return report
+
+    def _tell_unlocked(self, records: Sequence[str]) -> None:
+        """Says that versions were chosen just now, and where the list of them is."""
+        image = self._context.image
+        if records and image.pip and image.lock is None:
+            self._context.emit(
+                Notice(
+                    self._context.name,
+                    f"the versions of packages are not locked; those chosen now are in {' and '.join(records)}. "
+                    "A copy of that file in Image(lock=...) keeps them, and checks their hashes.",
+                )
+            )
 
     def _warn(self, what: str, text: str = "") -> None:
         """Tells the user; what is wrong with all machines is told once."""

@@ -48,7 +48,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_file_of_an_index_stays_where_it_is_kept(index: Index, tmp_path: Path, name: str) -> None:
-    """The server may call it what it likes: `..%2F` in an address is no way out of the cache."""
+    """SEC-16: the server may call it what it likes: `..%2F` in an address is no way out of the cache."""
     content = b"hostile"
     kept = tmp_path / "cache" / "wheels" / "0123456789abcdef"
     before = sorted(tmp_path.rglob("*"))
@@ -123,7 +123,7 @@ class Liar(LocalShell):
 def test_what_a_host_says_of_itself_is_no_path_before_it_is_checked(
     facts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Platforms name files of the client's cache, and are options of programs; directories are removed at the end."""
+    """SEC-16: platforms name files of the cache here, and are options of programs; directories are removed."""
     monkeypatch.setenv("SKYWARD_CACHE", str(tmp_path / "cache"))
     image = Image()
     with pytest.raises(BootstrapError, match="do not use this host"):

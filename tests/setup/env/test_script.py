@@ -281,7 +281,7 @@ def test_a_lock_file_becomes_pins() -> None:
     assert read_pylock(text) == (
         Pin("a", "a==1", ("11", "22"), "python_version < '4'", url="https://x/a.whl"),
         Pin("b", "b==2+cpu", ("33",), file="/srv/w x/b-2+cpu.whl"),
-        Pin("c", "c==3", ("44",), file="/here/c.whl"),
+        Pin("c", "c==3", ("44",), file="/here/c.whl", own=True),
         Pin("d", "d @ https://me:pw@x/d.zip#subdirectory=sub", ("55",), url="https://x/d.zip"),
         Pin("e", "e @ git+https://x/e.git@c0ffee"),
     )

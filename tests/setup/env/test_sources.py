@@ -3,13 +3,17 @@ built that was not asked for, and no secret for the programs that resolve and bu
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from skyward.setup.env.local import prepare
 from skyward.setup.env.pip_settings import uv_environment
 from skyward.setup.env.remote import Packages, prepare_host
 from skyward.setup.env.requirements import Pin
+from skyward.setup.env.script import look_script
 from skyward.setup.env.wheel import build_wheel
 from skyward.setup.local_shell import LocalShell
 from tests.support.indexes import Index, sources, wheel
@@ -88,10 +93,16 @@ def on_client(image: Image) -> str:
     return prepare(image).python
 
 
-def resolved(image: Image) -> dict[str, Pin]:
+def resolved(image: Image, platform: str = PLATFORM) -> dict[str, Pin]:
     packages = Packages(image)
-    packages.recipe(PLATFORM, "/x", time.monotonic() + 300)
-    return {pin.name: pin for pin in packages._load(PLATFORM) or ()}
+    packages.recipe(platform, "/x", time.monotonic() + 300)
+    return {pin.name: pin for pin in packages._load(platform) or ()}
+
+
+def own_platform() -> str:
+    order = ["sh", "-c", look_script("0.0.0"), "sky", "T", "p", "1", "", ""]
+    said = subprocess.run(order, capture_output=True, text=True, check=True).stdout.splitlines()
+    return next(line.removeprefix("@T platform ") for line in said if line.startswith("@T platform "))
 
 
 @pytest.mark.parametrize("install", [on_client, on_host])
@@ -209,3 +220,45 @@ def test_a_wheel_that_the_user_names_is_taken_before_any_index(tmp_path: Path, p
     own = wheel(tmp_path / "own", "mylib", "3.0")
     image = Image(pip=["skyfriend", str(own)], pip_indexes=[PipIndex(private.url, ["mylib"])])
     assert resolved(image)["mylib"].wanted == "mylib==3.0"
+
+
+@pytest.mark.parametrize("install", [on_client, on_host])
+def test_a_password_with_an_at_sign_is_shown_nowhere_and_is_in_no_file(
+    tmp_path: Path, install: Callable[[Image], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """SEC-28: the last @ before the path ends a login, for programs that read addresses and so for us."""
+    first, second = f"p{secrets.token_hex(8)}", f"w{secrets.token_hex(8)}"
+    private = Index(tmp_path / "private", f"me:{first}@{second}")
+    caplog.set_level(logging.DEBUG)
+    try:
+        private.add("skyprivate", "1.0")
+        private.add("skydirect", "2.0")
+        direct = f"{private.url.removesuffix('simple')}files/skydirect-2.0-py3-none-any.whl"
+        image = Image(
+            pip=["skyprivate", f"skydirect @ {direct}"],
+            pip_indexes=[PipIndex(private.url, ["skyprivate"])],
+            shell_vars={"UV_HTTP_RETRIES": "0"},
+        )
+        assert run(install(image), "import skyprivate, skydirect; print(skydirect.version)") == "2.0\n"
+        private.login = "me:another"
+        with pytest.raises(BootstrapError) as caught:
+            install(dataclasses.replace(image, pip=[*image.pip, "skynone"]))
+    finally:
+        private.close()
+    shown = f"{image!r} {image.pip_indexes} {caught.value!r} {caught.value} {caplog.text}"
+    assert first not in shown
+    assert second not in shown
+    for secret in (first, second):
+        assert subprocess.run(["grep", "-r", secret, tmp_path], capture_output=True).stdout == b""
+
+
+def test_what_skyward_itself_needs_is_refused_if_it_was_altered(private: Index) -> None:
+    """SEC-26: its packages are pinned to hashes like all others before a host installs them."""
+    version = metadata.version("cloudpickle")
+    private.add("cloudpickle", version)
+    image = Image(pip_indexes=[PipIndex(private.url, ["cloudpickle"])])
+    assert resolved(image, own_platform())["cloudpickle"].wanted == f"cloudpickle=={version}"
+    private.add("cloudpickle", version, more="evil = True\n")
+    with pytest.raises(BootstrapError, match="Hash mismatch") as caught:
+        on_host(image)
+    assert caught.value.step == "installing packages"

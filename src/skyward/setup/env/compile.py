@@ -17,9 +17,29 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from skyward.api.image import Image, requirement_path
-from skyward.errors import BootstrapError
+from skyward.errors import BootstrapError, InvalidArgument
 from skyward.setup.env.install_files import closed_to_builds, project, without_builds
-from skyward.setup.env.requirements import DESCRIPTION, Pin, listed, local_path, pins, read_pylock, sorted_out
+from skyward.setup.env.lock import (
+    EXPORT,
+    Locked,
+    check_asked,
+    lock_path,
+    only_locked,
+    read_pylock_file,
+    read_requirements,
+)
+from skyward.setup.env.lock import STEP as LOCKING
+from skyward.setup.env.pip_settings import uv_environment
+from skyward.setup.env.requirements import (
+    DESCRIPTION,
+    Pin,
+    listed,
+    local_path,
+    pins,
+    read_packages,
+    read_pylock,
+    sorted_out,
+)
 from skyward.setup.env.uv import RESOLVING, run_uv
 from skyward.setup.env.wheel import stub_wheel
 
@@ -44,10 +64,17 @@ class Resolution:
     def pins(self, own: Path, *, here: bool = False) -> tuple[Pin, ...]:
         """What is installed, with the wheel `own` of Skyward itself; `here` if it is installed on this computer."""
         (self.work / _BUILD_LIMITS).write_text(closed_to_builds(listed(self.image)))
+        (self.work / "requirements.txt").touch()
         lines = [self._sendable(number, entry) for number, entry in enumerate(self.image.pip)]
-        named, direct = sorted_out([*lines, f"skyward @ {own.as_uri()}"])
-        named += pins(self.image.pip)
-        options = [*self.options, *without_builds(self._built(named, direct)), "--build-constraints", _BUILD_LIMITS]
+        skyward = f"skyward @ {own.as_uri()}"
+        if self.image.lock:
+            return self._locked(lines, skyward, here)
+        named, direct = sorted_out([*lines, skyward])
+        return self._resolved([*named, *pins(self.image.pip)], direct, self.options, here)
+
+    def _resolved(self, named: list[str], direct: Sequence[str], more: Sequence[str], here: bool) -> tuple[Pin, ...]:
+        """What these requirements come to, with all that they need."""
+        options = [*more, *self._build_options(named, direct)]
         (self.work / "requirements.txt").write_text("\n".join([*direct, ""]))
         known = _names(named) | {name for entry in direct if (name := _wheel_name(entry))}
         while True:
@@ -59,6 +86,40 @@ class Resolution:
             named += brought
             known |= set(brought)
 
+    def _locked(self, asked: Sequence[str], skyward: str, here: bool) -> tuple[Pin, ...]:
+        """What the lock lists, files of this computer that were asked for, and what Skyward needs beyond that."""
+        locked = [package for package in self._lock() if package.name != "skyward"]
+        versions = {package.name: package.version for package in locked if package.version}
+        same = pins(versions)
+        for exact in same:
+            name, _, version = exact.partition("==")
+            if versions.get(name, version) != version:
+                raise InvalidArgument(
+                    f"the lock has {name} {versions[name]}, and this program runs with {version}; both sides of a pool "
+                    f"must have the same. Put {exact} into what the lock is made from, and make it again."
+                )
+        limits = "".join(f"{name}=={version}\n" for name, version in versions.items())
+        (self.work / "limits.txt").write_text(limits)
+        ours = self._resolved(list(same), [skyward], [*self.options, *_with("--constraints", "limits.txt")], here)
+        own_files = [entry for entry in asked if "file://" in entry and local_path(entry)]
+        have = {pin.name: pin.wanted.partition("==")[2] for pin in ours}
+        check_asked([entry for entry in asked if entry not in own_files], locked, have)
+        named, direct = sorted_out([*(package.requirement for package in locked), *own_files])
+        (self.work / "requirements.txt").write_text("\n".join([*direct, ""]))
+        options = [*self.options, "--no-deps", *self._build_options(named, direct)]
+        found = read_packages(only_locked(self._compiled(named, (), options), locked), here=here)
+        return (*found, *(pin for pin in ours if pin.name not in {pin.name for pin in found}))
+
+    def _lock(self) -> tuple[Locked, ...]:
+        path = lock_path(self.image.lock or "")
+        if path.name == "uv.lock":
+            return read_pylock_file(self._uv(LOCKING, [*EXPORT, "--project", str(path.parent)]), str(path))
+        read = read_pylock_file if path.suffix == ".toml" else read_requirements
+        return read(path.read_text(encoding="utf-8"), str(path))
+
+    def _build_options(self, named: Sequence[str], direct: Sequence[str]) -> list[str]:
+        return [*without_builds(self._built(named, direct)), "--build-constraints", _BUILD_LIMITS]
+
     @property
     def _stubs(self) -> Path:
         return self.work / "stubs"
@@ -69,9 +130,9 @@ class Resolution:
         self._stubs.mkdir(exist_ok=True)
         stubs = [f"{name} @ {stub_wheel(self._stubs, name).as_uri()}" for name in sorted(waiting)]
         (self.work / "overrides.txt").write_text("\n".join([*stubs, ""]))
-        overrides = ["overrides.txt", *os.environ.get("UV_OVERRIDE", "").split()] if stubs else []
+        overrides = _with("--overrides", "overrides.txt") if stubs else []
         self.report("looking which packages are needed")
-        order = ["pip", "compile", "--quiet", *options, *(word for file in overrides for word in ("--overrides", file))]
+        order = ["pip", "compile", "--quiet", *options, *overrides]
         self._uv(RESOLVING, [*order, "--format", "pylock.toml", "--output-file", "pylock.toml", *DESCRIPTION])
         return (self.work / "pylock.toml").read_text()
 
@@ -139,6 +200,13 @@ class Resolution:
             if advice := _advice(str(exc)):
                 raise BootstrapError(step, f"{exc.detail}\n{advice}", exit_code=exc.exit_code) from None
             raise
+
+
+def _with(option: str, file: str) -> list[str]:
+    """An option of uv with a file, and with those that the user has set for it, which it would replace."""
+    variable = {"--overrides": "UV_OVERRIDE", "--constraints": "UV_CONSTRAINT"}[option]
+    own = uv_environment(os.environ).get(variable) or os.environ.get(variable, "")
+    return [word for path in (file, *own.split()) for word in (option, path)]
 
 
 def _advice(said: str) -> str:

@@ -13,9 +13,11 @@ MARKER = ".complete"  # the file that an environment has when all of it is there
 class Environment:
     """Where user code runs: an interpreter, the variables that lead programs to it, and the pool's directory there.
 
-    On this computer the pool has its directory elsewhere, and the image's own `env` is among the variables.
+    On this computer the pool has its directory elsewhere, and the image's own `env` is among the variables. `record` is
+    the file that lists its packages, if they were resolved just now.
     """
 
     python: str
     env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     directory: str = ""
+    record: str = field(default="", compare=False)

@@ -16,11 +16,16 @@ __all__ = [
     "index_logins",
     "lines",
     "project",
+    "record",
     "requirement",
     "strictness",
     "without_builds",
 ]
 
+_ABOUT = (
+    "# What was installed: sky.Image(lock=...) with a copy of this file installs just that again.",
+    "# Lines that are commented out were files of the client's; such files go into pip by their paths.",
+)
 _VCS = re.compile(r"\s@ (?:git|hg|svn|bzr)\+")
 
 
@@ -58,6 +63,13 @@ def requirement(wanted: str, pin: Pin) -> str:
     line = f"{pin.name} @ {wanted}" if wanted.startswith("file:") else wanted
     marker = f" ; {pin.marker}" if pin.marker else ""
     return line + marker + "".join(f" --hash=sha256:{value}" for value in pin.hashes)
+
+
+def record(pins: Iterable[Pin]) -> str:
+    """What is installed, as a requirements.txt with hashes that can be a lock."""
+    found = sorted(pins, key=lambda pin: pin.name)
+    said = [f"{'# ' if pin.own else ''}{requirement(strip_login(pin.wanted), pin)}" for pin in found]
+    return "\n".join([*_ABOUT, *said, ""])
 
 
 def strictness(image: Image, pins: Collection[Pin]) -> list[str]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from skyward.api.image import requirement_path
-from skyward.api.program_env import installer_environment
 from skyward.errors import BootstrapError
 
 if TYPE_CHECKING:
@@ -88,6 +87,8 @@ def _needs_of_extras(requirement: Requirement, installed: Distribution) -> Itera
 
 def _has_debian(query: str, name: str, version: str) -> bool:
     command = [query, "--show", "--showformat=${db:Status-Status} ${Version}\n", name]
+    from skyward.api.program_env import installer_environment  # most images have no Debian packages
+
     variables = installer_environment(os.environ)
     answer = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=False)
     states = [line.split(" ") for line in answer.stdout.splitlines()]

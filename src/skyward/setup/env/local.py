@@ -23,12 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.api.image import Image, mask
-from skyward.api.program_env import installer_environment
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError
-from skyward.setup.env.compile import Resolution
 from skyward.setup.env.environment import MARKER, Environment
-from skyward.setup.env.install_files import Logins, lines, project, strictness
 from skyward.setup.env.installed import missing_apt, missing_pip
 from skyward.setup.env.requirements import DESCRIPTION, check_python, listed, question, with_hash
 from skyward.setup.env.uv import cache_root, index_options, own_directory, run, run_uv, too_late
@@ -44,18 +41,20 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
     check_python(image)
     build = _Build(image, time.monotonic() + image.bootstrap_timeout, report)
     build.install_apt()
-    missing = missing_pip(image.pip)
-    if not missing:
+    if image.lock is None and not missing_pip(image.pip):
         return Environment(sys.executable, revealed(image.env))
     root = own_directory(cache or cache_root(), *(() if cache else ("envs",)))
     home = root / _key(image)
+    listed_in = ""
     if not _is_complete(home):
         with build.lock(home.with_suffix(".lock")):
             if not _is_complete(home):  # another process may have made it while we waited
                 build.environment(home)
+                listed_in = str(home / "packages.txt")
     binaries = home / "bin"
     path = f"{binaries}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return Environment(str(binaries / "python"), {"VIRTUAL_ENV": str(home), "PATH": path, **revealed(image.env)})
+    env = {"VIRTUAL_ENV": str(home), "PATH": path, **revealed(image.env)}
+    return Environment(str(binaries / "python"), env, record=listed_in)
 
 
 def _is_complete(home: Path) -> bool:
@@ -89,6 +88,8 @@ class _Build:
                 f"Run: sudo {shlex.join(install)}",
             )
         self.report(f"installing {', '.join(missing)}")
+        from skyward.api.program_env import installer_environment
+
         variables = {
             **installer_environment(os.environ),
             **revealed(self.image.shell_vars),
@@ -158,6 +159,10 @@ class _Build:
         self.report(f"making an environment with Python {major}.{minor}")
         self.uv("making the environment", work, "venv", "--quiet", "--relocatable", "--python", python, "env")
 
+        # Most pools on this computer do not get here.
+        from skyward.setup.env.compile import Resolution
+        from skyward.setup.env.install_files import Logins, lines, project, record, strictness
+
         options = ["--python", "env/bin/python", *index_options()]
         resolution = Resolution(self.image, work, options, self.deadline, keep=lambda wheel: wheel, report=self.report)
         pins = [with_hash(pin) for pin in resolution.pins(build_wheel(work), here=True)]
@@ -171,6 +176,7 @@ class _Build:
         files = [word for name in DESCRIPTION for word in ("--requirements", name)]
         order = ("pip", "install", "--compile-bytecode", *options, *strict, *files)
         run_uv("installing packages", order, self.image, self.deadline, work, logins.variables)
+        (work / "env" / "packages.txt").write_text(record(pins))
 
     def uv(self, step: str, work: Path, *arguments: str) -> str:
         return run_uv(step, arguments, self.image, self.deadline, work)

@@ -27,6 +27,7 @@ __all__ = [
     "login_of",
     "pins",
     "question",
+    "read_packages",
     "read_pylock",
     "sorted_out",
     "strip_login",
@@ -56,7 +57,7 @@ _GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/\s$]+)@(?P<host>[^/
 class Pin:
     """One package as it is installed: what is asked for, and the hashes, first that of the best file.
 
-    That file lies at `url`, or on this computer as `file`, from where it is sent.
+    That file lies at `url`, or on this computer as `file`, from where it is sent; `own` if it is in no index.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Pin:
     marker: str = ""
     file: str = ""
     url: str = ""
+    own: bool = False
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -102,10 +104,16 @@ def pins(entries: Iterable[str]) -> list[str]:
 def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[object]:
     """All that decides which packages an image needs; `source` says in which state Skyward itself is."""
     paths = [local_path(entry) for entry in image.pip]
+    locked = ""
+    if image.lock:
+        from skyward.setup.env.lock import lock_path  # most images have none
+
+        locked = hash_of(lock_path(image.lock))
     return [
         image.python_version,
         image.pip,
         image.build,
+        locked,
         [hash_of(path) for path in paths if path],
         [(index.url, index.packages) for index in image.pip_indexes],
         sorted((name, str(value)) for name, value in image.shell_vars.items()),
@@ -152,7 +160,12 @@ def read_pylock(text: str, *, here: bool = False) -> tuple[Pin, ...]:
     """The pins of a lock file that uv has made for one platform; `here` if it is this computer's."""
     import tomllib
 
-    return tuple(_pin(package, here) for package in tomllib.loads(text).get("packages", ()))
+    return read_packages(tomllib.loads(text), here=here)
+
+
+def read_packages(lock: Mapping[str, Any], *, here: bool = False) -> tuple[Pin, ...]:
+    """The pins of a lock file that has been read."""
+    return tuple(_pin(package, here) for package in lock.get("packages", ()))
 
 
 def with_hash(pin: Pin) -> Pin:
@@ -222,7 +235,8 @@ def _pin(package: Mapping[str, Any], here: bool) -> Pin:
     if archive := package.get("archive"):
         path = archive.get("path") or _file_of(archive["url"])
         wanted = exact if path else f"{name} @ {archive['url']}{_subdirectory(archive)}"
-        return Pin(name, wanted, _hashes([archive]), marker, path, "" if path else strip_login(archive["url"]))
+        url = "" if path else strip_login(archive["url"])
+        return Pin(name, wanted, _hashes([archive]), marker, path, url, own=bool(path))
     files: list[dict[str, Any]] = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else [])]
     if files and (path := _file_of(files[0].get("url", ""))):
         return Pin(name, exact, _hashes(files[:1]), marker, path)

@@ -31,6 +31,7 @@ from skyward.machines.parallel import each
 from skyward.setup.env.compile import Resolution
 from skyward.setup.env.download import fetch, logins
 from skyward.setup.env.foreign_names import check_digest
+from skyward.setup.env.install_files import record, requirement
 from skyward.setup.env.pip_settings import uv_environment
 from skyward.setup.env.requirements import Pin, question, with_hash
 from skyward.setup.env.script import Carried, Recipe, environment_key, recipe
@@ -52,6 +53,8 @@ class Packages:
         self._fetching = threading.Lock()
         self._found: dict[str, Future[tuple[Pin, ...]]] = {}
         self._bundles: dict[tuple[str, ...], bytes] = {}
+        self.new_records: list[str] = []
+        """The files that list what was resolved just now."""
 
     @property
     def uv_version(self) -> str:
@@ -102,7 +105,9 @@ class Packages:
             if kept.exists():
                 return kept
             with tempfile.TemporaryDirectory(dir=kept.parent) as work:
-                wanted = ["--no-deps", "--only-binary", "uv", f"uv=={self.uv_version}"]
+                asked = Path(work) / "uv.txt"
+                asked.write_text(self._pinned_uv(platform))
+                wanted = ["--no-deps", "--only-binary", ":all:", "--requirements", str(asked)]
                 order = ["pip", "install", "--quiet", "--target", work, "--python-platform", platform, *wanted]
                 try:
                     run_uv("getting uv for the host", order, self._image, deadline)
@@ -111,6 +116,12 @@ class Packages:
                     return None
                 (Path(work) / "bin" / "uv").replace(kept)
         return kept
+
+    def _pinned_uv(self, platform: str) -> str:
+        """The requirement for uv, with its hash if this very version was resolved for the platform."""
+        wanted = f"uv=={self.uv_version}"
+        known = next((pin for pin in self._load(platform) or () if pin.wanted == wanted and not pin.file), None)
+        return requirement(wanted, known or Pin("uv", wanted))
 
     def bundle(self, recipe: Recipe, carried: Sequence[Carried]) -> bytes:
         """The small files of `recipe` and those of `carried`, as one archive."""
@@ -152,6 +163,8 @@ class Packages:
             (work / "found.json").write_text(json.dumps([asdict(pin) for pin in found]))
             shutil.move(work / "found.json", self._home / f".{platform}-{os.getpid()}")
         (self._home / f".{platform}-{os.getpid()}").replace(self._home / f"{platform}.json")
+        (self._home / f"{platform}.txt").write_text(record(found))
+        self.new_records.append(str(self._home / f"{platform}.txt"))
         return found
 
     def _fetched(self, pins: Sequence[Pin], user: Mapping[str, str], deadline: float) -> tuple[Pin, ...]:

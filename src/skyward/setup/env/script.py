@@ -25,11 +25,11 @@ from skyward.setup.env.install_files import (
     index_logins,
     lines,
     project,
-    requirement,
+    record,
     strictness,
     without_builds,
 )
-from skyward.setup.env.requirements import MISLEADING, Pin, strip_login, tools
+from skyward.setup.env.requirements import MISLEADING, Pin, tools
 
 __all__ = [
     "Carried",
@@ -115,7 +115,7 @@ def recipe(
             ),
             "requirements.txt": _text(lines(pins, logins, lambda pin: _sent(carried[pin.name], cache))),
             "build.txt": closed_to_builds(theirs),
-            "packages.txt": _text(requirement(strip_login(pin.wanted), pin) for pin in pins),
+            "packages.txt": record(pins),
         },
         settings=settings_text(image, user, {**index_logins(indexes), **logins.variables}),
         carried=tuple(carried.values()),

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from skyward.api.image import Image, mask
-from skyward.api.program_env import installer_environment
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError
-from skyward.setup.env.install_files import index_logins
 from skyward.setup.env.pip_settings import no_index, uv_environment
 from skyward.setup.env.requirements import MISLEADING, git_settings, tools
 from skyward.transport import private
@@ -73,6 +71,10 @@ def run_uv(
     more: Mapping[str, str] | None = None,
 ) -> str:
     """What uv wrote, run with the settings of the user's pip, the logins of the image and its `shell_vars`."""
+    # Most pools on this computer do not get here.
+    from skyward.api.program_env import installer_environment
+    from skyward.setup.env.install_files import index_logins
+
     repositories = bool(tools(image.pip))
     own = installer_environment(os.environ, repositories=repositories)
     own = {name: value for name, value in own.items() if name not in MISLEADING}
