@@ -29,6 +29,12 @@ def rate_texts(texts: list[str]) -> list[int]:
     return [sum(model().get(word, 0) for word in text.split()) for text in texts]
 
 
+@sky.compute
+def length(words: dict[str, int], word: str) -> int:
+    """Looks a word up in a table that this process has got once."""
+    return words[word]
+
+
 def sweep(pool: sky.ComputePool) -> None:
     settings = [(rate, depth) for rate in (0.001, 0.01, 0.1, 1.0) for depth in (2, 4, 8)]
     results = sky.gather(*(train(*chosen) for chosen in settings), return_exceptions=True) >> pool
@@ -46,6 +52,12 @@ def first_failure(pool: sky.ComputePool) -> None:
     except ValueError as error:
         finished: dict[int, float] = getattr(error, "partial", {})
         print(f"stopped by: {error}; finished before it: {sorted(finished)}")
+
+
+def shared_data(pool: sky.ComputePool) -> None:
+    words = pool.put({word: len(word) for word in "some table that is costly to pickle".split()})
+    lengths = sky.gather(*(length(words, word) for word in ("some", "table", "costly"))) >> pool
+    print(f"looked up: {lengths}")
 
 
 def inference(pool: sky.ComputePool) -> None:
@@ -69,5 +81,6 @@ if __name__ == "__main__":
     with sky.ComputePool(nodes=nodes) as pool:
         sweep(pool)
         first_failure(pool)
+        shared_data(pool)
         inference(pool)
     asyncio.run(in_asyncio(nodes))

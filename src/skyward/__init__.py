@@ -30,6 +30,7 @@ __all__ = [
     "Preempted",
     "Preemption",
     "Provider",
+    "Ref",
     "Secret",
     "SharedBarrier",
     "SharedCounter",
@@ -78,6 +79,7 @@ _NAMES = {
     "skyward.api.preemption": "Preemption preempted",
     "skyward.api.provider": "Machine Offer Provider",
     "skyward.api.secret": "Secret",
+    "skyward.api.ref": "Ref",
     "skyward.api.reporting": "progress",
     "skyward.api.sharding": "shard",
     "skyward.api.spec": "Spec Worker",
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
     from skyward.api.plugin import Cluster, Plugin
     from skyward.api.preemption import Preemption, preempted
     from skyward.api.provider import Machine, Offer, Provider
+    from skyward.api.ref import Ref
     from skyward.api.reporting import progress
     from skyward.api.secret import Secret
     from skyward.api.sharding import shard

@@ -128,6 +128,23 @@ def test_a_large_argument_crosses_the_clients_link_once(net: Network, pool: sky.
     assert again < 1_000_000
 
 
+def test_an_object_that_is_put_crosses_the_clients_link_once(net: Network, pool: sky.ComputePool) -> None:
+    """Of any kind: a table of texts has no buffers that would travel beside a pickle."""
+    table = {f"key {n}": f"value {n}" * 10 for n in range(100_000)}
+
+    @sky.compute
+    def size(rows: dict[str, str], wanted: str) -> tuple[int, str]:
+        return len(rows), rows[wanted]
+
+    before = net.client_bytes()
+    ref = pool.put(table)
+    for n in range(3):
+        assert size(ref, f"key {n}") @ pool == [(100_000, table[f"key {n}"])] * 3
+    found = sky.gather(*(size(ref, f"key {n}") for n in range(30))) >> pool
+    assert [text for _, text in found] == [table[f"key {n}"] for n in range(30)]
+    assert ref.size < net.client_bytes().sent - before.sent < 1.5 * ref.size
+
+
 def test_a_stream_of_large_items_keeps_its_order(pool: sky.ComputePool) -> None:
     @sky.compute
     def blocks(n: int) -> Iterator[np.ndarray]:

@@ -176,6 +176,14 @@ async def with_asyncio() -> None:
         assert_type(future.result(), float)
 
 
+def objects_that_stay(pool: sky.ComputePool) -> None:
+    ref = pool.put(3)
+    assert_type(ref, sky.Ref[int])
+    assert_type(train(ref), sky.PendingCompute[float])
+    assert_type(ref.get(), int)
+    assert_type(ref.size, int)
+
+
 def what_is_refused(pool: sky.ComputePool) -> None:
     train("3")  # pyright: ignore[reportArgumentType]
     train()  # pyright: ignore[reportCallIssue]

@@ -16,15 +16,18 @@ from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from skyward.api.compute import PendingCompute
+from skyward.api.ref import Ref
 from skyward.client.callbacks import UserCode, UserFuture
 from skyward.client.functions import remembers_nothing, streamed_parameters, unbound
 from skyward.client.logs import Watch
+from skyward.client.refs import Refs
 from skyward.errors import ResultNotSerializable
 from skyward.transport import blobs
 from skyward.transport.culprits import StaysHere
 from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packed, Packer, unpack
+from skyward.transport.refs import collected
 from skyward.transport.streams import Consumer, Producer
 
 __all__ = ["Call", "CallFuture", "Packing", "discard", "unpacked"]
@@ -209,16 +212,21 @@ class Packing:
         self._logging = Watch()
         self._digests: weakref.WeakKeyDictionary[FunctionType, tuple[Packed, str]] = weakref.WeakKeyDictionary()
 
+    def refs(self, forget: Callable[[Sequence[str]], None]) -> Refs:
+        """What makes Refs to objects that these calls may use."""
+        return Refs(self._packer, self._store, forget)
+
     def calls(self, pending: Sequence[PendingCompute[Any]], retries: int) -> list[Call]:
         """The calls, ready to be sent; raises NotSerializable before any of them is."""
-        functions: dict[int, tuple[str, list[Any]]] = {}
+        functions: dict[int, tuple[str, list[Any], dict[str, Ref[Any]]]] = {}
         made: list[Call] = []
         for item in pending:
             streams = streamed_parameters(item)
             fn, args, kwargs = unbound(item)
             known = functions.get(id(fn))
             if known is None:
-                known = functions[id(fn)] = self._function(fn, f"function {item.name}")
+                with collected(self._store) as refs:
+                    known = functions[id(fn)] = (*self._function(fn, f"function {item.name}"), refs)
             shift = len(args) - len(item.args)
             positions = {index + shift for index in streams[0]}
             made.append(self._call(item, *known, args, kwargs, positions, streams[1], retries))
@@ -257,6 +265,7 @@ class Packing:
         item: PendingCompute[Any],
         digest: str,
         function: list[Any],
+        refs: dict[str, Ref[Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         positions: set[int],
@@ -268,7 +277,8 @@ class Packing:
             inputs = {str(i): args[i] for i in positions} | {k: kwargs[k] for k in names}
             args = tuple(None if i in positions else a for i, a in enumerate(args))
             kwargs = {k: None if k in names else v for k, v in kwargs.items()}
-        head, buffers = self._packer.pack((args, kwargs), f"arguments of {item.name}")
+        with collected(self._store) as found:
+            head, buffers = self._packer.pack((args, kwargs), f"arguments of {item.name}")
         pieces: list[Any] = [*function, head, *buffers]
         about: dict[str, Any] = {"name": item.name, "fn": digest, "split": len(function), "attempt": 0}
         if item.timeout is not None:
@@ -290,6 +300,13 @@ class Packing:
                 pieces[index] = bytes(
                     cast("memoryview[int]", piece)
                 )  # the caller may change its array as soon as we return
+        for key, ref in (refs | found).items():
+            about.setdefault("refs", {})[key] = len(pieces), len(ref.blobs)
+            self._store.retain({name for name, _ in ref.blobs if name not in uploads})
+            for name, blob in ref.blobs:
+                uploads[name] = blob
+                about.setdefault("blobs", {})[str(len(pieces))] = blob if self._shared else (name, blob[1])
+                pieces.append(b"")
         chosen = retries if item.retries is None else item.retries
         return Call(item, about, pieces, uploads, inputs, chosen, self._user)
 

@@ -197,6 +197,13 @@ class Engine:
             self._core.surveys.close(survey)
         return survey.stacks(self._core.ranks)
 
+    def forget(self, keys: Sequence[str]) -> None:
+        """Has nodes let go of objects that nobody has a Ref to any more."""
+        with self._lock:
+            if not self._closing:
+                for number in self._connected():
+                    self._connections.post(number, [ClientToAgent.forget(list(keys))])
+
     def stop(self, call: Call, why: str = "cancelled") -> None:
         """Ends a call wherever it is; its verdict comes as for any other call."""
         with self._lock:

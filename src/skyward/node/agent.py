@@ -23,6 +23,7 @@ from skyward.node import places
 from skyward.node.agent_calls import Action, AgentCalls
 from skyward.node.agent_checks import CHECKS
 from skyward.node.agent_output import OutputRelay
+from skyward.node.agent_passing import PassedOn
 from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
@@ -80,7 +81,8 @@ class Agent:
         standing = Standing(self._calls, self._runners, self._usage, self._timers, lambda message: self._tell(message))
         node, send, timers = about.get("node", 0), self._runners.send, self._timers
         self._shared = Shared(node, self._token, self._selector, self._clock, timers, send, around.dial, self._wake)
-        hear_client = Receiver(ClientToAgent, self, standing, self._shared, checks=CHECKS).hear_all
+        passed = PassedOn(self._calls, self._runners.send_all, self._do)
+        hear_client = Receiver(ClientToAgent, self, passed, standing, self._shared, checks=CHECKS).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell = self._shared.tell = self._home.tell
         self._listener = listener(self._wake, blob_cache.serve)
@@ -231,18 +233,6 @@ class Agent:
             self._look(name, self._clock())
         states = self._calls.states(ids) | {id: "ended" for id in ids if self._blob_cache.shipping(id)}
         self._tell(AgentToClient.states(states))
-
-    def _from_client_grant(self, id: str, count: int) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.grant(id, count), []))
-
-    def _from_client_close(self, id: str) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.close(id), []))
-
-    def _from_client_items(self, id: str, argument: str, counts: list[int], buffers: list[Any]) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.items(id, argument, counts, len(buffers)), buffers))
-
-    def _from_client_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
-        self._do(self._calls.stream(id, AgentToRunner.end(id, argument, error, len(buffers)), buffers))
 
     def _from_client_expect(self, blob: str) -> None:
         self._blob_cache.expect(blob)

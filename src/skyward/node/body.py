@@ -93,9 +93,14 @@ class Bodies:
         if "log" in about:
             logs.apply(about["log"])
         buffers = _mapped(call.buffers, about)
-        split = about["split"]
+        split, end = about["split"], len(buffers)
+        if "refs" in about:
+            from skyward.transport import refs  # most pools need none
+
+            refs.install(about["refs"], buffers)
+            end = min(start for start, _ in about["refs"].values())
         fn = self._function(about["fn"], buffers[:split])
-        args, kwargs = unpack(buffers[split], buffers[split + 1 :])
+        args, kwargs = unpack(buffers[split], buffers[split + 1 : end])
         for key, stream in call.inputs.items():
             if key.isdigit():
                 args = (*args[: int(key)], stream, *args[int(key) + 1 :])
@@ -193,6 +198,15 @@ class Bodies:
         except NotSerializable as exc:
             raise ResultNotSerializable(str(exc)) from exc.__cause__
         return ([bytes(piece) for piece in pieces], about), size
+
+
+class KeptObjects:
+    """Hears which objects that were put into the pool are not needed any more."""
+
+    def _from_agent_forget(self, keys: list[str]) -> None:
+        from skyward.transport import refs
+
+        refs.forget(keys)
 
 
 def end_if_forked(pid: int) -> None:

@@ -65,8 +65,8 @@ class ClientToAgent(Direction):
 
     @staticmethod
     def call(id: str, metadata: dict[str, Any], buffers: int) -> Message:
-        """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `gang`,
-        `place`. Buffers: function and arguments, pickled."""
+        """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `refs`,
+        `log`, `gang`, `place`. Buffers: function and arguments, pickled."""
         return ["call", id, metadata, buffers]
 
     @staticmethod
@@ -88,6 +88,11 @@ class ClientToAgent(Direction):
     def where(request: int, ids: list[str] | None) -> Message:
         """Say where bodies stand: those of these calls, or all. Sent only when a person asks, or a call seems stuck."""
         return ["where", request, ids, 0]
+
+    @staticmethod
+    def forget(keys: list[str]) -> Message:
+        """Nobody has a Ref to these objects any more: processes let go of them."""
+        return ["forget", keys, 0]
 
     @staticmethod
     def grant(id: str, count: int) -> Message:
@@ -300,6 +305,7 @@ class AgentToRunner(Direction):
     info = staticmethod(ClientToAgent.info)
     call = staticmethod(ClientToAgent.call)
     recall = staticmethod(ClientToAgent.recall)
+    forget = staticmethod(ClientToAgent.forget)
     grant = staticmethod(ClientToAgent.grant)
     close = staticmethod(ClientToAgent.close)
     items = staticmethod(ClientToAgent.items)

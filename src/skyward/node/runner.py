@@ -28,7 +28,7 @@ from skyward.api.info import VARIABLE, call_context, holds_group
 from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
 from skyward.node import decorators, logs, processes, stack_dump, stdio, turns
-from skyward.node.body import Bodies, RunnerCall, Stopped, Verdict, end_if_forked, load_item
+from skyward.node.body import Bodies, KeptObjects, RunnerCall, Stopped, Verdict, end_if_forked, load_item
 from skyward.node.protocol import AgentToRunner, RunnerToAgent
 from skyward.node.receiver import Message, Receiver, split
 from skyward.node.runner_calls import RunnerCalls
@@ -63,7 +63,7 @@ class Runner:
         self._settings: dict[str, Any] = {}
         self._context = contextvars.copy_context()
         self._shared = RunnerShared(self._send, self._write, lambda: self._status.read())
-        self._receiver = Receiver(AgentToRunner, self, self._shared)
+        self._receiver = Receiver(AgentToRunner, self, self._shared, KeptObjects())
 
     def serve(self) -> NoReturn:
         """Runs calls until the agent says exit, or is gone."""

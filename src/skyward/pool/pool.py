@@ -34,6 +34,7 @@ from skyward.pool.awaiting import AsyncPool
 from skyward.pool.closing import Steps
 from skyward.pool.groups import Groups
 from skyward.pool.mistakes import Mistakes, called_like_an_executor
+from skyward.pool.objects import Objects
 from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
     check_limits,
@@ -61,7 +62,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
     return ComputePool(*specs, **options).plan()
 
 
-class ComputePool(Collections, Groups, Mistakes, AsyncPool):
+class ComputePool(Collections, Groups, Objects, Mistakes, AsyncPool):
     """Machines that exist while the with-block lasts, and take calls.
 
     Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
@@ -175,6 +176,7 @@ class ComputePool(Collections, Groups, Mistakes, AsyncPool):
         self._engine, self._store = self._hosts.engine, self._hosts.store
         packing = make_packing(context, self._hosts, self._user)
         self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)
+        self._refs = packing.refs(self._engine.forget)
         clients = self._dask_clients = weakref.WeakSet[Any]()
         steps.callback(lambda: [client.close(timeout=2) for client in list(clients)])
         hooks.enter(self.plugins, self, context.cluster, steps)

@@ -22,6 +22,7 @@ from typing import Any, cast
 import cloudpickle
 
 from skyward.api.once import Once, arrived, identified
+from skyward.api.ref import Ref
 
 __all__ = ["reduce"]
 
@@ -34,7 +35,7 @@ def reduce(value: Any) -> Any:
     """How to pickle `value` if it is such a definition, and only this computer has it; else NotImplemented."""
     kind = cast(Any, type(value))
     make = _REDUCERS.get(kind) if kind is not FunctionType or value.__code__ is _DISPATCHER else None
-    if make is None or (kind is not io.TextIOWrapper and _is_elsewhere(value)):
+    if make is None or (kind not in _NAMELESS and _is_elsewhere(value)):
         return NotImplemented
     return make(value)
 
@@ -130,6 +131,12 @@ def _open_file(value: io.TextIOWrapper) -> Any:
     raise TypeError("an open file stays here")  # cloudpickle would read it and send a text
 
 
+def _ref(value: Ref[Any]) -> Any:
+    from skyward.transport.refs import reduce
+
+    return reduce(value)
+
+
 def _once(value: Once[..., Any]) -> Any:
     return arrived, identified(value)
 
@@ -146,12 +153,14 @@ def _make_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
     return cast(Any, typing).TypeAliasType(name, value, type_params=parameters)
 
 
+_NAMELESS = (io.TextIOWrapper, Ref)
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     FunctionType: _dispatcher,
     _Cached: _cache,
     functools.cached_property: _property,
     typing.NewType: _new_type,
     Once: _once,
+    Ref: _ref,
     io.TextIOWrapper: _open_file,
     typing.ParamSpec: _parameters,
     typing.TypeVarTuple: _parameters,

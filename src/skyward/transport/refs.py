@@ -1,0 +1,74 @@
+"""Objects that were put into a pool, on their way into calls: named in the pickle, and unpickled once in each process.
+
+client   pack a call ── meets a Ref ──► its key in the pickle, its blobs among those of the call
+runner   install the call's refs ──► objects by key, made once ──► unpickling the call finds them
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from skyward.api.ref import Ref
+from skyward.transport.culprits import StaysHere
+from skyward.transport.payload import unpack
+
+__all__ = ["collected", "fetched", "forget", "install", "reduce"]
+
+_packing = threading.local()
+_objects: dict[str, Any] = {}
+_making: dict[str, threading.Lock] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def collected(owner: object) -> Generator[dict[str, Ref[Any]]]:
+    """While open, Refs of `owner` that this thread packs are written down by key, those inside others first."""
+    before = getattr(_packing, "refs", None)
+    found: dict[str, Ref[Any]] = {}
+    _packing.refs = owner, found
+    try:
+        yield found
+    finally:
+        _packing.refs = before
+
+
+def reduce(ref: Ref[Any]) -> Any:
+    """A Ref as it is pickled: a key that `fetched` looks up on the node."""
+    now: tuple[object, dict[str, Ref[Any]]] | None = getattr(_packing, "refs", None)
+    if now is None or ref.owner is not now[0]:
+        raise StaysHere("a Ref belongs to the pool that the object was put into; put it into this one, too.")
+    try:
+        ref.check()
+    except ValueError as exc:
+        raise StaysHere(str(exc)) from None
+    for inner in (*ref.inner, ref):
+        now[1].setdefault(inner.key, inner)
+    return fetched, (ref.key,)
+
+
+def install(named: Mapping[str, Sequence[int]], buffers: Sequence[Any]) -> None:
+    """Makes the objects of a call that this process does not have yet; each is named with its place in the buffers."""
+    for key, (start, count) in named.items():
+        if key in _objects:
+            continue
+        with _lock:
+            making = _making.setdefault(key, threading.Lock())
+        with making:
+            if key not in _objects:
+                _objects[key] = unpack(buffers[start], buffers[start + 1 : start + count])
+        with _lock:
+            _making.pop(key, None)
+
+
+def fetched(key: str) -> Any:
+    """The object of a Ref, in a process that runs calls."""
+    return _objects[key]
+
+
+def forget(keys: Iterable[str]) -> None:
+    """Nobody has a Ref to these any more."""
+    for key in keys:
+        _objects.pop(key, None)
