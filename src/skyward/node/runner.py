@@ -10,7 +10,6 @@ It shares its process with the user, so it uses nothing but the standard library
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import faulthandler
 import os
 import queue
@@ -29,6 +28,7 @@ from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
 from skyward.node import decorators, logs, processes, stack_dump, stdio, turns
 from skyward.node.body import Bodies, KeptObjects, RunnerCall, Stopped, Verdict, end_if_forked, load_item
+from skyward.node.interrupts import keep_handler_out_of_children, raise_in_thread
 from skyward.node.protocol import AgentToRunner, RunnerToAgent
 from skyward.node.receiver import Message, Receiver, split
 from skyward.node.runner_calls import RunnerCalls
@@ -69,12 +69,13 @@ class Runner:
         """Runs calls until the agent says exit, or is gone."""
         faulthandler.enable(file=2, all_threads=False)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        _keep_handler_out_of_children()
+        keep_handler_out_of_children()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         messages = self._messages()
-        self._receiver.hear(*next(messages))  # `init`
+        hooks = self._receiver.hear(*next(messages))  # `init`
         reader = threading.Thread(target=self._read, args=(messages,), name="skyward-reader", daemon=True)
-        reader.start()
+        reader.start()  # before the hooks: groups are formed with the help of the agent
+        self._begin(hooks)
         if self._threads == 1:
             self._work(0)
         else:
@@ -88,7 +89,7 @@ class Runner:
                 worker.join()
         self._leave(0)
 
-    def _from_agent_init(self, settings: dict[str, Any], buffers: list[Any]) -> None:
+    def _from_agent_init(self, settings: dict[str, Any], buffers: list[Any]) -> list[Any]:
         self._settings = settings
         self._threads = settings["threads"]
         self._status = StatusPage(self._status_file, self._threads)
@@ -100,8 +101,11 @@ class Runner:
         self._shared.install(settings)
         stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
         logs.install(settings.get("log"))
+        return buffers
+
+    def _begin(self, hooks: list[Any]) -> None:
         try:
-            self._enter_hooks(buffers)
+            self._enter_hooks(hooks)
         except BaseException as exc:  # reported to the agent, which reports to the client
             error = exc if isinstance(exc, PluginError) else PluginError("", "around_app", repr(exc))
             described, data = exceptions.capture(error)
@@ -230,7 +234,7 @@ class Runner:
         if self._threads == 1:
             signal.pthread_kill(self._main, signal.SIGTERM)
         elif call.thread is not None:  # else it is not in its body yet, where this is looked at first, or no longer
-            _raise_in_thread(call.thread, Stopped)
+            raise_in_thread(call.thread, Stopped)
             self._shared.wake(call.thread)
 
     def _on_sigterm(self, *_: object) -> None:
@@ -307,7 +311,7 @@ class Runner:
             with self._lock:
                 call.thread = None
             if call.state == "stopping":
-                _raise_in_thread(threading.get_ident(), None)
+                raise_in_thread(threading.get_ident(), None)
 
     def _run_in_context(self, call: RunnerCall) -> Verdict:
         about = call.about
@@ -371,26 +375,6 @@ class Runner:
                 sys.stderr.flush()
             finally:
                 os._exit(status)
-
-
-def _raise_in_thread(thread: int, kind: type[BaseException] | None) -> None:
-    """Has a thread raise an exception at its next bytecode; None takes back what it has not raised yet."""
-    what = ctypes.py_object(kind) if kind is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
-
-
-def _keep_handler_out_of_children() -> None:
-    """Gives processes that a body forks the usual SIGTERM; with ours they would not end when their parent asks."""
-    os.register_at_fork(
-        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
-        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}),
-        after_in_child=_take_usual_handler,
-    )
-
-
-def _take_usual_handler() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:

@@ -21,9 +21,10 @@ from skyward.api.info import InstanceInfo, instance_info, mark_group
 from skyward.api.plugin import Cluster, Plugin
 from skyward.errors import InvalidArgument
 from skyward.node.turns import await_turn
-from skyward.plugins._ranks import explain_lost_peer, gpu_positions, say
+from skyward.plugins._ranks import explain_lost_peer, gpu_positions, on_one_machine, say
 from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._within import framework, within
+from skyward.transport.blobs import SCRATCH
 
 __all__ = [
     "avoid_shared_gpus",
@@ -45,6 +46,8 @@ _MEETING_SECONDS = 600.0
 _FORMING_SECONDS = 60
 _CLOSING_SECONDS = 5
 _PEER_GONE = re.compile(r"connection (closed|reset|refused)|broken pipe|socket closed|heartbeat|task .* died", re.I)
+_LONGEST_PATH = 103  # of a socket file
+_TAKES_FILES = (0, 10)  # of JAX: the first version with which it was tried
 _lock = threading.Lock()
 
 
@@ -97,12 +100,12 @@ def ensure_group(info: InstanceInfo) -> None:
             return
         share_cores()
         avoid_shared_gpus(jax, info)
-        os.environ.update(variables(info))
         if info.network.interface:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", info.network.interface)
-        if info.world_size > 1:
-            Rendezvous("JAX's group", info, _port(info), _MEETING_SECONDS).meet()
-        _initialize(jax, info)
+        os.environ.update(variables(info))
+        rendezvous = Rendezvous("JAX's group", info, _port(info), _MEETING_SECONDS)
+        address = rendezvous.meet(_coordinator(jax, info) if info.rank == 0 else None)
+        _initialize(jax, info, address)
         mark_group()
         atexit.register(close)
 
@@ -126,7 +129,7 @@ def close() -> None:
 def variables(info: InstanceInfo) -> dict[str, str]:
     """What this node's environment says about the group."""
     return {
-        "JAX_COORDINATOR_ADDRESS": _coordinator(info),
+        "JAX_COORDINATOR_ADDRESS": _port_of_head(info),
         "JAX_NUM_PROCESSES": str(info.world_size),
         "JAX_PROCESS_ID": str(info.rank),
         "JAX_LOCAL_DEVICE_COUNT": str(len(_device_ids(info)) or 1),
@@ -198,14 +201,13 @@ def _bind_collectives(info: InstanceInfo) -> None:
         library.make_gloo_tcp_collectives = partial(make, hostname=own)
 
 
-def _initialize(jax: Any, info: InstanceInfo) -> None:
+def _initialize(jax: Any, info: InstanceInfo, address: str) -> None:
     config = jax.config
     _bind_collectives(info)
     if getattr(config, "jax_cpu_collectives_implementation", "gloo") is None:
         config.update("jax_cpu_collectives_implementation", "gloo")  # older versions have none by default
     if getattr(config, "jax_enable_preemption_service", False):
         config.update("jax_enable_preemption_service", False)  # it takes SIGTERM away, by which the pool stops a body
-    address = _coordinator(info)
     options: dict[str, Any] = {
         "local_device_ids": _device_ids(info) or None,
         "cluster_detection_method": "deactivate",  # the pool says who is who, not a Slurm that happens to be around
@@ -238,7 +240,17 @@ def _port(info: InstanceInfo) -> int:
     return info.ports.get("jax", info.head_port)
 
 
-def _coordinator(info: InstanceInfo) -> str:
+def _coordinator(jax: Any, info: InstanceInfo) -> str:
+    """Where rank 0 listens for the others: on one machine a socket file that no other user can open."""
+    directory = os.environ.get(SCRATCH)
+    if directory and on_one_machine(info):
+        path = os.path.join(directory, f"jax-{os.urandom(6).hex()}")
+        if len(os.fsencode(path)) <= _LONGEST_PATH and jax.__version_info__ >= _TAKES_FILES:
+            return f"unix:{path}"
+    return _port_of_head(info)
+
+
+def _port_of_head(info: InstanceInfo) -> str:
     host = f"[{info.head_addr}]" if ":" in info.head_addr else info.head_addr
     return f"{host}:{_port(info)}"
 

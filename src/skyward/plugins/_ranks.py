@@ -16,6 +16,7 @@ __all__ = [
     "explain_lost_peer",
     "gpu_by_local_rank",
     "gpu_positions",
+    "on_one_machine",
     "say",
     "show_node_gpus",
     "this_rank",
@@ -48,6 +49,11 @@ def explain_lost_peer(error: Exception, info: InstanceInfo, group: str) -> None:
         f"{this_rank(info).capitalize()} lost its connection to another one of {group}: that one left the "
         "function, raised, or was killed before this one was done. Look at the others' output."
     )
+
+
+def on_one_machine(info: InstanceInfo) -> bool:
+    """Whether all ranks run on the same machine, and see the same files."""
+    return all(peer.private_ip == info.head_addr for peer in info.peers)
 
 
 def everyone(info: InstanceInfo) -> str:

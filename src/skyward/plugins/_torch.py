@@ -26,10 +26,10 @@ from skyward.node.decorators import Enter, around_each_call
 from skyward.node.turns import await_turn
 from skyward.plugins import _accelerate
 from skyward.plugins._ranks import gpu_by_local_rank, show_node_gpus
-from skyward.plugins._rendezvous import Rendezvous
 from skyward.plugins._torch_gpus import Backend, agreed_backend, check_backend, on_own_gpu, use_own_gpu
 from skyward.plugins._torch_health import PoolGroup, entered, explain
 from skyward.plugins._torch_init import LETTING_GO, OwnGroups, ReplacesInit, end_group
+from skyward.plugins._torch_store import new_store
 from skyward.plugins._within import framework, unpickled_first, within
 
 __all__ = ["Backend", "decorated", "process_group", "torch"]
@@ -86,7 +86,7 @@ def process_group(info: InstanceInfo, backend: Backend | None = None, timeout: f
     """A process group over all ranks for the length of a call, with its variables."""
     dist = framework("torch.distributed", "torch")
     check_backend(backend, info)
-    store = _own_store(dist, info, timeout)
+    store = new_store(dist, info, timeout)
     chosen = agreed_backend(backend, info, store)
     limit = timedelta(seconds=timeout)
     own = OwnGroups(dist, info, store, timeout)
@@ -124,7 +124,7 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
     use_own_gpu(info)
     limit = timedelta(seconds=timeout)
     with _variables(info), _ending(dist):
-        store = _shared_store(dist, info, timeout)
+        store = new_store(dist, info, timeout, info.ports["torch"])
         chosen = agreed_backend(backend, info, store)
         dist.init_process_group(chosen, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
         group = PoolGroup(dist, info, chosen, timeout)
@@ -191,38 +191,14 @@ def _shared(dist: Any, form: Callable[[], AbstractContextManager[object]]) -> Ge
 def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
     """What torchrun gives to a program that forms its group itself: variables, and a port where a store listens."""
     dist = framework("torch.distributed", "torch")
-    store = _own_store(dist, info, timeout)  # held until the call ends: in one process, torch shares what listens
-    with _variables(info, store.port), _kept(dist), _ending(dist), OwnGroups(dist, info, store, timeout).offered():
+    store = new_store(dist, info, timeout)  # held until the call ends: in one process, torch shares what listens
+    with (
+        _variables(info, getattr(store, "port", None)),
+        _kept(dist),
+        _ending(dist),
+        OwnGroups(dist, info, store, timeout).offered(),
+    ):
         yield
-
-
-def _own_store(dist: Any, info: InstanceInfo, timeout: float) -> Any:
-    """A store for this call alone, since what one group leaves in a store would confuse the next."""
-    limit = timedelta(seconds=timeout)
-    rendezvous = _rendezvous(info, timeout)
-    if info.rank > 0:
-        return dist.TCPStore(info.head_addr, rendezvous.meet(), timeout=limit)
-    store = dist.TCPStore(info.head_addr, 0, is_master=True, wait_for_workers=False, multi_tenant=True, timeout=limit)
-    rendezvous.meet(lambda: store.port)
-    return store
-
-
-def _shared_store(dist: Any, info: InstanceInfo, timeout: float) -> Any:
-    """The store of the pool's group, at the port that the variables name."""
-    rendezvous = _rendezvous(info, timeout)
-    if info.rank > 0:
-        rendezvous.await_listener()
-    try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    except dist.DistNetworkError as exc:
-        if "EADDRINUSE" in str(exc):
-            raise rendezvous.port_taken("address in use") from exc
-        raise
-    return store
-
-
-def _rendezvous(info: InstanceInfo, timeout: float) -> Rendezvous:
-    return Rendezvous("the torch group", info, info.ports["torch"], timeout, "timeout")
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class PoolGroup:
                     self._store.add(self._key("broken"), 1)
 
     def _is_broken(self) -> bool:
-        return self._store.add(self._key("broken"), 0) > 0
+        return self._store.check([self._key("broken")])
 
     def _form_again(self) -> None:
         end_group(self._dist, failed=True)  # first: a rank that still waits in it is let go

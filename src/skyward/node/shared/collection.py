@@ -72,6 +72,8 @@ class Collection:
     """What all kinds have: a name, a size in bytes, and questions that wait."""
 
     kind: ClassVar[str]
+    lasting: ClassVar[bool] = True
+    """Whether it is kept when nobody waits there."""
 
     def __init__(self, name: str, around: Surroundings) -> None:
         self.name, self.around = name, around
@@ -81,7 +83,7 @@ class Collection:
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}'"
 
-    def late(self, request: Request) -> tuple[str, list[Reply]]:
+    def late(self, request: Request) -> tuple[str | list[int], list[Reply]]:
         """The time-out of a question is over: says why it has waited, and who else is answered."""
         raise NotImplementedError
 

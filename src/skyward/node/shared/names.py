@@ -22,6 +22,7 @@ __all__ = [
     "attached",
     "barrier",
     "counter",
+    "current_channel",
     "dict",
     "event",
     "lock",
@@ -109,7 +110,7 @@ def serve_by(channel: Callable[[], Channel]) -> None:
     _served = channel
 
 
-def _current() -> Channel:
+def current_channel() -> Channel:
     """How the current process asks the server."""
     if _served is not None:
         return _served()
@@ -132,7 +133,7 @@ def _current() -> Channel:
 
 class _Here(Collections):
     def _shared_channel(self) -> Channel:
-        return _current()
+        return current_channel()
 
 
 _here = _Here()
@@ -147,4 +148,4 @@ event = _here.event
 
 def attached(kind: type[Handle], name: str, *options: Any) -> Handle:
     """A handle that was pickled, in the process that it has come to."""
-    return kind(name, _current, *options)
+    return kind(name, current_channel, *options)

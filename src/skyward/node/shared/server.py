@@ -79,8 +79,9 @@ class Server:
     # what processes say
 
     def _from_asker_open(self, asker: str, label: str, rank: int | None) -> None:
-        self._state.around.ranks = self._info().world_size
-        self._state.open(asker, label, rank)
+        info = self._info()
+        self._state.around.ranks = info.world_size
+        self._state.open(asker, label, rank if rank is not None and _may_be(asker, rank, info) else None)
 
     def _from_asker_ask(
         self,
@@ -206,6 +207,12 @@ class Server:
             direct.waits = not done
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if direct.waits else 0)
             self._selector.modify(direct.sock, events, partial(self._on_direct, direct))
+
+
+def _may_be(asker: str, rank: int, info: InstanceInfo) -> bool:
+    """Whether a process can be this rank: it is one of its own node. Those of this computer are all of one user."""
+    node = asker.partition("/")[0]
+    return rank in range(info.world_size) and (node == "direct" or node == str(info.node_of(rank)))
 
 
 class _Direct:

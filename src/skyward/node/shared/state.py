@@ -17,11 +17,12 @@ from skyward.node.receiver import Message
 from skyward.node.shared.collection import Asker, Collection, Refused, Reply, Request, Surroundings
 from skyward.node.shared.containers import Counter, Dict, Queue, Set
 from skyward.node.shared.protocol import ServerToAsker
-from skyward.node.shared.waits import Barrier, Event, Lock
+from skyward.node.shared.waits import Barrier, Event, Lock, Meeting
 
 __all__ = ["KINDS", "ROOM", "Answer", "SharedState"]
 
-KINDS: dict[str, type[Collection]] = {kind.kind: kind for kind in (Dict, Set, Counter, Queue, Lock, Barrier, Event)}
+_ALL = Dict, Set, Counter, Queue, Lock, Barrier, Event, Meeting
+KINDS: dict[str, type[Collection]] = {kind.kind: kind for kind in _ALL}
 
 ROOM = 1 << 30
 """How many bytes all collections of a pool may have."""
@@ -185,5 +186,7 @@ class SharedState:
     def _answer(self, reply: Reply) -> Answer:
         request, code, result, values = reply
         asker = request.asker.name
-        self._waiting.pop((asker, request.id), None)
+        found = self._waiting.pop((asker, request.id), None)
+        if found is not None and not found[0].lasting and not found[0].waiting:
+            self._collections.pop(found[0].name, None)
         return asker, ServerToAsker.answer(request.id, self.epoch, code, result, len(values)), values

@@ -1,4 +1,4 @@
-"""Shared collections that processes wait at: lock, barrier, event. No clock, socket or thread here."""
+"""Shared collections that processes wait at: lock, barrier, event, meeting. No clock, socket or thread here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from skyward.node.shared.collection import Asker, Collection, Refused, Reply, Request, Surroundings, done, seconds
 
-__all__ = ["Barrier", "Event", "Lock"]
+__all__ = ["Barrier", "Event", "Lock", "Meeting"]
 
 
 class Lock(Collection):
@@ -172,6 +172,37 @@ class Event(Collection):
     def late(self, request: Request) -> tuple[str, list[Reply]]:
         self.waiting.remove(request)
         return f"{self} was not set within {seconds(request.timeout or 0)}.", []
+
+
+class Meeting(Collection):
+    """Where the ranks of a group come together, once each: all of them get what rank 0 brings."""
+
+    kind = "meeting"
+    lasting = False
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._came: set[int] = set()
+
+    def do_join(self, request: Request) -> list[Reply]:
+        """[value] -> the value of rank 0; waits for all ranks. The time-out has a list of those that never came."""
+        rank = request.asker.rank
+        if rank is None or any(each.asker.rank == rank for each in self.waiting):
+            who = f"{request.asker.label} is none" if rank is None else f"rank {rank} is there already"
+            raise Refused("argument", f"{self} takes one process for each rank of the pool, and {who}.")
+        self._came.add(rank)
+        self.waiting.append(request)
+        if len(self.waiting) < self.around.ranks:
+            return []
+        arrived, self.waiting = self.waiting, deque()
+        value = next(each.arguments[0] for each in arrived if each.asker.rank == 0)
+        return [done(each, value) for each in arrived]
+
+    def late(self, request: Request) -> tuple[list[int], list[Reply]]:
+        self.waiting.remove(request)
+        here = {request.asker.rank, *(each.asker.rank for each in self.waiting)}
+        never = [rank for rank in range(self.around.ranks) if rank not in self._came]
+        return never or [rank for rank in range(self.around.ranks) if rank not in here], []
 
 
 def listed(labels: Iterable[str]) -> str:
