@@ -10,7 +10,7 @@ import queue
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ClientListener"]
 
 _GREETING = 10.0
-_WAITING = 64
+_WAITING = 64  # who has not shown yet who it is
+_SERVING = 1024  # blobs for other nodes, at a time
 
 
 class ClientListener:
@@ -48,7 +49,8 @@ class ClientListener:
         self._wake, self._serve = wake, serve
         self._held: list[socket.socket] = []
         self._lock = threading.Lock()
-        self._waiting: deque[socket.socket] = deque()
+        self._waiting: dict[socket.socket, str] = {}  # in the order in which they came, with their addresses
+        self._serving = 0
         self._admitted: queue.SimpleQueue[tuple[socket.socket, dict[str, Any]]] = queue.SimpleQueue()
 
     def open(self) -> None:
@@ -85,16 +87,22 @@ class ClientListener:
     def _accept(self) -> None:
         while self._listener.fileno() >= 0:
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
+            except OSError:
+                time.sleep(0.05)  # no room for one more at the moment; those who wait leave by themselves
+                continue
+            try:
                 if self._context is not None:
                     sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                self._wait(sock, address[0] if self._context is not None else "")
                 threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
             except (OSError, RuntimeError):
-                time.sleep(0.05)  # no room for one more at the moment; those who wait leave by themselves
+                self._forget(sock)
+                sock.close()
+                time.sleep(0.05)
 
     def _admit(self, sock: Any) -> None:
         try:
-            self._wait(sock)
             sock.settimeout(_GREETING)
             tune(sock)
             hello = self._greeted(sock)
@@ -102,14 +110,26 @@ class ClientListener:
             sock.close()  # not one of this pool: another user, no certificate, or no greeting
             return
         finally:
-            with self._lock:
-                if sock in self._waiting:
-                    self._waiting.remove(sock)
+            self._forget(sock)
         if "fetch" in hello:
-            self._serve(sock, hello["fetch"])  # a peer of the pool
+            self._serve_peer(sock, hello["fetch"])
         else:
             self._admitted.put((sock, hello))
             self._wake()
+
+    def _serve_peer(self, sock: socket.socket, blob: str) -> None:
+        """Gives a blob to a node of the pool; one that finds no room asks somebody else."""
+        with self._lock:
+            room = self._serving < _SERVING
+            self._serving += room
+        if not room:
+            sock.close()
+            return
+        try:
+            self._serve(sock, blob)
+        finally:
+            with self._lock:
+                self._serving -= 1
 
     def _greeted(self, sock: Any) -> dict[str, Any]:
         """The greeting of a peer that may say it; raises OSError or ValueError."""
@@ -129,12 +149,20 @@ class ClientListener:
             sock.sendall(piece)
         raise PermissionError(why)
 
-    def _wait(self, sock: socket.socket) -> None:
-        """Puts a peer in line; when that is too long, whoever has said nothing for longest is sent away."""
+    def _wait(self, sock: socket.socket, address: str) -> None:
+        """Puts a peer in line. When that is too long, who has waited longest is sent away, of the address with most."""
         with self._lock:
-            self._waiting.append(sock)
-            if len(self._waiting) > _WAITING:
-                try:
-                    socket.socket.shutdown(self._waiting.popleft(), socket.SHUT_RDWR)
-                except OSError:
-                    pass  # it has just gone
+            self._waiting[sock] = address
+            if len(self._waiting) <= _WAITING:
+                return
+            crowded = Counter(self._waiting.values()).most_common(1)[0][0]
+            longest = next(sock for sock, address in self._waiting.items() if address == crowded)
+            del self._waiting[longest]
+            try:
+                socket.socket.shutdown(longest, socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has just gone
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._waiting.pop(sock, None)
