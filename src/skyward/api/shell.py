@@ -24,6 +24,8 @@ class SshTarget:
     known_hosts: str | None = None
     config: bool = True
     """Whether the user's ~/.ssh/config counts; machines of a cloud are reached without it."""
+    proxy: str | None = None
+    """The command that carries ssh's bytes there, as in its option ProxyCommand; without one it connects itself."""
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}" if self.user else self.host

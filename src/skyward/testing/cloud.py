@@ -173,6 +173,10 @@ class Cloud:
             left += list(getattr(backend, "launch_templates", {}))
         return left
 
+    def connect_endpoint(self, vpc: str, group: str) -> None:
+        """Gives a VPC an EC2 Instance Connect endpoint, in a security group."""
+        self._ec2.endpoints.append((vpc, group))
+
     def ssh_sources(self, region: str, group: str) -> list[str]:
         """The addresses that a security group lets in to port 22."""
         from moto.ec2.models import ec2_backends

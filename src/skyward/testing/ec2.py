@@ -59,6 +59,8 @@ class Ec2:
     """Instance -> the placement group in which it stands."""
     reserved: Reserved = field(default_factory=Reserved)
     quotas: Mapping[str, float] = field(default_factory=dict[str, float])
+    endpoints: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """EC2 Instance Connect endpoints: VPC and security group of each."""
     kept: dict[bytes, Answer] = field(default_factory=dict[bytes, Answer])
 
     def answer(self, request: Request) -> Answer:
@@ -251,6 +253,16 @@ class Ec2:
 
     def _DescribeCapacityReservations(self, request: Request) -> Answer:
         return self.reserved.described(request)
+
+    def _DescribeInstanceConnectEndpoints(self, request: Request) -> Answer:
+        items = [
+            f"<item><instanceConnectEndpointId>eice-{number}</instanceConnectEndpointId><state>create-complete</state>"
+            f"<vpcId>{vpc}</vpcId><preserveClientIp>false</preserveClientIp>"
+            f"<securityGroupIdSet><item>{group}</item></securityGroupIdSet></item>"
+            for number, (vpc, group) in enumerate(self.endpoints)
+        ]
+        body = f"<instanceConnectEndpointSet>{''.join(items)}</instanceConnectEndpointSet>"
+        return xml("DescribeInstanceConnectEndpoints", body)
 
     def _DescribeSpotPriceHistory(self, request: Request) -> Answer:
         return shop.spot_prices(request, self.spot)

@@ -53,6 +53,8 @@ class Order:
     private: bool = False
     efa: Callable[[CloudOffer], bool] = lambda offer: False
     """Whether machines of an offer use EFA, if they are all in one zone."""
+    proxy: Callable[[str], str] | None = None
+    """By which command a machine is reached, given its id; without one by its address."""
     profile: str | None = None
     close: bool = False
     """Whether machines that can be are placed close together."""
@@ -126,7 +128,7 @@ def wait_ready(order: Order, ids: Sequence[str], deadline: float, user: str = "u
     while True:
         running = sum(machine.ready for machine in found)
         order.report(f"waiting for {len(ids)} {'machine' if len(ids) == 1 else 'machines'} to start, {running} run")
-        found = described(order.api, ids, user=user, private=order.private)
+        found = described(order.api, ids, user=user, private=order.private, proxy=order.proxy)
         if len(found) == len(ids) and all(machine.ready for machine in found):
             return found
         for machine in found:

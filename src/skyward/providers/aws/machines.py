@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -109,14 +109,17 @@ def machine(
     region: str,
     user: str = "ubuntu",
     private: bool = False,
+    proxy: Callable[[str], str] | None = None,
 ) -> CloudMachine:
     """A machine from one item of DescribeInstances."""
     tags = as_dict(item)
     price = price_of(tags)
     state: State = item["State"]["Name"]
     public_ip, private_ip = item.get("PublicIpAddress"), item.get("PrivateIpAddress") or ""
-    address = private_ip if private else public_ip
+    address = private_ip if private or proxy else public_ip
     target = _target(address, user, tags.get(POOL, "")) if address else None
+    if target is not None and proxy is not None:
+        target = replace(target, proxy=proxy(item["InstanceId"]))
     launched = item.get("LaunchTime")
     reason: dict[str, str] = item.get("StateReason") or {}
     return CloudMachine(

@@ -10,7 +10,6 @@ from typing import Any
 
 from skyward.errors import CloudRefused, InvalidArgument, SkywardError
 from skyward.machines.ledger import Ledger
-from skyward.providers.aws.admission import ssh_rule
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.tags import Terms, filters, resource_name, specification
 
@@ -30,10 +29,15 @@ class Subnet:
     id: str
     zone: str
     vpc: str
+    public: bool = True
+    """Whether machines in it can be reached by a public address."""
 
 
-def subnets(api: Api, given: Sequence[str] = (), public: bool = True) -> list[Subnet]:
-    """The subnets that were named, or those of the default VPC."""
+def subnets(api: Api, given: Sequence[str] = (), public: bool = True, demanded: bool = True) -> list[Subnet]:
+    """The subnets that were named, or those of the default VPC.
+
+    If machines are to have `public` addresses, those where they cannot are refused if that is `demanded`, else marked.
+    """
     requested: dict[str, Any] = {"SubnetIds": list(given)} if given else {"Filters": filters(default_for_az="true")}
     found = api.pages("ec2", "describe_subnets", "Subnets", **requested)
     if not found:
@@ -50,14 +54,23 @@ def subnets(api: Api, given: Sequence[str] = (), public: bool = True) -> list[Su
             f"subnet {', '.join(alone)} has IPv6 addresses only, and machines are reached, and reach each other, by "
             "IPv4. Nothing was created. Name a subnet with IPv4 addresses (dual-stack is fine)."
         )
+    closed: set[str] = set()
     if given and public:
-        for item in found:
-            if not item.get("DefaultForAz") and not _leads_out(api, item["SubnetId"], item["VpcId"]):
-                raise InvalidArgument(
-                    f"subnet {item['SubnetId']} has no route to an internet gateway, so its machines cannot be reached "
-                    "by a public address. Name a public subnet, or, from inside the VPC, say use_private_ip=True."
-                )
-    return [Subnet(item["SubnetId"], item["AvailabilityZone"], item["VpcId"]) for item in found]
+        closed = {
+            item["SubnetId"]
+            for item in found
+            if not item.get("DefaultForAz") and not _leads_out(api, item["SubnetId"], item["VpcId"])
+        }
+    if closed and demanded:
+        raise InvalidArgument(
+            f"subnet {', '.join(sorted(closed))} has no route to an internet gateway, so its machines cannot be "
+            "reached by a public address. Nothing was created. Name a public subnet; or, from inside the VPC or its "
+            'VPN, say use_private_ip=True; or go through AWS: via="eice" (an EC2 Instance Connect endpoint), "ssm".'
+        )
+    return [
+        Subnet(item["SubnetId"], item["AvailabilityZone"], item["VpcId"], item["SubnetId"] not in closed)
+        for item in found
+    ]
 
 
 def checked_cidr(value: str) -> str:
@@ -100,8 +113,10 @@ def _one_address(text: str) -> str:
     return f"{address}/{address.max_prefixlen}"
 
 
-def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str, efa: bool = False) -> str:
-    """The pool's security group: SSH from the caller only, everything among its own machines."""
+def ensure_group(
+    api: Api, ledger: Ledger, terms: Terms, vpc: str, entrance: Sequence[dict[str, Any]], efa: bool = False
+) -> str:
+    """The pool's security group: SSH as the rules of `entrance` say, everything among its own machines."""
     known = ledger.history.left("security-group")
     if known:
         return known[0]
@@ -123,7 +138,7 @@ def ensure_group(api: Api, ledger: Ledger, terms: Terms, vpc: str, ssh_from: str
             raise
         group = _made_before(api, terms, vpc, exc)
     ledger.answer(call, "security-group", group, region=api.account.region)
-    _let_in(api, group, ssh_from)
+    _let_in(api, group, entrance)
     if efa:
         _let_out(api, group)
     return group
@@ -139,13 +154,12 @@ def _made_before(api: Api, terms: Terms, vpc: str, refused: CloudRefused) -> str
     return str(found[0]["GroupId"])
 
 
-def _let_in(api: Api, group: str, ssh_from: str) -> None:
+def _let_in(api: Api, group: str, entrance: Sequence[dict[str, Any]]) -> None:
     among = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
-    ssh = ssh_rule(ssh_from)
     began = time.monotonic()
     while True:
         try:
-            api.call("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=[among, ssh])
+            api.call("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=[among, *entrance])
             return
         except CloudRefused as exc:
             if exc.kind == "duplicate":

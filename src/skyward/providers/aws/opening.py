@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from skyward.api.spec import Spec
 from skyward.errors import NoCapacity, NotGivenBack
 from skyward.machines.ledger import Ledger
 from skyward.machines.offers import CloudOffer, wish
+from skyward.providers.aws.admission import ssh_rule
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.giveback import give_back
@@ -38,6 +40,9 @@ class Settings:
     group: str | None
     ssh_from: str | None
     own_address: Callable[[], str]
+    entrance: Sequence[dict[str, Any]] | None
+    """The rules by which ssh gets in; if None, from the addresses of `ssh_from` or from this computer's."""
+    proxy: Callable[[str], str] | None
     private: bool
     root_gb: int | None
     throughput: int | None
@@ -92,7 +97,7 @@ def forget_machines(machines: Sequence[CloudMachine]) -> None:
 
 def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
     ssh_from = settings.ssh_from
-    if ssh_from is None and settings.group is None:
+    if ssh_from is None and settings.group is None and settings.entrance is None:
         ssh_from = settings.own_address()
     account = api.account
     metadata = {
@@ -121,7 +126,7 @@ def _order(
     keys = make_keys(ledger.directory)
     vpc = settings.subnets[0].vpc
     efa = any(settings.efa.why_not(offers[0]) is None for offers in tries if len(offers) == 1)
-    group = settings.group or ensure_group(api, ledger, terms, vpc, metadata["ssh_from"], efa)
+    group = settings.group or ensure_group(api, ledger, terms, vpc, _entrance(settings, metadata), efa)
     close = settings.close if settings.close is not None else spec.accelerator is not None
     return Order(
         api=api,
@@ -139,6 +144,7 @@ def _order(
         throughput=settings.throughput,
         private=settings.private,
         efa=lambda offer: settings.efa.why_not(offer) is None,
+        proxy=settings.proxy,
         profile=settings.profile,
         close=close and count > 1,
         report=api.report,
@@ -157,6 +163,10 @@ def _alike(
     if not near:
         raise NoCapacity(ledger.pool, [f"machines of this pool use EFA, and none is offered in {zone}"])
     return settings, near
+
+
+def _entrance(settings: Settings, metadata: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    return settings.entrance if settings.entrance is not None else [ssh_rule(metadata["ssh_from"])]
 
 
 def _undone(api: Api, pool: str, ledger: Ledger, why: BaseException) -> None:

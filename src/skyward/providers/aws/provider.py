@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from skyward.api.image import check_number
@@ -37,11 +38,20 @@ from skyward.providers.aws.images import MachineImage, image_finder
 from skyward.providers.aws.launch import Order, wait_ready
 from skyward.providers.aws.leftovers import found_leftovers
 from skyward.providers.aws.machines import CloudMachine, described, end
-from skyward.providers.aws.network import ADDRESS_SERVICE, checked_cidr, own_address, subnets
+from skyward.providers.aws.network import ADDRESS_SERVICE, Subnet, checked_cidr, own_address, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
 from skyward.providers.aws.prepare import prepare, settle
 from skyward.providers.aws.reservation import find_reservation
 from skyward.providers.aws.userdata import LEASE_FILE
+from skyward.providers.aws.ways import (
+    Way,
+    admission,
+    check_programs,
+    check_way,
+    entrance,
+    find_endpoint,
+    proxy_command,
+)
 
 __all__ = ["AWS"]
 
@@ -65,6 +75,8 @@ class AWS(Provider):
     security_group_id: str | None = None
     instance_profile: str | None = None
     use_private_ip: bool = False
+    via: Way | None = None
+    """How ssh gets to machines: to their address, or through AWS with the program `aws` ("ssm" or "eice")."""
     ssh_from: str | None = None
     """The addresses that may reach port 22; if not given, the caller's own, also when it changes."""
     address_service: str = ADDRESS_SERVICE
@@ -103,6 +115,7 @@ class AWS(Provider):
                 check_text(name, getattr(self, name))
         for name in ("use_private_ip", "burstable", "exclude_burstable"):
             check_flag(name, getattr(self, name))
+        check_way(self.via)
         for name in ("placement_group", "efa"):
             if getattr(self, name) is not None:
                 check_flag(name, getattr(self, name))
@@ -167,15 +180,17 @@ class AWS(Provider):
         fresh: dict[str, CloudMachine] = {}
         for region, ids in self._by_region(machines).items():
             here = self._hasty(region=region)
-            some = described(here._api(None), ids, user=self.username, private=self.use_private_ip)
+            some = described(here._api(None), ids, user=self.username, private=self.use_private_ip, proxy=here._proxy)
             fresh |= {machine.id: machine for machine in some}
             trust_machines(some)
         return [fresh.get(machine.id, machine) for machine in machines]
 
     def readmit(self, pool: str) -> Admission:
+        ledger = Ledger.held(pool)
+        if self.via is not None and (ledger is None or not ledger.history.metadata.get("ssh_from")):
+            return admission(self.via)
         if self.security_group_id is not None:
             return your_group(self.security_group_id, self._own_address)
-        ledger = Ledger.held(pool)
         groups = () if ledger is None else ledger.history.left("security-group")
         if ledger is None or not groups:
             return Admission()
@@ -221,6 +236,8 @@ class AWS(Provider):
     def _acquired(
         self, spec: Spec, pool: str, count: int, timeout: float, report: Report | None, joining: bool
     ) -> Holding:
+        if self.via is not None:
+            check_programs(self.via)
         here = self._at(spec)
         api = here._api(report)
         owner = api.identity()
@@ -258,7 +275,7 @@ class AWS(Provider):
         return connect(account, report)
 
     def _planned(self, api: Api, spec: Spec, count: int, image: Callable[[CloudOffer], MachineImage]) -> Plan:
-        zones = tuple(self.zones)
+        zones, places = tuple(self.zones), self._subnets(api)
         choice = Choice(
             image=image,
             kinds=tuple(self.instance_types),
@@ -268,11 +285,10 @@ class AWS(Provider):
             ubuntu=self.ubuntu_version,
             root_gb=self.root_disk_gb,
             throughput=self.root_disk_throughput,
-            private=self.use_private_ip,
             efa=self._efa(spec),
             reservation=find_reservation(api, self.capacity_reservation) if self.capacity_reservation else None,
+            private=self._private(places),
         )
-        places = subnets(api, self.subnet_id, not self.use_private_ip)
         check_zones(zones, [place.zone for place in places], self.region)
         return make_plan(api, spec, count, choice, places)
 
@@ -281,14 +297,17 @@ class AWS(Provider):
         return EfaChoice(self.efa, _count(spec, None), own_image, own_group, self.use_private_ip)
 
     def _settings(self, api: Api, owner: str, image: Callable[[CloudOffer], MachineImage], spec: Spec) -> Settings:
+        places = self._subnets(api)
         return Settings(
             owner=self.owner or owner,
-            subnets=subnets(api, self.subnet_id, not self.use_private_ip),
+            subnets=places,
             image=image,
             group=self.security_group_id,
             ssh_from=self.ssh_from,
             own_address=self._own_address,
-            private=self.use_private_ip,
+            entrance=self._entrance(api, places),
+            proxy=self._proxy,
+            private=self._private(places),
             root_gb=self.root_disk_gb,
             throughput=self.root_disk_throughput,
             profile=self.instance_profile,
@@ -297,6 +316,23 @@ class AWS(Provider):
             lease=self.lease,
             tags=tuple(dict(self.tags).items()),
         )
+
+    def _subnets(self, api: Api) -> list[Subnet]:
+        return subnets(api, self.subnet_id, not self.use_private_ip, demanded=self.via is None)
+
+    def _private(self, places: Sequence[Subnet]) -> bool:
+        return self.use_private_ip or not all(place.public for place in places)
+
+    def _entrance(self, api: Api, places: Sequence[Subnet]) -> list[dict[str, Any]] | None:
+        """By which rules ssh gets in, if not from an address."""
+        if self.via is None or self.security_group_id is not None:
+            return None
+        endpoint = find_endpoint(api, places[0].vpc) if self.via == "eice" else None
+        return None if endpoint is not None and endpoint.keeps_address else entrance(endpoint)
+
+    @property
+    def _proxy(self) -> Callable[[str], str] | None:
+        return None if self.via is None else partial(proxy_command, self.via, self.region, self.profile)
 
     def _own_address(self) -> str:
         return own_address(self.use_private_ip, self.address_service)

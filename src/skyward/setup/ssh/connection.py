@@ -56,6 +56,8 @@ def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
         chosen += [f'UserKnownHostsFile="{target.known_hosts}"', "GlobalKnownHostsFile=/dev/null"]
     if target.key is not None:
         chosen.append("IdentitiesOnly=yes")
+    if target.proxy is not None:
+        chosen.append(f"ProxyCommand={target.proxy}")
     argv = ["-k"] if target.config else ["-k", "-F", "none"]  # -k: no Kerberos ticket of the user's goes there
     for option in chosen:
         argv += ["-o", option]

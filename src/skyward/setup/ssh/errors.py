@@ -172,6 +172,7 @@ def by_hand(target: SshTarget) -> str:
     argv += ["-i", target.key, "-o", "IdentitiesOnly=yes"] if target.key else []
     argv += ["-o", f"UserKnownHostsFile={target.known_hosts}"] if target.known_hosts else []
     argv += ["-p", str(target.port)] if target.port else []
+    argv += ["-o", f"ProxyCommand={target.proxy}"] if target.proxy else []
     return shlex.join([*argv, str(target), "true"])
 
 
