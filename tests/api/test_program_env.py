@@ -13,6 +13,7 @@ from skyward.api.program_env import installer_environment, ssh_environment
 from skyward.api.shell import SshTarget
 from skyward.errors import HostUnreachable, SkywardError
 from skyward.machines.watchdog import Watchdog
+from skyward.setup.local_shell import LocalShell
 from skyward.setup.ssh.shell import SshShell
 from tests.support.waiting import until
 
@@ -27,6 +28,7 @@ NEEDED = (
 
 
 def test_installers_get_settings_proxies_and_certificates_and_nothing_else() -> None:
+    """SEC-13."""
     environ = dict.fromkeys((*SECRETS, *NEEDED, "EDITOR", "DATABASE_URL", "PYTHONPATH", "SSH_AUTH_SOCK"), "x")
     assert installer_environment(environ) == dict.fromkeys(NEEDED, "x")
 
@@ -65,6 +67,7 @@ def environments(seen: Path) -> list[dict[str, str]]:
 
 
 def test_the_ssh_that_connects_sees_no_secret(seen: Path) -> None:
+    """SEC-13."""
     shell = SshShell(SshTarget("host.invalid"))
     with pytest.raises((HostUnreachable, SkywardError)):
         shell.connect(time.monotonic() + 3)
@@ -73,6 +76,7 @@ def test_the_ssh_that_connects_sees_no_secret(seen: Path) -> None:
 
 
 def test_the_ssh_that_the_watchdog_starts_sees_no_secret(seen: Path) -> None:
+    """SEC-13."""
     watchdog = Watchdog()
     watchdog.add("a", [], ["ssh", "host.invalid"])
     watchdog.hand_over()
@@ -80,3 +84,14 @@ def test_the_ssh_that_the_watchdog_starts_sees_no_secret(seen: Path) -> None:
     until(seen.exists)
     until(lambda: seen.read_text().endswith("\n"))
     assert all("HF_TOKEN" not in each and each["EDITOR"] == "ed" for each in environments(seen))
+
+
+def test_commands_of_plugins_on_this_computer_see_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-13: they get what nodes here get, and the settings of pip and uv: such commands install things."""
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://index.example.org/simple")
+    done = LocalShell().run(["env"])
+    seen = dict(line.partition("=")[::2] for line in done.out.decode().splitlines())
+    assert "HF_TOKEN" not in seen
+    assert seen["UV_DEFAULT_INDEX"] == "https://index.example.org/simple"
+    assert {"PATH", "HOME"} <= seen.keys()

@@ -62,7 +62,10 @@ class LocalShell:
         )
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
-        done = subprocess.run(argv, input=data, capture_output=True, timeout=timeout, check=False)
+        from skyward.api.program_env import installer_environment  # most pools on this computer run no commands
+
+        env = {**inherited(os.environ), **installer_environment(os.environ)}
+        done = subprocess.run(argv, env=env, input=data, capture_output=True, timeout=timeout, check=False)
         return Finished(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
 
     def upload(self, source: bytes | Path, dest: str) -> None:

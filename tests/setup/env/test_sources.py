@@ -139,7 +139,7 @@ def environments(witness: Path) -> list[dict[str, str]]:
 def test_nothing_is_built_from_source_unless_it_is_asked_for(
     install: Callable[[Image], str], public: Index, witness: Path
 ) -> None:
-    """SEC-26: the error says why, and what to write; then it is built, by programs that get no secret."""
+    """SEC-13, SEC-26: the error says why, and what to write; then it is built, by programs that get no secret."""
     public.add_source("skyrawlib", "1.0", witness)
     public.add("skyfriend", "1.0", requires=["skyrawlib"])
     with pytest.raises(BootstrapError, match=r'sky\.Image\(\.\.\., build=\["skyrawlib"\]\)'):

@@ -76,7 +76,10 @@ def would_send(target: SshTarget) -> list[str]:
         return []
     argv = ["ssh", *options(target, _LISTENING), "-G", "--", target.host]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LISTENING)
+        done = subprocess.run(
+            argv, env=ssh_environment(os.environ), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=_LISTENING,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return []  # the connection itself says what is wrong
     lines = [line.partition(" ") for line in done.stdout.splitlines()]
