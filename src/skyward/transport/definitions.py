@@ -24,7 +24,7 @@ import cloudpickle
 from skyward.api.once import Once, arrived, identified
 from skyward.api.ref import Ref
 
-__all__ = ["reduce"]
+__all__ = ["KINDS", "reduce"]
 
 _internals: Any = cloudpickle.cloudpickle
 _Cached: type = type(functools.lru_cache(len))
@@ -167,3 +167,5 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 }
 if sys.version_info >= (3, 12):
     _REDUCERS[typing.TypeAliasType] = _alias
+KINDS = frozenset(_REDUCERS)
+"""The types of what `reduce` may know of."""

@@ -191,21 +191,24 @@ def _load_storage(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location=None if torch.cuda.is_available() else "cpu", weights_only=False)
 
 
+_as_cloudpickle: Any = cast(Any, cloudpickle.Pickler).reducer_override
+
+
 class Pickler(cloudpickle.Pickler):
     """cloudpickle's pickler, by which tensors leave their memory out of band too."""
 
     dispatch_table: ClassVar[Any] = ChainMap(tensors.TABLE, *cast(Any, cloudpickle.Pickler).dispatch_table.maps)
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
-        from skyward.transport.definitions import reduce
+        from skyward.transport.definitions import KINDS, reduce
 
         tensors.look_around()
-        self._reduce = reduce
+        self._kinds, self._reduce = KINDS, reduce
         cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        made = self._reduce(obj)
-        return cast(Any, super()).reducer_override(obj) if made is NotImplemented else made
+        made = self._reduce(obj) if type(obj) in self._kinds else NotImplemented
+        return _as_cloudpickle(self, obj) if made is NotImplemented else made
 
 
 def _cloudpickle(value: object) -> Packed:
