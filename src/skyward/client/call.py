@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ from skyward.client.callbacks import UserCode, UserFuture
 from skyward.client.functions import remembers_nothing, streamed_parameters, unbound
 from skyward.client.logs import Watch
 from skyward.client.refs import Refs
-from skyward.errors import ResultNotSerializable
+from skyward.errors import PoolClosed, ResultNotSerializable
 from skyward.transport import blobs
 from skyward.transport.culprits import StaysHere
 from skyward.transport.exceptions import PackedError
@@ -106,11 +107,14 @@ class CallFuture(UserFuture[T]):
         packed, error = held.get("_result"), held.get("_exception")
         if isinstance(packed, _Packed):
             discard(packed.about)  # nobody ever asked for it
-        if error is not None and held.get("unasked"):
+        # that a call ended with its pool is no news: whoever closed the pool, or the end of the program, did that
+        if error is not None and held.get("unasked") and not isinstance(error, PoolClosed):
             what = str(error) if isinstance(error, PackedError) else f"{type(error).__name__}: {error}"
             text = f"{self._name} has failed, and nobody has asked for its result: {what}"
             act = partial(log.error, "%s", text)
-            self.user.callbacks.submit(act) if self.user is not None else act()  # the user's handlers run then
+            # The user's handlers run then. When the interpreter ends, no thread begins any more, and waiting for one
+            # would never end.
+            self.user.callbacks.submit(act) if self.user is not None and not sys.is_finalizing() else act()
 
     @property
     def is_light(self) -> bool:
