@@ -65,21 +65,20 @@ PLAIN: Files = {
     "etc/systemd/system/systemd-hwdb-update.service": (0, "/dev/null"),
     "etc/systemd/system/serial-getty@ttyS0.service": (0, "/dev/null"),
 }
-_AT_ONCE = "[Timer]\nOnCalendar=\nOnActiveSec=1\nPersistent=false\nRandomizedDelaySec=0\nAccuracySec=1s\n"
 BUSY: Files = {
     **PLAIN,
     "etc/apt/sources.list": (0o644, "deb [trusted=yes] file:/opt/archive ./\n"),
+    "etc/cloud/cloud.cfg.d/99-tests.cfg": (0o644, "apt:\n  preserve_sources_list: true\n"),
     "etc/apt/apt.conf.d/52tests": (
         0o644,
         'Unattended-Upgrade::Origins-Pattern { "origin=Tests"; };\n'
         'APT::Periodic::Update-Package-Lists "always";\nAPT::Periodic::Unattended-Upgrade "always";\n',
     ),
-    "etc/systemd/system/apt-daily.timer.d/tests.conf": (0o644, _AT_ONCE),
-    "etc/systemd/system/apt-daily-upgrade.timer.d/tests.conf": (0o644, _AT_ONCE),
-    # Nobody gets in before the locks are held; else it would depend on the speed of the machine whether they are.
+    # Its timer would start it later. Nobody gets in before the locks are held.
     "etc/systemd/system/busy.service": (
         0o644,
-        "[Unit]\nBefore=ssh.service ssh.socket\n[Service]\nType=oneshot\n"
+        "[Unit]\nBefore=ssh.service ssh.socket\n[Service]\nType=oneshot\nStandardOutput=journal+console\n"
+        "ExecStart=/usr/bin/apt-get update\nExecStart=/bin/systemctl start --no-block apt-daily-upgrade.service\n"
         "ExecStart=/bin/sh -c 'until pgrep -f [p]atient.postinst; do sleep 1; done'\n",
     ),
     "etc/systemd/system/multi-user.target.wants/busy.service": (0, "/etc/systemd/system/busy.service"),

@@ -66,7 +66,6 @@ class Machine:
         """When QEMU was started, by time.monotonic()."""
         self.dhcp_delay = 0.0
         """Seconds that the machine waits for its address."""
-        self.asked_off = False
         self._ended = ended
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
