@@ -393,6 +393,11 @@ output = json
 """
 
 
+@pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "eusc-de-east-1", "us-iso-east-1"])
+def test_regions_of_every_partition_are_taken(region: str) -> None:
+    assert AWS(region=region).region == region
+
+
 @pytest.mark.parametrize(
     ("profile", "environ", "region"),
     [
