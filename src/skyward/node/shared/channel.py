@@ -64,7 +64,8 @@ class Channel:
     """Asks for one process; may be used from any thread.
 
     `post` sends a message to the server. `pack` and `unpack` turn values into bytes and back. `call` says for which
-    call the current thread works, and `age` since how many seconds that runs.
+    call the current thread works, and `age` since how many seconds that runs. `opening` says who this process is; it is
+    sent before the first question, and again to a server that does not know it any more.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Channel:
         unpack: Callable[[Any], Any],
         call: Callable[[], str | None] = lambda: None,
         age: Callable[[], float] = lambda: 0.0,
+        opening: Callable[[], Message] | None = None,
     ) -> None:
+        self._opening, self._opened = opening, opening is None
         self._post, self.pack, self.unpack, self.call, self.age = post, pack, unpack, call, age
         self._ids = itertools.count(1)
         self._waits: dict[int, _Wait] = {}
@@ -111,6 +114,7 @@ class Channel:
         id, wait = next(self._ids), _Wait((kind, name, operation))
         self._waits[id] = wait
         try:
+            self._open()
             self._post(
                 AskerToServer.ask(id, self._epoch, kind, name, operation, arguments, timeout, len(values)), values
             )
@@ -123,6 +127,13 @@ class Channel:
         if code:
             _raise(code, result)
         return result, found
+
+    def _open(self) -> None:
+        if not self._opened and self._opening is not None:
+            with self._lock:
+                if not self._opened:
+                    self._post(self._opening(), [])
+                    self._opened = True
 
     def tell(self, kind: str, name: str, operation: str, arguments: list[Any], values: list[Any] | None = None) -> None:
         """Asks for something whose answer nobody wants."""
@@ -164,6 +175,8 @@ class Channel:
     def _from_server_answer(self, id: int, epoch: str, code: str, result: Any, buffers: list[Any]) -> None:
         if not self._epoch or code == "lost":
             self._epoch = epoch
+        if code == "lost":
+            self._opened = self._opening is None
         with self._lock:
             wait = self._waits.pop(id, None)
             if wait is not None:

@@ -90,9 +90,8 @@ class RunnerShared:
                     unpack_value,
                     lambda: (current_call() or (None,))[0],
                     self._age,
+                    None if direct else self._opening,
                 )
-                if not direct:
-                    self._post(self._opening(), [])
                 self._channel = channel
         return self._channel
 

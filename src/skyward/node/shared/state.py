@@ -54,8 +54,9 @@ class SharedState:
         return len(self._waiting)
 
     def open(self, asker: str, label: str, rank: int | None) -> None:
-        """A process says who it is."""
-        self._askers[asker] = Asker(asker, label, rank)
+        """A process says who it is, perhaps again."""
+        known = self._askers.setdefault(asker, Asker(asker))
+        known.label, known.rank = label, rank
 
     def ask(
         self,
