@@ -105,6 +105,15 @@ def test_a_group_spans_the_hosts_and_meets_at_the_head(
         assert each["group"] == (node, 3, "gloo")
 
 
+def test_a_group_listens_at_the_addresses_by_which_hosts_reach_each_other(
+    torch_pool: sky.ComputePool, net: Network
+) -> None:
+    """SEC-2: torch's store, too, which by itself would listen at all addresses."""
+    assert len(sky.compute(described)() @ torch_pool) == 3
+    for host in net:
+        assert {listener.address for listener in host.listeners("sky")} == {host.address}
+
+
 @FORMS
 def test_training_over_hosts_gives_the_weights_of_a_run_on_one(form: str, pools: dict[str, sky.ComputePool]) -> None:
     alone, _ = trained(20)
