@@ -44,12 +44,15 @@ class Price:
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> Price:
-        """The parts from what `record` made; ValueError where those are no numbers."""
+        """The parts from what `record` made; ValueError where those are no prices, whoever wrote them."""
         names = cls.__dataclass_fields__
         try:
-            return cls(**{name: float(value) for name, value in recorded.items() if name in names})
-        except TypeError as exc:
+            price = cls(**{name: float(value) for name, value in recorded.items() if name in names})
+        except (TypeError, AttributeError) as exc:
             raise ValueError(f"{recorded!r} is no price") from exc
+        if not (price.machine >= 0 and 0 <= price.disk < math.inf and 0 <= price.address < math.inf):
+            raise ValueError(f"{recorded!r} is no price")
+        return price
 
     def __str__(self) -> str:
         machine = money(self.machine) if self.known else "price unknown"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
+from skyward.api.spec import Spec
+from skyward.machines.ledger import Ledger, remove
 from skyward.machines.price import Price
 from skyward.providers.aws.billing import Bill, Receipt, charge
 from skyward.providers.aws.disk import LIST_PRICES, Disk, root_disk
@@ -107,11 +110,28 @@ def test_prices_survive_in_tags() -> None:
         assert price_of(damaged) == Price()
 
 
+def test_a_machine_that_aws_has_forgotten_is_billed_until_its_end(cloud: Cloud) -> None:
+    """AWS shows machines for an hour after their end; a pool may be open for days."""
+    aws = cloud.aws()
+    held = aws.acquire(Spec(accelerator="T4", nodes=3), "p")
+    ours, theirs, _ = (machine.id for machine in held.machines)
+    cloud.end(theirs)
+    aws.refresh(held.machines)
+    aws.refresh(held.machines)
+    aws.terminate([held.machines[0]])
+    for id in (ours, theirs):
+        cloud.machines.all[id].visible_at = math.inf
+    noted = time.time()
+    time.sleep(1.1)  # the pace of tests takes what is younger for something that is yet to appear
+    bills = {bill.id: bill for bill in aws.give_back("p").machines}
+    assert bills[theirs].taken_back
+    assert not bills[ours].taken_back
+    for id in (ours, theirs):
+        assert bills[id].seconds <= noted - cloud.machines.all[id].made + 1.0, "not until the pool was closed"
+
+
 def test_the_receipt_of_a_pool_knows_what_aws_took_back(cloud: Cloud) -> None:
     """And the tags say the same as the ledger, where that is lost."""
-    from skyward.api.spec import Spec
-    from skyward.machines.ledger import Ledger, remove
-
     aws = cloud.aws()
     held = aws.acquire(Spec(accelerator="T4", nodes=2), "p")
     cloud.end(held.machines[1].id)

@@ -97,7 +97,7 @@ def test_a_limit_without_prices_says_what_to_do(cloud: Cloud) -> None:
 
 
 def test_the_whole_price_is_in_the_plan_and_in_the_limit(cloud: Cloud) -> None:
-    """0.526 for the machine, (95 GB x 0.08 + 175 MiB/s x 0.04) / 730 h for its disk, 0.005 for its address."""
+    """SEC-33: 0.526 for the machine, (95 GB x 0.08 + 175 MiB/s x 0.04) / 730 h for its disk, 0.005 for its address."""
     spec = Spec(accelerator="T4", allocation="on-demand", nodes=2)
     plan = cloud.aws().offers(spec)
     first = plan.offers[0]

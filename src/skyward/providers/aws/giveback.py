@@ -12,6 +12,7 @@ from skyward.machines.ledger import History, Ledger, Record
 from skyward.machines.price import Price, money
 from skyward.providers.aws.api import Api, Report
 from skyward.providers.aws.billing import Bill, Receipt
+from skyward.providers.aws.ends import ends
 from skyward.providers.aws.inventory import Thing, delete, things
 from skyward.providers.aws.machines import CloudMachine, described, end, tagged
 from skyward.providers.aws.ownership import Claim, remark
@@ -172,7 +173,9 @@ def _names(some: Iterable[Thing]) -> tuple[str, ...]:
 
 def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, Any], asked: float, work: _Work) -> Bill:
     began = machine.launched if machine is not None and machine.launched else asked
-    ended = (machine.ended if machine is not None else None) or work.ended.get(id) or time.time()
+    noted = ends(work.history).get(id)
+    seen = machine.ended if machine is not None else None
+    ended = seen or (noted.time if noted is not None else None) or work.ended.get(id) or time.time()
     return Bill(
         id,
         machine.kind if machine is not None else str(details.get("type", "")),
@@ -180,7 +183,7 @@ def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, Any], ask
         machine.market if machine is not None else details.get("market", "on-demand"),
         max(0.0, ended - began),
         _price(machine, details),
-        machine.taken_back if machine is not None else False,
+        machine.taken_back if machine is not None else noted is not None and noted.taken_back,
     )
 
 

@@ -33,6 +33,7 @@ from skyward.providers.aws.checks import (
 )
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.efa import EfaChoice
+from skyward.providers.aws.ends import note_ends
 from skyward.providers.aws.giveback import give_back
 from skyward.providers.aws.images import MachineImage, image_finder
 from skyward.providers.aws.launch import Order, wait_ready
@@ -183,6 +184,7 @@ class AWS(Provider):
             some = described(here._api(None), ids, user=self.username, private=self.use_private_ip, proxy=here._proxy)
             fresh |= {machine.id: machine for machine in some}
             trust_machines(some)
+            note_ends(some)
         return [fresh.get(machine.id, machine) for machine in machines]
 
     def readmit(self, pool: str) -> Admission:
@@ -202,7 +204,9 @@ class AWS(Provider):
             for refused in end(replace(self, region=region)._api(None), ids).values():
                 if refused.kind != "missing":
                     raise refused
-            forget_machines([m for m in machines if isinstance(m, CloudMachine) and m.id in ids])
+            ended = [m for m in machines if isinstance(m, CloudMachine) and m.id in ids]
+            forget_machines(ended)
+            note_ends(ended, by_us=True)
 
     # closing, and what is left
 

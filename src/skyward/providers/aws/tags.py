@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import inf
 from typing import Any
 
 from skyward.machines.price import Price
@@ -86,11 +85,9 @@ def price_of(tags: Mapping[str, str]) -> Price:
     """What a machine costs an hour, as its tags say, which anybody may have written; nothing where they cannot be."""
     try:
         parts = dict(part.split("=", 1) for part in tags.get(PARTS, "").split())
-        price = Price.read(parts or {"machine": tags.get(PRICE, 0)})
+        return Price.read(parts or {"machine": tags.get(PRICE, 0)})
     except ValueError:
         return Price()
-    sensible = price.machine >= 0 and all(0 <= part < inf for part in (price.disk, price.address))
-    return price if sensible else Price()
 
 
 def expiry(tags: Mapping[str, str]) -> float | None:
