@@ -161,7 +161,14 @@ def _is_gpu(value: Any) -> bool:
     return all(_GPU[name](part) for name, part in cast("dict[str, Any]", value).items())
 
 
-_GPU: dict[str, Test] = {"uuid": _is_text, "name": _is_text, "memory": is_whole, "vendor": _is_text, "card": _is_text}
+_GPU: dict[str, Test] = {
+    "index": is_whole,
+    "uuid": _is_text,
+    "name": _is_text,
+    "memory": is_whole,
+    "vendor": _is_text,
+    "card": _is_text,
+}
 _METADATA: dict[str, Test] = {
     "s": _is_amount,
     "blobs": _is_dict,
