@@ -40,6 +40,8 @@ CHANGES = (
     "AuthorizeSecurityGroupIngress RevokeSecurityGroupIngress DeleteKeyPair DeletePlacementGroup DeleteSecurityGroup "
     "DeleteVolume TerminateInstances"
 ).split()
+# Only pools with Image(warm=True) need these, of an image that does not exist here: they are not asked for.
+WARM = ("CreateImage", "DeregisterImage", "DeleteSnapshot")
 QUOTAS = {
     "vCPUs of ordinary machines, on-demand": "L-1216C47A",
     "vCPUs of ordinary machines, spot": "L-34B43A08",

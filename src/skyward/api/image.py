@@ -251,6 +251,9 @@ class Image:
     `lock` is the path of a pylock.toml, a uv.lock, or a requirements.txt with hashes. Then exactly what it lists is
     installed, and a file with another hash is refused; `pip` and plugins can only ask for what it has. Skyward's own
     needs are added where it lacks them.
+
+    `warm`: the first pool with this environment on a cloud keeps it there as a machine image, and later pools start
+    from that. It costs a little every month until it is deleted: `sky ps` lists it, `sky down --warm` deletes it.
     """
 
     python: str = "auto"
@@ -266,6 +269,7 @@ class Image:
     build: Sequence[str] = ()
     allow_includes: Sequence[str] = ()
     lock: str | None = None
+    warm: bool = False
 
     def __post_init__(self) -> None:
         _check_python(self.python)
@@ -280,6 +284,8 @@ class Image:
         object.__setattr__(self, "build", check_names("build", self.build))
         object.__setattr__(self, "lock", _checked_lock(self.lock))
         check_number("bootstrap_timeout", self.bootstrap_timeout, whole=False)
+        if type(self.warm) is not bool:
+            raise InvalidArgument(f"warm={self.warm!r} is neither True nor False. Give one of them.")
         self._check_indexes()
         self._check_apt()
         self._check_env()
@@ -295,10 +301,16 @@ class Image:
     @property
     def content_hash(self) -> str:
         """A hexadecimal SHA-256 over all of it but secrets, equal for equal images on the same version of Python."""
-        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "warm"}
         content |= {"python": self.python_version, "env": dict(self.env), "shell_vars": dict(self.shell_vars)}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def environment_hash(self) -> str:
+        """A hexadecimal SHA-256 over what is installed: neither variables nor the user's files, and no secret."""
+        content = [self.python_version, self.pip, self.pip_indexes, self.apt, self.build]
+        return hashlib.sha256(json.dumps(content, default=_plain).encode()).hexdigest()
 
     def adding(
         self,

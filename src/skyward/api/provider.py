@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward.accelerators import Accelerator
-from skyward.api.shell import Access, SshTarget
+from skyward.api.shell import Access, Shell, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 
@@ -183,6 +183,26 @@ class Provider(ABC):
 
         What carries a pool's tag without proof that it was made for it says so in `foreign`; it is listed, never ended.
         """
+        return []
+
+    def warmed(self, key: str) -> Provider:
+        """This provider for machines on which the environment of that key may be ready: see `keep`."""
+        return self
+
+    def keep(self, machine: Machine, shell: Shell, cache: str, directory: str) -> str | None:
+        """Keeps the disk of a machine whose environment was just made, for the next pool with the same key.
+
+        `cache` is where the environment lies, `directory` is the pool's, still empty. Returns what the user is told if
+        it was not kept.
+        """
+        return f"{self.name} has no warm starts: Image(warm=True) does nothing there."
+
+    def kept(self) -> list[Leftover]:
+        """What `keep` has kept, with what it costs."""
+        return []
+
+    def discard(self, unused: float = 0.0) -> list[str]:
+        """Deletes what was kept and not used for that many seconds; returns the ids of it."""
         return []
 
     def reopened(self, metadata: Mapping[str, Any]) -> Provider:

@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
     parser.add_argument("pools", nargs="*", metavar="POOL", help="names, as `sky ps` shows them")
     parser.add_argument("--all", action="store_true", help="every pool whose process is gone")
     parser.add_argument("--expired", action="store_true", help="every pool whose time is over")
+    parser.add_argument("--warm", action="store_true", help="images that pools with Image(warm=True) have kept")
     parser.add_argument("--yes", action="store_true", help="do it")
     parser.add_argument("--if-there", action="store_true", help="a pool that is not there is no error")
     add_place(parser)
@@ -36,8 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
         names = [name for name in names if ledger.read(name) is not None]
         if not names:
             return 0
+    providers = reaper.renting_providers(arguments.endpoint_url)
+    if arguments.warm:
+        for text in reaper.discard(providers, arguments.yes):
+            print(text)
+        if not names and not arguments.all and not arguments.expired:
+            return 0
     outcomes = reaper.down(
-        reaper.renting_providers(arguments.endpoint_url),
+        providers,
         names,
         arguments.all,
         arguments.expired,

@@ -26,9 +26,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from skyward.machines import reaper
 
-    found = reaper.pools(reaper.renting_providers(arguments.endpoint_url), arguments.region, profile=arguments.profile)
+    providers = reaper.renting_providers(arguments.endpoint_url)
+    found = reaper.pools(providers, arguments.region, profile=arguments.profile)
     for pool in found:
         print(pool)
     if not found:
         print("no pools")
+    for item in reaper.kept(providers):
+        print(f"{item}; `sky down --warm` deletes it")
     return 0

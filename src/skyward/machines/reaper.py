@@ -21,8 +21,10 @@ __all__ = [
     "Found",
     "Outcome",
     "chosen",
+    "discard",
     "down",
     "expired_leftovers",
+    "kept",
     "look_around",
     "mentioned",
     "pools",
@@ -219,6 +221,24 @@ def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
     return (
         f"earlier pools have left something behind: {', '.join(what)}. End it with: sky down {names} {' '.join(words)}"
     )
+
+
+def kept(providers: Sequence[Provider]) -> list[Leftover]:
+    """What pools with a warm image have kept, with what it costs; an error of one provider hides no other."""
+    found: list[Leftover] = []
+    for provider in providers:
+        try:
+            found += provider.kept()
+        except SkywardError as exc:
+            log.warning("%s could not be asked what is kept there: %s", provider.name, exc)
+    return found
+
+
+def discard(providers: Sequence[Provider], really: bool) -> list[str]:
+    """Deletes what pools with a warm image have kept, or only says so; a line for each thing."""
+    if not really:
+        return [f"{item}: would be deleted; say --yes to do it" for item in kept(providers)]
+    return [f"{id}: deleted" for provider in providers for id in provider.discard()]
 
 
 def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Thread:

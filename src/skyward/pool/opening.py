@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,8 @@ def get_machines(
         choose(candidate)
         context = replace(base, provider=candidate.provider, spec=candidate.spec, nodes=candidate.nodes)
         context = replace(context, image=hooks.transformed(base.plugins, base.image, context.cluster))
+        if context.image.warm and context.provider.rented:
+            context = replace(context, provider=context.provider.warmed(_warm_key(context)))
         holding = acquire(context, watchdog, steps, keep_receipt)
         if holding.accelerator is not None:  # machines that come later must have the same
             context = replace(context, spec=replace(context.spec, accelerator=holding.accelerator))
@@ -103,6 +106,15 @@ def setup_script(context: PoolContext) -> str:
 
     image = hooks.transformed(context.plugins, context.image, context.cluster)
     return script.script(image, metadata.version("uv"))
+
+
+def _warm_key(context: PoolContext) -> str:
+    """What an environment is known by before it is resolved; a new Skyward makes another."""
+    from skyward.setup.env.wheel import source_hash
+
+    lock = context.image.lock
+    locked = sha256(Path(lock).read_bytes()).hexdigest() if lock is not None and Path(lock).is_file() else ""
+    return f"{context.image.environment_hash}-{source_hash()}-{locked}"
 
 
 def _note_lost_machines(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> None:

@@ -19,10 +19,13 @@ _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 
 @contextmanager
-def during_setup(shell: Shell, target: SshTarget, access: Access, warn: Callable[[str], None]) -> Generator[None]:
+def during_setup(
+    shell: Shell, target: SshTarget, access: Access, warn: Callable[[str], None]
+) -> Generator[Callable[[], None]]:
     """Renews the machine's lease and runs the provider's setup step while the block runs; waits for that step.
 
-    `warn` is told if it fails. After the block the machine's keeper renews the lease.
+    The block gets a function that waits for the step, too. `warn` is told if it fails. After the block the machine's
+    keeper renews the lease.
     """
     ended = threading.Event()
     renewing = threading.Thread(target=_renew, args=(shell, access, ended), name="skyward-lease", daemon=True)
@@ -30,7 +33,7 @@ def during_setup(shell: Shell, target: SshTarget, access: Access, warn: Callable
     renewing.start()
     settling.start()
     try:
-        yield
+        yield settling.join
     finally:
         settling.join()
         ended.set()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from skyward.events import Notice
 from skyward.machines.parallel import each, spread
 from skyward.machines.replacement import Supply
 from skyward.machines.watchdog import Watchdog
+from skyward.setup.env.environment import Environment
 from skyward.setup.env.local import prepare
 from skyward.setup.host_watch import MachineWatch, during_setup, prepared
 from skyward.setup.keeper_client import KeeperClient
@@ -120,10 +122,11 @@ class HostSetup:
             report(f"connecting to {shell.name}", None)
             with self._watch.watching(shell, machine):
                 shell.connect(time.monotonic() + access.ssh_timeout, booting=self._disposable)
-            background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
+            settled = background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
             variables = prepared(shell, machine.id, access, self._warn)
-            return self._start_keeper(shell, key, node, time.monotonic() + patience, report, variables)
+            keep = partial(self._keep, machine, shell, node, settled)
+            return self._start_keeper(shell, key, node, time.monotonic() + patience, report, variables, keep)
         except SkywardError as exc:
             self._warn(str(exc), f"node {node} ({shell.name}): {exc}")
             raise
@@ -138,6 +141,7 @@ class HostSetup:
         deadline: float,
         report: Callable[[str, float | None], None],
         variables: Mapping[str, str],
+        keep: Callable[[Environment], None],
     ) -> Host:
         from skyward.setup.env.remote import prepare_host, stop_script
 
@@ -151,6 +155,7 @@ class HostSetup:
             stop = stop_script(made.directory)
             if not self._disposable:
                 self._watchdog.add(key, shell.command(stop), *shell.ending())
+            keep(made)
             self._send_includes(shell, made.directory)
             self._run_commands(shell, node, made.env, deadline)
             report("starting", None)
@@ -165,6 +170,17 @@ class HostSetup:
         return Host(
             keeper, (node,), {**made.env, **revealed(context.image.env)}, self._paths(made.directory), made.directory
         )
+
+    def _keep(self, machine: Machine, shell: Shell, node: int, settled: Callable[[], None], made: Environment) -> None:
+        """Has the environment kept for the next pool, before anything of the user's is on the machine."""
+        if not self._context.image.warm or not made.fresh or node != 0:
+            return
+        settled()  # it changes files that are taken off the disk for a moment
+        self._context.report("keeping the environment for the next pool", node)
+        cache = made.python.rpartition("/envs/")[0]
+        told = self._context.provider.keep(machine, shell, cache, made.directory)
+        if told:
+            self._warn(told)
 
     def _set_up_local(self, nodes: int, deadline: float) -> Host:
         """This computer, for all nodes."""

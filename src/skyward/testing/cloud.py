@@ -165,6 +165,7 @@ class Cloud:
         """All that is left of anything that was created, seen or not, from the cloud's own records."""
         left = [instance.id for instance in self.running()]
         left += [name for _, name in self._ec2.placements]
+        left += [name for image in self._ec2.images.values() for name in (image.id, image.snapshot)]
         for backend in self._backends():
             left += list(backend.key_pairs)
             # moto makes up groups that are named but do not exist; what was created here carries tags

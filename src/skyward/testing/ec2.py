@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.sax.saxutils import escape
 
-from skyward.testing import shop
+from skyward.testing import pictures, shop
 from skyward.testing.machines import Instance, Machines
+from skyward.testing.pictures import Picture
 from skyward.testing.reserved import Reserved
 from skyward.testing.wire import (
     Answer,
@@ -58,6 +59,8 @@ class Ec2:
     used: dict[str, str] = field(default_factory=dict[str, str])
     """Instance -> the placement group in which it stands."""
     reserved: Reserved = field(default_factory=Reserved)
+    images: dict[str, Picture] = field(default_factory=dict[str, Picture])
+    """Images that were made of machines, by id."""
     quotas: Mapping[str, float] = field(default_factory=dict[str, float])
     endpoints: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """EC2 Instance Connect endpoints: VPC and security group of each."""
@@ -87,7 +90,7 @@ class Ec2:
 
     def _launched(self, request: Request) -> Answer:
         params = request.params
-        if params["ImageId"] not in shop.IMAGES.values():
+        if params["ImageId"] not in shop.IMAGES.values() and params["ImageId"] not in self.images:
             return error("ec2", "InvalidAMIID.NotFound", f"no image {params['ImageId']}")
         if params.get("KeyName", "") not in self.keys:
             return error("ec2", "InvalidKeyPair.NotFound", f"no key {params.get('KeyName')}")
@@ -130,6 +133,7 @@ class Ec2:
             groups=tuple(groups),
             tags=tag_specifications(params).get("instance", {}),
             token=params.get("ClientToken", ""),
+            image=params["ImageId"],
             made=now,
             visible_at=now + times.visible,
             running_at=now + times.boot,
@@ -268,7 +272,17 @@ class Ec2:
         return shop.spot_prices(request, self.spot)
 
     def _DescribeImages(self, request: Request) -> Answer:
-        return shop.images(request)
+        own = pictures.described(request, self.images)
+        return own if own is not None else shop.images(request)
+
+    def _CreateImage(self, request: Request) -> Answer:
+        return pictures.created(request, self.images, self.machines)
+
+    def _DeregisterImage(self, request: Request) -> Answer:
+        return pictures.deregistered(request, self.images)
+
+    def _DeleteSnapshot(self, request: Request) -> Answer:
+        return pictures.deleted(request, self.images)
 
     def _DescribeInstanceTypes(self, request: Request) -> Answer:
         key = request.body + request.region.encode()  # takes moto a while, and never changes

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from skyward.errors import InvalidArgument
 
-__all__ = ["Hooks", "Instance", "Machines", "NoticeHooks", "Times"]
+__all__ = ["Hooks", "ImageHooks", "Instance", "Machines", "NoticeHooks", "Times"]
 
 
 @dataclass
@@ -49,6 +49,8 @@ class Instance:
     gone_at: float = 0.0
     reason: str = ""
     died: bool = False
+    image: str = ""
+    """What it was launched from."""
     token: str = ""
     """The client token of the call that launched it."""
     noticed: float | None = None
@@ -79,6 +81,15 @@ class NoticeHooks(Hooks, Protocol):
 
     def machine_noticed(self, instance: Instance, deadline: float) -> None:
         """A machine is taken away at this time (in seconds since 1970); what it may know of it is up to its hooks."""
+        ...
+
+
+@runtime_checkable
+class ImageHooks(Hooks, Protocol):
+    """Hooks that also keep what is on a machine's disk when an image is made of it."""
+
+    def image_made(self, instance: Instance, image: str) -> None:
+        """An image is made of a machine that goes on running; machines with that `image` start with what it has now."""
         ...
 
 

@@ -52,7 +52,7 @@ def test_every_action_of_the_policy_is_asked_for(example: Any) -> None:
     for statement in json.loads((ROOT / "docs" / "aws-policy.json").read_text())["Statement"]:
         actions = statement["Action"]
         found |= {actions} if isinstance(actions, str) else set(actions)
-    asked = {f"ec2:{action}" for action in (*example.LOOKS, *example.CREATES, *example.CHANGES)}
+    asked = {f"ec2:{action}" for action in (*example.LOOKS, *example.CREATES, *example.CHANGES, *example.WARM)}
     others = {"ssm:GetParameter", "pricing:GetProducts"}
     assert found - {"ec2:CreateTags", "iam:CreateServiceLinkedRole"} == asked | others
 

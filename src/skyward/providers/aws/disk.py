@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LIST_PRICES", "Disk", "DiskPrices", "root_disk"]
+__all__ = ["LIST_PRICES", "ROOM_GB", "Disk", "DiskPrices", "root_disk"]
 
 _HOURS = 730  # of a month, as AWS's own calculator has it
 _FREE_IOPS, _FREE_THROUGHPUT = 3000, 125  # are in the price of the size
@@ -12,6 +12,8 @@ _IOPS_A_MIB = 4  # a volume has to have so many for each MiB/s
 # Images of this size have drivers and libraries in them that are read at boot and by the first import.
 _LARGE_IMAGE = 30
 _LARGE_THROUGHPUT = 300
+ROOM_GB = 30
+"""What a disk has on top of its image, unless the user says how large it is."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def root_disk(image_gb: int, size: int | None = None, throughput: int | None = N
 
     `most` is what a machine can read in MB/s (0: not known); nothing faster is paid for unless it was asked for.
     """
-    gb = max(size, image_gb) if size else max(50, image_gb + 30)
+    gb = max(size, image_gb) if size else max(50, image_gb + ROOM_GB)
     if throughput is None:
         raised = _LARGE_THROUGHPUT if image_gb >= _LARGE_IMAGE else _FREE_THROUGHPUT
         throughput = max(_FREE_THROUGHPUT, min(raised, int(most)) if most else raised)

@@ -40,6 +40,8 @@ class CloudMachine(Machine):
     token: str = ""
     """The token of the call that launched it, and the name of the key that it was launched with: neither can change."""
     key_name: str = ""
+    image: str = ""
+    architecture: str = "x86_64"
     volumes: tuple[str, ...] = ()
     """Disks that end with it."""
     tags: dict[str, str] = field(default_factory=dict[str, str], hash=False)
@@ -139,6 +141,8 @@ def machine(
         reason=reason.get("Code", "") if state != "running" else "",
         token=item.get("ClientToken") or "",
         key_name=item.get("KeyName") or "",
+        image=item.get("ImageId") or "",
+        architecture=item.get("Architecture") or "x86_64",
         volumes=_volumes(item),
         tags=tags,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyward.api.image import check_number
 from skyward.api.provider import Admission, Holding, Leftover, Machine, Provider
-from skyward.api.shell import Access
+from skyward.api.shell import Access, Shell
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoOffer
 from skyward.machines.ledger import Ledger, remove
@@ -44,6 +44,7 @@ from skyward.providers.aws.opening import Settings, forget_machines, open_pool, 
 from skyward.providers.aws.prepare import prepare, settle
 from skyward.providers.aws.reservation import find_reservation
 from skyward.providers.aws.userdata import LEASE_FILE
+from skyward.providers.aws.warm import UNUSED, Kept, delete, keep, kept, listed, warm_finder
 from skyward.providers.aws.ways import (
     Way,
     admission,
@@ -105,6 +106,8 @@ class AWS(Provider):
     request_timeout: float = 60
     endpoint_url: str | None = None
     pace: Pace = field(default_factory=Pace, repr=False)
+    warm: str = field(default="", repr=False)
+    """The environment that machines may start with; set by pools whose image says warm=True."""
 
     def __post_init__(self) -> None:
         if self.region == "":
@@ -231,6 +234,25 @@ class AWS(Provider):
         owner, api = hasty._login(), hasty._api(None)
         return found_leftovers(api, owner)
 
+    def warmed(self, key: str) -> AWS:
+        return replace(self, warm=key)
+
+    def keep(self, machine: Machine, shell: Shell, cache: str, directory: str) -> str | None:
+        assert isinstance(machine, CloudMachine)
+        here = replace(self, region=machine.region or self.region)
+        told = keep(here._api(None), here._login(), self.warm, machine, shell, cache, directory)
+        self.discard(UNUSED)
+        return told
+
+    def kept(self) -> list[Leftover]:
+        found = [listed(here._api(None), item) for here, item in self._kept()]
+        return [item for item in found if item is not None]
+
+    def discard(self, unused: float = 0.0) -> list[str]:
+        old = [(here, item) for here, item in self._kept() if time.time() - item.used >= unused]
+        deleted = [delete(here._api(None), item) for here, item in old]
+        return [id for id in deleted if id]
+
     def reopened(self, metadata: Mapping[str, Any]) -> AWS:
         known = self._recorded(metadata)
         return known if known.owner is not None else replace(known, owner=known._login())
@@ -246,6 +268,8 @@ class AWS(Provider):
         api = here._api(report)
         owner = api.identity()
         image = image_finder(api, self.ami, self.ubuntu_version)
+        if self.warm:
+            image = warm_finder(api, self.owner or owner, self.warm, image)
         plan = here._planned(api, spec, count, image)
         if not plan.offers:
             raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
@@ -258,6 +282,11 @@ class AWS(Provider):
         made = open_pool(api, pool, spec, here._settings(api, owner, image, spec), tries, count, ready, joining)
         accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
         return Holding(pool, tuple(made), sum(machine.price.total for machine in made), accelerator)
+
+    def _kept(self) -> list[tuple[AWS, Kept]]:
+        """Images of this user, each with the provider of its region."""
+        found = [(self._hasty(region=k.region, profile=k.profile, endpoint_url=k.endpoint_url), k) for k in kept()]
+        return [(here, item) for here, item in found if self.owner in (None, item.owner)]
 
     def _login(self) -> str:
         """Whose pools these are: the owner that was given, or who is logged in."""

@@ -21,3 +21,5 @@ class Environment:
     env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     directory: str = ""
     record: str = field(default="", compare=False)
+    fresh: bool = False
+    """Whether it was made just now, and not found."""

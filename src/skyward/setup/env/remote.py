@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from skyward.api.image import Image, mask
 from skyward.api.program_env import installer_environment
@@ -89,7 +89,8 @@ def prepare_host(
     check_python(image)
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", pool)[:60] or "pool"
     seen = _look(shell, image, name, packages, deadline)
-    if "ready" not in seen.facts:
+    fresh = "ready" not in seen.facts
+    if fresh:
         try:
             _make(shell, image, name, seen, packages, deadline, report)
         except BootstrapError as exc:
@@ -99,7 +100,7 @@ def prepare_host(
             seen = _look(shell, image, name, packages, deadline)
             if "ready" not in seen.facts:
                 _make(shell, image, name, seen, packages, deadline, report, because=exc)
-    return _environment(shell, seen.facts)
+    return replace(_environment(shell, seen.facts), fresh=fresh)
 
 
 def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: float) -> _Said:

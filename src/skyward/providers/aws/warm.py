@@ -1,0 +1,264 @@
+"""Warm starts: the disk of a machine whose environment is ready, kept as an image for the next pool that needs it.
+
+<state>/warm/<name>    one file an image, written before AWS is asked: only images that are named there are ours
+
+Nothing of a pool is in it: the image is made before the user's files come, and what a first boot and a login have left
+is taken off the disk for that moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from skyward.api.provider import Leftover
+from skyward.api.shell import Shell
+from skyward.errors import CloudRefused, SkywardError
+from skyward.machines.ledger import state_dir
+from skyward.machines.names import usable
+from skyward.machines.offers import CloudOffer
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.disk import ROOM_GB
+from skyward.providers.aws.images import MachineImage
+from skyward.providers.aws.machines import CloudMachine
+from skyward.providers.aws.tags import OWNER, filters, specification
+
+__all__ = ["UNUSED", "WARM", "Kept", "delete", "keep", "kept", "listed", "warm_finder"]
+
+WARM = "skyward:warm"
+UNUSED = 7 * 86400.0
+"""Seconds after which an image that no pool has started from is deleted."""
+_GB_MONTH = 0.05
+"""Dollars for a gigabyte of snapshot and month in us-east-1; only what is used of the disk is charged."""
+_LOST = 3600.0  # seconds after which an image that AWS does not show will not appear any more
+_BOUND = 60.0
+# What a machine has to keep while it runs and an image must not have goes to memory, and comes back by itself, too.
+_CLEAN = """\
+set -e
+cache=$1 directory=$2 home=$3 user=$4 store=/run/skyward/warm
+umask 077
+mkdir -p "$store"
+cd /
+set -- "${directory#/}"
+for file in etc/machine-id etc/ssh/ssh_host_* root/.ssh "${home#/}/.ssh"; do
+    [ ! -e "$file" ] || set -- "$@" "$file"
+done
+tar -cpf "$store/kept.tar" "$@"
+# An environment on a local disk, which no image has, is copied to the disk below it.
+if mountpoint -q "$cache" 2>/dev/null; then
+    mkdir -p "$store/root"
+    mount --bind / "$store/root"
+    for part in envs python bin; do [ ! -e "$cache/$part" ] || cp -a "$cache/$part" "$store/root$cache/"; done
+    mkdir -p "$store/root$cache/pools"
+    chown --reference="$cache" "$store/root$cache/pools"
+    umount "$store/root"
+fi
+echo 'cd / && kept=run/skyward/warm/kept.tar && [ -e $kept ] && tar -xpf $kept && rm -f $kept' >"$store/back.sh"
+setsid sh -c 'sleep 120; sh /run/skyward/warm/back.sh' </dev/null >/dev/null 2>&1 &
+rm -rf etc/ssh/ssh_host_* root/.ssh "${home:?}/.ssh" "${cache:?}"/pools/*
+rm -rf "$cache/stage" "$cache/logs" "$cache/uv" "$cache/wheels" "$home"/.*_history root/.*_history
+[ ! -e etc/machine-id ] || : >etc/machine-id
+rm -rf var/lib/cloud/instances var/lib/cloud/instance var/lib/cloud/sem var/lib/systemd/random-seed 2>/dev/null || :
+rm -rf var/log/cloud-init*.log var/log/auth.log* var/log/syslog* var/log/journal/* 2>/dev/null || :
+find tmp var/tmp -mindepth 1 -user "$user" -delete 2>/dev/null || :
+sync
+"""
+_AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec "$@"; else exec sudo -n "$@"; fi'
+_HOME = 'printf "%s\\n%s" "$HOME" "$(id -un)"'
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An image of ours, as the file on this computer has it."""
+
+    name: str
+    content: str
+    """What is in it, and from what it was made, as a hash."""
+    base: str
+    region: str
+    owner: str
+    profile: str | None = None
+    endpoint_url: str | None = None
+    made: float = 0.0
+    used: float = 0.0
+    image: str = ""
+    """Its id, once a pool has started from it."""
+
+
+def content_of(key: str, base: str, architecture: str) -> str:
+    """The hash of an environment on a machine image."""
+    return blake2b(json.dumps([key, base, architecture]).encode(), digest_size=12).hexdigest()
+
+
+def warm_finder(
+    api: Api, owner: str, key: str, base_of: Callable[[CloudOffer], MachineImage]
+) -> Callable[[CloudOffer], MachineImage]:
+    """The image to start from: one in which the environment is ready, if there is one, or the usual one."""
+    found: dict[str, MachineImage] = {}
+
+    def image_of(offer: CloudOffer) -> MachineImage:
+        base = base_of(offer)
+        content = content_of(key, base.id, offer.architecture)
+        if content not in found:
+            found[content] = _ready(api, owner, content) or base
+        return found[content]
+
+    return image_of
+
+
+def keep(api: Api, owner: str, key: str, machine: CloudMachine, shell: Shell, cache: str, directory: str) -> str | None:
+    """Has an image made of a machine's disk; what the user is told if it could not be."""
+    base = next((item.base for item in kept() if item.image == machine.image), machine.image)
+    content = content_of(key, base, machine.architecture)
+    name = f"skyward-warm-{content}-{secrets.token_hex(4)}"
+    account, now = api.account, time.time()
+    made = Kept(name, content, base, account.region, owner, account.profile, account.endpoint_url, now, now)
+    try:
+        home, _, user = shell.run(["sh", "-c", _HOME], timeout=20).out.decode().partition("\n")
+        argv = ["sh", "-c", _AS_ROOT, "sh"]
+        done = shell.run([*argv, "sh", "-c", _CLEAN, "sh", cache, directory, home, user], timeout=120)
+        if done.code != 0:
+            return (
+                f"the environment is not kept as an image: its disk could not be cleaned ({done.err.strip()[-200:]})."
+            )
+        try:
+            _write(made)  # before it is asked for
+            _create(api, made, machine.id)
+        finally:
+            shell.run([*argv, "sh", "/run/skyward/warm/back.sh"], timeout=60)
+    except (SkywardError, OSError, subprocess.TimeoutExpired) as exc:
+        return f"the environment is not kept as an image: {exc}"
+    for old in kept():  # what it replaces
+        if old.name != name and old.content == content and (old.region, old.owner) == (made.region, owner):
+            delete(api, old)
+    return None
+
+
+def kept() -> list[Kept]:
+    """The images that this computer has had made."""
+    found: list[Kept] = []
+    for path in sorted(_directory().glob("skyward-warm-*")):
+        try:
+            item = Kept(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue  # not written by us, or not to its end
+        if item.name == path.name and usable(item.name):
+            found.append(item)
+    return found
+
+
+def listed(api: Api, item: Kept) -> Leftover | None:
+    """An image as `sky ps` lists it; None if AWS has none of that name."""
+    image = _described(api, item)
+    if image is None:
+        return None
+    size = _gigabytes(image)
+    days = max(0.0, time.time() - item.used) / 86400
+    detail = (
+        f"{image.get('State', '?')}, {size} GB, at most ${size * _GB_MONTH:.2f} a month, last used {days:.0f} days ago"
+    )
+    return Leftover("", str(image["ImageId"]), "warm image", detail)
+
+
+def delete(api: Api, item: Kept) -> str:
+    """Deletes an image and its disk; the id of what was deleted, or an empty text if there was nothing."""
+    image = _described(api, item)
+    if image is None:
+        if time.time() - item.made > _LOST:
+            (_directory() / item.name).unlink(missing_ok=True)
+        return ""
+    _gone(api, "ec2", "deregister_image", ImageId=image["ImageId"])
+    for disk in _disks(image):
+        if "SnapshotId" in disk:
+            _gone(api, "ec2", "delete_snapshot", SnapshotId=disk["SnapshotId"])
+    (_directory() / item.name).unlink(missing_ok=True)
+    return str(image["ImageId"])
+
+
+def _ready(api: Api, owner: str, content: str) -> MachineImage | None:
+    for item in kept():
+        if (item.content, item.region, item.owner) != (content, api.account.region, owner):
+            continue
+        image = _described(api, item)
+        if image is not None and image.get("State") == "failed":
+            delete(api, item)
+        elif image is not None and image.get("State") == "available":
+            _write(replace(item, used=time.time(), image=str(image["ImageId"])))
+            # its disk has room already: what a usual image is given on top of its size is in it
+            size = max(0, _gigabytes(image) - ROOM_GB)
+            return MachineImage(str(image["ImageId"]), image.get("RootDeviceName") or "/dev/sda1", size)
+    return None
+
+
+def _described(api: Api, item: Kept) -> dict[str, Any] | None:
+    """The image of that name, if it is this account's and its owner's: names cannot be changed, tags can."""
+    found = api.pages("ec2", "describe_images", "Images", Owners=["self"], Filters=filters(name=item.name))
+    ours = {"Key": OWNER, "Value": item.owner[:256]}
+    return next(
+        (image for image in found if image.get("Name") == item.name and ours in (image.get("Tags") or [])), None
+    )
+
+
+def _create(api: Api, made: Kept, instance: str) -> None:
+    tags = {OWNER: made.owner[:256], WARM: made.content, "Name": made.name}
+    try:
+        api.call(
+            "ec2",
+            "create_image",
+            InstanceId=instance,
+            Name=made.name,
+            NoReboot=True,
+            TagSpecifications=specification(["image", "snapshot"], tags),
+        )
+    except CloudRefused as exc:
+        if not exc.unanswered and exc.kind != "duplicate":  # a duplicate is ours: the first answer was lost
+            (_directory() / made.name).unlink(missing_ok=True)
+            raise
+    began = time.monotonic()
+    while time.monotonic() - began < _BOUND:  # until the disk's content is taken as it is now
+        image = _described(api, made)
+        if image is not None and any("SnapshotId" in disk for disk in _disks(image)):
+            return
+        time.sleep(api.account.pace.poll)
+
+
+def _gone(api: Api, service: str, operation: str, **what: str) -> None:
+    try:
+        api.call(service, operation, True, **what)
+    except CloudRefused as exc:
+        if exc.kind != "missing" and not exc.code.startswith("InvalidAMIID"):
+            raise
+
+
+def _disks(image: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    mappings: list[dict[str, Any]] = image.get("BlockDeviceMappings") or []
+    for mapping in mappings:
+        yield mapping.get("Ebs") or {}
+
+
+def _gigabytes(image: dict[str, Any]) -> int:
+    return max((int(disk.get("VolumeSize", 0)) for disk in _disks(image)), default=0)
+
+
+def _directory() -> Path:
+    return state_dir() / "warm"
+
+
+def _write(item: Kept) -> None:
+    directory = _directory()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = directory / f".{item.name}.{os.getpid()}"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as file:
+        json.dump(asdict(item), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, directory / item.name)
