@@ -30,14 +30,16 @@ MINUTES = 20  # after which the machine ends itself, whatever happens here
 
 # What the policy of docs/aws-policy.json allows, and how it is asked for without doing it.
 LOOKS = (
-    "DescribeCapacityReservations DescribeImages DescribeInstanceTypeOfferings DescribeInstanceTypes DescribeInstances "
+    "DescribeCapacityReservations DescribeImages DescribeInstanceConnectEndpoints DescribeInstanceTypeOfferings "
+    "DescribeInstanceTypes DescribeInstances "
     "DescribeKeyPairs DescribePlacementGroups DescribeRouteTables DescribeSecurityGroups DescribeSpotPriceHistory "
     "DescribeSubnets DescribeVolumes"
 ).split()
 CREATES = ("CreateSecurityGroup", "ImportKeyPair", "CreatePlacementGroup", "RunInstances")
 # These can only be asked of something that exists: it is asked while the machine is there.
 CHANGES = (
-    "AuthorizeSecurityGroupIngress RevokeSecurityGroupIngress DeleteKeyPair DeletePlacementGroup DeleteSecurityGroup "
+    "AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress RevokeSecurityGroupIngress DeleteKeyPair "
+    "DeletePlacementGroup DeleteSecurityGroup "
     "DeleteVolume TerminateInstances"
 ).split()
 # Only pools with Image(warm=True) need these, of an image that does not exist here: they are not asked for.
@@ -369,6 +371,7 @@ class Check:
         if groups:
             group = groups[0]["GroupId"]
             yield "AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [rule]}
+            yield "AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [rule]}
             yield "RevokeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [rule]}
             yield "DeleteSecurityGroup", {"GroupId": group}
         if disks:
