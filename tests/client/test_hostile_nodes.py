@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
+import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import NodeLost, SkywardError
+from skyward.errors import NodeLost, PluginError, SkywardError
 from skyward.node.protocol import AgentToClient
 from tests.support.fake_nodes import FakePool
 from tests.support.waiting import until
@@ -239,6 +241,32 @@ def test_a_greeting_with_nonsense_about_the_machine_is_no_greeting(tmp_path: Pat
         assert pool.works(1)
         pool.nodes[0].about = {}
         assert pool.works(0)
+
+
+rebuilt_in: list[threading.Thread] = []
+
+
+def rebuild_here() -> PluginError:
+    """What the pickle below calls: says where it is unpickled."""
+    rebuilt_in.append(threading.current_thread())
+    return PluginError("p", "around_app", "its text", 0)
+
+
+class Rebuilt:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_here, ()
+
+
+def test_the_error_of_a_hook_is_unpickled_by_whoever_opens_the_pool(tmp_path: Path) -> None:
+    """Not in the thread that reads all links, and under no lock of the pool (SEC-8)."""
+    rebuilt_in.clear()
+    pool = FakePool(tmp_path)
+    described = {"type": "skyward.errors.PluginError", "message": "its text", "traceback": ""}
+    pool.nodes[0].failure = described, pickle.dumps([(Rebuilt(), "context", False)])
+    with pytest.raises(PluginError, match="its text"), pool:
+        pass
+    pool.__exit__()
+    assert rebuilt_in == [threading.current_thread()]
 
 
 def test_a_claim_of_much_memory_takes_none(pool: FakePool) -> None:

@@ -34,6 +34,8 @@ class FakeNode:
         self.answers = True
         """Whether it answers calls at once, with its own number."""
         self.about: dict[str, Any] = {}
+        self.failure: tuple[dict[str, str], bytes] | None = None
+        """Says, instead of being ready, that a hook has raised this."""
         self.link = Link()
         self._lock = threading.Lock()
         self._closed = False
@@ -107,6 +109,8 @@ class FakeNode:
     def _answer(self, message: list[Any]) -> None:
         if message[0] == "ports":
             self.say(AgentToClient.ports([1001, 1002, 1003][: message[1]], message[2]))
+        elif message[0] == "setup" and self.failure is not None:
+            self.say(AgentToClient.failed(self.failure[0], message[1]["generation"], 1), buffers=(self.failure[1],))
         elif message[0] == "setup":
             self.say(AgentToClient.ready(message[1]["generation"]))
         elif message[0] == "call" and self.answers:

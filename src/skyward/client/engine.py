@@ -37,6 +37,7 @@ from skyward.errors import BootstrapError, PoolClosed
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import AgentToClient, ClientToAgent
 from skyward.node.receiver import Malformed, Receiver
+from skyward.transport.exceptions import PackedError
 from skyward.transport.streams import Producer
 
 __all__ = ["Engine", "Surroundings"]
@@ -105,6 +106,12 @@ class Engine:
     def open(self, deadline: float) -> None:
         """Connects to every node and waits until each has its runners ready."""
         self.thread.start()
+        try:
+            self._open(deadline)
+        except PackedError as exc:  # of a plugin's hook; rebuilt here, where no lock is held
+            raise exc.rebuilt() from None
+
+    def _open(self, deadline: float) -> None:
         with self._lock:
             self._connect(range(self._plan.nodes), deadline)
             self._core.nodes.check()

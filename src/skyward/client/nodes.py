@@ -119,11 +119,12 @@ class Nodes:
         if self.gang and any(n.gone or n.state == "silent" or n.leaving for n in others):
             self._unformed = True  # it could form no group without them; all is made again when they are back
             return []
-        error = exceptions.rebuild(described, buffers[0])
-        if not isinstance(error, PluginError):
-            error = BootstrapError("runner", described["message"], number)
+        error: Exception = BootstrapError("runner", described["message"], number)
+        reason = str(error)
+        if described["type"].rpartition(".")[2] == PluginError.__name__:  # rebuilt by whoever opens the pool
+            error, reason = exceptions.packed(described, buffers[0]), described["message"]
         self.all[number].error = error
-        return self._lost(number, "failed", str(error))
+        return self._lost(number, "failed", reason)
 
     def on_replaced(self, number: int, rank: int | None, generation: int, now: float) -> list[Action]:
         """A runner has died, and another one is being made; `rank` where nodes have several."""
