@@ -18,6 +18,8 @@ test-core: $(VENV)/dev.done hosts ## the tests that need no framework (also for 
 soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simulated seeds, an hour of stress, every way to die
 	SKYWARD_SIM_SEEDS=100000 $(BIN)/pytest --timeout=14400 tests/simulation
 	SKYWARD_STRESS_SECONDS=3600 $(BIN)/pytest -v tests/stress
+	SKYWARD_FUZZ_SECONDS=3600 $(BIN)/pytest --timeout=14400 tests/fuzz
+	SKYWARD_FLOOD_MB=5000 $(BIN)/pytest --timeout=14400 tests/e2e/test_output_flood.py
 	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/providers/aws/test_crashes.py \
 	  tests/e2e/test_leftovers.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
 

@@ -5,8 +5,9 @@ Like those of `Core`, the methods return what is to be done, and `Engine` does i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skyward import events
@@ -14,11 +15,11 @@ from skyward.api.masking import hide
 from skyward.client.call import Call, CallFuture, discard, unpacked
 from skyward.client.calls import Action
 from skyward.client.core import Core
-from skyward.client.output_lines import Transcript
+from skyward.client.output_lines import Chunk, Transcript, output_window
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
 from skyward.node.marked_lines import MARK, parsed
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import ClientToAgent, output_cost
 from skyward.node.receiver import Malformed
 from skyward.transport.streams import Consumer, Stream
 
@@ -43,15 +44,45 @@ class Arrivals:
     def __init__(self, plan: PoolSettings, core: Core, uploads: Uploads, streams: StreamActions) -> None:
         self._plan, self._core, self._uploads, self._streams = plan, core, uploads, streams
         self._parts = Parts(plan.directory)
+        self._owed, self._step = [0] * plan.nodes, output_window(plan.nodes) // 8
         self._transcripts: list[dict[int, Transcript]] = [{} for _ in range(plan.nodes)]  # by node and local rank
 
     def rest_of_output(self, number: int, id: str | None) -> list[Action]:
         """The last line of a call's output, or of a node's, if nothing ended it."""
+        return [("emit", Chunk(partial(self._rest, number, id), _nothing))] if self._transcripts[number] else []
+
+    # in the thread of listeners
+
+    def _rest(self, number: int, id: str | None, wanted: bool) -> list[events.Event]:
         return [
-            ("emit", events.Output(self._plan.pool, number, stream, text, id, progress, self._rank(number, place)))
-            for place, transcript in self._transcripts[number].items()
+            events.Output(self._plan.pool, number, stream, text, id, progress, self._core.ranks.rank(number, place))
+            for place, transcript in list(self._transcripts[number].items())
             for stream, text, progress in transcript.end(id)
         ]
+
+    def _lines(
+        self, number: int, stream: Any, id: str | None, rank: int, transcript: Transcript, data: bytes, wanted: bool
+    ) -> Iterator[events.Event]:
+        for text, progress in transcript.feed(stream, id, data):
+            match parsed(text) if text.startswith(MARK) else None:
+                case ("log", about):
+                    about["text"] = hide(about["text"])  # again: as JSON, it was written otherwise
+                    yield events.Log(self._plan.pool, number, **about, call=id, rank=rank)
+                case ("progress", about) if wanted:
+                    yield events.Progress(self._plan.pool, number, **about, call=id, rank=rank)
+                case _ if wanted:
+                    yield events.Output(self._plan.pool, number, stream, text, id, progress, rank)
+                case _:
+                    pass
+
+    def _taken(self, number: int, size: int) -> None:
+        """Lets a node send as much output again as listeners have taken."""
+        self._owed[number] += size
+        if self._owed[number] >= self._step:
+            due, self._owed[number] = self._owed[number], 0
+            self._streams.post(number, [ClientToAgent.taken(due)])
+
+    # in the I/O thread
 
     def _from_agent_verdict(
         self, number: int, now: float, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
@@ -120,18 +151,10 @@ class Arrivals:
         else:
             id = None
         rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())
-        for text, progress in transcript.feed(stream, id, buffers[0]):
-            event: events.Event = events.Output(self._plan.pool, number, stream, text, id, progress, rank)
-            match parsed(text) if text.startswith(MARK) else None:
-                case ("log", about):
-                    about["text"] = hide(about["text"])  # again: as JSON, it was written otherwise
-                    event = events.Log(self._plan.pool, number, **about, call=id, rank=rank)
-                case ("progress", about):
-                    event = events.Progress(self._plan.pool, number, **about, call=id, rank=rank)
-                case _:
-                    pass
-            actions.append(("emit", event))
-        return actions
+        data = bytes(buffers[0])  # a copy: the frame that it came in need not be kept for it
+        taken = partial(self._taken, number, output_cost(len(data)))
+        chunk = Chunk(partial(self._lines, number, stream, id, rank, transcript, data), taken)
+        return [*actions, ("emit", chunk)]
 
     def _rank(self, number: int, place: int) -> int:
         return self._core.rank(number, place)
@@ -141,3 +164,7 @@ class Arrivals:
 
     def _from_agent_need(self, number: int, now: float, blob: str) -> None:
         self._uploads.need(number, blob)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

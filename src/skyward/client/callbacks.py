@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from skyward.api.futures import AwaitableFuture
 from skyward.client.logs import relay
+from skyward.client.output_lines import Chunk
 from skyward.events import Event, Log
 from skyward.transport.exceptions import PackedError
 
@@ -80,6 +81,11 @@ class Worker:
                     return False
                 self._changed.wait(min(end - now, _STUCK))  # nobody notifies of a function that begins
         return True
+
+    def go_on(self) -> None:
+        """Says, in a function that does many things, that one more of them begins: it is not stuck."""
+        if self._began is not None:
+            self._began = self._clock()
 
     def is_current(self) -> bool:
         """Whether the caller is one of the functions that run here."""
@@ -189,9 +195,15 @@ class Listeners:
         """Whether anybody listens."""
         return bool(self._listeners)
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: Event | Chunk) -> None:
         """Passes an event on to the listeners' thread; waits for a moment if they are very far behind."""
         listeners = self._listeners
+        if isinstance(event, Chunk):  # of output: nodes send no more of it than was taken
+            if listeners or self.worker.submitted != self.worker.finished:
+                self.worker.submit(self._take, event)
+            else:
+                self._take(event)
+            return
         if isinstance(event, Log):
             listeners = (relay, *listeners)
         if not listeners:
@@ -210,6 +222,19 @@ class Listeners:
     def flush(self, seconds: float = _DELIVERY) -> None:
         """Waits until listeners have heard everything that was emitted so far, unless one of them is stuck."""
         self.worker.wait(self.worker.submitted, seconds)
+
+    def _take(self, chunk: Chunk) -> None:
+        """Takes output apart, and has listeners hear of it."""
+        try:
+            for event in chunk.events(bool(self._listeners)):
+                if isinstance(event, Log) and not self.worker.is_current():
+                    self.emit(event)  # where nobody else listens, the user's handlers do
+                    continue
+                self.worker.go_on()
+                listeners: tuple[Any, ...] = (relay,) if isinstance(event, Log) else ()
+                self._deliver(event, (*listeners, *self._listeners))
+        finally:
+            chunk.taken()
 
     def _deliver(self, event: Event, listeners: tuple[Listener, ...]) -> None:
         for listener in listeners:

@@ -11,6 +11,7 @@ from typing import Any
 from skyward import events
 from skyward.client.connections import SILENCE, Connections
 from skyward.client.node_table import NODES, Node
+from skyward.client.output_lines import output_window
 from skyward.client.reconnect import given_up, next_try
 from skyward.client.settings import PoolSettings
 from skyward.errors import AcceleratorMismatch, BootstrapError, NodeLost, PluginError
@@ -193,7 +194,9 @@ class Nodes:
 
     def _equip(self, number: int) -> None:
         settings, hooks = self._plan.setup(number, self._links.abouts(), self._ports)
-        message = ClientToAgent.setup({**settings, "generation": self._generation}, len(hooks))
+        message = ClientToAgent.setup(
+            {**settings, "generation": self._generation, "output": output_window(self._plan.nodes)}, len(hooks)
+        )
         self._out.append(("post", number, [message], hooks))
 
     def _inform(self, number: int) -> None:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from skyward.api.masking import hide, hide_beginning, hide_bytes, longest
+from skyward.events import Event
 
-__all__ = ["Lines", "Transcript"]
+__all__ = ["Chunk", "Lines", "Transcript", "output_window"]
 
 Stream = Literal["stdout", "stderr"]
 
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _PROGRESS_EVERY = 0.1
 _LONGEST = 1 << 20
+_ALL_WINDOWS = 8 << 20
+_LEAST_WINDOW = 64 << 10
+
+
+class Chunk:
+    """Some output of a node on its way to listeners: as bytes until their thread takes it apart."""
+
+    __slots__ = ("events", "taken")
+
+    def __init__(self, events: Callable[[bool], Iterable[Event]], taken: Callable[[], None]) -> None:
+        self.events = events
+        """What has happened, in order; without output if that is not wanted."""
+        self.taken = taken
+        """Called when listeners have heard all of it."""
+
+
+def output_window(nodes: int) -> int:
+    """How much output of each node may be under way to listeners."""
+    return max(_LEAST_WINDOW, _ALL_WINDOWS // nodes)
 
 
 class Lines:

@@ -44,7 +44,6 @@ __all__ = ["Agent", "Surroundings"]
 log = logging.getLogger("skyward.engine")
 
 _SAMPLE = 1.0
-_OUTPUT_LIMIT = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -81,18 +80,19 @@ class Agent:
         standing = Standing(self._calls, self._runners, self._usage, self._timers, lambda message: self._tell(message))
         node, send, timers = about.get("node", 0), self._runners.send, self._timers
         self._shared = Shared(node, self._token, self._selector, self._clock, timers, send, around.dial, self._wake)
+        self._mark = b"\0" + self._token.encode()
+        self._output = OutputRelay(self._calls.slots, self._mark, self._clock)
         passed = PassedOn(self._calls, self._runners.send_all, self._do)
-        hear_client = Receiver(ClientToAgent, self, passed, standing, self._shared, checks=CHECKS).hear_all
+        hear = Receiver(ClientToAgent, self, passed, standing, self._shared, self._output, checks=CHECKS)
+        hear_client = hear.hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
-        self._tell = self._shared.tell = self._home.tell
-        self._listener = listener(self._wake, blob_cache.serve)
-        blob_cache.wake = self._wake
+        self._tell, self._output.home = self._home.tell, self._home
+        self._shared.tell = self._tell
+        self._listener, blob_cache.wake = listener(self._wake, blob_cache.serve), self._wake
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         hear_runner = Receiver(RunnerToAgent, self, standing, self._shared).hear_all
-        self._mark = b"\0" + self._token.encode()
-        self._output = OutputRelay(self._home, self._calls.slots, self._mark)
         self._handlers: dict[Any, Any] = {Said: hear_runner, Printed: self._output.written, Ended: self._ended}
         self._settings: dict[str, Any] = {}
         self._hooks: list[Any] = []
@@ -119,7 +119,7 @@ class Agent:
         self._pass_time(self._clock())
         self._blob_cache.send(lambda: self._home.kept_bytes, self._home.tell_now)
         self._home.flush()
-        self._runners.full = self._home.connected and self._home.kept_bytes > _OUTPUT_LIMIT
+        self._runners.full = self._output.full()
         self._runners.resume()
 
     def notice(self, seconds: float) -> None:
@@ -199,6 +199,7 @@ class Agent:
         """The client had given this node up, and what it ran may run elsewhere by now: none of it may go on."""
         self._blob_cache.abandon()
         self._shared.fence()
+        self._output.fence()
         self._do(self._calls.fence(self._clock()))
         if self._leaving is not None:
             self._tell(AgentToClient.notice(max(0.0, self._leaving - self._clock())))
@@ -254,7 +255,7 @@ class Agent:
         """Makes every runner (again), with the pool's current view of itself and the plugins' hooks."""
         now = self._clock()
         self._settings, self._hooks, self._shared.settings = settings, buffers, settings
-        self._blob_cache.shared = settings["shared"]
+        self._blob_cache.shared, self._output.window = settings["shared"], settings["output"]
         if self._gpus:
             self._gpus.watch(settings["gpus"])
         for name in list(self._calls.slots):
@@ -327,6 +328,7 @@ class Agent:
         self, runner: RunnerProcess, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
     ) -> None:
         self.handle(self._runners.drain(runner))
+        self._output.say_left_out(call=id)
         if kind == "exited":
             metadata["stderr"] = runner.stderr_tail(self._mark)
         self._do(self._calls.ended(runner.name, id, kind, metadata, buffers, self._clock()))
@@ -354,8 +356,7 @@ class Agent:
         """A runner is gone; its status page tells which calls had begun."""
         now = self._clock()
         self._do(self._calls.saw(runner.name, runner.status.read(), now))
-        oom = status < 0 and self._usage.out_of_memory()
-        tail = runner.stderr_tail(self._mark)
+        oom, tail = status < 0 and self._usage.out_of_memory(), runner.stderr_tail(self._mark)
         self._runners.forget(runner)
         self._shared.ended(runner.name)
         self._do(self._calls.exited(runner.name, status, tail, oom, now))

@@ -1,49 +1,112 @@
-"""What runners print, on its way to the client: with the call that wrote it, and the local rank of its process."""
+"""What runners print, on its way to the client: with the call that wrote it, and the local rank of its process.
+
+    passing ──more than a window is not taken──► holding: pipes are not read, so bodies wait in print
+       ▲                                            │ for longer than PATIENCE
+       └────────half of a window is free───────── thinning: what comes is left out, counted, and the count is told
+
+The client says how much its listeners have taken (`ClientToAgent.taken`). So neither side keeps more than a window,
+however slow the listeners or the network are, and a body waits for them for a bounded time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skyward.node.agent_tables import Slot
 from skyward.node.client_link import ClientLink
-from skyward.node.protocol import AgentToClient
+from skyward.node.protocol import AgentToClient, output_cost
 from skyward.node.runners import Pipe, RunnerProcess
 
 __all__ = ["OutputRelay"]
 
-_LIMIT_ALONE = 64 << 20
+_KEPT = 8 << 20
+_LIMIT_ALONE = 32 << 20
+_PATIENCE = 5.0
+_WINDOW = 8 << 20
 
 
 class OutputRelay:
     """Tells the client what the runners in `slots` have written; `mark` separates calls in a pipe."""
 
-    def __init__(self, home: ClientLink, slots: Mapping[str, Slot], mark: bytes) -> None:
-        self._home, self._slots, self._mark = home, slots, mark
-        self._dropped = 0
+    home: ClientLink
+
+    def __init__(self, slots: Mapping[str, Slot], mark: bytes, clock: Callable[[], float]) -> None:
+        self._slots, self._mark, self._clock = slots, mark, clock
+        self.window = _WINDOW
+        """How much may be under way to the client's listeners."""
+        self._under_way = 0
+        self._held: float | None = None  # since when bodies wait
+        self._thinning = False
+        self._left_out = self._lines = 0  # bytes and lines that were not told
+        self._why = ""
+
+    def full(self) -> bool:
+        """Whether runners are to wait with their output; asked once a turn."""
+        connected = self.home.connected
+        behind = connected and (self._under_way > self.window or self.home.kept_bytes > _KEPT)
+        if self._thinning and connected and self._under_way <= self.window // 2 and self.home.kept_bytes <= _KEPT // 2:
+            self._thinning = False
+        if not behind or self._thinning:
+            self._held = None
+            return False
+        if self._held is None:
+            self._held = self._clock()
+        if self._clock() - self._held > _PATIENCE:
+            self._thinning, self._held = True, None
+        return not self._thinning
+
+    def fence(self) -> None:
+        """A new session: nothing of what was told is under way any more."""
+        self._under_way = self._left_out = self._lines = 0
+        self._thinning, self._held = False, None
+
+    def _from_client_taken(self, size: int) -> None:
+        self._under_way = max(0, self._under_way - size)
 
     def written(self, runner: RunnerProcess, pipe: Pipe, data: bytes) -> None:
         """A runner has written to stdout or stderr."""
         slot = self._slots.get(runner.name)
         place = slot.place if slot is not None else 0
-        if not self._home.connected and self._home.kept_bytes > _LIMIT_ALONE:
-            self._dropped += len(data)  # a body does not wait for a client that is away; the loss is told
-            return
-        if self._dropped:
-            note = f"\n... {self._dropped:,} bytes of output were dropped while the client was away ...\n".encode()
-            self._home.tell(AgentToClient.out(pipe.stream, None, place, 1), [note])
-            self._dropped = 0
         if runner.threads > 1:
-            self._home.tell(AgentToClient.out(pipe.stream, None, place, 1), [data])
+            self._tell(pipe.stream, None, place, data)
             return
         first = next(iter(slot.calls), None) if slot is not None else None
         for call, piece in pipe.take_apart(data, self._mark):
             # without a mark it is of the call that came when the runner had nothing else
             known = call if slot is not None and call in slot.calls else first
-            self._home.tell(AgentToClient.out(pipe.stream, known, place, 1), [piece])
+            self._tell(pipe.stream, known, place, piece)
 
     def said(self, runner: RunnerProcess, stream: str, call: str | None, buffers: list[Any]) -> None:
         """A runner whose threads share its pipes has sent what one of them wrote."""
         slot = self._slots.get(runner.name)
-        place = slot.place if slot is not None else 0
-        self._home.tell(AgentToClient.out(stream, call, place, len(buffers)), buffers)
+        for data in buffers:
+            self._tell(stream, call, slot.place if slot is not None else 0, data)
+
+    def say_left_out(self, stream: str = "stderr", call: str | None = None, place: int = 0) -> None:
+        """Says how much was left out since this was said last, if anything was."""
+        if self._left_out:
+            lines, size, self._lines, self._left_out = self._lines, self._left_out, 0, 0
+            note = f"\n... {lines:,} lines ({size:,} bytes) of output are left out here: {self._why} ...\n".encode()
+            self._pass_on(stream, call, place, note)
+
+    def _tell(self, stream: str, call: str | None, place: int, data: Any) -> None:
+        self._why = self._excess() or self._why
+        if self._excess():
+            self._left_out += len(data)
+            self._lines += bytes(data).count(b"\n")
+            return
+        self.say_left_out(stream, call, place)
+        self._pass_on(stream, call, place, data)
+
+    def _excess(self) -> str:
+        """Why output cannot be passed on now, if that is so."""
+        if not self.home.connected:
+            return "the client was away" if self.home.kept_bytes > _LIMIT_ALONE else ""
+        if self._thinning or self._under_way > 2 * self.window:
+            return "they came faster than the client's listeners, or the network, take them"
+        return ""
+
+    def _pass_on(self, stream: str, call: str | None, place: int, data: Any) -> None:
+        self._under_way += output_cost(len(data))
+        self.home.tell(AgentToClient.out(stream, call, place, 1), [data])

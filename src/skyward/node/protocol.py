@@ -24,7 +24,7 @@ from skyward.node.receiver import Direction, Message
 
 # fmt: off
 __all__ = [
-    "VERDICTS", "AgentToClient", "AgentToRunner", "ClientToAgent", "RunnerToAgent",
+    "VERDICTS", "AgentToClient", "AgentToRunner", "ClientToAgent", "RunnerToAgent", "output_cost",
 ]
 # fmt: on
 
@@ -44,13 +44,18 @@ VERDICTS = {
 """How a call can end: the kinds of the last message about it."""
 
 
+def output_cost(size: int) -> int:
+    """How much a piece of output counts while it is under way: it takes memory beside its bytes."""
+    return size + 256
+
+
 class ClientToAgent(Direction):
     sender = "client"
 
     @staticmethod
     def setup(settings: dict[str, Any], buffers: int) -> Message:
         """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `shared`,
-        `info`, `env`, `cwd`, `gpus`, `runner`. Buffers: the plugins' hooks, pickled."""
+        `info`, `env`, `cwd`, `gpus`, `runner`, `output`. Buffers: the plugins' hooks, pickled."""
         return ["setup", settings, buffers]
 
     @staticmethod
@@ -113,6 +118,12 @@ class ClientToAgent(Direction):
     def end(id: str, argument: str, error: dict[str, Any], buffers: int) -> Message:
         """An iterator argument has ended; `error` is empty if it did not fail. Buffers: the error, pickled."""
         return ["end", id, argument, error, buffers]
+
+    @staticmethod
+    def taken(size: int) -> Message:
+        """The user's listeners have taken so much output, as `output_cost` counts it. Said after each eighth of what
+        may be under way."""
+        return ["taken", size, 0]
 
     @staticmethod
     def expect(blob: str) -> Message:

@@ -29,6 +29,7 @@ log = logging.getLogger("skyward.engine")
 _READ = 1 << 16
 _SHORT = 1 << 14  # after a read that gave less, the next would find nothing
 _STDERR_TAIL = 4096
+_DRAIN = 2 << 20  # two pipes hold no more, however large they were made
 
 
 class Pipe:
@@ -85,7 +86,7 @@ class RunnerProcess:
     def __init__(self, name: str, sock: socket.socket, out: Pipe, err: Pipe, status: StatusPage, threads: int) -> None:
         self.name, self.sock, self.out, self.err, self.status, self.threads = name, sock, out, err, status, threads
         self.pid: int | None = None
-        self.eof = self.malformed = False
+        self.eof = self.malformed = self.paused = False
         self._output = select.poll()
         for pipe in (out, err):
             self._output.register(pipe.fd, select.POLLIN)
@@ -236,8 +237,7 @@ class Runners:
         if process is None or process.eof:
             return
         if not process.send([message], buffers or []):
-            both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(process.sock, both, partial(self._on_runner, process))
+            self._watch(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def send_all(self, message: Message) -> None:
         """Sends a message to every runner."""
@@ -283,11 +283,13 @@ class Runners:
             self.kill(name)
 
     def drain(self, process: RunnerProcess) -> list[Printed]:
-        """Everything that a runner has written so far."""
+        """Everything that a runner has written so far; not what processes that it has started go on to write."""
         printed: list[Printed] = []
-        while pipes := process.unread():
+        size = 0
+        while size < _DRAIN and (pipes := process.unread()):
             for pipe in pipes:
                 printed += self._read(process, pipe)
+                size += len(printed[-1].data) if printed else 0
         return printed
 
     def resume(self) -> None:
@@ -296,6 +298,8 @@ class Runners:
             return
         self._paused = False
         for process in self._processes.values():
+            if process.paused and not process.eof:
+                self._watch(process, selectors.EVENT_READ)
             for pipe in (process.out, process.err):
                 if pipe.paused and pipe.open:
                     pipe.paused = False
@@ -310,6 +314,13 @@ class Runners:
 
     def _listen(self, process: RunnerProcess, pipe: Pipe) -> None:
         self._selector.register(pipe.fd, selectors.EVENT_READ, partial(self._on_output, process, pipe))
+
+    def _watch(self, process: RunnerProcess, events: int) -> None:
+        process.paused = False
+        known = process.sock in self._selector.get_map()
+        (self._selector.modify if known else self._selector.register)(
+            process.sock, events, partial(self._on_runner, process)
+        )
 
     def _on_output(self, process: RunnerProcess, pipe: Pipe, _: int) -> list[Printed]:
         if self._processes.get(process.name) is not process:
@@ -332,7 +343,11 @@ class Runners:
         if self._processes.get(process.name) is not process:
             return []  # it ended in the same turn; what it said has been heard
         if events & selectors.EVENT_WRITE and process.flush():
-            self._selector.modify(process.sock, selectors.EVENT_READ, partial(self._on_runner, process))
+            self._watch(process, selectors.EVENT_READ)
+        if self.full and process.threads > 1 and not ended and not events & selectors.EVENT_WRITE:
+            self._selector.unregister(process.sock)  # its output comes this way
+            process.paused = self._paused = True
+            return []
         said = [Said(messages, buffers, process) for messages, buffers in process.read(ended=ended)]
         if process.eof:
             self._unregister(process.sock)
