@@ -70,12 +70,18 @@ def wait(url: str = "http://169.254.169.254", poll: float = 2.0) -> float:
 
 def taken_at(body: bytes) -> float:
     """When the machine is taken away, in seconds since 1970; ValueError for what is no notice."""
-    notice: object = json.loads(body)
+    try:
+        notice: object = json.loads(body)
+    except RecursionError:
+        raise ValueError("this is no notice: it is nested without end") from None
     at = cast("dict[str, object]", notice).get("time") if isinstance(notice, dict) else None
     if not isinstance(at, str):
         raise ValueError(f"this is no notice: {body[:200]!r}")
     moment = datetime.fromisoformat(at)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    try:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except OverflowError:
+        raise ValueError(f"this is no moment: {at[:80]!r}") from None
 
 
 def remaining(deadline: float, date: str | None, now: float) -> float:

@@ -1,0 +1,20 @@
+"""How long is fuzzed, and where examples are kept: seconds in `make test`, an hour in `make soak`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+SECONDS = int(os.environ.get("SKYWARD_FUZZ_SECONDS", "0"))
+"""About how long all properties together are tried; 0 is a few seconds."""
+
+settings.register_profile(
+    "fuzz",
+    max_examples=SECONDS * 20 or 60,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parent / "corpus"),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
