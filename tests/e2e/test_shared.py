@@ -249,14 +249,14 @@ def _count_up() -> int:
 
 def test_outside_a_pool_the_error_says_what_to_use() -> None:
     handle = sky.dict("x")
-    import skyward.api.compute as compute
+    import skyward.api.targets as targets
 
-    before, compute._open[:] = list(compute._open), []
+    before, targets._open[:] = list(targets._open), []
     try:
         with pytest.raises(PoolClosed, match=r"pool\.dict"):
             handle["a"] = 1
     finally:
-        compute._open[:] = before
+        targets._open[:] = before
 
 
 def test_the_example_of_the_guide_runs() -> None:
