@@ -20,6 +20,7 @@ from tests.support.hosts.place import SCRIPT
 # Finds the machine among its arguments, and is then whatever carries bytes to that machine.
 _AWS = """#!/bin/sh
 [ "$1" != --version ] || { echo aws-cli/2.17.0; exit; }
+[ -n "$AWS_SECRET_ACCESS_KEY" ] || { echo "no credentials" >&2; exit 9; }
 for word; do
   case $word in i-*) exec sh "%s/$word" "$1" ;; esac
 done

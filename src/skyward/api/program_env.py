@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from skyward.api.secret import looks_secret
 
@@ -48,12 +48,12 @@ def installer_environment(environ: Mapping[str, str], *, repositories: bool = Fa
     return {name: value for name, value in environ.items() if is_passed(name)}
 
 
-def ssh_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What ssh gets, whose own settings may start any other program: all but what looks like a secret."""
+def ssh_environment(environ: Mapping[str, str], logins: Collection[str] = ()) -> dict[str, str]:
+    """What ssh gets, whose own settings may start any other program: all but what looks like a secret, and `logins`."""
     return {
         name: value
         for name, value in environ.items()
-        if not _is_secret(name) and (name.upper() in _NAMES or not _LOGIN.search(value))
+        if name in logins or (not _is_secret(name) and (name.upper() in _NAMES or not _LOGIN.search(value)))
     }
 
 

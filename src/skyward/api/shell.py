@@ -26,6 +26,8 @@ class SshTarget:
     """Whether the user's ~/.ssh/config counts; machines of a cloud are reached without it."""
     proxy: str | None = None
     """The command that carries ssh's bytes there, as in its option ProxyCommand; without one it connects itself."""
+    proxy_logins: tuple[str, ...] = ()
+    """Variables with secrets that this command needs; ssh is started without any others."""
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}" if self.user else self.host

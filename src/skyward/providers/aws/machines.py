@@ -16,6 +16,7 @@ from skyward.machines.offers import Market
 from skyward.machines.price import Price
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.tags import POOL, as_dict, expiry, filters, price_of
+from skyward.providers.aws.ways import LOGINS
 
 __all__ = ["CloudMachine", "State", "described", "end", "machine", "tagged"]
 
@@ -121,7 +122,7 @@ def machine(
     address = private_ip if private or proxy else public_ip
     target = _target(address, user, tags.get(POOL, "")) if address else None
     if target is not None and proxy is not None:
-        target = replace(target, proxy=proxy(item["InstanceId"]))
+        target = replace(target, proxy=proxy(item["InstanceId"]), proxy_logins=LOGINS)
     launched = item.get("LaunchTime")
     reason: dict[str, str] = item.get("StateReason") or {}
     return CloudMachine(

@@ -19,9 +19,16 @@ from skyward.api.provider import Admission
 from skyward.errors import InvalidArgument
 from skyward.providers.aws.api import Api
 
-__all__ = ["Endpoint", "Way", "admission", "check_programs", "check_way", "entrance", "find_endpoint", "proxy_command"]
+# fmt: off
+__all__ = [
+    "LOGINS", "Endpoint", "Way",
+    "admission", "check_programs", "check_way", "entrance", "find_endpoint", "proxy_command",
+]
+# fmt: on
 
 Way = Literal["eice", "ssm"]
+LOGINS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
+"""The variables by which the program `aws` may log in."""
 _INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
 _PLUGIN = (
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"

@@ -133,7 +133,10 @@ class Connection:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     start_new_session=True,
-                    env={**_less(ssh_environment(os.environ), without), "SSH_ASKPASS_REQUIRE": "never"},
+                    env={
+                        **_less(ssh_environment(os.environ, target.proxy_logins), without),
+                        "SSH_ASKPASS_REQUIRE": "never",
+                    },
                     bufsize=0,
                 )
             except FileNotFoundError:
