@@ -234,6 +234,16 @@ def test_machines_that_cannot_be_set_up_are_given_back(cloud: Cloud, aws: Callab
     assert cloud.leftovers() == []
 
 
+def test_a_machine_that_refuses_the_user_of_its_image_is_told_with_the_setting(
+    cloud: Cloud, aws: Callable[..., AWS]
+) -> None:
+    """Debian's user, on a host that has none of this name."""
+    provider = aws(ami="ami-0000000000000de12", username=None, ssh_timeout=10)
+    with pytest.raises(errors.AuthenticationFailed, match=r"no user 'admin'(.|\n)*sky\.AWS\(username=\.\.\.\)"):
+        with sky.ComputePool(provider=provider, nodes=1, console=False):
+            pass
+
+
 def test_the_plan_says_what_would_be_launched_and_creates_nothing(cloud: Cloud, aws: Callable[..., AWS]) -> None:
     plan = sky.plan(provider=aws(), nodes=2, accelerator="T4")
     assert plan.offers[0].kind == "g4dn.xlarge"

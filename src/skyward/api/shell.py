@@ -50,6 +50,8 @@ class Access:
     prepare: Callable[[Shell, str], tuple[dict[str, str], str | None]] | None = None
     """Called with a machine's id once it accepts our login, before anything is set up there: gives variables for all
     processes there, and what the user is told."""
+    login: str = ""
+    """Which setting names the user who logs in: part of the message about machines that refuse the login."""
     local: bool = False
     """Whether the machines are this computer: they end when it ends, share its disk, and need no lease."""
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from skyward.api.provider import Machine
 from skyward.api.shell import Access, Shell, SshTarget
-from skyward.errors import BootstrapError, HostUnreachable, SkywardError
+from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, SkywardError
 
 __all__ = ["MachineWatch", "during_setup", "prepared"]
 
@@ -97,8 +97,11 @@ class MachineWatch:
         self._stopped = threading.Event()
 
     @contextmanager
-    def watching(self, shell: Shell, machine: Machine) -> Generator[None]:
-        """Closes the shell if its machine is gone; the error of the block then says so."""
+    def watching(self, shell: Shell, machine: Machine, login: str = "") -> Generator[None]:
+        """Closes the shell if its machine is gone; the error of the block then says so.
+
+        `login` is added to what a user is told of a machine that refuses the login.
+        """
         with self._lock:
             if self._provider is not None and not self._waiting:
                 self._stopped = threading.Event()
@@ -114,6 +117,8 @@ class MachineWatch:
                     f"{machine.id}: {self._gone[shell]} before it let us in. Open the pool again for another machine."
                 )
                 raise BootstrapError("starting", text) from exc
+            if login and isinstance(exc, AuthenticationFailed):
+                raise AuthenticationFailed(exc.step, f"{exc.detail}\n{login}") from exc
             allowed = self._provider.who_is_let_in() if self._provider and isinstance(exc, HostUnreachable) else ""
             if allowed:
                 raise HostUnreachable(exc.step, f"{exc.detail}\n{allowed}") from exc

@@ -120,7 +120,7 @@ class HostSetup:
         background = ExitStack()
         try:
             report(f"connecting to {shell.name}", None)
-            with self._watch.watching(shell, machine):
+            with self._watch.watching(shell, machine, access.login):
                 shell.connect(time.monotonic() + access.ssh_timeout, booting=self._disposable)
             settled = background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
             self._watchdog.add(key, (), *shell.ending())

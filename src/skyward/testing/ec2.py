@@ -90,7 +90,7 @@ class Ec2:
 
     def _launched(self, request: Request) -> Answer:
         params = request.params
-        if params["ImageId"] not in shop.IMAGES.values() and params["ImageId"] not in self.images:
+        if params["ImageId"] not in (*shop.IMAGES.values(), *shop.OTHERS, *self.images):
             return error("ec2", "InvalidAMIID.NotFound", f"no image {params['ImageId']}")
         if params.get("KeyName", "") not in self.keys:
             return error("ec2", "InvalidKeyPair.NotFound", f"no key {params.get('KeyName')}")

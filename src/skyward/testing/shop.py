@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from skyward.testing.wire import Answer, Request, error, listed, reply, xml
 
-__all__ = ["GP3", "IMAGES", "IMAGE_GB", "images", "parameter", "products", "quota", "spot_prices"]
+__all__ = ["GP3", "IMAGES", "IMAGE_GB", "OTHERS", "images", "parameter", "products", "quota", "spot_prices"]
 
 _GPU = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-{}/latest/ami-id"
 _CPU = "/aws/service/canonical/ubuntu/server/{}/stable/current/{}/hvm/{}/ami-id"
@@ -23,6 +23,17 @@ IMAGES = {
 """Public parameter -> the image that it names."""
 IMAGE_GB = {"ami-00000000000000004": 65, "ami-00000000000000005": 65, "ami-00000000000000006": 50}
 """Image -> size of its disk in GB, where it is not 8: those with drivers are large."""
+_DEBIAN = "<name>debian-12-amd64-20250814-2204</name><imageOwnerId>136693071363</imageOwnerId>"
+_AMAZON = "<name>al2023-ami-2023.8.20250818.0-kernel-6.1-x86_64</name><imageOwnerId>137112412989</imageOwnerId>"
+_COPY = "<name>training v3</name><imageOwnerId>123456789012</imageOwnerId><sourceImageId>{}</sourceImageId>"
+OTHERS = {
+    "ami-0000000000000de12": _DEBIAN,
+    "ami-0000000000000a123": _AMAZON,
+    "ami-0000000000000c0de": _COPY.format("ami-0000000000000a123"),
+    "ami-0000000000000c0e0": _COPY.format("ami-0000000000000dead"),
+}
+"""Images that no parameter names, and what is said of them: Debian, Amazon Linux, what somebody has made from it, and
+something made from an image that is gone."""
 GP3 = {"EBS:VolumeUsage.gp3": 0.08, "EBS:VolumeP-IOPS.gp3": 0.005, "EBS:VolumeP-Throughput.gp3": 40.96}
 """What volumes cost a month: a GB, an IOPS, and a GiB/s."""
 _PAGE = 100
@@ -30,14 +41,14 @@ _PAGE = 100
 
 def images(request: Request) -> Answer:
     """DescribeImages."""
-    names = {id: name for name, id in IMAGES.items()}
+    names = {id: name for name, id in IMAGES.items()} | OTHERS
     requested = listed(request.params, "ImageId")
     unknown = [id for id in requested if id not in names]
     if unknown:
         return error("ec2", "InvalidAMIID.NotFound", f"no image {', '.join(unknown)}")
     items = [
         f"<item><imageId>{id}</imageId><imageState>available</imageState>"
-        f"<architecture>{'arm64' if 'arm64' in names[id] else 'x86_64'}</architecture>"
+        f"<architecture>{'arm64' if 'arm64' in names[id] else 'x86_64'}</architecture>{OTHERS.get(id, '')}"
         "<rootDeviceName>/dev/sda1</rootDeviceName><rootDeviceType>ebs</rootDeviceType><blockDeviceMapping><item>"
         f"<deviceName>/dev/sda1</deviceName><ebs><volumeSize>{IMAGE_GB.get(id, 8)}</volumeSize></ebs></item>"
         "</blockDeviceMapping></item>"

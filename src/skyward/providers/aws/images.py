@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+from skyward.api.provider import Machine
 from skyward.errors import CloudRefused, InvalidArgument
 from skyward.machines.offers import CloudOffer
 from skyward.providers.aws.api import Api
+from skyward.providers.aws.login import USUAL, login_user
 
-__all__ = ["MachineImage", "find_image", "image_finder", "image_parameter", "without_image"]
+__all__ = ["MachineImage", "find_image", "image_finder", "image_parameter", "known_user", "without_image"]
 
 # The open kernel driver of the base image begins with Turing.
 _BEFORE_TURING = ("V100", "P100", "P40", "P4", "M60", "K80")
@@ -19,15 +21,17 @@ _NEURON = ("Trainium", "Inferentia")
 _OTHERS = ("Gaudi", "Radeon")
 # The driver in Neuron images from 2.26.1 on knows it no longer: https://awsdocs-neuron.readthedocs-hosted.com
 _INF1 = "Inferentia"
+_ORIGINS = 4  # so many images back it is asked what an image was made from
 
 
 @dataclass(frozen=True)
 class MachineImage:
-    """An image: its id and what its root disk is called and needs."""
+    """An image: its id, what its root disk is called and needs, and its user."""
 
     id: str
     root_device: str
     root_gb: int
+    user: str = USUAL
 
 
 def image_parameter(accelerator: str, architecture: str, ubuntu: str) -> str | None:
@@ -54,22 +58,16 @@ def without_image(accelerator: str) -> str:
     return f"AWS has no image with drivers for {accelerator}; give one with ami=..."
 
 
-def find_image(api: Api, name: str, architecture: str) -> MachineImage:
+def find_image(api: Api, name: str, architecture: str | None = None) -> MachineImage:
     """The image with this id, or the one that a parameter names."""
     id = name if name.startswith("ami-") else _named(api, name)
-    try:
-        found: list[dict[str, Any]] = api.call("ec2", "describe_images", ImageIds=[id]).get("Images") or []
-    except CloudRefused as exc:
-        if exc.kind != "missing" and not exc.code.startswith("InvalidAMIID"):
-            raise
-        found = []
-    if not found:
+    image = _described(api, id)
+    if image is None:
         raise InvalidArgument(
             f"there is no image {id} in {api.account.region} that this account may use; images belong to one region. "
             "Nothing was created. Give the id for this region, or leave `ami` out."
         )
-    image = found[0]
-    if image.get("Architecture", architecture) != architecture:
+    if architecture is not None and image.get("Architecture", architecture) != architecture:
         raise InvalidArgument(
             f"image {id} is for {image['Architecture']}, the machines are {architecture}. Nothing was created. "
             f'Give another `ami`, or say architecture="{image["Architecture"]}".'
@@ -77,7 +75,9 @@ def find_image(api: Api, name: str, architecture: str) -> MachineImage:
     root = image.get("RootDeviceName") or "/dev/sda1"
     mappings: list[dict[str, Any]] = image.get("BlockDeviceMappings") or []
     sizes = [m["Ebs"].get("VolumeSize", 0) for m in mappings if m.get("DeviceName") == root and m.get("Ebs")]
-    return MachineImage(id, root, int(sizes[0]) if sizes else 0)
+    # what a parameter names is Ubuntu
+    user = _user(api, image) if name == id else USUAL
+    return MachineImage(id, root, int(sizes[0]) if sizes else 0, user)
 
 
 def image_finder(api: Api, ami: str | None, ubuntu: str) -> Callable[[CloudOffer], MachineImage]:
@@ -89,6 +89,39 @@ def image_finder(api: Api, ami: str | None, ubuntu: str) -> Callable[[CloudOffer
         return found(name or "", offer.architecture)
 
     return image_of
+
+
+def known_user(api: Api, username: str | None, ami: str | None, machines: Sequence[Machine]) -> str:
+    """Who logs in on machines of a pool: all have the same user."""
+    known = [username, *(machine.ssh.user for machine in machines if machine.ssh is not None)]
+    named = next((user for user in known if user), None)
+    return named or (USUAL if ami is None else find_image(api, ami).user)
+
+
+def _described(api: Api, id: str) -> dict[str, Any] | None:
+    try:
+        found: list[dict[str, Any]] = api.call("ec2", "describe_images", ImageIds=[id]).get("Images") or []
+    except CloudRefused as exc:
+        if exc.kind != "missing" and not exc.code.startswith("InvalidAMIID"):
+            raise
+        found = []
+    return found[0] if found else None
+
+
+def _user(api: Api, image: dict[str, Any]) -> str:
+    """The user of an image; if nothing in it says, of the one that it was made from."""
+    origin: dict[str, Any] | None = image
+    for _ in range(_ORIGINS):
+        user = login_user(origin)
+        if user is not None:
+            return user
+        source = origin.get("SourceImageId")
+        if not source or origin.get("SourceImageRegion", api.account.region) != api.account.region:
+            break
+        origin = _described(api, str(source))  # it may be gone, or not for this account
+        if origin is None:
+            break
+    return USUAL
 
 
 def _named(api: Api, name: str) -> str:

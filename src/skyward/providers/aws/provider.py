@@ -35,9 +35,10 @@ from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.ends import note_ends
 from skyward.providers.aws.giveback import give_back
-from skyward.providers.aws.images import MachineImage, image_finder
+from skyward.providers.aws.images import MachineImage, image_finder, known_user
 from skyward.providers.aws.launch import Order, wait_ready
 from skyward.providers.aws.leftovers import found_leftovers
+from skyward.providers.aws.login import LOGIN
 from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import ADDRESS_SERVICE, Subnet, checked_cidr, own_address, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
@@ -72,7 +73,8 @@ class AWS(Provider):
     instance_types: Sequence[str] = ()
     ami: str | None = None
     ubuntu_version: str = "24.04"
-    username: str = "ubuntu"
+    username: str | None = None
+    """The user of the image, who may use sudo; if not given, the one that images of its distribution have."""
     subnet_id: str | Sequence[str] = ()
     security_group_id: str | None = None
     instance_profile: str | None = None
@@ -112,9 +114,9 @@ class AWS(Provider):
     def __post_init__(self) -> None:
         if self.region == "":
             object.__setattr__(self, "region", usual_region(self.profile, os.environ))
-        for name in ("region", "ubuntu_version", "username"):
+        for name in ("region", "ubuntu_version"):
             check_text(name, getattr(self, name))
-        for name in ("ami", "security_group_id", "instance_profile", "capacity_reservation"):
+        for name in ("ami", "username", "security_group_id", "instance_profile", "capacity_reservation"):
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name))
         for name in ("use_private_ip", "burstable", "exclude_burstable"):
@@ -141,7 +143,14 @@ class AWS(Provider):
         # in a group of our own everybody reaches everybody; in the user's, that has to be found out
         network = "auto" if self.security_group_id else "mesh"
         return Access(
-            self.lease, self.ssh_timeout, network, LEASE_FILE, settle=settle, notices=_NOTICES, prepare=prepare
+            self.lease,
+            self.ssh_timeout,
+            network,
+            LEASE_FILE,
+            settle=settle,
+            notices=_NOTICES,
+            prepare=prepare,
+            login=LOGIN,
         )
 
     @property
@@ -184,7 +193,8 @@ class AWS(Provider):
         fresh: dict[str, CloudMachine] = {}
         for region, ids in self._by_region(machines).items():
             here = self._hasty(region=region)
-            some = described(here._api(None), ids, user=self.username, private=self.use_private_ip, proxy=here._proxy)
+            api, how = here._api(None), {"private": self.use_private_ip, "proxy": here._proxy}
+            some = described(api, ids, user=known_user(api, self.username, self.ami, machines), **how)
             fresh |= {machine.id: machine for machine in some}
             trust_machines(some)
             note_ends(some)
@@ -274,10 +284,11 @@ class AWS(Provider):
         if not plan.offers:
             raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
         tries = attempts(plan.offers, count, spec.allocation == "cheapest")
+        user = self.username or image(tries[0][0]).user
 
         def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
             # from when they were launched: what was tried before has cost them nothing
-            return wait_ready(order, ids, time.monotonic() + timeout, here.username)
+            return wait_ready(order, ids, time.monotonic() + timeout, user)
 
         made = open_pool(api, pool, spec, here._settings(api, owner, image, spec), tries, count, ready, joining)
         accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)

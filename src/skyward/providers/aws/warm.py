@@ -108,7 +108,8 @@ def warm_finder(
         base = base_of(offer)
         content = content_of(key, base.id, offer.architecture)
         if content not in found:
-            found[content] = _ready(api, owner, content) or base
+            ready = _ready(api, owner, content)
+            found[content] = base if ready is None else replace(ready, user=base.user)
         return found[content]
 
     return image_of
