@@ -816,6 +816,56 @@ def test_a_user_without_sudo_is_told_the_command(played: Played) -> None:
     assert not problems(played.look(apt="have"))
 
 
+RPM = "case $* in *have) echo have-1.0 ;; *) echo 'no package' && exit 1 ;; esac"
+
+
+def without_apt(played: Played, dnf: str) -> str:
+    """A PATH as on Amazon Linux: dnf and rpm, no apt."""
+    played.program("dnf", f'echo "$*" >>"{played.root}/dnf.seen"\n{dnf}')
+    played.program("rpm", RPM)
+    for name in ("true", "wc", "tr"):
+        (played.root / "programs" / name).symlink_to(shutil.which(name) or "")
+    played.program("id", "echo 1000")
+    played.program("sudo", 'test "$1" = -n && shift && exec "$@"')
+    return f"{played.root}/programs:{bare(played)}"
+
+
+def test_where_there_is_dnf_and_no_apt_it_installs_what_is_missing(played: Played) -> None:
+    path = without_apt(played, "true")
+    code, said = played.run(Image(apt=["have", "lack", "git"]), PATH=path)
+    assert code == 0, said
+    assert "begin installing packages with dnf" in said
+    ordered = "--assumeyes --setopt=install_weak_deps=False install lack git"
+    assert (played.root / "dnf.seen").read_text().splitlines() == [ordered]
+    shutil.rmtree(played.cache / "envs")
+    assert played.run(Image(apt=["have"]), PATH=path)[0] == 0
+    assert (played.root / "dnf.seen").read_text().splitlines() == [ordered]
+
+
+@pytest.mark.parametrize(
+    ("dnf", "kind", "words"),
+    [
+        ("echo 'No match for argument: libx-dev'; exit 1", "apt", "no package libx-dev. "),
+        ("echo 'Error: Transaction failed'; exit 1", "apt", "dnf could not install lack libx-dev."),
+        ("echo 'Curl error (6): Could not resolve hostname'; exit 1", "network", "could not be reached"),
+    ],
+)
+def test_what_dnf_cannot_install_is_named(played: Played, dnf: str, kind: str, words: str) -> None:
+    code, said = played.run(Image(apt=["lack", "libx-dev"]), PATH=without_apt(played, dnf))
+    assert code != 0
+    assert words in problems(said)[kind]
+
+
+def test_a_host_with_dnf_says_what_it_cannot_do_before_anything_is_sent(played: Played) -> None:
+    path = without_apt(played, "true")
+    assert not problems(played.look(apt="have lack", PATH=path))
+    assert "names a version of Debian's" in problems(played.look(apt="have=1.0", PATH=path))["apt"]
+    played.program("sudo", "exit 1")
+    assert problems(played.look(apt="lack", PATH=path))["sudo"].endswith("Run there: sudo dnf install --assumeyes lack")
+    (played.root / "programs" / "dnf").unlink()
+    assert "neither apt nor dnf here to install lack" in problems(played.look(apt="lack", PATH=path))["apt"]
+
+
 @pytest.mark.parametrize(
     ("version", "fits"), [("0.13.0", True), ("0.14.1", True), ("1.0.0", True), ("0.12.9", False), ("x", False)]
 )

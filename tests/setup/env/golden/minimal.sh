@@ -142,14 +142,27 @@ preflight() {
     rm -f "$probe"
 }
 
-# Which of the image's Debian packages are missing, and whether we can install them.
+# Which of the image's system packages are missing, and whether we can install them: with apt, or dnf where there is no apt.
 check_apt() {
-    missing='' sudo=''
+    missing='' sudo='' installer='apt-get install --yes'
     [ -n "$apt" ] || return 0
-    command -v dpkg-query >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 || {
-        problem apt "there is no apt here to install $apt. Install them with this host's own package manager and leave apt out of the image."
+    if command -v dpkg-query >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1; then
+        missing_debian
+    elif command -v dnf >/dev/null 2>&1 && command -v rpm >/dev/null 2>&1; then
+        installer='dnf install --assumeyes'
+        missing_rpm
+    else
+        problem apt "there is neither apt nor dnf here to install $apt. Install them with this host's own package manager and leave apt out of the image."
         return
+    fi
+    [ -z "$missing" ] || [ "$(id -u)" = 0 ] || {
+        sudo='sudo -n'
+        $sudo true 2>/dev/null ||
+            problem sudo "it lacks$missing, and this user may not use sudo without a password. Run there: sudo $installer$missing"
     }
+}
+
+missing_debian() {
     for wanted in $apt; do
         version=
         case $wanted in *=*) version="${wanted#*=}$newline" ;; esac
@@ -157,11 +170,16 @@ check_apt() {
         found=$(dpkg-query --show --showformat='${db:Status-Status} ${Version}\n' "${wanted%%=*}" 2>/dev/null) || found=
         case $newline$found$newline in *"${newline}installed $version"*) ;; *) missing="$missing $wanted" ;; esac
     done
-    [ -z "$missing" ] || [ "$(id -u)" = 0 ] || {
-        sudo='sudo -n'
-        $sudo true 2>/dev/null ||
-            problem sudo "it lacks$missing, and this user may not use sudo without a password. Run there: sudo apt-get install --yes$missing"
-    }
+}
+
+# A version that is given is Debian's: no other distribution has it.
+missing_rpm() {
+    for wanted in $apt; do
+        case $wanted in
+            *=*) problem apt "$wanted names a version of Debian's, and this host has dnf. Leave the version out, or install it with this host's own package manager." ;;
+            *) rpm --query --whatprovides "$wanted" >/dev/null 2>&1 || missing="$missing $wanted" ;;
+        esac
+    done
 }
 env=$cache/envs/$key log=$cache/logs/$key-$$.log host=$(uname -n)
 work='' lock='' directory='' watcher='' pulse='' meter='' settings=''
@@ -196,7 +214,7 @@ fail() {
 failed_install() {
     if tail -n 40 "$log" | grep -q 'No space left on device'; then
         fail disk "the disk became full: $(free_kb "$cache") KB are free in $cache. Make room, or set SKYWARD_CACHE to a directory on another disk."
-    elif tail -n 40 "$log" | grep -Eq 'Request failed after|error sending request|dns error|operation timed out|Connection (refused|reset)'; then
+    elif tail -n 40 "$log" | grep -Eq 'Request failed after|error sending request|dns error|operation timed out|Connection (refused|reset)|Curl error'; then
         fail network "a server of packages could not be reached, also when tried again. Look at the host's network and proxy settings."
     fi
     fail "$1" "$2"
@@ -271,6 +289,19 @@ install_apt() {
         patiently $sudo $quiet apt-get $options update &&
         patiently $sudo $quiet apt-get $options install --yes --no-install-recommends $missing ||
         failed_install apt "apt-get could not install$missing."
+    end
+}
+
+# dnf waits by itself for others that use it, and reads its package lists when they are old.
+install_dnf() {
+    begin 'installing packages with dnf'
+    seen=$(wc -c <"$log")
+    tool $sudo env LC_ALL=C dnf --assumeyes --setopt=install_weak_deps=False install $missing || {
+        unknown=$(tail -c "+$((seen + 1))" "$log" | sed -n 's/.*No match for argument: *\([^ ]*\).*/ \1/p' | tr -d '\n')
+        [ -z "$unknown" ] ||
+            fail apt "dnf knows no package$unknown. This host is no Debian, and its packages may have other names (libx-dev is libx-devel): give those that it has, as in Image(apt=[\"libx-devel\"]), or put them into the machine's image."
+        failed_install apt "dnf could not install$missing."
+    }
     end
 }
 
@@ -426,7 +457,7 @@ chmod 700 "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs
 : >"$log"
 end
 if ! is_complete; then
-    [ -z "$missing" ] || install_apt
+    [ -z "$missing" ] || case $installer in dnf*) install_dnf ;; *) install_apt ;; esac
     # VIRTUAL_ENV and the like would lead uv to another environment.
     unset $misleading
     export UV_NO_PROGRESS=1 NO_COLOR=1

@@ -126,14 +126,27 @@ preflight() {
     rm -f "$probe"
 }
 
-# Which of the image's Debian packages are missing, and whether we can install them.
+# Which of the image's system packages are missing, and whether we can install them: with apt, or dnf where there is no apt.
 check_apt() {
-    missing='' sudo=''
+    missing='' sudo='' installer='apt-get install --yes'
     [ -n "$apt" ] || return 0
-    command -v dpkg-query >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 || {
-        problem apt "there is no apt here to install $apt. Install them with this host's own package manager and leave apt out of the image."
+    if command -v dpkg-query >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1; then
+        missing_debian
+    elif command -v dnf >/dev/null 2>&1 && command -v rpm >/dev/null 2>&1; then
+        installer='dnf install --assumeyes'
+        missing_rpm
+    else
+        problem apt "there is neither apt nor dnf here to install $apt. Install them with this host's own package manager and leave apt out of the image."
         return
+    fi
+    [ -z "$missing" ] || [ "$(id -u)" = 0 ] || {
+        sudo='sudo -n'
+        $sudo true 2>/dev/null ||
+            problem sudo "it lacks$missing, and this user may not use sudo without a password. Run there: sudo $installer$missing"
     }
+}
+
+missing_debian() {
     for wanted in $apt; do
         version=
         case $wanted in *=*) version="${wanted#*=}$newline" ;; esac
@@ -141,9 +154,14 @@ check_apt() {
         found=$(dpkg-query --show --showformat='${db:Status-Status} ${Version}\n' "${wanted%%=*}" 2>/dev/null) || found=
         case $newline$found$newline in *"${newline}installed $version"*) ;; *) missing="$missing $wanted" ;; esac
     done
-    [ -z "$missing" ] || [ "$(id -u)" = 0 ] || {
-        sudo='sudo -n'
-        $sudo true 2>/dev/null ||
-            problem sudo "it lacks$missing, and this user may not use sudo without a password. Run there: sudo apt-get install --yes$missing"
-    }
+}
+
+# A version that is given is Debian's: no other distribution has it.
+missing_rpm() {
+    for wanted in $apt; do
+        case $wanted in
+            *=*) problem apt "$wanted names a version of Debian's, and this host has dnf. Leave the version out, or install it with this host's own package manager." ;;
+            *) rpm --query --whatprovides "$wanted" >/dev/null 2>&1 || missing="$missing $wanted" ;;
+        esac
+    done
 }

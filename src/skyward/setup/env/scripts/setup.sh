@@ -39,7 +39,7 @@ fail() {
 failed_install() {
     if tail -n 40 "$log" | grep -q 'No space left on device'; then
         fail disk "the disk became full: $(free_kb "$cache") KB are free in $cache. Make room, or set SKYWARD_CACHE to a directory on another disk."
-    elif tail -n 40 "$log" | grep -Eq 'Request failed after|error sending request|dns error|operation timed out|Connection (refused|reset)'; then
+    elif tail -n 40 "$log" | grep -Eq 'Request failed after|error sending request|dns error|operation timed out|Connection (refused|reset)|Curl error'; then
         fail network "a server of packages could not be reached, also when tried again. Look at the host's network and proxy settings."
     fi
     fail "$1" "$2"
@@ -114,6 +114,19 @@ install_apt() {
         patiently $sudo $quiet apt-get $options update &&
         patiently $sudo $quiet apt-get $options install --yes --no-install-recommends $missing ||
         failed_install apt "apt-get could not install$missing."
+    end
+}
+
+# dnf waits by itself for others that use it, and reads its package lists when they are old.
+install_dnf() {
+    begin 'installing packages with dnf'
+    seen=$(wc -c <"$log")
+    tool $sudo env LC_ALL=C dnf --assumeyes --setopt=install_weak_deps=False install $missing || {
+        unknown=$(tail -c "+$((seen + 1))" "$log" | sed -n 's/.*No match for argument: *\([^ ]*\).*/ \1/p' | tr -d '\n')
+        [ -z "$unknown" ] ||
+            fail apt "dnf knows no package$unknown. This host is no Debian, and its packages may have other names (libx-dev is libx-devel): give those that it has, as in Image(apt=[\"libx-devel\"]), or put them into the machine's image."
+        failed_install apt "dnf could not install$missing."
+    }
     end
 }
 
@@ -269,7 +282,7 @@ chmod 700 "$cache/envs" "$cache/bin" "$cache/wheels" "$cache/pools" "$cache/logs
 : >"$log"
 end
 if ! is_complete; then
-    [ -z "$missing" ] || install_apt
+    [ -z "$missing" ] || case $installer in dnf*) install_dnf ;; *) install_apt ;; esac
     # VIRTUAL_ENV and the like would lead uv to another environment.
     unset $misleading
     export UV_NO_PROGRESS=1 NO_COLOR=1
