@@ -25,7 +25,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A password may hold an @: the last one before the path counts, as for every program that reads addresses.
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 _URL = re.compile(r"(?:(?:git|hg|svn|bzr)\+)?(?:https?|ssh|file)://\S+")
-_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9-]+)?(?:=[A-Za-z0-9.+:~-]+)?")
+# Debian has no capital letters and underscores in names; what dnf installs may.
+_SYSTEM_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]+(?::[a-z0-9-]+)?(?:=[A-Za-z0-9.+:~-]+)?")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 # What these hold decides which programs and libraries run, on every process of the node.
 _LOADER = frozenset({"LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "PYTHONHOME", "PYTHONPATH"})
@@ -342,9 +343,9 @@ class Image:
 
     def _check_apt(self) -> None:
         for entry in self.apt:
-            if not _DEBIAN_PACKAGE.fullmatch(entry):
+            if not _SYSTEM_PACKAGE.fullmatch(entry):
                 raise InvalidArgument(
-                    f'apt holds {entry!r}, which is no name of a Debian package. Write apt=["git", "ffmpeg"].'
+                    f'apt holds {entry!r}, which is no name of a system package. Write apt=["git", "ffmpeg"].'
                 )
 
     def _check_env(self) -> None:
