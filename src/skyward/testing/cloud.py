@@ -233,6 +233,8 @@ class Cloud:
         lost = fault is not None and fault.mode in ("lose", "cut")
         if fault is not None and fault.mode == "fail":
             answer = error(request.service, fault.code, fault.message, fault.status)
+        elif fault is not None and fault.mode == "garble":
+            answer = replace(answer, body=fault.garble(answer.body))
         with self._lock:
             self.calls[call.number] = replace(call, outcome="lost" if lost else answer.code)
         if lost:

@@ -15,6 +15,7 @@ Mode = Literal[
     "fail",  # carried out; an error is answered all the same
     "lose",  # carried out; the line is cut before the answer
     "cut",  # not carried out; the line is cut
+    "garble",  # carried out; what is answered goes through `garble`
 ]
 
 _STATUS = {
@@ -54,6 +55,7 @@ class Fault:
     where: Callable[[Call], bool] | None = None
     message: str = "made to fail by the test"
     status: int = 0
+    garble: Callable[[bytes], bytes] = lambda body: body[: len(body) // 2]
     used: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:

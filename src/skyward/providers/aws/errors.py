@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from skyward import errors
 
@@ -14,6 +16,7 @@ __all__ = [
     "PermissionDenied",
     "QuotaExceeded",
     "kind_of",
+    "only_errors_of_ours",
     "quota_of",
     "refusal",
 ]
@@ -169,3 +172,30 @@ def refusal(action: str, code: str, message: str, region: str, status: int = 400
             return QuotaExceeded(action, code, message, region, kind)
         case _:
             return CloudRefused(action, code, message, region, kind)
+
+
+C = TypeVar("C", bound=type[Any])
+
+
+def only_errors_of_ours(*methods: str) -> Callable[[C], C]:
+    """Has these methods of a provider raise `CloudRefused` where an answer lacks what it should have."""
+
+    def wrapped(act: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(act)
+        def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return act(self, *args, **kwargs)
+            except errors.SkywardError:
+                raise
+            except (LookupError, TypeError, ValueError, AttributeError) as exc:
+                what = f"an answer cannot be understood: {type(exc).__name__}: {exc}"
+                raise errors.CloudRefused(act.__name__, "MalformedAnswer", what, str(self.region), "server") from exc
+
+        return asked
+
+    def decorated(provider: C) -> C:
+        for name in methods:
+            setattr(provider, name, wrapped(getattr(provider, name)))
+        return provider
+
+    return decorated

@@ -34,6 +34,7 @@ from skyward.providers.aws.checks import (
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.ends import note_ends
+from skyward.providers.aws.errors import only_errors_of_ours
 from skyward.providers.aws.giveback import give_back
 from skyward.providers.aws.images import MachineImage, image_finder, known_user
 from skyward.providers.aws.launch import Order, wait_ready
@@ -62,6 +63,7 @@ _NOTICES = "skyward.providers.aws.notices:wait"
 _HASTE = 20.0  # seconds that a look at what exists may wait for one place
 
 
+@only_errors_of_ours("offers", "acquire", "acquire_more", "refresh", "readmit", "terminate", "give_back", "find")
 @dataclass(frozen=True)
 class AWS(Provider):
     """Machines from Amazon EC2; credentials come from where all AWS tools take them."""
