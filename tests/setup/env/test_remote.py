@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -585,3 +588,52 @@ def test_nothing_runs_on_when_the_connection_is_closed(cache: Path) -> None:
             time.sleep(0.05)
         with reached(network, network[0]) as shell:
             assert ready(image, shell)[0].python
+
+
+def standalone_python(directory: Path) -> tuple[str, Path]:
+    """The system's Python as an archive like those that uv fetches; and its version."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    program = shutil.which(f"python{version}", path="/usr/local/bin:/usr/bin:/bin")
+    assert program
+    code = "import platform, sysconfig; print(platform.python_version(), sysconfig.get_path('stdlib'))"
+    full, library = subprocess.run(
+        [program, "-I", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    left_out = shutil.ignore_patterns("test", "dist-packages", "site-packages", "__pycache__", "config-*")
+    shutil.copytree(library, directory / "python" / "lib" / f"python{version}", ignore=left_out)
+    (directory / "python" / "bin").mkdir()
+    shutil.copy(program, directory / "python" / "bin" / f"python{version}")
+    for name in ("python", "python3"):
+        (directory / "python" / "bin" / name).symlink_to(f"python{version}")
+    archive = directory / "cpython-install_only_stripped.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(directory / "python", "python")
+    return full, archive
+
+
+@needs_hosts
+@needs_python
+def test_a_host_without_python_and_without_a_network_gets_one_from_the_client(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Image(shell_vars={"UV_HTTP_RETRIES": "0"})
+    full, archive = standalone_python(tmp_path)
+    major, minor, patch = map(int, full.split("."))
+    arch = own_platform().partition("-")[0]
+    download = {
+        "name": "cpython", "arch": {"family": arch, "variant": None}, "os": "linux", "libc": "gnu",
+        "major": major, "minor": minor, "patch": patch, "prerelease": "", "url": archive.as_uri(),
+        "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(), "variant": None, "build": "20260101",
+    }  # fmt: skip
+    (tmp_path / "downloads.json").write_text(json.dumps({f"cpython-{full}-linux-{arch}-gnu": download}))
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS_JSON_URL", str(tmp_path / "downloads.json"))
+    with Network([HostSpec(hide=["/usr/bin/python3*"])]) as network, reached(network, network[0]) as shell:
+        host, said = ready(image, shell)
+        steps = [step for step, _ in said]
+        assert "fetching Python for a host without a network" in steps
+        code = "import os, sys, ssl, skyward.node.keeper; print(os.path.realpath(sys.executable))"
+        where = network[0].run([host.python, "-P", "-c", code], user="sky").stdout
+        assert where.startswith(f"/home/sky/.cache/skyward/python/cpython-{full}-linux-")
+        assert not network[0].run(["ls", "/home/sky/.cache/skyward/stage"]).stdout
+        again, said = ready(image, shell)
+        assert (again.python, said) == (host.python, [])

@@ -1,7 +1,7 @@
 """Makes an image's environment on a host: looks whether it is there, and otherwise sends and runs what makes it.
 
 look.sh ──ready──────────────────────────────────────────────► Environment      (one round trip)
-   └──not yet── resolve (once for all hosts) ── send ── setup.sh ──► Environment
+   └──not yet── resolve (once for all hosts) ── send ── setup.sh ──► Environment      (again with what it lacks)
                                                           ▲ standard input, held open: when it ends, so does all there
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from skyward.api.image import Image, mask
 from skyward.api.program_env import installer_environment
@@ -37,7 +38,8 @@ Report = Callable[[str, float | None], None]
 _LOOKING = "checking the host"
 _SENDING = "sending packages"
 _FETCHING = "fetching packages for a host without a network"
-_NO_NETWORK = 32  # the script's exit status for it
+_FETCHING_PYTHON = "fetching Python for a host without a network"
+_NO_PYTHON, _NO_NETWORK = 31, 32  # the script's exit status for it
 # An environment with Skyward alone takes about half of this; what is sent is there twice for a while, and unpacked.
 _NEED_KB = 300_000
 _TIMES = 4
@@ -90,16 +92,24 @@ def prepare_host(
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", pool)[:60] or "pool"
     seen = _look(shell, image, name, packages, deadline)
     fresh = "ready" not in seen.facts
-    if fresh:
+    python: Path | None = None
+    because: BootstrapError | None = None
+    while "ready" not in seen.facts:
         try:
-            _make(shell, image, name, seen, packages, deadline, report)
+            _make(shell, image, name, seen, packages, deadline, report, because, python)
         except BootstrapError as exc:
-            if exc.exit_code != _NO_NETWORK:
+            # A host in a closed network; this computer may reach what it cannot.
+            if exc.exit_code == _NO_NETWORK and because is None:
+                because = exc
+            elif exc.exit_code == _NO_PYTHON and python is None:
+                with _timed(report, _FETCHING_PYTHON):
+                    python = packages.python(seen.facts["platform"], deadline)
+                if python is None:
+                    exc.add_note("This computer could not get one to send there, either.")
+                    raise
+            else:
                 raise
-            # A host in a closed network; this computer has reached the same servers a moment ago.
             seen = _look(shell, image, name, packages, deadline)
-            if "ready" not in seen.facts:
-                _make(shell, image, name, seen, packages, deadline, report, because=exc)
     return replace(_environment(shell, seen.facts), fresh=fresh)
 
 
@@ -137,8 +147,12 @@ def _make(
     deadline: float,
     report: Report,
     because: BootstrapError | None = None,
+    python: Path | None = None,
 ) -> None:
-    """Has the environment made; with everything sent from here if the host could not get it, for the reason given."""
+    """Has the environment made; with everything sent from here if the host could not get it, for the reason given.
+
+    `python` is the archive of one that the host gets, too.
+    """
     try:
         with _timed(report, _FETCHING if because else RESOLVING):
             try:
@@ -148,14 +162,16 @@ def _make(
             except BootstrapError as exc:
                 raise because or exc from exc
         with _timed(report, _SENDING):
-            need = _send(shell, recipe, seen, packages, deadline)
+            need = _send(shell, recipe, seen, packages, deadline, python)
     except BaseException:
         _remove(shell, seen.facts["stage"])
         raise
     _set_up(shell, image, recipe, pool, need, seen, deadline, report)
 
 
-def _send(shell: Shell, recipe: Recipe, seen: _Said, packages: Packages, deadline: float) -> int:
+def _send(
+    shell: Shell, recipe: Recipe, seen: _Said, packages: Packages, deadline: float, python: Path | None = None
+) -> int:
     """Puts what the host lacks into the staging directory; gives the kilobytes that installing it takes."""
     stage, done = seen.facts["stage"], ("complete", recipe.key) in seen.kept
     missing = [] if done else [file for file in recipe.carried if ("wheel", file.digest) not in seen.kept]
@@ -163,12 +179,15 @@ def _send(shell: Shell, recipe: Recipe, seen: _Said, packages: Packages, deadlin
     try:
         if not done and "uv" not in seen.facts and (uv := packages.uv(seen.facts["platform"], deadline)):
             shell.upload(uv, f"{stage}/uv")
+        if python is not None:
+            shell.upload(python, f"{stage}/python.tar.gz")
         for file in large:
             shell.upload(file.path, f"{stage}/{file.sent_as}")
         shell.upload(packages.bundle(recipe, [file for file in missing if file not in large]), f"{stage}/bundle.tar")
     except OSError as exc:
         raise BootstrapError(_SENDING, f"{shell.name}: {exc.strerror}. Look at the free space there.") from exc
-    return _NEED_KB + _TIMES * sum(file.path.stat().st_size for file in missing) // 1024
+    sent = [file.path for file in missing] + ([] if python is None else [python])
+    return _NEED_KB + _TIMES * sum(path.stat().st_size for path in sent) // 1024
 
 
 def _set_up(

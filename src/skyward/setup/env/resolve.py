@@ -28,6 +28,7 @@ from pathlib import Path
 from skyward.api.image import Image
 from skyward.errors import BootstrapError
 from skyward.machines.parallel import each
+from skyward.setup.env.bring_python import fetch_python
 from skyward.setup.env.compile import Resolution
 from skyward.setup.env.download import fetch, logins
 from skyward.setup.env.foreign_names import check_digest
@@ -116,6 +117,11 @@ class Packages:
                     return None
                 (Path(work) / "bin" / "uv").replace(kept)
         return kept
+
+    def python(self, platform: str, deadline: float) -> Path | None:
+        """A Python for hosts of that platform, or None where this computer cannot get it."""
+        with self._fetching:
+            return fetch_python(self._image, platform, deadline)
 
     def _pinned_uv(self, platform: str) -> str:
         """The requirement for uv, with its hash if this very version was resolved for the platform."""

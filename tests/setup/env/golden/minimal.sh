@@ -353,11 +353,20 @@ get_uv() {
 
 find_python() {
     begin "looking for Python $python_version"
-    found=$(find_installed_python) || {
+    found=$(find_installed_python) || { [ -f python.tar.gz ] && unpack_python && found=$(find_installed_python); } || {
         tool "$uv" python install --no-bin "$python_version" && found=$(find_installed_python) ||
             fail python "this host has no Python $python_version that works, and uv could not install it. Functions can only go to the same minor version: install it there (python$python_version on the PATH), or let the host reach the servers of uv (UV_PYTHON_INSTALL_MIRROR)."
     }
     end
+}
+
+# The client sends one to hosts that can get none.
+unpack_python() {
+    place=$UV_PYTHON_INSTALL_DIR
+    mkdir -p "$place" sent && tool tar -xzf python.tar.gz -C sent || failed_install python "the Python that was sent could not be unpacked."
+    for made in sent/*; do
+        [ -e "$place/${made##*/}" ] || mv "$made" "$place/"
+    done
 }
 
 find_installed_python() {
