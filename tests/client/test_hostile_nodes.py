@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from skyward.client.output_lines import Chunk
 from skyward.errors import NodeLost, PluginError, SkywardError
 from skyward.node.protocol import AgentToClient
 from tests.support.fake_nodes import FakePool
@@ -209,6 +210,26 @@ def test_a_stream_gets_no_more_items_than_were_asked_for(pool: FakePool) -> None
     until(lambda: broken(pool))
     stream.close()
     assert pool.works(1)
+
+
+def test_a_node_that_does_not_wait_until_its_output_is_taken_breaks_its_link(tmp_path: Path) -> None:
+    """What the client keeps for listeners has a limit, whatever a node believes (SEC-7)."""
+    with FakePool(tmp_path) as pool:
+        line = b"x" * 65_535 + b"\n"
+        for _ in range(20):
+            pool.nodes[0].say(*[["out", "stdout", None, 0, 1]] * 160, buffers=(line,) * 160)  # 10 MiB
+            if broken(pool):
+                break
+            assert pool.works(1)
+        until(lambda: broken(pool))
+        chunks = [event for event in pool.events if isinstance(event, Chunk)]
+        assert sum(len(line) for _ in chunks) <= 128 << 20
+        assert pool.works(1)
+        for chunk in chunks:  # by a listener that was only slow
+            list(chunk.events(True))
+            chunk.taken()
+        pool.nodes[0].say(["out", "stdout", None, 0, 1], buffers=(line,))
+        assert pool.works(0)
 
 
 def test_a_node_that_sends_nonsense_again_and_again_is_lost_and_the_others_are_not(tmp_path: Path) -> None:

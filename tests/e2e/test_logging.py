@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import skyward as sky
-from skyward.client.logs import Watch, snapshot
+from skyward import events
+from skyward.client.logs import Watch, relay, snapshot
 from skyward.node.marked_lines import MARK, parsed
 from tests.support.waiting import until
 
@@ -182,6 +185,12 @@ def test_nodes_are_told_again_only_when_something_was_configured() -> None:
     assert watch.news() is None
 
 
+def written(**about: Any) -> str:
+    """A line as a body may write it by itself."""
+    record = {"logger": "a", "level": 40, "created": 1.0, "text": "t", "path": "p", "line": 1, "function": "f"}
+    return f"log {json.dumps(record | about)}"
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -193,8 +202,38 @@ def test_nodes_are_told_again_only_when_something_was_configured() -> None:
         "log " + "[" * 100_000,
         'log {"logger": "a", "level": true}',
         "x {}",
+        written(created=float("nan")),
+        written(created=float("inf")),
+        written(created=1e300),
+        written(level=10**4000),
+        written(line=-(10**100)),
+        written(logger="a." * 20_000),
+        f'progress {{"step": {10**4000}, "total": 1, "metrics": {{}}}}',
+        f'progress {{"step": 1, "total": 2, "metrics": {{"loss": {10**4000}}}}}',
     ],
 )
 def test_a_line_that_is_no_record_stays_a_line(line: str) -> None:
     assert parsed(MARK + line) is None
     assert parsed(line) is None
+
+
+def test_records_of_nodes_leave_no_loggers_here() -> None:
+    """A logger is never forgotten: names that bodies make up would add up to all the memory that there is (SEC-7)."""
+    heard: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    parent, silent = logging.getLogger("of_this_program"), logging.getLogger("of_this_program.silent")
+    parent.addHandler(handler)
+    parent.addFilter(lambda record: record.name == parent.name)  # counts for what is logged to it, as ever
+    silent.disabled = True
+    before = len(logging.root.manager.loggerDict)
+    names = ["of_this_program", "of_this_program.silent", *(f"of_this_program.{'a.' * 400}{i}" for i in range(20))]
+    try:
+        for name in names:
+            relay(events.Log("p", 0, name, logging.ERROR, 1.0, "t", "p", 1, "f"))
+    finally:
+        parent.removeHandler(handler)
+        parent.filters.clear()
+        silent.disabled = False
+    assert [record.name for record in heard] == [name for name in names if name != silent.name]
+    assert len(logging.root.manager.loggerDict) == before

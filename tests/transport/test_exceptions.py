@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from skyward.api.secret import Secret
 from skyward.errors import RemoteError
 from skyward.transport import exceptions
 
@@ -165,6 +166,23 @@ def test_lines_of_source_that_only_this_computer_has_are_filled_in(tmp_path: Pat
     error = exceptions.annotate(ValueError("x"), {"type": "ValueError", "message": "x", "traceback": text}, "there")
     assert f'File "{program}", line 2, in f\n    y = x / 0\n' in error.__notes__[0]
     assert error.__notes__[0].count("    ") == 1
+
+
+def test_a_frame_with_an_endless_number_is_text() -> None:
+    text = f'  File "a.py", line {"9" * 5000}, in f\n'
+    error = exceptions.annotate(ValueError("x"), {"type": "ValueError", "message": "x", "traceback": text}, "there")
+    assert text.rstrip() in error.__notes__[0]
+
+
+def test_a_line_of_source_that_is_filled_in_shows_no_secret(tmp_path: Path) -> None:
+    """SEC-9"""
+    program = tmp_path / "program.py"
+    program.write_text("login('correct-horse-battery')\n")
+    secret = Secret("correct-horse-battery")
+    text = f'  File "{program}", line 1, in f\n'
+    error = exceptions.annotate(ValueError("x"), {"type": "ValueError", "message": "x", "traceback": text}, "there")
+    assert "login('***')" in error.__notes__[0]
+    assert secret.reveal() not in error.__notes__[0]
 
 
 def test_notes_of_the_users_come_once() -> None:

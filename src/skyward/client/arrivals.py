@@ -25,6 +25,8 @@ from skyward.transport.streams import Consumer, Stream
 
 __all__ = ["Arrivals", "StreamActions"]
 
+_MOST_OUTPUT = 128 << 20  # agents keep 32 MiB at most while we are away, and send few windows beyond what was taken
+
 
 @dataclass(frozen=True)
 class StreamActions:
@@ -45,6 +47,7 @@ class Arrivals:
         self._plan, self._core, self._uploads, self._streams = plan, core, uploads, streams
         self._parts = Parts(plan.directory)
         self._owed, self._step = [0] * plan.nodes, output_window(plan.nodes) // 8
+        self._came, self._heard = [0] * plan.nodes, [0] * plan.nodes  # output in all; each is counted by one thread
         self._transcripts: list[dict[int, Transcript]] = [{} for _ in range(plan.nodes)]  # by node and local rank
 
     def rest_of_output(self, number: int, id: str | None) -> list[Action]:
@@ -77,6 +80,7 @@ class Arrivals:
 
     def _taken(self, number: int, size: int) -> None:
         """Lets a node send as much output again as listeners have taken."""
+        self._heard[number] += size
         self._owed[number] += size
         if self._owed[number] >= self._step:
             due, self._owed[number] = self._owed[number], 0
@@ -152,7 +156,11 @@ class Arrivals:
             id = None
         rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())
         data = bytes(buffers[0])  # a copy: the frame that it came in need not be kept for it
-        taken = partial(self._taken, number, output_cost(len(data)))
+        cost = output_cost(len(data))
+        if self._came[number] - self._heard[number] + cost > _MOST_OUTPUT:
+            raise Malformed("more output than was taken, by far")
+        self._came[number] += cost
+        taken = partial(self._taken, number, cost)
         chunk = Chunk(partial(self._lines, number, stream, id, rank, transcript, data), taken)
         return [*actions, ("emit", chunk)]
 

@@ -69,4 +69,18 @@ def relay(event: Log) -> None:
             "rank": event.rank,
         }
     )
-    logging.getLogger(event.logger).handle(record)
+    logger = _nearest(event.logger)
+    if logger.name == event.logger:
+        logger.handle(record)
+    else:
+        logger.callHandlers(record)
+
+
+def _nearest(name: str) -> logging.Logger:
+    """The logger of that name, or the one above it that this program has: one made here would stay for ever."""
+    while name:
+        found = logging.root.manager.loggerDict.get(name)
+        if isinstance(found, logging.Logger):
+            return found
+        name = name.rpartition(".")[0]
+    return logging.root

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from skyward.api import reporting
-from skyward.node.marked_lines import write
+from skyward.node.marked_lines import LONGEST_NAME, write
 
 __all__ = ["apply", "install"]
 
@@ -50,7 +50,7 @@ class _Forward(logging.Handler):
         try:
             text = self.format(record)
             about: dict[str, Any] = {
-                "logger": record.name,
+                "logger": record.name[:LONGEST_NAME],
                 "level": record.levelno,
                 "created": record.created,
                 "text": text[:_MOST],

@@ -10,11 +10,14 @@ import json
 import sys
 from typing import Any, Literal, cast
 
-__all__ = ["MARK", "Kind", "parsed", "write"]
+__all__ = ["LONGEST_NAME", "MARK", "Kind", "parsed", "write"]
 
 Kind = Literal["log", "progress"]
 
 MARK = "\x1eskyward-"
+LONGEST_NAME = 1000
+_LARGEST = 1 << 64
+_LAST_YEAR = 253_402_300_800.0  # the end of the last that dates can have
 _NUMBER = (int, float)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "log": {
@@ -54,6 +57,11 @@ def parsed(text: str) -> tuple[Kind, dict[str, Any]] | None:
     about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     if not all(name in about and type(about[name]) in kinds for name, kinds in fields.items()):
         return None
-    if not all(type(value) in _NUMBER for value in about.get("metrics", {}).values()):
+    metrics: dict[str, Any] = about.get("metrics", {})
+    if not all(type(value) in _NUMBER for value in metrics.values()):
+        return None
+    if any(type(value) is int and abs(value) >= _LARGEST for value in (*about.values(), *metrics.values())):
+        return None
+    if kind == "log" and not (len(about["logger"]) <= LONGEST_NAME and 0 <= about["created"] < _LAST_YEAR):
         return None
     return cast(Kind, kind), {name: about[name] for name in fields}

@@ -33,7 +33,7 @@ _MAX_PICKLE = 1 << 20
 _MAX_TEXT = 256 << 10
 _MAX_CHAIN = 16
 _MAX_SOURCE = 10 << 20
-_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+_FRAME = re.compile(r'  File "(.+)", line (\d{1,9})\b')
 _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_path("stdlib"), "asyncio") + os.sep)
 
 
@@ -80,7 +80,7 @@ def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseExceptio
 
 def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseException:
     """Adds the note that says where it happened, with the remote traceback."""
-    note = f"{where}\n\nremote traceback:\n{_with_source(hide(described['traceback'])).rstrip()}"
+    note = f"{where}\n\nremote traceback:\n{hide(_with_source(described['traceback'])).rstrip()}"
     return exc if noted(exc, note) else RemoteError(described["type"], hide(described["message"]), note)
 
 
