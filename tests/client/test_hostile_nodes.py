@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from skyward import events
 from skyward.client.output_lines import Chunk
 from skyward.errors import NodeLost, PluginError, SkywardError
 from skyward.node.protocol import AgentToClient
@@ -93,6 +94,8 @@ MESSAGES: dict[str, Any] = {
     "states that are no texts": ["states", {"x": 1}, 0],
     "no GPUs": ["sample", 0.0, 0, 0, [["a", 0]], 0],
     "GPUs with too many figures": ["sample", 0.0, 0, 0, [[0, "a", *range(20)]], 0],
+    "more GPUs than there are": ["sample", 0.0, 0, 0, [[0, "a"]] * 1000, 0],
+    "a GPU with an endless name": ["sample", 0.0, 0, 0, [[0, "a" * 100_000]], 0],
     "stacks without their places": ["standing", 1, [{"state": "idle", "cpu": 0.0}], 0],
     "stacks with odd frames": ["standing", 1, [{"place": 0, "state": "x", "cpu": 0.0, "frames": [1]}], 0],
     "facts that are none": [
@@ -212,6 +215,36 @@ def test_a_stream_gets_no_more_items_than_were_asked_for(pool: FakePool) -> None
     assert pool.works(1)
 
 
+@pytest.mark.parametrize("message", [["explode", 0], ["ready", "1", 0]])
+def test_a_frame_full_of_nonsense_delays_nobody(tmp_path: Path, message: list[Any]) -> None:
+    """Who has sent three messages that are none is given up, and the rest is not even looked at (SEC-7)."""
+    with FakePool(tmp_path) as pool:
+        pool.nodes[0].say(*[message] * 50_000)
+        until(lambda: broken(pool))
+        assert pool.works(1)
+        assert pool.engine._connections.peers[0].malformed <= 3  # pyright: ignore[reportPrivateUsage]
+
+
+TOLD: dict[str, list[Any]] = {
+    "samples": ["sample", 0.0, 0, 0, [], 0],
+    "repairs": ["repaired", "x" * 100_000, 0],
+    "notes": ["gpus", "memory", "x" * 100_000, 0],
+}
+
+
+@pytest.mark.parametrize("message", TOLD.values(), ids=TOLD.keys())
+def test_a_node_that_tells_of_itself_without_end_delays_nobody(tmp_path: Path, message: list[Any]) -> None:
+    """Listeners that are far behind hold up whoever emits, and that is the thread that reads all links (SEC-7)."""
+    with FakePool(tmp_path) as pool:
+        for _ in range(20):
+            pool.nodes[0].say(*[message] * 100)
+        assert pool.works(0), "all of it has been heard"
+        heard = [event for event in pool.events if isinstance(event, events.NodeSample | events.Notice)]
+        assert 0 < len(heard) < 1000
+        assert all(len(event.text) < 11_000 for event in heard if isinstance(event, events.Notice))
+        assert not broken(pool)
+
+
 def test_a_node_that_does_not_wait_until_its_output_is_taken_breaks_its_link(tmp_path: Path) -> None:
     """What the client keeps for listeners has a limit, whatever a node believes (SEC-7)."""
     with FakePool(tmp_path) as pool:
@@ -225,11 +258,19 @@ def test_a_node_that_does_not_wait_until_its_output_is_taken_breaks_its_link(tmp
         chunks = [event for event in pool.events if isinstance(event, Chunk)]
         assert sum(len(line) for _ in chunks) <= 128 << 20
         assert pool.works(1)
-        for chunk in chunks:  # by a listener that was only slow
-            list(chunk.events(True))
-            chunk.taken()
-        pool.nodes[0].say(["out", "stdout", None, 0, 1], buffers=(line,))
-        assert pool.works(0)
+
+
+def test_output_that_is_taken_may_go_on(tmp_path: Path) -> None:
+    with FakePool(tmp_path) as pool:
+        line = b"x" * 65_535 + b"\n"
+        for _ in range(14):
+            pool.nodes[0].say(*[["out", "stdout", None, 0, 1]] * 160, buffers=(line,) * 160)  # 10 MiB
+            assert pool.works(0), "all of it has been heard"
+            for chunk in pool.events:
+                if isinstance(chunk, Chunk):
+                    chunk.taken()
+            pool.events.clear()
+        assert not broken(pool)
 
 
 def test_a_node_that_sends_nonsense_again_and_again_is_lost_and_the_others_are_not(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import os
 import subprocess
 import sys
@@ -172,6 +173,24 @@ def test_a_frame_with_an_endless_number_is_text() -> None:
     text = f'  File "a.py", line {"9" * 5000}, in f\n'
     error = exceptions.annotate(ValueError("x"), {"type": "ValueError", "message": "x", "traceback": text}, "there")
     assert text.rstrip() in error.__notes__[0]
+
+
+def test_a_traceback_that_names_every_file_has_few_read_and_none_kept(tmp_path: Path) -> None:
+    """SEC-7"""
+    paths = [tmp_path / f"{i}.py" for i in range(200)]
+    for path in paths:
+        path.write_text("x = 1\n")
+    text = "".join(f'  File "{path}", line 1, in f\n' for path in paths)
+    error = exceptions.annotate(ValueError("x"), {"type": "ValueError", "message": "x", "traceback": text}, "there")
+    assert error.__notes__[0].count("    x = 1") == 100
+    assert not linecache.cache.keys() & set(map(str, paths))
+
+
+def test_texts_of_nodes_are_kept_up_to_a_limit() -> None:
+    """SEC-7"""
+    described = {"type": "ValueError", "message": "m" * 10_000_000, "traceback": "t" * 10_000_000}
+    error = exceptions.packed(described, b"", "there").rebuilt()
+    assert len("".join(traceback.format_exception(error))) < 2_000_000
 
 
 def test_a_line_of_source_that_is_filled_in_shows_no_secret(tmp_path: Path) -> None:

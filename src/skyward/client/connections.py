@@ -32,7 +32,7 @@ SILENCE = 10.0
 _GREETING = 10.0
 _REFUSED = 5.0
 _LONGEST_PAUSE = 1.0
-_MALFORMED = 3
+MOST_MALFORMED = 3
 
 
 @dataclass(eq=False)
@@ -336,7 +336,7 @@ class Connections:
         log.warning("node %d sent something that is no message of ours: %.200r", number, error)
         peer.malformed += 1
         lost, why = self._lost(peer, link), f"what it sends is no message of ours ({error!s:.200})"
-        return lost if peer.malformed < _MALFORMED else [Unreachable(number, ConnectionError(why), link)]
+        return lost if peer.malformed < MOST_MALFORMED else [Unreachable(number, ConnectionError(why), link)]
 
     def notice_silence(self) -> list[Event]:
         """Gives up connections on which nothing has come for a while: agents speak every second."""

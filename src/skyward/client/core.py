@@ -31,6 +31,8 @@ __all__ = ["Core"]
 
 _SAME_NOTE = 60.0
 _MOST_NOTES = 1000
+_LONGEST_NOTE = 10_000
+_AT_ONCE, _A_SECOND = 100.0, 20.0  # what a node may tell of itself; ours say one or two things a second
 
 
 class Core:
@@ -41,6 +43,7 @@ class Core:
         self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
         self.nodes = Nodes(plan, links, requests)
         self._gpu_notes: dict[str, float] = {}
+        self._allowed = [(_AT_ONCE, 0.0)] * plan.nodes  # with when it was so
         self.surveys = Surveys()
         self._stalls = StallWatch(plan.pool, plan.stall_timeout, self.surveys, self._has_accelerators)
 
@@ -140,7 +143,9 @@ class Core:
         return self._routed(self.nodes.on_notice(number, seconds, now), now)
 
     def _from_agent_repaired(self, number: int, now: float, text: str) -> list[Action]:
-        text = f"node {number} mended a mistake of its own: {text}. Nothing is lost; this is a bug."
+        if self._too_often(number, now):
+            return []
+        text = f"node {number} mended a mistake of its own: {text[:_LONGEST_NOTE]}. Nothing is lost; this is a bug."
         return [("emit", events.Notice(self._plan.pool, text, "warning"))]
 
     def _from_agent_standing(self, number: int, now: float, request: int, bodies: list[dict[str, Any]]) -> list[Action]:
@@ -150,11 +155,16 @@ class Core:
     def _from_agent_sample(
         self, number: int, now: float, cpu: float, memory: int, running: int, gpus: list[Any]
     ) -> list[Action]:
+        if self._too_often(number, now):
+            return []
         found = tuple(events.GpuSample(*gpu) for gpu in gpus)
         self._stalls.sampled(number, cpu, max((gpu.utilization or 0.0 for gpu in found), default=0.0), now)
         return [("emit", events.NodeSample(self._plan.pool, number, cpu, memory, running, found))]
 
     def _from_agent_gpus(self, number: int, now: float, topic: str, text: str) -> list[Action]:
+        if self._too_often(number, now):
+            return []
+        text = text[:_LONGEST_NOTE]
         # nodes on one computer may share a GPU, and what cannot be shown is mostly the same everywhere
         once = self._plan.local or topic == "missing"
         if once and now - self._gpu_notes.get(text, -math.inf) < _SAME_NOTE:
@@ -163,6 +173,13 @@ class Core:
             self._gpu_notes.clear()
         self._gpu_notes[text] = math.inf if topic == "missing" else now
         return [("emit", events.Notice(self._plan.pool, f"node {number}: {text}", "warning"))]
+
+    def _too_often(self, number: int, now: float) -> bool:
+        """Whether a node tells more of itself than listeners can be asked to hear: they hear nothing of it."""
+        left, at = self._allowed[number]
+        left = min(_AT_ONCE, left + max(0.0, now - at) * _A_SECOND)
+        self._allowed[number] = max(0.0, left - 1), now
+        return left < 1
 
     def mishandled(self, number: int, message: Sequence[Any], error: BaseException, now: float) -> list[Action]:
         """A message could not be handled: the call that it was about must not wait for another."""

@@ -24,7 +24,7 @@ from skyward.api.stacks import Stacks
 from skyward.client.arrivals import Arrivals, StreamActions
 from skyward.client.call import Call, discard
 from skyward.client.calls import Action
-from skyward.client.connections import Connections, Event, Heard
+from skyward.client.connections import MOST_MALFORMED, Connections, Event, Heard
 from skyward.client.core import Core
 from skyward.client.deferred import Deferred
 from skyward.client.meetings import Meetings
@@ -320,6 +320,8 @@ class Engine:
 
     def _hear(self, event: Heard) -> None:
         number, message = event.number, event.message
+        if self._connections.peers[number].malformed >= MOST_MALFORMED:
+            return  # it is given up; a frame may hold a million such messages
         try:
             actions = self._receiver.hear(message, event.buffers, number, self._clock())
             if actions:

@@ -17,6 +17,9 @@ __all__ = ["CHECKS", "checked_about"]
 
 Test = Callable[[Any], bool]
 
+_MOST_GPUS = 256
+_LONGEST_NAME = 1000
+
 
 def checked_about(greeting: dict[str, Any]) -> dict[str, Any]:
     """An agent's greeting, if what it says of its machine can be used."""
@@ -63,9 +66,13 @@ def _out(message: list[Any], buffers: list[Any]) -> None:
 
 
 def _sample(message: list[Any], buffers: list[Any]) -> None:
+    if len(message[4]) > _MOST_GPUS:
+        raise Malformed("a sample of more GPUs than there are")
     for gpu in message[4]:
         if not (gpu.__class__ is list and 2 <= len(gpu) <= 7 and is_whole(gpu[0]) and gpu[1].__class__ is str):
             raise Malformed("a sample of what is no GPU")
+        if len(gpu[1]) > _LONGEST_NAME:
+            raise Malformed("a sample of a GPU with an endless name")
         if not all(value is None or is_number(value) for value in gpu[2:]):
             raise Malformed("a sample of a GPU without figures")
 

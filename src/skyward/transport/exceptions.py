@@ -32,7 +32,8 @@ Advice = Callable[[BaseException], str]
 _MAX_PICKLE = 1 << 20
 _MAX_TEXT = 256 << 10
 _MAX_CHAIN = 16
-_MAX_SOURCE = 10 << 20
+_MAX_SOURCE = 2 << 20
+_MAX_FILLED = 100
 _FRAME = re.compile(r'  File "(.+)", line (\d{1,9})\b')
 _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_path("stdlib"), "asyncio") + os.sep)
 
@@ -100,6 +101,8 @@ def packed(
     described: dict[str, Any], data: bytes | memoryview, where: str = "", advice: Advice | None = None
 ) -> PackedError:
     """The exception, to be rebuilt by whoever asks for it; `where` and what `advice` says of it become notes."""
+    texts = {name: _tail(described[name], _MAX_TEXT) for name in ("message", "traceback")}
+    described = {**described, **texts}  # nodes keep to it, if they are ours
     kept = bytes(data)  # a copy: the frame that it came in need not be kept for it
 
     def build(notes: Sequence[str]) -> BaseException:
@@ -239,24 +242,31 @@ def _with_source(text: str) -> str:
     """The traceback with lines of source that only this computer has: of files, and of notebooks."""
     lines = text.splitlines()
     filled: list[str] = []
+    left = _MAX_FILLED
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         filled.append(line)
         frame = _FRAME.match(line)
-        if frame and not following.startswith("    ") and (source := _source(frame[1], int(frame[2]))):
-            filled.append(f"    {source}")
+        if frame and left and not following.startswith("    "):
+            left -= 1
+            if source := _source(frame[1], int(frame[2])):
+                filled.append(f"    {source}")
     return "\n".join(filled)
 
 
 def _source(path: str, number: int) -> str:
     """A line of a program, here; nodes name the file, so it is looked at before it is read."""
-    if path not in linecache.cache:  # which has the cells of a notebook
+    known = path in linecache.cache  # which has the cells of a notebook
+    if not known:
         try:
             about = os.stat(path)
         except (OSError, ValueError):
             return ""
         if not path.endswith(".py") or not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_SOURCE:
             return ""
-    return linecache.getline(path, number).strip()
+    line = linecache.getline(path, number).strip()
+    if not known:
+        linecache.cache.pop(path, None)  # a node can name every file that there is: they are not kept
+    return line
 
 
 def _str(exc: BaseException) -> str:
