@@ -193,6 +193,17 @@ def test_texts_of_nodes_are_kept_up_to_a_limit() -> None:
     assert len("".join(traceback.format_exception(error))) < 2_000_000
 
 
+def test_what_an_exception_holds_shows_no_secret() -> None:
+    """SEC-9: also in dicts, sets and bytes, as errors of web clients have them."""
+    secret = Secret("correct-horse-battery")
+    text = secret.reveal()
+    error = ValueError({"key": [text], text: 1}, {f"a {text}"}, f"b {text}".encode(), {1: (frozenset([text]), None)})
+    error.headers = {"Authorization": f"Bearer {text}"}  # type: ignore[attr-defined]
+    again: Any = exceptions.rebuild(*exceptions.capture(raised(error)))
+    assert again.args == ({"key": ["***"], "***": 1}, {"a ***"}, b"b ***", {1: (frozenset(["***"]), None)})
+    assert again.headers == {"Authorization": "Bearer ***"}
+
+
 def test_a_line_of_source_that_is_filled_in_shows_no_secret(tmp_path: Path) -> None:
     """SEC-9"""
     program = tmp_path / "program.py"

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from skyward.api.masking import any_hidden, hide
+from skyward.api.masking import any_hidden, hide, hide_bytes
 from skyward.errors import RemoteError
 from skyward.transport.payload import Pickler, unpack
 
@@ -225,8 +225,12 @@ def _without_secrets(exc: BaseException) -> BaseException:
 def _masked(value: Any) -> Any:
     if isinstance(value, BaseException):
         return _without_secrets(value)
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, set, frozenset):
         return type(value)(_masked(item) for item in value)
+    if type(value) is dict:
+        return {_masked(key): _masked(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if type(value) is bytes:
+        return hide_bytes(value)
     return hide(value) if type(value) is str else value
 
 
