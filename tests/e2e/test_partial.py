@@ -103,6 +103,19 @@ def test_a_map_that_fails_brings_what_had_finished(pool: sky.ComputePool) -> Non
     assert "item 3: inverse(3)" in notes(caught.value)
 
 
+def test_an_argument_whose_name_looks_like_a_secret_is_not_shown(pool: sky.ComputePool) -> None:
+    """SEC-9."""
+
+    @sky.compute
+    def log_in(*, token: str) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        sky.gather(log_in(token="canary-1"), inverse(1)) >> pool
+    assert "log_in(token=***)" in notes(caught.value)
+    assert "canary-1" not in notes(caught.value)
+
+
 def test_a_stream_that_fails_says_which_call_it_was(pool: sky.ComputePool) -> None:
     with pytest.raises(Bad) as caught:
         list(sky.gather(inverse(1), inverse(3), stream=True) >> pool)

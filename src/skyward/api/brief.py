@@ -23,5 +23,8 @@ def brief(value: object, limit: int = 60) -> str:
 
 def described(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -> str:
     """A call as a text: `train(3, rate=0.1)`."""
-    given = ", ".join([*map(brief, args), *(f"{name}={brief(value)}" for name, value in kwargs.items())])
+    from skyward.api.secret import looks_secret
+
+    named = (f"{key}={'***' if looks_secret(key) else brief(value)}" for key, value in kwargs.items())
+    given = ", ".join([*map(brief, args), *named])
     return f"{name}({given if len(given) <= limit else given[: limit - 3] + '...'})"

@@ -1,11 +1,11 @@
-"""Values as HTML, for notebooks: a title and rows, or text as it is. Everything that is shown is escaped."""
+"""Values as HTML, for notebooks: a title and rows. Everything that is shown is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
 
-__all__ = ["card", "text"]
+__all__ = ["card"]
 
 
 def card(title: str, rows: Mapping[str, object]) -> str:
@@ -16,8 +16,3 @@ def card(title: str, rows: Mapping[str, object]) -> str:
         for name, value in rows.items()
     )
     return f"<div><b>{escape(title)}</b><table>{cells}</table></div>"
-
-
-def text(value: object) -> str:
-    """A value as it is printed, with its lines and columns."""
-    return f"<pre>{escape(str(value))}</pre>"

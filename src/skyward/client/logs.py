@@ -37,7 +37,8 @@ class Watch:
         if self not in cache or self._handlers != len(logging.root.handlers):
             self._mark()
             now = snapshot()
-            self._news = now if now != self._told else None
+            if self._news is not None or now != self._told:  # once nodes were told otherwise, also of the way back
+                self._news = now
         return self._news
 
     def _mark(self) -> None:
