@@ -29,6 +29,7 @@ from skyward.client.core import Core
 from skyward.client.deferred import Deferred
 from skyward.client.meetings import Meetings
 from skyward.client.message_checks import CHECKS
+from skyward.client.places import NodePlaces
 from skyward.client.settings import PoolSettings
 from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
@@ -47,7 +48,6 @@ log = logging.getLogger("skyward.engine")
 _BUSY_WAIT = 0.05
 _IDLE_WAIT = 1.0
 _PATIENCE = 15.0
-_JOIN = 30.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Surroundings:
     feed: Callable[..., Producer] = feed
 
 
-class Engine:
+class Engine(NodePlaces):
     """Moves calls to nodes and results back."""
 
     def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
@@ -353,48 +353,3 @@ class Engine:
         self._do(self._arrivals.rest_of_output(number, None))
         self._byes.add(number)
         self._changed.notify_all()
-
-    # other machines for lost nodes; called by the threads of `Replacing`, without the lock
-
-    def await_vacant(self, node: int) -> bool:
-        """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
-        with self._lock:
-            while not self._closing:
-                vacant, actions = self._core.vacate(node, self._clock())
-                self._do(actions)
-                if vacant:
-                    return True
-                self._changed.wait(0.2)
-            return False
-
-    def connect(self, node: int) -> None:
-        """Connects to the machine that stands in for a node's old one."""
-        with self._lock:
-            self._connect([node], self._clock() + _JOIN)
-        if not self._connections.connected(node):
-            raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
-
-    def not_replaced(self, node: int, reason: str) -> None:
-        """No machine was found: what waits for one fails."""
-        with self._lock:
-            self._do(self._core.not_replaced(node, reason, self._clock()))
-            self._changed.notify_all()
-
-    def missing(self) -> list[int]:
-        """The nodes of which it is not known whether they are lost."""
-        with self._lock:
-            return self._core.nodes.silent()
-
-    def ended(self, node: int, reason: str) -> None:
-        """A node's machine is known to be gone."""
-        with self._lock:
-            self._do(self._core.machine_ended(node, reason, self._clock()))
-            self._changed.notify_all()
-
-    def pause_for(self, seconds: float) -> bool:
-        """Waits; False if the pool is closed meanwhile."""
-        return not self._stopping.wait(seconds)
-
-    def tell(self, node: int, text: str) -> None:
-        """Says how far it is with a node."""
-        self._defer(self._plan.emit, events.NodePhase(self._plan.pool, node, text))

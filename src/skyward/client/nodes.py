@@ -12,7 +12,7 @@ from skyward import events
 from skyward.client.connections import SILENCE, Connections
 from skyward.client.node_table import NODES, Node
 from skyward.client.output_lines import output_window
-from skyward.client.reconnect import given_up, next_try
+from skyward.client.reconnect import Alone, given_up, next_try
 from skyward.client.settings import PoolSettings
 from skyward.errors import AcceleratorMismatch, BootstrapError, NodeLost, PluginError
 from skyward.machines.replacement import Requests
@@ -47,8 +47,7 @@ class Nodes:
         """Whether all runners are to be made again, since one of a group is gone."""
         self.closing = False
         self._unformed = False
-        self._alone, self._alone_told = 0.0, 0  # since when no node has been connected, and how often that was said
-        self._rejoined = float("-inf")  # when one of them was reached again
+        self._alone = Alone()
         self._generation = 0
         self._ports: list[int] = []
         self._out: list[Action] = []
@@ -213,8 +212,8 @@ class Nodes:
         """There is a connection to a node (again); after a restart its agent knows nothing of us."""
         self._now = now
         node = self.all[number]
-        self._rejoined = now if self._alone else self._rejoined
-        self._alone, self._alone_told, node.refusals = 0.0, 0, 0
+        self._alone.ended(now)
+        node.refusals = 0
         self._step(node, "restarted" if restarted else "attached")
         if self._unformed:
             self._renew()
@@ -227,7 +226,7 @@ class Nodes:
             return []
         self._step(self.all[number], "broken")
         if not self._plan.local and not any(self._links.connected(n.number) for n in self.all):
-            self._alone = now
+            self._alone.began(now)
         return self._taken()
 
     def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[Action]]:
@@ -248,7 +247,7 @@ class Nodes:
                 silent,
                 refused=refused,
                 others_speak=self._others_speak(number),
-                rejoined=now - self._rejoined,
+                rejoined=now - self._alone.over,
             ):
                 first = str(error).partition("\n")[0]
                 reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"
@@ -267,14 +266,8 @@ class Nodes:
 
     def tell_alone(self, now: float) -> list[Action]:
         """Says that no node can be reached: after half a minute, then every minute."""
-        away = now - self._alone
-        doubtful = any(node.state == "silent" for node in self.all)
-        if self._alone and doubtful and away > 30 + 60 * self._alone_told:
-            self._alone_told += 1
-            self._warn(
-                f"no connection to any node for {away:.0f} s. What runs there goes on; we try again until the lease "
-                f"ends, {self._plan.lease - away:.0f} s from now."
-            )
+        if any(node.state == "silent" for node in self.all) and (text := self._alone.told(now, self._plan.lease)):
+            self._warn(text)
         return self._taken()
 
     def _others_speak(self, number: int) -> bool:

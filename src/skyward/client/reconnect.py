@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["given_up", "next_try"]
+__all__ = ["Alone", "given_up", "next_try"]
 
 _HERE = 15.0
 _REFUSED = 2.0
@@ -40,3 +40,32 @@ def given_up(
 def next_try(away: float, *, gone: bool) -> float:
     """How long to wait before the next attempt to connect."""
     return _GONE if gone else min(2.0, 0.05 + away / 4)
+
+
+class Alone:
+    """Since when no node at all can be reached, and what is said of it: after half a minute, then every minute."""
+
+    def __init__(self) -> None:
+        self._since, self._told = 0.0, 0
+        self.over = float("-inf")
+        """When a node was reached again."""
+
+    def began(self, now: float) -> None:
+        """The last connection has broken."""
+        self._since = now
+
+    def ended(self, now: float) -> None:
+        """A node is connected."""
+        self.over = now if self._since else self.over
+        self._since, self._told = 0.0, 0
+
+    def told(self, now: float, lease: float) -> str:
+        """What the user is told now, if anything."""
+        away = now - self._since
+        if not self._since or away <= 30 + 60 * self._told:
+            return ""
+        self._told += 1
+        return (
+            f"no connection to any node for {away:.0f} s. What runs there goes on; we try again until the lease "
+            f"ends, {lease - away:.0f} s from now."
+        )

@@ -11,13 +11,12 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, Never, TypeVar
+from typing import Any, Literal, TypeVar
 
 from skyward import events
 from skyward.accelerators import Accelerator
-from skyward.api.compute import PendingCompute, checked_retries
+from skyward.api.compute import checked_retries
 from skyward.api.context import PoolContext
-from skyward.api.futures import AwaitableFuture
 from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
@@ -25,15 +24,15 @@ from skyward.api.spec import WEEK, Spec, Worker
 from skyward.api.stacks import Stacks
 from skyward.api.targets import enter_target, leave_target
 from skyward.client.callbacks import UserCode
-from skyward.client.executor import PoolExecutor
 from skyward.machines.selection import Candidate, Selection, look
 from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
 from skyward.pool import hooks, lifetime
 from skyward.pool.awaiting import AsyncPool
+from skyward.pool.calls import Calls
 from skyward.pool.closing import Steps
 from skyward.pool.groups import Groups
-from skyward.pool.mistakes import Mistakes, called_like_an_executor
+from skyward.pool.mistakes import Mistakes
 from skyward.pool.objects import Objects
 from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
@@ -62,7 +61,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
     return ComputePool(*specs, **options).plan()
 
 
-class ComputePool(Collections, Groups, Objects, Mistakes, AsyncPool):
+class ComputePool(Collections, Calls, Groups, Objects, Mistakes, AsyncPool):
     """Machines that exist while the with-block lasts, and take calls.
 
     Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
@@ -264,55 +263,6 @@ class ComputePool(Collections, Groups, Objects, Mistakes, AsyncPool):
         self.receipt = receipt
         if receipt is not None:
             self._emit(events.Notice(self.name, str(receipt)))
-
-    # calls
-
-    def run(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> T:
-        """Runs a call on one node and returns its result; Ctrl-C stops it there. The same as `call >> pool`."""
-        if args or kwargs:
-            raise called_like_an_executor(call, "run", args, kwargs)
-        future = self.submit(call)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def submit(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> AwaitableFuture[T]:
-        """Sends a call to one node; the future's cancel() stops it there. The same as `call > pool`."""
-        if args or kwargs:
-            raise called_like_an_executor(call, "submit", args, kwargs)
-        future = self._send([call], alone=True)[0]
-        future.unasked = True
-        return future
-
-    def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[AwaitableFuture[T]]:
-        """Sends calls to any nodes, in as few messages as possible; one future for each."""
-        return self._send(calls)
-
-    def run_async(self, call: PendingCompute[T], /) -> AwaitableFuture[T]:
-        """The same as `submit`."""
-        return self.submit(call)
-
-    def broadcast(self, call: PendingCompute[T], /) -> list[T]:
-        """Runs a call on every rank at once; results in rank order. If one fails, the others are stopped.
-
-        There is one rank on each node, or as many as `processes_per_node` says.
-
-        If the call has retries and a node is lost, all of it is started again when every node is there.
-        """
-        self._state.check_open()
-        return self._sender.broadcast(call, self)
-
-    @property
-    def executor(self) -> PoolExecutor:
-        """A concurrent.futures.Executor over this pool; shutting it down leaves the pool open."""
-        self._state.check_open()
-        return PoolExecutor(self._send)
-
-    def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[AwaitableFuture[Any]]:
-        self._state.check_open()
-        return self._sender.send(calls, self, alone)
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
         """Puts packages beside those that nodes run with; returns the paths at which calls find them, see joblib's."""
