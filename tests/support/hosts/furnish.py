@@ -26,6 +26,7 @@ def make_host(name: str, host: dict[str, Any]) -> None:
     # Sources are held open: the directories that contain them are about to be covered.
     own: dict[str, int] = {path: hold(os.path.join(base, part)) for part, path in host["own"].items()}
     shared = {path: hold(source) for path, source in host["share"].items()}
+    shown = {path: hold(source) for path, source in host["show"].items()}
     empty = {path: hold(os.path.join(base, "empty")) for path in host["covered"] if os.path.isdir(path)}
     cgroups = hold("/sys/fs/cgroup") if os.path.isdir("/sys/fs/cgroup") else None
 
@@ -41,6 +42,10 @@ def make_host(name: str, host: dict[str, Any]) -> None:
         os.makedirs(path, exist_ok=True)
         bind(source, path)
         os.chown(path, host["users"][0]["id"], host["users"][0]["id"])
+    for path, source in shown.items():
+        os.makedirs(path, exist_ok=True)
+        bind(source, path)
+        mount(None, path, None, REMOUNT | BIND | RDONLY | RELATIME)
     if host["tmp_size"]:
         mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, f"mode=1777,size={host['tmp_size']}")
     if host["noexec_tmp"]:

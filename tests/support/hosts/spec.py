@@ -41,6 +41,8 @@ class HostSpec:
     """Limits of every login, such as {"nofile": 256}."""
     share: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Directories of this machine under paths of the host (in /run, /home, /tmp); they become sky's."""
+    show: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Directories of this machine under paths of the host in /run; nobody there can change them."""
     bare: bool = False
     """Nothing but a network and processes: no files of its own, no sshd. For what brings those along, such as a VM."""
     see_checkout: bool = False
@@ -60,6 +62,7 @@ def describe(
         "writable": ["/usr", "/var", "/opt"] if spec.writable else [],
         "covered": [] if spec.see_checkout else [str(_CHECKOUT)],
         "share": {path: str(source) for path, source in spec.share.items()},
+        "show": {path: str(source) for path, source in spec.show.items()},
         "tmp_size": spec.tmp_size,
         "noexec_tmp": spec.noexec_tmp,
         "read_only_home": spec.read_only_home,
