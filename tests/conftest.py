@@ -24,6 +24,14 @@ settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Histories and ledgers of pools in tests are none of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKYWARD_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
     """What a function waits for that does not return; opened at the end of the test."""

@@ -17,6 +17,7 @@ __all__ = [
     "Cluster",
     "Compute",
     "ComputePool",
+    "History",
     "Image",
     "InstanceInfo",
     "Local",
@@ -85,6 +86,7 @@ _NAMES = {
     "skyward.api.spec": "Spec Worker",
     "skyward.api.targets": "sky",
     "skyward.errors": "Preempted SkywardError",
+    "skyward.history.history": "History",
     "skyward.node.shared.handles": "SharedCounter SharedDict SharedQueue SharedSet",
     "skyward.node.shared.names": "barrier counter dict event lock queue set",
     "skyward.node.shared.wait_handles": "SharedBarrier SharedEvent SharedLock",
@@ -113,6 +115,7 @@ if TYPE_CHECKING:
     from skyward.api.spec import Spec, Worker
     from skyward.api.targets import sky
     from skyward.errors import Preempted, SkywardError
+    from skyward.history.history import History
     from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
     from skyward.node.shared.handles import SharedCounter, SharedDict, SharedQueue, SharedSet
     from skyward.node.shared.names import barrier, counter, event, lock, queue

@@ -84,6 +84,8 @@ class CallStarted(Event):
     node: int
     attempt: int
     rank: int | None = None
+    arguments: str = ""
+    """What it was called with, shortened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class CallEnded(Event):
     outcome: Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
     seconds: float
     rank: int | None = None
+    error: str = ""
+    """What it failed with: type and message, then the traceback where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from skyward.client import callbacks
-from skyward.client.callbacks import Listeners, UserCode, UserFuture, Worker, when_done
+from skyward.client.callbacks import Listeners, UserCode, UserFuture, when_done
+from skyward.client.worker import Worker
 from skyward.events import Event, Notice
 from tests.support.waiting import until
 
@@ -233,7 +234,7 @@ def test_a_result_comes_after_the_events_before_it(user: UserCode) -> None:
 def test_a_stuck_listener_delays_the_first_result_for_a_moment_and_no_other(
     user: UserCode, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "_STUCK", 0.2)
+    monkeypatch.setattr("skyward.client.worker._STUCK", 0.2)
     user.listeners.add(lambda _: gate.wait() and None)
     began = time.monotonic()
     for _ in range(100):

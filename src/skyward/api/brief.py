@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-__all__ = ["brief", "described"]
+__all__ = ["brief", "described", "glance"]
 
+_SIMPLE = frozenset((int, float, bool, str, bytes, complex, type(None)))
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 60, 200, 60
 
@@ -19,6 +20,26 @@ def brief(value: object, limit: int = 60) -> str:
     except Exception:  # a broken repr of the user's must not hide the message it would be part of
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def glance(args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -> str:
+    """Arguments as a text, made in microseconds: of objects whose repr is code of others only type and size."""
+    from skyward.api.secret import looks_secret
+
+    named = (f"{key}={'***' if looks_secret(key) else _glanced(value)}" for key, value in kwargs.items())
+    given = ", ".join([*map(_glanced, args), *named])
+    return given if len(given) <= limit else given[: limit - 3] + "..."
+
+
+def _glanced(value: object) -> str:
+    kind = type(value)
+    if kind in _SIMPLE:
+        return brief(value)
+    try:
+        size = getattr(value, "shape", None) or len(cast(Any, value))
+        return f"<{kind.__name__} {size}>"
+    except Exception:  # code of the user's
+        return f"<{kind.__name__}>"
 
 
 def described(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -> str:

@@ -22,14 +22,14 @@ def progress(step: float, total: float | None = None, **metrics: float) -> None:
     """Says how far a body is: `sky.progress(step, total, loss=0.3)`; the live view and `events.Progress` show it.
 
     `step` and `total` are counts of whatever the body does; without `total` no share is shown. `metrics` are numbers.
-    Of each call, the first report, ten a second, and the one at the end (`step == total`) are passed on.
+    Of each call, the first report, ten a second, and the last ones (from `total - 1` on) are passed on.
     Outside a pool it does nothing.
     """
     if _send is None:
         return
     now, call = time.monotonic(), current_call()
     before, at = getattr(_last, "told", (None, 0.0))
-    if call == before and now - at < _EVERY and step != total:
+    if call == before and now - at < _EVERY and (total is None or step < total - 1):
         return
     _last.told = call, now
     given = {"step": step, "total": total, **metrics}

@@ -16,6 +16,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+from skyward.api.brief import glance
 from skyward.api.compute import PendingCompute
 from skyward.api.ref import Ref
 from skyward.client.callbacks import UserCode, UserFuture
@@ -146,6 +147,7 @@ class Call:
     __slots__ = (
         "about",
         "announced",
+        "arguments",
         "asked",
         "attempt",
         "failure",
@@ -183,6 +185,7 @@ class Call:
     ) -> None:
         self.id = f"{_PREFIX}{next(_COUNT):08x}"
         self.name = pending.name
+        self.arguments = glance(pending.args, pending.kwargs) if user is not None and user.listeners.any() else ""
         self.about, self.pieces, self.uploads, self.inputs = about, pieces, uploads, inputs
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
         self.attempt = 0

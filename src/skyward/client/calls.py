@@ -19,6 +19,7 @@ from skyward.client.call_table import CALLS
 from skyward.client.dispatch import Dispatch
 from skyward.errors import NodeLost, SkywardError
 from skyward.node.protocol import ClientToAgent
+from skyward.transport.exceptions import as_text
 
 __all__ = ["CALLS", "Action", "ClientCalls"]
 
@@ -320,15 +321,16 @@ class ClientCalls:
     def _tell_started(self, call: Call) -> None:
         if not call.announced and call.node is not None:
             call.announced = True
-            rank = self._rank(call)
-            self._emit(events.CallStarted(self._pool, call.id, call.name, call.node, call.attempt, rank))
+            begun = (call.id, call.name, call.node, call.attempt, self._rank(call), call.arguments)
+            self._emit(events.CallStarted(self._pool, *begun))
 
-    def _tell_end(self, call: Call, outcome: outcomes.Outcome, seconds: float) -> None:
+    def _tell_end(self, call: Call, outcome: outcomes.Outcome, seconds: float, error: str = "") -> None:
         if not self._listening():
             return
         self._tell_started(call)
         node = -1 if call.node is None else call.node
-        self._emit(events.CallEnded(self._pool, call.id, call.name, node, outcome, seconds, self._rank(call)))
+        ended = (call.id, call.name, node, outcome, seconds, self._rank(call), error)
+        self._emit(events.CallEnded(self._pool, *ended))
 
     def _rank(self, call: Call) -> int | None:
         return call.rank if self.ranks.many else call.node
@@ -394,5 +396,5 @@ class ClientCalls:
             error.add_note(outcomes.gang_note(call, others, self.ranks.many))
         for other in others:
             self._cancel(other, "gang")
-        self._tell_end(call, outcome, seconds)
+        self._tell_end(call, outcome, seconds, as_text(error))
         self._out.append(("fail", call, error))

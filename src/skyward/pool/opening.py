@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,9 +25,12 @@ from skyward.transport.payload import Packer
 
 if TYPE_CHECKING:  # imported when a pool is opened
     from skyward.client.call import Packing
+    from skyward.history.recorder import Recorder
     from skyward.setup.bringup import PoolHosts
 
-__all__ = ["attach_console", "get_machines", "make_packing", "open_nodes", "setup_script"]
+__all__ = ["attach_console", "get_machines", "keep_history", "make_packing", "open_nodes", "setup_script"]
+
+log = logging.getLogger("skyward.pool")
 
 
 def attach_console(console: bool | str, listen: Callable[..., Callable[[], None]], steps: ExitStack) -> None:
@@ -37,6 +42,27 @@ def attach_console(console: bool | str, listen: Callable[..., Callable[[], None]
     view = attach(console)
     steps.callback(view.close)
     steps.callback(listen(view))
+
+
+def keep_history(wanted: bool, pool: str, user: UserCode, steps: ExitStack) -> Recorder | None:
+    """Has the pool's events written to its history, unless they are not to be kept; nothing else depends on it."""
+    if not wanted or os.environ.get("SKYWARD_HISTORY", "").lower() in ("off", "0", "no", "false"):
+        return None
+    from skyward.history.recorder import Recorder
+
+    try:
+        recorder = Recorder(pool)
+    except OSError as exc:  # a home that cannot be written, or that others have a hand in
+        log.warning("no history of this pool is kept: %s", exc)
+        return None
+
+    def end() -> None:
+        user.listeners.record = None
+        recorder.close()
+
+    user.listeners.record = recorder.record
+    steps.callback(end)
+    return recorder
 
 
 def get_machines(

@@ -21,7 +21,6 @@ from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import WEEK, Spec, Worker
-from skyward.api.stacks import Stacks
 from skyward.api.targets import enter_target, leave_target
 from skyward.client.callbacks import UserCode
 from skyward.machines.selection import Candidate, Selection, look
@@ -31,10 +30,11 @@ from skyward.pool import hooks, lifetime
 from skyward.pool.awaiting import AsyncPool
 from skyward.pool.calls import Calls
 from skyward.pool.closing import Steps
+from skyward.pool.facts import Facts
 from skyward.pool.groups import Groups
 from skyward.pool.mistakes import Mistakes
 from skyward.pool.objects import Objects
-from skyward.pool.opening import attach_console, get_machines, make_packing, open_nodes, setup_script
+from skyward.pool.opening import attach_console, get_machines, keep_history, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
     check_limits,
     checked,
@@ -46,6 +46,7 @@ from skyward.pool.options import (
     chosen_specs,
     chosen_worker,
 )
+from skyward.pool.recording import Recorded
 from skyward.pool.sending import Sender
 from skyward.pool.signals import OrderlyExit
 from skyward.pool.state import PoolState
@@ -61,7 +62,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
     return ComputePool(*specs, **options).plan()
 
 
-class ComputePool(Collections, Calls, Groups, Objects, Mistakes, AsyncPool):
+class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes, AsyncPool):
     """Machines that exist while the with-block lasts, and take calls.
 
     Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
@@ -95,6 +96,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Mistakes, AsyncPool):
         grace: float = 10.0,
         stall_timeout: float | None = 300.0,
         console: bool | str = "auto",
+        history: bool = True,
         allow_nested: bool = False,
     ) -> None:
         self._candidates = chosen_specs(
@@ -122,6 +124,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Mistakes, AsyncPool):
         self._retries, self._timeout, self._grace = checked_retries(retries), default_compute_timeout, grace
         self._patience, self._max_result, self._stall_timeout = provision_timeout, max_result_bytes, stall_timeout
         self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
+        self._history = checked_switch("history", history)
         self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._replace = checked_replace(replace, self._candidates)
         self._user = UserCode()
@@ -161,6 +164,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Mistakes, AsyncPool):
         steps.enter_context(OrderlyExit())
         steps.enter_context(self._user)
         attach_console(self._console, self.on_event, steps)
+        self._recorder = keep_history(self._history, self.name, self._user, steps)
         steps.callback(self._weak.call(ComputePool._tell_closed), began)
         watchdog = steps.enter_context(Watchdog())
         self._take(self._candidates[0])
@@ -273,37 +277,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Mistakes, AsyncPool):
         self._state.check_open()
         return self._engine.shared.channel()
 
-    # what is known of it
-
-    @property
-    def concurrency(self) -> int:
-        """How many calls each process runs at a time; a node has `processes_per_node` of them."""
-        return self.worker.concurrency
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks the pool has: one for each process of each node. With "gpu" it is known once it is open."""
-        engine, each = self.__dict__.get("_engine"), self.spec.processes_per_node
-        return len(engine.ranks) if engine else self.nodes * (1 if each == "gpu" else each)
-
-    @property
-    def slots(self) -> int:
-        """How many calls the pool runs at a time."""
-        return self.world_size * self.worker.concurrency
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the pool takes calls."""
-        return self._state.now == "open" and self._state.is_ours
-
-    def current_nodes(self) -> int:
-        """How many nodes take calls at this moment."""
-        return len(self._engine.up()) if self.is_active else 0
-
-    def stacks(self) -> Stacks:
-        """Where every body of this pool stands, also inside C code or a collective; see `Stack`. Takes about 0.1 s."""
-        self._state.check_open()
-        return self._engine.stacks()
+    # events, plans
 
     def on_event(self, listener: Callable[[events.Event], None]) -> Callable[[], None]:
         """Has `listener` called with every event, in a thread for listeners; returns a function that ends this."""
@@ -321,17 +295,6 @@ class ComputePool(Collections, Calls, Groups, Objects, Mistakes, AsyncPool):
     def script(self) -> str:
         """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""
         return setup_script(self._context())
-
-    def dask(self) -> Any:
-        """A dask client of this pool's nodes; the first call starts dask there, in processes of its own.
-
-        Needs distributed here (`pip install distributed`) and on other machines (`Image(pip=["distributed"])`).
-        """
-        self._state.check_open()
-        client = self._hosts.dask.connect()
-        self._dask_clients.add(client)
-        client.wait_for_workers(self.nodes, timeout=60)
-        return client
 
     def __reduce__(self) -> Any:
         raise StaysHere("a pool stays in the process that opened it: send calls to it from there, not from a body.")

@@ -25,7 +25,7 @@ from skyward.api.masking import any_hidden, hide, hide_bytes
 from skyward.errors import RemoteError
 from skyward.transport.payload import Pickler, unpack
 
-__all__ = ["PackedError", "annotate", "capture", "packed", "rebuild"]
+__all__ = ["PackedError", "annotate", "as_text", "capture", "packed", "rebuild"]
 
 Advice = Callable[[BaseException], str]
 
@@ -41,8 +41,12 @@ _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_pat
 class PackedError(Exception):
     """An exception that has come as bytes; `rebuild` gets the notes that were added here before it was rebuilt."""
 
-    def __init__(self, rebuild: Callable[[Sequence[str]], BaseException], summary: str = "") -> None:
+    def __init__(
+        self, rebuild: Callable[[Sequence[str]], BaseException], summary: str = "", traceback: str = ""
+    ) -> None:
         super().__init__(summary)
+        self.traceback = traceback
+        """Where it was raised, as text; secrets in it are not hidden yet."""
         self._rebuild = rebuild
         self._rebuilding = threading.RLock()  # of one thread twice: its code may ask for the same exception
         self._error: BaseException | None = None
@@ -114,7 +118,14 @@ def packed(
                 noted(error, note)
         return error
 
-    return PackedError(build, f"{described['type']}: {hide(str(described['message']))}")
+    return PackedError(build, f"{described['type']}: {hide(str(described['message']))}", described["traceback"])
+
+
+def as_text(error: BaseException, limit: int = 16 << 10) -> str:
+    """What an error is, for histories: type and message, then the traceback, if it came from a node."""
+    if isinstance(error, PackedError):
+        return hide(_tail(error.traceback.rstrip() or str(error), limit))
+    return f"{type(error).__name__}: {_tail(_str(error), limit)}"
 
 
 def _pickled(exc: BaseException) -> bytes:

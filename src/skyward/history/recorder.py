@@ -1,0 +1,177 @@
+"""Writes a pool's events to its history, in a thread that costs callers next to nothing.
+
+any thread --record--> a queue in memory --twice a second--> the writer's thread --> events.jsonl
+
+A call that began and ended between two writings has one line. A history stays below a limit: when it is nearly
+reached, only failures, warnings and what concerns the whole pool are written, and the rest is counted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from skyward import events
+from skyward.events import Event
+from skyward.history.lines import line
+from skyward.history.store import FILE, FOLDER, prune
+from skyward.machines.ledger import state_dir
+from skyward.transport import private
+
+__all__ = ["Recorder"]
+
+log = logging.getLogger("skyward.history")
+
+_PAUSE = 0.5
+_MOST_BYTES = 64 << 20
+_MOST_WAITING = 200_000
+_NODES_A_SECOND = 10
+_CLOSING = 5.0
+_DISPENSABLE = (events.Output, events.Log, events.CallStarted, events.NodeSample, events.Progress, events.GroupProgress)
+
+
+class Recorder:
+    """The history of one pool while it is open."""
+
+    def __init__(
+        self,
+        pool: str,
+        root: Path | None = None,
+        limit: int = _MOST_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.root, self._limit, self._owner = root or state_dir(), limit, os.getpid()
+        began = clock()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
+        self.id = f"{pool}-{stamp}-{secrets.token_hex(2)}"
+        self.path = private.make(self.root, FOLDER, self.id) / FILE
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._size, self._skipped, self._failed = 0, 0, False
+        self._waiting: deque[Event] = deque()
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        self._sampled: dict[int, float] = {}
+        self._write(_header(pool, began))
+        self._thread = threading.Thread(target=self._work, name="skyward-history", daemon=True)
+        self._thread.start()
+
+    def record(self, event: Event) -> None:
+        """Keeps an event; returns at once."""
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(event)
+        else:
+            self._skipped += 1
+
+    def flush(self) -> None:
+        """Writes what was recorded so far."""
+        if os.getpid() != self._owner:
+            return
+        with self._writing:
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            ended = {event.call for event in batch if type(event) is events.CallEnded}
+            began = {event.call: event for event in batch if type(event) is events.CallStarted and event.call in ended}
+            lines: list[bytes] = []
+            for event in batch:
+                if not self._wanted(event, began):
+                    continue
+                start = began.get(event.call) if type(event) is events.CallEnded else None
+                more = {"attempt": start.attempt, "arguments": start.arguments} if start is not None else {}
+                written = line(_told(event), **more)
+                self._size += len(written)
+                lines.append(written)
+            if lines:
+                self._write(b"".join(lines))
+
+    def close(self) -> None:
+        """Writes what is left, and how much was left out."""
+        self._closed.set()
+        self._thread.join(_CLOSING)
+        self.flush()
+        with self._writing:
+            if self._skipped:
+                self._write(json.dumps({"event": "Skipped", "count": self._skipped}).encode() + b"\n")
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _work(self) -> None:
+        try:
+            prune(self.root)
+        except OSError as exc:
+            log.info("old histories stay: %s", exc)
+        while not self._closed.wait(_PAUSE):
+            try:
+                self.flush()
+            except Exception:  # the pool goes on without it
+                log.exception("the history of this pool is not written any more")
+                self._failed = True
+                return
+
+    def _wanted(self, event: Event, began: dict[str, events.CallStarted]) -> bool:
+        """Whether an event gets a line of its own."""
+        if type(event) is events.CallStarted and event.call in began:
+            return False
+        if type(event) is events.Output and event.progress:
+            return False
+        if type(event) is events.NodeSample:
+            due = self._sampled.get(event.node, 0.0) + max(1.0, len(self._sampled) / _NODES_A_SECOND) - 0.1
+            if event.time < due:
+                return False
+            self._sampled[event.node] = event.time
+        if self._size < self._limit:
+            return True
+        ok = isinstance(event, events.CallEnded) and event.outcome == "ok"
+        if ok or isinstance(event, _DISPENSABLE) or self._size > self._limit + self._limit // 8:
+            self._skipped += 1
+            return False
+        return True
+
+    def _write(self, data: bytes) -> None:
+        if self._failed or self._file < 0:
+            return
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as exc:
+            self._failed = True
+            log.warning("the history of this pool is not written any more: %s (%s)", exc.strerror, self.path)
+
+
+def _told(event: Event) -> Event:
+    if isinstance(event, events.BroadcastStalled):
+        return events.Notice(event.pool, event.text, "warning", time=event.time)
+    return event
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it has been removed
+        return ""
+
+
+def _header(pool: str, began: float) -> bytes:
+    from skyward import __version__
+
+    about = {
+        "history": 1,
+        "pool": pool,
+        "began": began,
+        "program": os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python",
+        "directory": _directory(),
+        "pid": os.getpid(),
+        "python": sys.version.split()[0],
+        "skyward": __version__,
+    }
+    return json.dumps(about).encode() + b"\n"

@@ -1,0 +1,131 @@
+"""Where histories lie on this computer, which there are, and how long they stay.
+
+<state>/history/<pool>-<date>-<time>-<random>/events.jsonl     0600; locked while the pool's process writes it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyward.errors import InvalidArgument
+from skyward.events import Event
+from skyward.history.lines import parsed
+from skyward.machines.ledger import state_dir
+from skyward.transport import private
+
+__all__ = ["FILE", "FOLDER", "Entry", "Tail", "entries", "find", "prune"]
+
+FOLDER = "history"
+FILE = "events.jsonl"
+
+_DAY = 86_400.0
+_KEPT = 30 * _DAY
+_MOST_BYTES = 1 << 30
+_CHUNK = 1 << 20
+_LONGEST_LINE = 4 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The history of one pool, from opening to closing."""
+
+    id: str
+    """The pool's name, when it was opened, and some letters by chance: the name of the folder."""
+    pool: str
+    began: float
+    """When it was opened, in seconds since 1970."""
+    path: Path
+    about: dict[str, Any]
+    """Who opened it: program, process, versions."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the pool's process is still there and writes."""
+        try:
+            with self.path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+class Tail:
+    """Reads the events of a file, and later those that were added; an unfinished line is left for later."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._rest = path, 0, b""
+
+    def read(self) -> Iterator[Event]:
+        """Every event since the last time."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while chunk := file.read(_CHUNK):
+                self._offset += len(chunk)
+                *lines, self._rest = (self._rest + chunk).split(b"\n")
+                for each in lines:
+                    yield from parsed(each)
+                if len(self._rest) > _LONGEST_LINE:
+                    self._rest = b""  # of no file of ours
+
+
+def entries(root: Path | None = None) -> list[Entry]:
+    """Every history that can be read, the newest first."""
+    base = root or state_dir()
+    if not private.check(base, FOLDER):
+        return []
+    found = [_entry(each) for each in (base / FOLDER).iterdir()]
+    return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.began, reverse=True)
+
+
+def find(name: str, root: Path | None = None) -> Entry:
+    """The newest history of a pool, by the pool's name, or one by its id or the beginning of that."""
+    known = entries(root)
+    for matches in (
+        [entry for entry in known if entry.id == name],
+        [entry for entry in known if entry.pool == name],
+        [entry for entry in known if entry.id.startswith(name)],
+    ):
+        if matches:
+            return matches[0]
+    names = ", ".join(dict.fromkeys(entry.pool for entry in known[:20]))
+    raise InvalidArgument(
+        f"there is no history of a pool {name!r} on this computer. "
+        + (f"There are those of: {names}." if names else "None was kept: no pool was open here in the last 30 days.")
+    )
+
+
+def prune(root: Path | None = None, now: float | None = None, kept: float = _KEPT, limit: int = _MOST_BYTES) -> None:
+    """Removes histories that are older than `kept` seconds, and the oldest while all have more than `limit` bytes."""
+    base = root or state_dir()
+    now = time.time() if now is None else now
+    total = 0
+    for entry in entries(base):
+        try:
+            found = entry.path.stat()
+        except OSError:
+            continue
+        total += found.st_size
+        if (now - found.st_mtime > kept or total > limit) and not entry.running:
+            total -= found.st_size
+            shutil.rmtree(entry.path.parent, ignore_errors=True)
+
+
+def _entry(folder: Path) -> Entry | None:
+    path = folder / FILE
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            about: Any = json.loads(file.readline(_LONGEST_LINE))
+        return Entry(folder.name, str(about["pool"]), float(about["began"]), path, about)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # being made at this moment, or none of ours
