@@ -29,6 +29,7 @@ SkywardError
 │   ├── HostUnreachable                 a host has no known address, refuses, or does not answer
 │   ├── HostKeyMismatch                 a host shows another key than the one that is known
 │   └── AuthenticationFailed            a host accepts none of the keys that were offered
+├── MissingPackage (ImportError)        install an optional package on this computer
 ├── PluginError                         a plugin's hook raised
 └── CloudError                          something that a cloud did not do
     ├── NoOffer (InvalidArgument)       ask for something else; nothing was created
@@ -46,7 +47,7 @@ The user's own exceptions are never wrapped: they keep their type and carry the 
 
 from __future__ import annotations
 
-from skyward.api.base_errors import InvalidArgument, SkywardError
+from skyward.api.base_errors import InvalidArgument, MissingPackage, SkywardError
 from skyward.api.cloud_errors import (
     CloudError,
     CloudRefused,
@@ -74,7 +75,7 @@ __all__ = [
     "AcceleratorMismatch", "AuthenticationFailed", "BarrierBroken", "BootstrapError", "CloudError", "CloudRefused",
     "CredentialsExpired",
     "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable", "InvalidArgument",
-    "LockLost", "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
+    "LockLost", "MissingPackage", "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
     "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed", "Preempted", "PythonMismatch",
     "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge", "SharedError", "SharedLost",
     "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled", "TaskCrashed",

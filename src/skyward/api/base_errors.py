@@ -1,8 +1,8 @@
-"""The two errors that all others build on; users find them in `skyward.errors`."""
+"""The errors that all others build on, and what the lowest layers raise; users find them in `skyward.errors`."""
 
 from __future__ import annotations
 
-__all__ = ["InvalidArgument", "SkywardError"]
+__all__ = ["InvalidArgument", "MissingPackage", "SkywardError"]
 
 
 class SkywardError(Exception):
@@ -11,3 +11,7 @@ class SkywardError(Exception):
 
 class InvalidArgument(SkywardError, ValueError):
     """A value that cannot work, found before anything was started."""
+
+
+class MissingPackage(SkywardError, ImportError):
+    """An optional package that this computer lacks; the message says how it is installed."""

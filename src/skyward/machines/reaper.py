@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from skyward import extensions
 from skyward.api.provider import Leftover, Provider
-from skyward.errors import InvalidArgument, SkywardError
+from skyward.errors import CredentialsMissing, InvalidArgument, MissingPackage, SkywardError
 from skyward.machines.ledger import History, histories, in_use, read
 from skyward.machines.names import shown, usable
 from skyward.machines.offers import money
@@ -142,7 +142,7 @@ def pools(
             answer = _ask(provider, {**history.metadata, "region": history.region}, answers)
             region = history.region or _region(answer.place)
             seen[history.pool, provider.name, region] = _Gathered(answer, history)
-    for answer in [*answers.values(), *([] if named else _ask_all(providers, regions, profile, answers))]:
+    for answer in [*answers.values(), *([] if named else _ask_all(providers, list(regions), profile, answers))]:
         for item in answer.leftovers:
             key = (item.pool, answer.place.name, _region(answer.place))
             seen.setdefault(key, _Gathered(answer)).leftovers[item.kind, item.id] = item
@@ -229,6 +229,8 @@ def kept(providers: Sequence[Provider]) -> list[Leftover]:
     for provider in providers:
         try:
             found += provider.kept()
+        except (MissingPackage, CredentialsMissing):
+            continue  # nothing can be kept there; `pools` has said so
         except SkywardError as exc:
             log.warning("%s could not be asked what is kept there: %s", provider.name, exc)
     return found
@@ -273,10 +275,16 @@ def _ask(provider: Provider, metadata: Mapping[str, Any], answers: dict[Provider
 
 
 def _ask_all(
-    providers: Sequence[Provider], regions: Iterable[str], profile: str | None, answers: dict[Provider, _Answer]
+    providers: Sequence[Provider], regions: Sequence[str], profile: str | None, answers: dict[Provider, _Answer]
 ) -> list[_Answer]:
     """What is left in the providers' own regions and in `regions`; an error if no provider can be asked at all."""
+    asked_for = profile is not None or bool(regions)
+    used = {provider.name for provider in answers}
     own = [_ask(provider, {"profile": profile}, answers) for provider in providers]
+    unused = [] if asked_for else [a for a in own if isinstance(a.error, MissingPackage) and a.place.name not in used]
+    own = [answer for answer in own if answer not in unused]
+    for answer in unused:
+        log.info("%s was not asked, since nothing here can use it: %s", answer.place.name, answer.error)
     failed = [answer.error for answer in own if answer.error is not None]
     if failed and len(failed) == len(own):
         raise failed[0]

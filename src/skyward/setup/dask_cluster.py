@@ -41,7 +41,7 @@ class DaskCluster:
                 "calls with >> and @ work."
             )
         if importlib.util.find_spec("distributed") is None:
-            raise SkywardError(
+            raise MissingPackage(
                 "pool.dask() needs the package distributed on this computer. Run: pip install distributed"
             )
         from skyward.node.dask_worker import connect

@@ -121,7 +121,8 @@ class HostSetup:
         try:
             report(f"connecting to {shell.name}", None)
             with self._watch.watching(shell, machine, access.login):
-                shell.connect(time.monotonic() + access.ssh_timeout, booting=self._disposable)
+                again = partial(_again, report, shell.name)
+                shell.connect(time.monotonic() + access.ssh_timeout, booting=self._disposable, report=again)
             settled = background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
             variables = prepared(shell, machine.id, access, self._warn)
@@ -321,6 +322,10 @@ def _run_quietly(shell: Shell, argv: Sequence[str]) -> bool:
     except _UNREACHABLE:
         return False
     return True
+
+
+def _again(report: Callable[[str, float | None], None], host: str, why: str) -> None:
+    report(f"connecting to {host} again ({why})", None)
 
 
 def _first_line(error: BaseException) -> str:

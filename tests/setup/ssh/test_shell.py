@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from hypothesis import strategies as st
 import skyward
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable, InvalidArgument
+from skyward.setup.ssh import errors
 from skyward.setup.ssh.connection import options, remote_line
 from skyward.setup.ssh.shell import SshShell
 from tests.support.hosts import Network, unavailable
@@ -578,8 +580,40 @@ def test_an_unknown_name_is_said_in_words(sshd: Sshd) -> None:
     assert "no-such-host.invalid" in str(error)
 
 
+@pytest.fixture
+def short_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is final after one second, and not after ten."""
+    causes = [replace(cause, lasting=min(cause.lasting, 1.0)) for cause in errors._CAUSES]
+    monkeypatch.setattr(errors, "_CAUSES", causes)
+
+
 @needs_sshd
-def test_a_port_that_refuses_is_tried_until_the_deadline(make: Any) -> None:
+@pytest.mark.usefixtures("short_refusal")
+def test_a_port_that_keeps_refusing_is_named_within_seconds_and_told_meanwhile(make: Any) -> None:
+    sshd = make(started=False)
+    shell, said = SshShell(sshd.target()), list[str]()
+    began = time.monotonic()
+    with pytest.raises(HostUnreachable, match=f"nothing listens on port {sshd.port} of 127.0.0.1: the connection was"):
+        shell.connect(soon(600), report=said.append)
+    shell.close()
+    assert time.monotonic() - began < 60  # of 600
+    assert said == [f"connect to host 127.0.0.1 port {sshd.port}: Connection refused"]
+
+
+@needs_sshd
+@pytest.mark.usefixtures("short_refusal")
+def test_a_new_machine_that_refuses_is_tried_until_the_deadline(make: Any) -> None:
+    sshd = make(started=False)
+    shell = SshShell(sshd.target())
+    began = time.monotonic()
+    with pytest.raises(HostUnreachable, match="Tried"):
+        shell.connect(soon(5), booting=True)
+    shell.close()
+    assert time.monotonic() - began > 2.5
+
+
+@needs_sshd
+def test_a_port_that_refuses_is_tried_more_than_once(make: Any) -> None:
     sshd = make(started=False)
     error = failure(sshd.target(), 4)
     assert type(error) is HostUnreachable

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from skyward.errors import CloudRefused, SkywardError
+from skyward.errors import CloudRefused, MissingPackage, SkywardError
 from skyward.providers.aws.checks import check_region
 from skyward.providers.aws.errors import CredentialsMissing, refusal
 
@@ -178,7 +178,7 @@ def _session(account: Account) -> Any:
     try:
         import boto3
     except ImportError as exc:
-        raise SkywardError("sky.AWS() needs boto3, which is not installed. Run: pip install boto3") from exc
+        raise MissingPackage("sky.AWS() needs boto3, which is not installed. Run: pip install boto3") from exc
     from botocore.exceptions import ProfileNotFound
 
     try:

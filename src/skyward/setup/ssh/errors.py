@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable
 
-__all__ = ["Cause", "by_hand", "cause_of", "explain"]
+__all__ = ["Cause", "by_hand", "cause_of", "explain", "summary"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Cause:
     error: type[BootstrapError]
     tries: int | None
     words: str
+    lasting: float = math.inf
+    """After how many seconds of nothing else it is final; machines that are starting for the first time have longer."""
 
 
 _KEY = "Give the right one with key=..., or add it to your agent with ssh-add (a key with a passphrase must be there)"
@@ -104,8 +107,9 @@ _CAUSES = (
         r"^ssh: connect to host (\S+) port (\d+): Connection refused",
         HostUnreachable,
         None,
-        "nothing listens on port {1} of {0}. The machine may still be starting, or its sshd uses another port: "
-        "give port=...",
+        "nothing listens on port {1} of {0}: the connection was refused. The machine is on, so its sshd either uses "
+        "another port (write '{0}:PORT', or give port=...) or does not run.",
+        lasting=10.0,
     ),
     Cause(
         r"^ssh: connect to host (\S+) port (\d+): (?:No route to host|Network is unreachable|Host is down)",
@@ -163,6 +167,11 @@ def explain(said: str, target: SshTarget) -> BootstrapError:
     words = cause.words.format(*values, key=key, file=file)
     last = "\n".join(_sentences(said)[-3:])
     return cause.error(f"ssh {target}", f"{words}\nssh said: {last or 'nothing'}\nTo try by hand: {by_hand(target)}")
+
+
+def summary(said: str) -> str:
+    """What ssh has printed last, on one line, for a user who waits."""
+    return next(reversed(_sentences(said)), "no answer").removeprefix("ssh: ").rstrip(".")
 
 
 def by_hand(target: SshTarget) -> str:

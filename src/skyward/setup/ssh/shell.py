@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
@@ -20,7 +20,7 @@ from skyward.api.program_env import ssh_environment
 from skyward.api.shell import Finished, SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, InvalidArgument
 from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line, would_send
-from skyward.setup.ssh.errors import cause_of, explain
+from skyward.setup.ssh.errors import cause_of, explain, summary
 
 __all__ = ["SshShell"]
 
@@ -71,12 +71,14 @@ class SshShell:
     def name(self) -> str:
         return str(self._target)
 
-    def connect(self, deadline: float, booting: bool = False) -> None:
+    def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
         """Logs in. A host that may still be starting is tried until `deadline`; other failures are final at once.
 
-        A machine that is `booting` for the first time refuses keys until it has been told them.
+        A machine that is `booting` for the first time refuses keys until it has been told them. `report` hears why it
+        is tried again.
         """
         began, pause = time.monotonic(), 1.0
+        since, last = began, None
         if self._target.host_keys == "accept-new":
             log.info('%s: with host_keys="accept-new" a host key that is not known yet is trusted.', self.name)
         try:
@@ -84,9 +86,15 @@ class SshShell:
                 said = self._revive(min(_ATTEMPT, max(1.0, deadline - time.monotonic())))
                 if not said:
                     return
-                left, most = deadline - time.monotonic() - _LAST, cause_of(said).tries
-                if booting and cause_of(said).error is AuthenticationFailed and time.monotonic() - began < _FIRST_BOOT:
+                cause, now = cause_of(said), time.monotonic()
+                left, most = deadline - now - _LAST, cause.tries
+                if cause is not last:
+                    since, last = now, cause
+                    if report is not None and most != 1:
+                        report(summary(said))
+                if booting and cause.error is AuthenticationFailed and now - began < _FIRST_BOOT:
                     most = None
+                left = left if booting else min(left, since + cause.lasting - now)
                 if (most is not None and tries >= most) or left <= 0 or self._closed.wait(min(pause, left)):
                     raise _repeated(explain(said, self._target), tries, time.monotonic() - began)
                 pause = min(pause * 2, _LONGEST_PAUSE)
