@@ -70,9 +70,13 @@ def _unknown(name: str) -> InvalidArgument:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """`count` accelerators of one kind a node; the catalogue fills in memory (of each) and metadata.
+    """Accelerators of one kind on each node: `sky.Accelerator("A100", "80GB", count=8)`, as text "A100-80GB:8".
 
-    Where no memory was asked for it is the usual one, and every variant of the model will do.
+    Args:
+        name: of the model, such as "H100"; `sky.accelerators` has those that are known.
+        memory: of each, such as "80GB". Default: the usual one, and every variant of the model will do.
+        count: how many a node. Default: 1.
+        metadata: facts about a model that is not in the catalogue. Default: the catalogue's.
     """
 
     name: str

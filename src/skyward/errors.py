@@ -73,12 +73,11 @@ from skyward.api.stacks import Stacks
 # fmt: off
 __all__ = [
     "AcceleratorMismatch", "AuthenticationFailed", "BarrierBroken", "BootstrapError", "CloudError", "CloudRefused",
-    "CredentialsExpired",
-    "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable", "InvalidArgument",
-    "LockLost", "MissingPackage", "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack",
-    "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed", "Preempted", "PythonMismatch",
-    "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge", "SharedError", "SharedLost",
-    "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled", "TaskCrashed",
+    "CredentialsExpired", "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable",
+    "InvalidArgument", "LockLost", "MissingPackage", "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull",
+    "NodeLost", "NoneAvailable", "NotGivenBack", "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed",
+    "Preempted", "PythonMismatch", "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge",
+    "SharedError", "SharedLost", "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled", "TaskCrashed",
     "TaskError", "TaskOutOfMemory", "TaskTimeout",
 ]
 # fmt: on

@@ -46,9 +46,16 @@ def JoblibPool(
     joblib_version: str | None = None,
     **options: Any,
 ) -> ComputePool:
-    """A pool that joblib's `Parallel` uses while it is open, with `concurrency` processes on each node.
+    """A pool that joblib's `Parallel` uses while it is open.
 
-    `max_inflight` limits how many batches are with the nodes at a time; `options` are those of ComputePool.
+    `provider`, `nodes`, `image`, `accelerator`, `vcpus`, `memory_gb`, `allocation` and all other `options` are those of
+    `sky.ComputePool`.
+
+    Args:
+        concurrency: how many processes each node runs tasks in. Default: 1.
+        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+        provision_timeout: seconds until machines have to run. Default: 3600.
+        joblib_version: a number or a constraint such as ">=1.4". Default: this computer's version.
     """
     return _pool(
         plugins.joblib(joblib_version, max_inflight=max_inflight),
@@ -80,7 +87,17 @@ def ScikitLearnPool(
     sklearn_version: str | None = None,
     **options: Any,
 ) -> ComputePool:
-    """The same as JoblibPool, with scikit-learn on the nodes."""
+    """The same as JoblibPool, with scikit-learn on the nodes.
+
+    `provider`, `nodes`, `image`, `accelerator`, `vcpus`, `memory_gb`, `allocation` and all other `options` are those of
+    `sky.ComputePool`.
+
+    Args:
+        concurrency: how many processes each node runs tasks in. Default: 1.
+        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+        provision_timeout: seconds until machines have to run. Default: 3600.
+        sklearn_version: a number or a constraint such as ">=1.5". Default: this computer's version.
+    """
     return _pool(
         plugins.sklearn(sklearn_version, max_inflight=max_inflight),
         concurrency,

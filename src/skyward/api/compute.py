@@ -67,11 +67,11 @@ class PendingCompute(Generic[T_co]):
         return self.label or name_of(self.fn)
 
     def with_timeout(self, seconds: float | None) -> PendingCompute[T_co]:
-        """Returns this call with another time limit (None: no limit)."""
+        """Returns this call with a time limit of so many `seconds` (None: no limit)."""
         return replace(self, timeout=_checked_timeout(seconds))
 
     def with_retries(self, retries: int) -> PendingCompute[T_co]:
-        """Returns this call with another number of restarts after the loss of a node."""
+        """Returns this call with other `retries`: how often it is started again after the loss of its node."""
         return replace(self, retries=checked_retries(retries))
 
     def __rshift__(self, target: Target | ModuleType) -> T_co:
@@ -136,7 +136,7 @@ class PendingComputeGroup(Generic[*Ts]):
         return replace(cast(Any, self), items=(*self.items, _checked_member(other)))
 
     def with_timeout(self, seconds: float | None) -> PendingComputeGroup[*Ts]:
-        """Returns this group with a time limit for each of its calls."""
+        """Returns this group with a time limit of so many `seconds` for each of its calls."""
         return replace(self, timeout=_checked_timeout(seconds))
 
     def calls(self) -> list[PendingCompute[Any]]:
@@ -273,7 +273,7 @@ class Compute(Generic[P, T]):
         return PendingCompute(self.fn, args, kwargs, self.timeout, self.retries)
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs the function here and now, without a pool."""
+        """Runs the function here and now, with the same `args` and `kwargs`, without a pool."""
         result = self.fn(*args, **kwargs)
         if inspect.iscoroutine(result):
             import asyncio
@@ -340,7 +340,13 @@ def compute(fn: Callable[P, T], /) -> Compute[P, T]: ...
 @overload
 def compute(*, timeout: float | None = ..., retries: int | None = ...) -> _Decorator: ...
 def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int | None = None) -> Any:
-    """Marks a function for computing elsewhere; works bare or with `timeout=` and `retries=`."""
+    """Marks a function for computing elsewhere; works bare or as `@sky.compute(timeout=60)`.
+
+    Args:
+        fn: the function; left out where options are given.
+        timeout: time limit of each call in seconds, from the start of its body. Default: the pool's.
+        retries: how often a call is started again after the loss of its node. Default: the pool's, which is 3.
+    """
     if fn is None:
         _checked_timeout(timeout)
         if retries is not None:

@@ -181,8 +181,11 @@ def _shown(name: str, value: str | Secret) -> str:
 class PipIndex:
     """A package index from which the named packages are taken, and no others.
 
-    One that asks for a login gets it by `password=sky.Secret.from_env("...")` and `username` (default: "__token__",
-    which is what most indexes want beside a token).
+    Args:
+        url: its address, as pip takes it: "https://pypi.example.org/simple".
+        packages: the names of all packages that come from there.
+        username: for an index that asks for a login. Default: "__token__", which most want beside a token.
+        password: the password or token, as `sky.Secret.from_env("INDEX_TOKEN")`. Default: none, no login.
     """
 
     url: str
@@ -240,21 +243,27 @@ class PipIndex:
 class Image:
     """What a node has: Python, packages, variables and files.
 
-    `env` is set where user code runs, `shell_vars` only while the node is set up; their values are strings, or a
-    `sky.Secret`, which is shown nowhere. Where two indexes name the same package, the first one has it. `allow_env`
-    lists variables such as PATH that `env` may set nevertheless, `allow_includes` files (names or patterns, as in
-    `excludes`) that are sent although they look like credentials. `bootstrap_timeout` is in seconds, from when a
-    machine lets us in; a download or an installation that goes on there is waited for six times as long.
-
-    Packages are installed from wheels only, as building one runs its code; `build` names those that are built from
-    source. What `pip` names by a path or in a repository is built without it.
-
-    `lock` is the path of a pylock.toml, a uv.lock, or a requirements.txt with hashes. Then exactly what it lists is
-    installed, and a file with another hash is refused; `pip` and plugins can only ask for what it has. Skyward's own
-    needs are added where it lacks them.
-
-    `warm`: the first pool with this environment on a cloud keeps it there as a machine image, and later pools start
-    from that. It costs a little every month until it is deleted: `sky ps` lists it, `sky down --warm` deletes it.
+    Args:
+        python: "auto", your own version, or another one as "3.12". Default: "auto".
+        pip: packages: "numpy", "torch>=2.5", "./mylib", "name @ git+https://...". Default: none.
+        pip_indexes: other indexes, each with the packages that come from there, as `[sky.PipIndex(url, [...])]`. Where
+            two name the same package, the first one has it. Default: none.
+        apt: system packages, installed with apt or dnf where they are missing; needs root there. Default: none.
+        env: variables for user code, by name; texts, or a `sky.Secret`, which is shown nowhere. Default: none.
+        shell_vars: the same, only while the node is set up. Default: none.
+        includes: files and folders of yours that nodes get, relative to where you start the program. Default: none.
+        excludes: patterns of files in them that are left out, such as "*.csv". Default: none.
+        bootstrap_timeout: seconds for setting a node up, from when it lets us in; a download or an installation that
+            goes on is waited for six times as long. Default: 300.
+        allow_env: variables such as PATH that `env` may set nevertheless. Default: none.
+        build: packages that are built from source, which runs their code. All others are installed from wheels; what
+            `pip` names by a path or in a repository is built without this. Default: none.
+        allow_includes: files (names or patterns) that are sent although they look like credentials. Default: none.
+        lock: the path of a pylock.toml, a uv.lock, or a requirements.txt with hashes: exactly what it lists is
+            installed, with what Skyward needs where it lacks that. `pip` and plugins can only ask for what it has.
+            Default: none.
+        warm: whether the first pool on a cloud keeps this environment there as a machine image, from which later ones
+            start. It costs a little every month: `sky ps` lists it, `sky down --warm` deletes it. Default: False.
     """
 
     python: str = "auto"
@@ -322,7 +331,7 @@ class Image:
         env: Mapping[str, str | Secret] | None = None,
         build: Iterable[str] = (),
     ) -> Image:
-        """A new image with these things after its own; what it has already is not repeated."""
+        """A new image with `pip`, `pip_indexes`, `apt`, `env` and `build` after its own; nothing is repeated."""
         return dataclasses.replace(
             self,
             pip=tuple(dict.fromkeys((*self.pip, *pip))),

@@ -51,7 +51,7 @@ def instance_info() -> InstanceInfo | MaybeNone:
 
 
 def is_head(info: InstanceInfo | None = None) -> bool:
-    """Whether this is rank 0, the pool's first process; True outside a pool, where there is no other."""
+    """Whether this (or `info`) is rank 0, the pool's first process; True outside a pool, where there is no other."""
     info = info or instance_info()
     return info is None or info.is_head
 

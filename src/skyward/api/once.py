@@ -91,7 +91,7 @@ class Once(Generic[P, T]):
 
 
 def once(fn: Callable[P, T], /) -> Once[P, T]:
-    """Has a function run once in each process, and keeps its value there: a model, a connection, a table.
+    """Has the function `fn` run once in each process, and keeps its value there: a model, a connection, a table.
 
     Calls that come later to the same process get the same value. Threads wait for the one that makes it. With
     arguments, there is one value for each set of them. What raises is not kept.

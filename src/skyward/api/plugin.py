@@ -30,7 +30,14 @@ AroundClient = Callable[[Any, "Cluster"], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a plugin may know about the pool it is in."""
+    """What a plugin may know about the pool it is in.
+
+    Args:
+        pool: its name.
+        nodes: how many nodes it has.
+        worker: how its processes run calls.
+        spec: which machines it has.
+    """
 
     pool: str
     nodes: int
@@ -40,7 +47,16 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A named set of hooks."""
+    """A named set of hooks; see docs/guides/write-a-plugin.md.
+
+    Args:
+        name: what messages call it.
+        transform: `(image, cluster) -> image`, on the client, before machines are set up. Default: none.
+        bootstrap: `(cluster) -> commands`, shell lines for each node after the standard steps. Default: none.
+        decorate: `(fn) -> fn`, around every function, on the nodes. Default: none.
+        around_app: `(info) -> context manager`, around the life of each process, on the nodes. Default: none.
+        around_client: `(pool, cluster) -> context manager`, around the open pool, on the client. Default: none.
+    """
 
     name: str
     transform: Transform | None = None
@@ -58,25 +74,25 @@ class Plugin:
 
     @staticmethod
     def create(name: str) -> Plugin:
-        """A plugin without hooks, to be built up with the methods below."""
+        """A plugin of this `name` without hooks, to be built up with the methods below."""
         return Plugin(name)
 
     def with_image_transform(self, transform: Transform) -> Plugin:
-        """This plugin with a hook that changes the image."""
+        """This plugin with the hook `transform`, which changes the image."""
         return replace(self, transform=transform)
 
     def with_bootstrap(self, bootstrap: Bootstrap) -> Plugin:
-        """This plugin with shell lines to run on each node."""
+        """This plugin with the hook `bootstrap`: shell lines to run on each node."""
         return replace(self, bootstrap=bootstrap)
 
     def with_decorator(self, decorate: Decorate) -> Plugin:
-        """This plugin with a decorator around every function."""
+        """This plugin with the hook `decorate`: a decorator around every function."""
         return replace(self, decorate=decorate)
 
     def with_around_app(self, around_app: AroundApp) -> Plugin:
-        """This plugin with a context around each runner's life."""
+        """This plugin with the hook `around_app`: a context around the life of each process of a node."""
         return replace(self, around_app=around_app)
 
     def with_around_client(self, around_client: AroundClient) -> Plugin:
-        """This plugin with a context around the open pool."""
+        """This plugin with the hook `around_client`: a context around the open pool."""
         return replace(self, around_client=around_client)

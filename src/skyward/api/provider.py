@@ -28,7 +28,14 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Offer:
-    """A kind of machine that is available, and its price an hour; infinite if the price is not known."""
+    """A kind of machine that is available.
+
+    Args:
+        name: what it is called.
+        hourly_cost: dollars an hour; infinite if the price is not known. Default: 0.
+        vcpus: how many virtual CPUs it has. Default: not known.
+        memory_gb: its memory in GB. Default: not known.
+    """
 
     name: str
     hourly_cost: float = 0.0
@@ -38,11 +45,18 @@ class Offer:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a pool, and how it is reached: by ssh, or, without a target, as this computer."""
+    """A machine of a pool, and how it is reached: by ssh, or, without a target, as this computer.
+
+    Args:
+        id: what its provider calls it.
+        private_ip: the address by which the other machines reach it. Default: not known, then it is found out.
+        public_ip: the address by which everybody does. Default: none.
+        ssh: how it is reached. Default: None, it is this computer.
+        hourly_cost: dollars an hour. Default: 0.
+    """
 
     id: str
     private_ip: str = ""
-    """The address by which the other machines reach it; empty if it is not known, then it is found out."""
     public_ip: str | None = None
     ssh: SshTarget | None = None
     hourly_cost: float = 0.0
@@ -146,9 +160,9 @@ class Provider(ABC):
 
     @abstractmethod
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """`count` machines that run and have addresses. `pool` is a new name, and goes on everything created.
+        """`count` machines of `spec` that run and have addresses, within `timeout` seconds; if not, nothing is left.
 
-        If this fails or is interrupted, nothing that it created is left.
+        `pool` is a new name, and goes on everything created. `report` tells the user what is being waited for.
         """
 
     def give_back(self, pool: str, report: Report) -> object:
@@ -156,11 +170,12 @@ class Provider(ABC):
 
         Called by the process that opened the pool and, if that was killed, by another one: it may be repeated, it
         works without the ledger, and what is gone already is no error. If something is left, it raises `NotGivenBack`.
+        `report` tells the user what is being waited for.
         """
         return None
 
     def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """The same as `acquire`, for a pool that is open in this process."""
+        """The same as `acquire` with `spec`, `count`, `timeout` and `report`, for a `pool` that is open here."""
         raise SkywardError(f"{self.name} has no more machines for an open pool.")
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
@@ -192,8 +207,8 @@ class Provider(ABC):
     def keep(self, machine: Machine, shell: Shell, cache: str, directory: str) -> str | None:
         """Keeps the disk of a machine whose environment was just made, for the next pool with the same key.
 
-        `cache` is where the environment lies, `directory` is the pool's, still empty. Returns what the user is told if
-        it was not kept.
+        `shell` runs commands there. `cache` is where the environment lies, `directory` is the pool's, still empty.
+        Returns what the user is told if it was not kept.
         """
         return f"{self.name} has no warm starts: Image(warm=True) does nothing there."
 
@@ -202,9 +217,9 @@ class Provider(ABC):
         return []
 
     def discard(self, unused: float = 0.0) -> list[str]:
-        """Deletes what was kept and not used for that many seconds; returns the ids of it."""
+        """Deletes what was kept and has been `unused` for so many seconds; returns the ids of it."""
         return []
 
     def reopened(self, metadata: Mapping[str, Any]) -> Provider:
-        """This provider with the settings that a ledger has of a pool, or that `sky ps --region` was given."""
+        """This provider with the settings (`metadata`) that a ledger has of a pool, or that `sky ps` was given."""
         return self

@@ -34,7 +34,7 @@ class Secret:
 
     @classmethod
     def from_env(cls, name: str) -> Secret:
-        """The value that a variable of this program's environment has now; an error if it is not set or empty."""
+        """The value of the variable `name` of this program's environment; an error if it is not set or empty."""
         value = os.environ.get(name)
         if value is None or not value.strip():
             state = "is not set" if value is None else "is empty"

@@ -49,9 +49,11 @@ def check_processes(processes_per_node: object) -> None:
 
 @dataclass(frozen=True)
 class Worker:
-    """How a process runs calls: how many at once, and in threads or processes ("auto" means threads).
+    """How a process runs calls. A node has one such process, or as many as `processes_per_node` says.
 
-    A node has one such process, or as many as `processes_per_node` says.
+    Args:
+        concurrency: how many calls it runs at a time. Default: 1.
+        executor: "thread", or "process": each slot is a process of its own. Default: "auto", which means threads.
     """
 
     concurrency: int = 1
@@ -72,11 +74,22 @@ WEEK = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, init=False)
 class Spec:
-    """Which machines, how many, from whom; `nodes` may be (min, max), a string names an accelerator.
+    """Which machines, how many, from whom: one of the kinds of machines that would do for a pool.
 
-    `ttl`: after so many seconds machines end themselves, whatever happens; in use or not.
-    `processes_per_node`: how many processes each machine runs, each of them one rank; 1 if left out. "gpu" means one
-    for each GPU that the machine has.
+    Args:
+        provider: where machines come from, such as `sky.AWS()`. Default: this computer.
+        accelerator: what each machine has, such as "A100", "A100-80GB" or "H100:8" (eight). Default: none.
+        nodes: how many machines. Default: 1.
+        vcpus: virtual CPUs that each machine has at least. Default: 2, with an accelerator any number.
+        memory_gb: memory that each machine has at least, in GB. Default: 4, with an accelerator any.
+        architecture: "x86_64" or "arm64". Default: "x86_64", with an accelerator either.
+        allocation: "spot" machines cost less and may be taken away; "on-demand" ones stay; "spot-if-available" tries
+            both in this order; "cheapest" goes by price alone. Default: "spot-if-available".
+        region: where, if not where the provider says. Default: the provider's.
+        max_hourly_cost: dollars an hour for all nodes together; what costs more is not taken. Default: no limit.
+        ttl: seconds after which machines end themselves, in use or not. Default: 604800, a week.
+        processes_per_node: how many processes each machine runs, each of them one rank; "gpu": one for each GPU.
+            Default: 1.
     """
 
     provider: object
@@ -96,7 +109,7 @@ class Spec:
         self,
         provider: object = None,
         accelerator: str | Accelerator | Model | None = None,
-        nodes: int | tuple[int, int] = 1,
+        nodes: int = 1,
         vcpus: float | None = None,
         memory_gb: float | None = None,
         architecture: Architecture | None = None,

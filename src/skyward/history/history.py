@@ -125,7 +125,7 @@ class History:
         return [metric for event in self.events for metric in _metrics(event)]
 
     def cost(self, now: float | None = None) -> float:
-        """What the machines have cost in dollars, from what they cost an hour; the receipt of a pool knows more."""
+        """What the machines have cost in dollars until `now` (seconds since 1970), by their price an hour."""
         spent, hourly, since = 0.0, 0.0, 0.0
         for event in self.events:
             if isinstance(event, events.PoolCost | events.PoolClosed):
@@ -136,7 +136,7 @@ class History:
         return spent + hourly * max(0.0, end - since) / _HOUR
 
     def to_pandas(self, table: Table = "metrics") -> Any:
-        """A DataFrame: "metrics" (one row a figure: time, node, rank, call, name, value, step), "calls", "output"."""
+        """A DataFrame of a `table`: "metrics" (time, node, rank, call, name, value, step), "calls", "output"."""
         try:
             import pandas as pd
         except ModuleNotFoundError:
@@ -157,7 +157,7 @@ class History:
         return frame
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes a trace that https://ui.perfetto.dev and chrome://tracing show."""
+        """Writes a trace to `path` that https://ui.perfetto.dev and chrome://tracing show."""
         from skyward.history.trace import write
 
         write(self, Path(path))

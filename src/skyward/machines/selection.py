@@ -114,7 +114,8 @@ def candidate(spec: Spec, fallback: Provider) -> Candidate:
     """The spec with its provider, if it can be opened; `fallback` is who it means if it does not say."""
     if isinstance(spec.nodes, tuple):
         raise InvalidArgument(
-            f"nodes={spec.nodes!r}: pools that grow and shrink are not there yet; give one number of nodes."
+            f"nodes={spec.nodes!r}: a pool has one number of nodes, and does not grow and shrink. Write "
+            f"nodes={spec.nodes[1]}."
         )
     found: Any = spec.provider if spec.provider is not None else fallback
     if isinstance(found, type) and issubclass(found, Provider):

@@ -26,12 +26,20 @@ Only = Literal["head"] | Callable[[InstanceInfo], object]
 
 
 def stdout(*bare: Never, only: Only | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Keep what the body prints on the head alone (`only="head"`), or where a predicate on InstanceInfo holds."""
+    """Shows what the body prints on some ranks alone: `@sky.stdout(only="head")`.
+
+    Args:
+        only: "head" for rank 0, or a function of `sky.InstanceInfo` that says whether this rank is heard. Required.
+    """
     return functools.partial(_decorated, choose=_unless(only, "stdout", bare))
 
 
 def stderr(*bare: Never, only: Only | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As `stdout`, for what the body writes to standard error."""
+    """As `stdout`, for what the body writes to standard error: `@sky.stderr(only="head")`.
+
+    Args:
+        only: "head" for rank 0, or a function of `sky.InstanceInfo` that says whether this rank is heard. Required.
+    """
     return functools.partial(_decorated, choose=_unless(only, "stderr", bare))
 
 
@@ -40,7 +48,7 @@ def silent(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def silent() -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def silent(fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
-    """Drop everything that the body prints, on every node."""
+    """Drops everything that the body `fn` prints, on every node: `@sky.silent`."""
     choose = functools.partial(_in_pool, _silence, STREAMS)
     return functools.partial(_decorated, choose=choose) if fn is None else _decorated(fn, choose)
 
@@ -48,7 +56,12 @@ def silent(fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
 def redirect_output(
     callback: Callable[[str], object], *, stream: Literal["stdout", "stderr", "both"] = "stdout"
 ) -> Redirect:
-    """Hand what is printed to `callback` on the node, line by line; a decorator and a context manager."""
+    """Hands what is printed to a function on the node, line by line; a decorator and a context manager.
+
+    Args:
+        callback: called with each line, without its line end.
+        stream: "stdout", "stderr" or "both". Default: "stdout".
+    """
     if not callable(callback):
         raise InvalidArgument(f"redirect_output() got {callback!r}, not a function. Give one that takes a text.")
     if stream not in (*STREAMS, "both"):

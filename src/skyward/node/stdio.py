@@ -77,7 +77,12 @@ def drain() -> None:
 
 
 class CallbackWriter(io.TextIOBase):
-    """A text stream that hands every write to a function; with `lines`, every line, or what there is when flushed."""
+    """A text stream that hands what is written to a function.
+
+    Args:
+        callback: called with each text.
+        lines: whether it gets whole lines, and what there is when flushed. Default: False, every write.
+    """
 
     def __init__(self, callback: Callable[[str], object], *, lines: bool = False) -> None:
         self._callback, self._lines = callback, lines

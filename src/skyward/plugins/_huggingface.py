@@ -52,7 +52,12 @@ def transformers(
 def transformers(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend | None = None, timeout: float = 600
 ) -> Callable[..., Any]:
-    """Form the torch group that the Trainer finds by itself, on one node or many, before the body."""
+    """Forms the torch group that the Trainer finds by itself, on one node or many, before the body `fn`.
+
+    Args:
+        backend: "nccl" or "gloo". Default: NCCL where each rank has a GPU, else gloo.
+        timeout: seconds that ranks wait for each other. Default: 600.
+    """
     group: Callable[[Callable[..., Any]], Callable[..., Any]] = decorated(backend=backend, timeout=timeout)
     return functools.partial(_prepared, group=group) if fn is None else _prepared(fn, group)
 

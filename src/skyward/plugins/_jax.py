@@ -54,7 +54,8 @@ _lock = threading.Lock()
 def jax(cuda: str = "cuda12") -> Plugin:
     """JAX on every node, and one distributed runtime over all of them where there are several.
 
-    `cuda` is the CUDA for nodes with such accelerators: "cuda12", "cuda13", or as torch writes it, "cu128".
+    Args:
+        cuda: for nodes with such accelerators: "cuda12", "cuda13", or as torch writes it, "cu128". Default: "cuda12".
     """
     return Plugin(
         "jax",
@@ -69,7 +70,7 @@ def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def decorated() -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def decorated(fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
-    """Form JAX's distributed runtime over all nodes before the body starts, once per process."""
+    """Forms JAX's distributed runtime over all nodes before the body `fn` starts, once per process."""
     return partial(within, enter=_around_call, name="jax") if fn is None else within(fn, _around_call, "jax")
 
 

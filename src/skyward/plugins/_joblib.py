@@ -58,7 +58,9 @@ class Slots(Protocol):
 def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Plugin:
     """joblib on the nodes, and its `Parallel` sent there while the pool is open.
 
-    `version` is a number or a constraint such as ">=1.4"; without one, nodes get this computer's version.
+    Args:
+        version: a number or a constraint such as ">=1.4". Default: this computer's version.
+        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
     """
     if max_inflight is not None:
         check_number("max_inflight", max_inflight)
@@ -69,7 +71,12 @@ def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Pl
 
 @contextmanager
 def joblib_backend(pool: T, *, max_inflight: int | None = None) -> Generator[T]:
-    """Sends joblib's `Parallel` to a pool that is open already; leaving the block leaves the pool open."""
+    """Sends joblib's `Parallel` to a pool that is open already; leaving the block leaves the pool open.
+
+    Args:
+        pool: the open pool.
+        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+    """
     if not hasattr(pool, "concurrency") or not hasattr(pool, "submit"):
         raise InvalidArgument(f"{pool!r} is not a pool. Give the sky.ComputePool whose with-block this is in.")
     if not pool.is_active:

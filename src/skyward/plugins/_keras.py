@@ -40,7 +40,12 @@ VARIABLE = "KERAS_BACKEND"
 
 
 def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
-    """Keras with this backend on every node; with `seed`, every call starts from the same random numbers."""
+    """Keras on every node.
+
+    Args:
+        backend: "jax", "torch" or "tensorflow". Default: "jax".
+        seed: every call starts from these random numbers. Default: None, from others each time.
+    """
     _check(backend, seed)
     return Plugin(
         "keras",
@@ -57,7 +62,12 @@ def decorated(*, backend: Backend = "jax", seed: int | None = None) -> Callable[
 def decorated(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend = "jax", seed: int | None = None
 ) -> Callable[..., Any]:
-    """Have the body find Keras with this backend, joined with the other nodes by the backend's own means."""
+    """Has the body `fn` find Keras with a backend whose nodes form a group: `@sky.integrations.keras`.
+
+    Args:
+        backend: "jax", "torch" or "tensorflow". Default: "jax".
+        seed: every call starts from these random numbers. Default: None, from others each time.
+    """
     _check(backend, seed)
     return partial(_decorated, backend=backend, seed=seed) if fn is None else _decorated(fn, backend, seed)
 

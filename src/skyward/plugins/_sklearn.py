@@ -14,7 +14,9 @@ __all__ = ["sklearn"]
 def sklearn(version: str | None = None, *, max_inflight: int | None = None) -> Plugin:
     """scikit-learn on the nodes, and every `n_jobs` of it sent there while the pool is open.
 
-    `version` is a number or a constraint such as ">=1.5"; without one, nodes get this computer's version.
+    Args:
+        version: a number or a constraint such as ">=1.5". Default: this computer's version.
+        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
     """
     packages = {"scikit-learn": version, "joblib": None}
     return replace(joblib(max_inflight=max_inflight), name="sklearn", transform=partial(install, packages))

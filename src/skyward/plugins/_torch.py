@@ -48,7 +48,16 @@ def torch(
     audio: str | None = None,
     timeout: float = 600,
 ) -> Plugin:
-    """PyTorch on every node, and on several ranks a process group that all calls find ready."""
+    """PyTorch on every node, and on several ranks a process group that all calls find ready.
+
+    Args:
+        backend: of the group: "nccl" or "gloo". Default: NCCL where each rank has a GPU, else gloo.
+        cuda: which wheels nodes with NVIDIA GPUs get. Default: "cu128".
+        version: of torch, such as "2.13.0". Default: "latest".
+        vision: the version of torchvision, or "latest". Default: not installed.
+        audio: the version of torchaudio, or "latest". Default: not installed.
+        timeout: seconds that ranks wait for each other, when the group is formed and in its collectives. Default: 600.
+    """
     from skyward.plugins._torch_wheels import PACKAGES, requirement, with_wheels  # for weight
 
     _check_group(backend, timeout)
@@ -75,7 +84,13 @@ def decorated(
 def decorated(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend | None = None, timeout: float = 600, init: bool = True
 ) -> Callable[..., Any]:
-    """Form a process group over all ranks before the body; `init=False` leaves that to the body, as torchrun does."""
+    """Forms a process group over all ranks before the body `fn`, and ends it after: `@sky.integrations.torch`.
+
+    Args:
+        backend: "nccl" or "gloo". Default: NCCL where each rank has a GPU, else gloo.
+        timeout: seconds that ranks wait for each other. Default: 600.
+        init: False leaves forming the group to the body, as torchrun does. Default: True.
+    """
     _check_group(backend, timeout)
     enter = functools.partial(_around_call, backend=backend, timeout=timeout, init=init)
     return functools.partial(_decorated, enter=enter) if fn is None else _decorated(fn, enter)

@@ -50,7 +50,7 @@ class Calls:
         return self._send(calls)
 
     def run_async(self, call: PendingCompute[T], /) -> AwaitableFuture[T]:
-        """The same as `submit`."""
+        """The same as `submit(call)`."""
         return self.submit(call)
 
     def broadcast(self, call: PendingCompute[T], /) -> list[T]:

@@ -40,19 +40,19 @@ class Groups:
         def _emit(self, event: Event) -> None: ...
 
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
-        """Runs several calls at once; results in their order."""
+        """Runs the calls of a `group` at once; results in their order. The same as `group >> pool`."""
         calls = checked_group(group).calls()
         return cast("tuple[*Ts]", gather.gathered(self._followed(group, calls), calls, group.return_exceptions))
 
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
-        """The same as `run_parallel`, later."""
+        """The same as `run_parallel(group)`, later: `group > pool`."""
         calls = checked_group(group).calls()
         return cast(
             "AwaitableFuture[tuple[*Ts]]", gather.combined(self._followed(group, calls), calls, group.return_exceptions)
         )
 
     def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
-        """Runs several calls at once and yields results as they come (or in order)."""
+        """Runs the calls of a `group` at once and yields results as they come (or in order)."""
         futures = self._followed(group, group.items)
         return gather.streamed(futures, group.ordered, group.items, group.return_exceptions)
 
@@ -89,7 +89,7 @@ class Groups:
         return_exceptions: bool = False,
         progress: bool = True,
     ) -> list[Any]:
-        """Applies a function to every item, in chunks sized by how long items take; results in order.
+        """Applies `fn` to every one of `items`, in chunks sized by how long items take; results in order.
 
         `return_exceptions`: an item that fails has its exception in its place, and the others go on. Otherwise (the
         default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.

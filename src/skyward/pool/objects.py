@@ -23,7 +23,7 @@ class Objects:
         _refs: Refs
 
     def put(self, value: T) -> Ref[T]:
-        """Keeps an object for calls: `train(pool.put(table), rate)`; it is sent to each machine once.
+        """Keeps an object (`value`) for calls: `train(pool.put(table), rate)`; it is sent to each machine once.
 
         As an argument, also inside lists and dicts, the Ref becomes the object: unpickled once in each process, so
         calls of one process share it, and what one of them changes the others see. Letting go of the Ref frees it.

@@ -58,22 +58,54 @@ T = TypeVar("T")
 
 
 def plan(*specs: Spec, **options: Any) -> Any:
-    """What `ComputePool` with the same arguments would launch, where and for how much; creates nothing."""
+    """What `ComputePool` with the same `specs` and `options` would launch, where and for how much; creates nothing."""
     return ComputePool(*specs, **options).plan()
 
 
 class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes, AsyncPool):
-    """Machines that exist while the with-block lasts, and take calls.
+    """Machines that exist while the with-block lasts, and take calls: `train(x) >> pool`.
 
-    Several specs are alternatives: the cheapest that can be had is taken, or, with selection="first", the first.
-    `processes_per_node`: how many processes each node runs, each of them one rank; "gpu" means one for each GPU.
+    Args:
+        *specs: kinds of machines that would do, as `sky.Spec(...)`; instead of the single options below that a Spec
+            has, too. The cheapest that can be had is taken, or with selection="first" the first.
+        provider: where machines come from: `sky.Local()`, `sky.SSH(hosts=[...])`, `sky.AWS()`. Default: this computer.
+        nodes: how many machines. Default: 1, and with `sky.SSH` all hosts.
+        accelerator: what each node has, such as "A100", "A100-80GB" or "H100:8" (eight). Default: none.
+        image: Python, packages, variables and files of the nodes, as `sky.Image(...)`. Default: your Python alone.
+        plugins: frameworks that are set up on the nodes, as `[sky.plugins.torch()]`. Default: none.
+        concurrency: how many calls each process runs at a time, in threads. Default: 1.
+        worker: the same in full, such as `sky.Worker(8, executor="process")`; instead of `concurrency`. Default: none.
+        name: what the pool is called. Default: made from the program's name.
+        vcpus: virtual CPUs that each machine has at least; clouds only. Default: 2, with an accelerator any number.
+        memory_gb: memory that each machine has at least, in GB; clouds only. Default: 4, with an accelerator any.
+        architecture: "x86_64" or "arm64"; clouds only. Default: "x86_64", with an accelerator either.
+        allocation: "spot" machines cost less and may be taken away; "on-demand" ones stay; "spot-if-available" tries
+            both in this order; "cheapest" goes by price alone. Default: "spot-if-available".
+        selection: which of several specs is tried first: "cheapest" (default) or "first".
+        max_hourly_cost: dollars an hour for all nodes together; what costs more is not taken. Default: no limit.
+        ttl: seconds after which rented machines end themselves, in use or not. Default: 604800, a week.
+        processes_per_node: how many processes each node runs, each of them one rank; "gpu": one for each GPU of the
+            node. Default: 1.
+        retries: how often a `>>` call is started again after the loss of its node. Default: 3.
+        replace: whether another machine takes the place of a lost one. Default: None, which means: of spot machines.
+        default_compute_timeout: time limit in seconds for calls that have none. Default: None, no limit.
+        provision_timeout: seconds until machines have to run, and hosts to be set up. Default: 300.
+        max_result_bytes: the largest result that is sent home, in bytes. Default: 2147483648 (2 GiB).
+        grace: seconds for a body to end after its time limit, or when the pool closes, before it is killed. Default:
+            10.
+        stall_timeout: seconds after which a broadcast fails whose ranks all wait for each other; None: never.
+            Default: 300.
+        console: "live" (a view on the terminal), "plain" (lines), "silent" or False (nothing at all, nor what bodies
+            print), "auto" or True: live on a terminal, lines elsewhere. Default: "auto".
+        history: whether what happens is kept on this computer, for thirty days. Default: True.
+        allow_nested: whether a body may open this pool. Default: False.
     """
 
     def __init__(
         self,
         *specs: Spec,
         provider: Provider | None = None,
-        nodes: int | tuple[int, int] | None = None,
+        nodes: int | None = None,
         accelerator: str | Accelerator | None = None,
         image: Image | None = None,
         plugins: Sequence[Plugin] = (),
@@ -269,7 +301,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
             self._emit(events.Notice(self.name, str(receipt)))
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
-        """Puts packages beside those that nodes run with; returns the paths at which calls find them, see joblib's."""
+        """Puts packages (`pip`, as in `Image`) beside those of the nodes; returns the paths where calls find them."""
         self._state.check_open()
         return self._hosts.add_packages(pip)
 

@@ -38,5 +38,5 @@ class Recorded:
         return read(find(recorder.id, recorder.root))
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes what has happened so far as a trace that https://ui.perfetto.dev and chrome://tracing show."""
+        """Writes what has happened so far to `path`, as a trace for https://ui.perfetto.dev and chrome://tracing."""
         self.history().trace(path)

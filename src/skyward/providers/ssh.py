@@ -50,11 +50,21 @@ def parse_host(text: str) -> tuple[str | None, str, int | None]:
 
 @dataclass(frozen=True, repr=False)
 class SSH(Provider):
-    """Your own hosts: names, addresses or aliases of ~/.ssh/config, each as `ssh` takes it, or user@host:port.
+    """Your own hosts, as nodes.
 
-    `user`, `port` and `key` hold for hosts that don't say otherwise. Host keys must be known to ssh already;
-    host_keys="accept-new" trusts each host at first sight. Whether hosts reach each other is found out, unless
-    `network` says so ("mesh") or not ("star"). `lease`: for how many seconds hosts go on when they hear nothing of us.
+    Args:
+        hosts: names, addresses or aliases of ~/.ssh/config, each as `ssh` takes it, or "user@host:port"; one a node.
+        user: who logs in, where a host does not say. Default: as ssh's settings say.
+        port: the port of sshd, where a host does not say. Default: as ssh's settings say, else 22.
+        key: the path of a private key, where a host does not say. Default: your agent's, or as ssh's settings say.
+        host_keys: "strict": host keys must be known to ssh already; "accept-new": a host is trusted at first sight.
+            Default: "strict".
+        known_hosts: the file with the keys of hosts. Default: ssh's own, ~/.ssh/known_hosts.
+        network: whether hosts reach each other: "auto" finds out, "mesh" requires it, "star" does without. Default:
+            "auto".
+        ssh_timeout: seconds for which a host that does not answer is tried; one that refuses connections is tried for
+            10. Default: 60.
+        lease: seconds for which hosts go on when they hear nothing of you; then they end everything. Default: 900.
     """
 
     hosts: Sequence[str | SshTarget]

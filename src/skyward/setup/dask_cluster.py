@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from skyward.errors import BootstrapError, SkywardError
+from skyward.errors import BootstrapError, MissingPackage, SkywardError
 from skyward.node.orders import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address

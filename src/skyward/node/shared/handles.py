@@ -104,7 +104,7 @@ class SharedDict(Handle, Generic[K, V]):
     @overload
     def pop(self, key: K, default: D) -> V | D: ...
     def pop(self, key: K, default: Any = _NONE) -> Any:
-        """Removes a key and returns its value; of several who pop the same key, one gets it."""
+        """Removes a key and returns its value, or `default`; of several who pop the same key, one gets it."""
         found, values = self._ask("pop", [written_key(key)])
         if found:
             return self._channel().unpack(values[0])
@@ -118,7 +118,7 @@ class SharedDict(Handle, Generic[K, V]):
         return value if new else self._channel().unpack(values[0])
 
     def update(self, values: Mapping[K, V]) -> None:
-        """Sets several keys at once: nobody sees some of them without the others."""
+        """Sets the keys of `values` at once: nobody sees some of them without the others."""
         keys = [written_key(key) for key in values]
         self._ask("update", [keys], [self._pack(value) for value in values.values()])
 
@@ -217,7 +217,7 @@ class SharedCounter(Handle):
     kind = "counter"
 
     def add(self, number: int = 1) -> int:
-        """Adds to the counter and returns the new value; no two callers get the same one from adding 1."""
+        """Adds a `number` (1) and returns the new value; no two callers get the same one from adding 1."""
         return self._ask("add", [_whole(number)])[0]
 
     def set(self, value: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from skyward.errors import CloudRefused, MissingPackage, SkywardError
+from skyward.errors import CloudRefused, MissingPackage
 from skyward.providers.aws.checks import check_region
 from skyward.providers.aws.errors import CredentialsMissing, refusal
 

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+from skyward.api.image import check_number
 from skyward.errors import InvalidArgument
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "check_flag",
     "check_lease",
     "check_region",
+    "check_settings",
     "check_text",
     "check_throughput",
     "check_zones",
@@ -42,6 +44,27 @@ _FORMS = {
 # Hosts of AWS itself, as the whole network location: no port, no login.
 _AMAZON = re.compile(r"^[a-z0-9.-]+\.(amazonaws\.com|amazonaws\.com\.cn|api\.aws)$")
 _RESERVED = ("aws:", "skyward:")
+
+
+def check_settings(aws: Any, boot: float) -> None:
+    """Refuses settings of a provider that cannot work; a machine takes `boot` seconds to start."""
+    for name in ("region", "ubuntu_version"):
+        check_text(name, getattr(aws, name))
+    for name in ("ami", "username", "security_group_id", "instance_profile", "capacity_reservation"):
+        if getattr(aws, name) is not None:
+            check_text(name, getattr(aws, name))
+    for name in ("use_private_ip", "burstable", "exclude_burstable"):
+        check_flag(name, getattr(aws, name))
+    for name in ("placement_group", "efa"):
+        if getattr(aws, name) is not None:
+            check_flag(name, getattr(aws, name))
+    if aws.root_disk_gb is not None:
+        check_number("root_disk_gb", aws.root_disk_gb)
+    check_throughput(aws.root_disk_throughput)
+    check_burstable(aws.burstable, aws.exclude_burstable)
+    for name in ("request_timeout", "lease", "ssh_timeout"):
+        check_number(name, getattr(aws, name), whole=False)
+    check_lease(aws.lease, boot)
 
 
 def check_text(name: str, value: object) -> None:

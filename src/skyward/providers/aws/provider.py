@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from skyward.api.image import check_number
 from skyward.api.provider import Admission, Holding, Leftover, Machine, Provider
 from skyward.api.shell import Access, Shell
 from skyward.api.spec import Spec
@@ -20,12 +19,8 @@ from skyward.providers.aws.admission import readmit, utc_now, your_group
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
 from skyward.providers.aws.billing import Receipt
 from skyward.providers.aws.checks import (
-    check_burstable,
     check_endpoint,
-    check_flag,
-    check_lease,
-    check_text,
-    check_throughput,
+    check_settings,
     check_zones,
     tag_pairs,
     texts,
@@ -66,74 +61,75 @@ _HASTE = 20.0  # seconds that a look at what exists may wait for one place
 @only_errors_of_ours("offers", "acquire", "acquire_more", "refresh", "readmit", "terminate", "give_back", "find")
 @dataclass(frozen=True)
 class AWS(Provider):
-    """Machines from Amazon EC2; credentials come from where all AWS tools take them."""
+    """Machines from Amazon EC2; credentials come from where all AWS tools take them.
+
+    Args:
+        region: where machines are launched. Default: where the login's settings say, else "us-east-1".
+        profile: the profile of your AWS settings. Default: as for other tools.
+        zones: availability zones to choose from. Default: all of the region.
+        instance_types: types to choose from, such as ["g5.xlarge", "g6.*"]. Default: any.
+        ami: the id of a machine image. Default: Ubuntu, with accelerators AWS's Deep Learning Base image.
+        ubuntu_version: which Ubuntu, if no `ami` is given. Default: "24.04".
+        username: the user of the image, who may use sudo. Default: the one that images of its distribution have.
+        subnet_id: your own subnet, or several. Default: those of the default VPC.
+        security_group_id: your own group, which is not changed. Default: one is made.
+        instance_profile: a role for your code, by name or ARN. Default: none.
+        use_private_ip: whether this computer reaches the private addresses of the VPC. Default: False.
+        via: how ssh gets there: "ssm" or "eice", with the program `aws`. Default: None, to their address.
+        ssh_from: the addresses that may reach port 22, as "203.0.113.0/24". Default: this computer's, as it changes.
+        address_service: a URL that answers with the address from which it is asked. Default: one of AWS.
+        root_disk_gb: size of the disk in GB. Default: 50, or what the image needs.
+        root_disk_throughput: its speed in MiB/s, 125 to 2000. Default: 125, where the image is large 300.
+        burstable: whether t3, t3a and t4g may be chosen without being named. Default: False.
+        exclude_burstable: whether they are left out even if `instance_types` has them. Default: False.
+        capacity_reservation: the id of a reservation or capacity block, into which all are launched. Default: none.
+        efa: whether machines use EFA. Default: None: several with NVIDIA GPUs do, where type, image and group have it.
+        placement_group: whether machines are placed close together. Default: None: those with accelerators are.
+        lease: a machine ends itself when nobody has renewed its lease for so many seconds. Default: 900.
+        ssh_timeout: seconds that a machine which runs may take until it lets us in. Default: 300.
+        tags: more tags for all that is created, as a dict. Default: none.
+        owner: whose pools these are, in tags. Default: the login's ARN.
+        request_timeout: seconds that AWS may take for an answer. Default: 60.
+        endpoint_url: another address of the API, such as that of a test cloud. Default: AWS's.
+        pace: how often AWS is asked; for tests. Default: what AWS allows.
+        warm: set by pools whose image says warm=True: the environment that machines may start with. Default: none.
+    """
 
     region: str = ""
-    """Where machines are launched; if not given, where the login's settings say, and "us-east-1" if they do not."""
     profile: str | None = None
     zones: Sequence[str] = ()
     instance_types: Sequence[str] = ()
     ami: str | None = None
     ubuntu_version: str = "24.04"
     username: str | None = None
-    """The user of the image, who may use sudo; if not given, the one that images of its distribution have."""
     subnet_id: str | Sequence[str] = ()
     security_group_id: str | None = None
     instance_profile: str | None = None
     use_private_ip: bool = False
     via: Way | None = None
-    """How ssh gets to machines: to their address, or through AWS with the program `aws` ("ssm" or "eice")."""
     ssh_from: str | None = None
-    """The addresses that may reach port 22; if not given, the caller's own, also when it changes."""
     address_service: str = ADDRESS_SERVICE
-    """Answers a GET with the address from which it comes: how the caller's own is found."""
     root_disk_gb: int | None = None
     root_disk_throughput: int | None = None
-    """MiB/s of the root disk, 125 to 2000; if not given 125, and 300 where the image is large."""
     burstable: bool = False
-    """Whether t3, t3a and t4g may be chosen; those that `instance_types` names are chosen anyway."""
     exclude_burstable: bool = False
-    """Whether they are left out even if `instance_types` has them."""
     capacity_reservation: str | None = None
-    """The id of a capacity reservation or capacity block of the account: machines are launched into it only."""
     efa: bool | None = None
-    """Whether machines use EFA; if None, several with NVIDIA GPUs do where type, image and group have it."""
     placement_group: bool | None = None
-    """Whether machines are placed close together; if None, those with accelerators are."""
     lease: float = 900
-    """A machine ends itself when nobody has renewed its lease for so many seconds."""
     ssh_timeout: float = 300
-    """How long a machine that runs may take until it lets us in."""
     tags: Mapping[str, str] | Sequence[tuple[str, str]] = ()
     owner: str | None = None
-    """Whose pools these are, in tags; the login's ARN if not given."""
     request_timeout: float = 60
     endpoint_url: str | None = None
     pace: Pace = field(default_factory=Pace, repr=False)
     warm: str = field(default="", repr=False)
-    """The environment that machines may start with; set by pools whose image says warm=True."""
 
     def __post_init__(self) -> None:
         if self.region == "":
             object.__setattr__(self, "region", usual_region(self.profile, os.environ))
-        for name in ("region", "ubuntu_version"):
-            check_text(name, getattr(self, name))
-        for name in ("ami", "username", "security_group_id", "instance_profile", "capacity_reservation"):
-            if getattr(self, name) is not None:
-                check_text(name, getattr(self, name))
-        for name in ("use_private_ip", "burstable", "exclude_burstable"):
-            check_flag(name, getattr(self, name))
+        check_settings(self, self.pace.boot)
         check_way(self.via)
-        for name in ("placement_group", "efa"):
-            if getattr(self, name) is not None:
-                check_flag(name, getattr(self, name))
-        if self.root_disk_gb is not None:
-            check_number("root_disk_gb", self.root_disk_gb)
-        check_throughput(self.root_disk_throughput)
-        check_burstable(self.burstable, self.exclude_burstable)
-        for name in ("request_timeout", "lease", "ssh_timeout"):
-            check_number(name, getattr(self, name), whole=False)
-        check_lease(self.lease, self.pace.boot)
         if self.ssh_from is not None:
             object.__setattr__(self, "ssh_from", checked_cidr(self.ssh_from))
         for name in ("zones", "instance_types", "subnet_id"):
