@@ -90,7 +90,9 @@ class Bench:
 
 
 def reach(state: str, replaces: bool = False) -> Bench:
-    bench = Bench(replaces=replaces)
+    bench = Bench(replaces=replaces, present=1 if state in ("absent", "joining") else None)
+    if state == "joining":
+        bench.nodes.join(1, bench.now)
     if state in ("ready", "leaving", "silent"):
         bench.ready()
     if state == "leaving":
@@ -117,6 +119,7 @@ def apply(bench: Bench, event: str) -> list[Action]:
         "restarted": lambda: bench.attached(restarted=True),
         "give up": lambda: bench.nodes.ended(1, "its machine is gone", bench.now),
         "replace": bench.replace,
+        "join": lambda: bench.nodes.join(1, bench.now),
     }
     return apply_it[event]()
 

@@ -35,6 +35,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         ("processes", {"processes_per_node": v}, "processes_per_node=.*gpu")
         for v in (0, -1, 1.5, True, "GPU", "2", None)
     ],
+    *[("min_nodes", {"min_nodes": v, "nodes": 2}, "min_nodes") for v in (0, -1, 3, 1.5, "2", True)],
+    ("min_nodes beside a Spec", {"min_nodes": 2}, "min_nodes=2 is more than nodes=1"),
     ("worker", {"worker": 4}, "worker.*Worker"),
     ("worker class", {"worker": sky.Worker}, "worker"),
     ("concurrency and worker", {"concurrency": 2, "worker": sky.Worker(2)}, "not both"),
@@ -112,6 +114,7 @@ def test_of_several_specs_the_first_speaks_until_one_is_taken() -> None:
         {"ttl": 30},
         {"allocation": "spot"},
         {"processes_per_node": 2},
+        {"min_nodes": 1},
     ],
 )
 def test_what_a_spec_says_is_not_said_again_beside_it(options: dict[str, Any]) -> None:

@@ -120,13 +120,14 @@ def make_engine(world: World) -> Engine:
         listening=lambda: True,
         release=world.release,
         gang=world.groups,
-        ranks=lambda abouts: Ranks([world.places] * world.nodes),
+        ranks=lambda abouts: Ranks([world.places if about else 0 for about in abouts]),
         local=not world.lease,
         lease=world.lease,
         directory="/nowhere",
         address=lambda node: ("node", node),
         revive=None,
         stall_timeout=STALL_TIMEOUT,
+        present=world.nodes - len(world.joining),
         substitutes=True if world.replaces else None,  # type: ignore[arg-type]
     )
     around = Surroundings(clock=world.clock, connections=SimHub, uploads=SimCargo, requests=SimRequests, feed=SimFeeder)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 from skyward.client import call_table, stalls
 from skyward.client.calls import ClientCalls
 from skyward.client.connections import Connection
+from skyward.client.core import Core
 from skyward.client.nodes import Nodes
 from skyward.client.stall_watch import StallWatch
 from skyward.client.surveys import Surveys
@@ -126,6 +127,22 @@ def _first_place(real: Any) -> Any:
 
 _CLIENT, _AGENT, _SLOTS, _RUNNER = call_table.CALLS, agent_tables.CALLS, agent_tables.SLOTS, runner_calls.CALLS
 
+
+def _admit_at_once(real: Any) -> Any:
+    def admit(self: Core, number: int, now: float) -> Any:
+        return True, self._routed(self.nodes.join(number, now), now)
+
+    return admit
+
+
+def _settle_once(real: Any) -> Any:
+    def settle_ranks(self: Core) -> None:
+        if not self.nodes.joining():
+            real(self)
+
+    return settle_ranks
+
+
 MUTATIONS: dict[str, Mutation] = {
     # on the agent
     "nothing is sent after a runner has given a call back": _method(AgentCalls, "returned", _no_pump_after_a_return),
@@ -173,6 +190,8 @@ MUTATIONS: dict[str, Mutation] = {
     "a cancelled call that came back is kept": _without(_CLIENT, ("stopping", "recalled")),
     "a failure that was held back is never told": _without(_CLIENT, ("held", "release")),
     "calls that wait for no node are not told": _method(ClientCalls, "fail_waiting", _empty),
+    "a node joins while a broadcast runs": _method(Core, "admit", _admit_at_once),
+    "a node that has joined is no rank": _method(Core, "settle_ranks", _settle_once),
     "a broken group gets calls": _method(Nodes, "takes_calls", _takes_calls_always),
     "a node that came back is not set up": _method(Nodes, "_set_up", _nothing),
     "runners of a broken group are not made again": _method(Nodes, "taint", _nothing),

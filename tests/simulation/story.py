@@ -40,12 +40,13 @@ def submit(world: World, count: int) -> None:
 
 
 def broadcast(world: World) -> None:
-    if len(world.engine.up()) < world.nodes:
+    there = world.nodes - len(world.joining)
+    if len(world.engine.up()) < there:
         return
-    outcome = world.rng.choice(("ok", "ok", "ok", "error", "crash", "wait" if world.nodes > 1 else "ok"))
+    outcome = world.rng.choice(("ok", "ok", "ok", "error", "crash", "wait" if there > 1 else "ok"))
     body = Body(world.rng.choice((0.001, 0.05, 1.0)), outcome)
     body.heeds = world.rng.random() < 0.9
-    ranks = world.nodes * world.places
+    ranks = there * world.places
     calls = [_call(world, body if i == 0 else Body(body.seconds, heeds=body.heeds)) for i in range(ranks)]
     world.rng.shuffle(calls)
     world.engine.send_to(list(enumerate(calls)))
@@ -105,6 +106,8 @@ def _call(world: World, body: Body) -> Call:
 def misfortune(world: World) -> None:
     rng = world.rng
     machine = rng.choice(world.machines)
+    if machine.node in world.joining:
+        return
     processes = list(machine.runners.processes.values())
     what = rng.choice(
         ("kill", "freeze", "deaf", "agent freeze", "cut", "cut", "mute", "agent", "hooks", "notice", "vanish")

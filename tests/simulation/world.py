@@ -56,6 +56,7 @@ class World:
         self.feeders: list[Any] = []
         self.reconnecting: dict[int, float] = {}
         self.replacing: dict[int, float] = {}
+        self.joining = self._missing()
         self.cut_off: dict[int, float] = {}
         self.going: dict[int, float] = {}
         self.bodies: dict[str, Body] = {}
@@ -84,6 +85,13 @@ class World:
         self.engine = make_engine(self)
         self.connections: Any = self.engine._connections
         self._count_ends()
+
+    def _missing(self) -> dict[int, float]:
+        """Nodes that are missing when the pool opens, and when they come; drawn apart, so that old seeds stay."""
+        rng = random.Random(f"missing {self.seed}")
+        if not self.lease or rng.random() < 0.6:
+            return {}
+        return {n: self.now + rng.uniform(0.5, 8) for n in range(rng.randint(1, self.nodes), self.nodes)}
 
     # what the parts ask of the world
 
@@ -182,7 +190,12 @@ class World:
                     made += [
                         (f"{process.name}.{i}", lambda p=process, i=i: p.step_worker(i)) for i in range(self.threads)
                     ]
-            made += [("turn", self._turn), ("streams", self._read_streams), ("replace", self._replace)]
+            made += [
+                ("turn", self._turn),
+                ("streams", self._read_streams),
+                ("replace", self._replace),
+                ("join", self._join),
+            ]
             self._actors = made
             self._speeds = [10 ** self.rng.uniform(-2, 0) for _ in made]
         return self._actors
@@ -273,6 +286,24 @@ class World:
             moved = True
         return moved
 
+    def _join(self) -> bool:
+        n = min(self.joining, default=None)
+        if n is None or self.joining[n] > self.now:
+            return False
+        admitted, actions = self.engine._core.admit(n, self.now)
+        self.engine._do(actions)
+        if not admitted:
+            return False
+        self.t("%d joins", n)
+        running = [rank.id for gang in self.gangs for rank in gang if rank.id in self.engine._core.calls.calls]
+        self.check(not running, f"the ranks change while {running} run")
+        faults, self.faults = self.faults, False
+        self.attach(n)
+        self.faults = faults
+        del self.joining[n]
+        self.check(len(self.engine.ranks) == (n + 1) * self.places, f"node {n} is no rank after it has joined")
+        return True
+
     def _read_streams(self) -> bool:
         moved = False
         for call_id in [i for i in self.awaited if self.futures[i].done()]:
@@ -302,7 +333,7 @@ class World:
     def run(self) -> None:
         """Everything from opening to the end; raises Broken when a promise is broken."""
         rng = self.rng
-        for n in range(self.nodes):
+        for n in range(self.nodes - len(self.joining)):
             self.attach(n)
         self.engine._core.settle_ranks()
         self.engine._do(self.engine._core.renew(self.now))
@@ -363,6 +394,7 @@ class World:
     def _next_due(self) -> float:
         """When something happens next that time alone brings about."""
         due = [self.now + 1.0, *self.reconnecting.values(), *self.replacing.values(), *self.cut_off.values()]
+        due += self.joining.values()
         due += [timer[0] for timer in self.engine._core.calls._timers[:1]]
         for machine in self.machines:
             due += [machine.frozen_until, machine.agent._calls.due(), machine.agent._timers.due()]
@@ -378,7 +410,13 @@ class World:
     def _nothing_kept(self) -> bool:
         """Whether nothing is left of calls anywhere, and every slot is free."""
         core = self.engine._core
-        if core.calls.dispatch.load() != (0, 0) or +self.kept or self.replacing or self.reconnecting_soon():
+        if (
+            core.calls.dispatch.load() != (0, 0)
+            or +self.kept
+            or self.replacing
+            or self.joining
+            or self.reconnecting_soon()
+        ):
             return False
         unformed = self.groups and any(node.state != "ready" for node in core.nodes.all)
         if unformed and not any(node.state in ("lost", "leaving") for node in core.nodes.all):

@@ -209,7 +209,7 @@ def test_another_pools_certificate_opens_nothing(net: Network, pair: sky.Compute
     own = ends(*net)
     with two_nodes(net) as other:
         theirs = [end for end in ends(*net) if end not in own]
-        authorities = [other._hosts.authority, other._hosts.dask._authority]
+        authorities = [other._hosts.certificates.authority, other._hosts.dask._authority]
         foreign = [pem(authority.issue("node-0")) for authority in authorities if authority]
         tries = [visit(from_outside(net), own, marker, each) for each in foreign]
         # an agent waits for the client's word before it says that it has no such buffer
@@ -233,7 +233,7 @@ def test_users_of_a_host_get_no_further_than_strangers(net: Network, pair: sky.C
 
 def test_no_port_speaks_http_even_to_a_member(net: Network, pair: sky.ComputePool, marker: str) -> None:
     """SEC-23, SEC-24: there is no dashboard and no notebook."""
-    member = pem(pair._hosts.authority.issue("client"))
+    member = pem(pair._hosts.certificates.authority.issue("client"))
     answers = [bytes.fromhex(each.answer) for each in visit(from_outside(net), ends(*net), marker, member, ["http"])]
     assert len(answers) == 3 * 5
     assert not [answer for answer in answers if b"HTTP" in answer or b"html" in answer]

@@ -28,9 +28,9 @@ def pool(net: Network) -> Iterator[sky.ComputePool]:
 
 def told(pool: sky.ComputePool, role: str, hello: dict[str, Any], node: int = 0) -> Any:
     """What a node's agent answers to somebody who has this role's certificate and key."""
-    authority, keeper = pool._hosts.authority, pool._hosts.by_node[node].keeper
-    assert authority is not None
-    tls = certificates.context(authority.issue(role), server=False)
+    own, keeper = pool._hosts.certificates, pool._hosts.by_node[node].keeper
+    assert own is not None
+    tls = certificates.context(own.authority.issue(role), server=False)
     with tls.wrap_socket(keeper.shell.reach(*keeper.ports[node])) as sock:
         return greet(sock, hello, time.monotonic() + 30)
 

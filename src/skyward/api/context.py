@@ -55,6 +55,11 @@ class PoolContext:
         return Cluster(self.name, self.nodes, self.worker, self.spec)
 
     @property
+    def min_nodes(self) -> int:
+        """With how many nodes the pool opens if not all can be had."""
+        return self.spec.min_nodes or self.nodes
+
+    @property
     def forms_groups(self) -> bool:
         """Whether plugins connect the runners, if there are several."""
         several = self.nodes > 1 or self.spec.processes_per_node != 1

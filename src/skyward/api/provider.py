@@ -163,6 +163,9 @@ class Provider(ABC):
         """`count` machines of `spec` that run and have addresses, within `timeout` seconds; if not, nothing is left.
 
         `pool` is a new name, and goes on everything created. `report` tells the user what is being waited for.
+
+        They may be fewer if the spec has `min_nodes`, but not fewer than that; an elastic provider is asked for the
+        others later, with `acquire_more`, while the pool is open.
         """
 
     def give_back(self, pool: str, report: Report) -> object:

@@ -10,12 +10,12 @@ __all__ = ["Ranks"]
 
 
 class Ranks:
-    """The ranks of a pool whose nodes have `counts` processes each."""
+    """The ranks of a pool whose nodes have `counts` processes each; a node that is missing has none."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = tuple(counts)
         self._firsts = tuple(accumulate(self.counts, initial=0))
-        self.many = len(self) > len(self.counts)
+        self.many = any(count > 1 for count in self.counts)
         """Whether a node has several: then its number alone does not name a rank."""
 
     def __len__(self) -> int:

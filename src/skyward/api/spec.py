@@ -12,7 +12,8 @@ from skyward.errors import InvalidArgument
 
 # fmt: off
 __all__ = [
-    "Allocation", "Architecture", "Image", "PipIndex", "Spec", "Worker", "check_nodes", "check_processes",
+    "Allocation", "Architecture", "Image", "PipIndex", "Spec", "Worker", "check_min_nodes", "check_nodes",
+    "check_processes",
 ]
 # fmt: on
 
@@ -36,6 +37,19 @@ def check_nodes(nodes: object) -> None:
             f"nodes={nodes!r} asks for at least {low} and at most {high}. Write nodes=({high}, {low})."
         )
     return None
+
+
+def check_min_nodes(min_nodes: object, nodes: int | tuple[int, int]) -> None:
+    """Refuse what is no number of nodes, and more than there will be."""
+    if min_nodes is None:
+        return
+    check_number("min_nodes", min_nodes)
+    most = nodes if isinstance(nodes, int) else nodes[1]
+    if cast(int, min_nodes) > most:
+        raise InvalidArgument(
+            f"min_nodes={min_nodes} is more than nodes={nodes}. min_nodes says with how many of them the pool opens if "
+            "not all can be had: give a number from 1 to that of the nodes."
+        )
 
 
 def check_processes(processes_per_node: object) -> None:
@@ -90,6 +104,8 @@ class Spec:
         ttl: seconds after which machines end themselves, in use or not. Default: 604800, a week.
         processes_per_node: how many processes each machine runs, each of them one rank; "gpu": one for each GPU.
             Default: 1.
+        min_nodes: with how many nodes the pool opens if not all can be had; the others join when they come. Default:
+            all of them.
     """
 
     provider: object
@@ -103,6 +119,7 @@ class Spec:
     max_hourly_cost: float | None
     ttl: float
     processes_per_node: int | Literal["gpu"]
+    min_nodes: int | None
 
     # Written out because `accelerator` is given as a string and read as an Accelerator.
     def __init__(
@@ -118,8 +135,10 @@ class Spec:
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
         processes_per_node: int | Literal["gpu"] = 1,
+        min_nodes: int | None = None,
     ) -> None:
         check_nodes(nodes)
+        check_min_nodes(min_nodes, nodes)
         check_processes(processes_per_node)
         for name, value in (("vcpus", vcpus), ("memory_gb", memory_gb), ("max_hourly_cost", max_hourly_cost)):
             if value is not None:
@@ -142,6 +161,7 @@ class Spec:
             "max_hourly_cost": max_hourly_cost,
             "ttl": ttl,
             "processes_per_node": processes_per_node,
+            "min_nodes": min_nodes,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -256,6 +256,11 @@ class Packing:
             call.attempt = attempt
         return [first, *rest]
 
+    def drop(self, calls: Sequence[Call]) -> None:
+        """Lets go of what calls need that were packed and never sent."""
+        for call in calls:
+            self._store.release(call.uploads)
+
     def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:
         packed = self._packer.pack_function(fn, name)
         head, buffers = packed

@@ -60,8 +60,8 @@ class Core:
 
     def settle_ranks(self) -> None:
         """All nodes have said what they have: from now on it is known how many processes each runs."""
-        self.calls.set_ranks(self._plan.ranks(self._links.abouts()), self._plan.slots)
-        self.nodes.gang = self._plan.gang and len(self.ranks) > 1
+        self.calls.set_ranks(self._plan.ranks(self.nodes.abouts()), self._plan.slots)
+        self.nodes.gang = self.nodes.gang or (self._plan.gang and len(self.ranks) > 1)
 
     # from the user
 
@@ -89,6 +89,8 @@ class Core:
 
     def missing(self, numbers: Sequence[int], *, late: bool) -> list[int]:
         """Those of some nodes that take no calls now; raises NodeLost for one that is gone, or if it is `late`."""
+        if not late and self.nodes.joining():
+            return list(numbers)  # which rank is where is about to change
         missing = [n for n in numbers if n not in self.nodes.takes_calls()]
         for node in (self.nodes.all[n] for n in missing):
             if late or self.nodes.given_up(node.number):
@@ -224,6 +226,13 @@ class Core:
 
     def attached(self, number: int, *, restarted: bool, now: float) -> list[Action]:
         """There is a connection to a node."""
+        if self.nodes.all[number].state == "joining":
+            try:
+                if error := self._plan.refusal(number, self._links.abouts()[number]):
+                    raise error
+                self.settle_ranks()
+            except SkywardError as exc:  # it is not what the pool asked for
+                return self.unreachable(number, exc, now)
         return self._routed(self.nodes.attached(number, restarted=restarted, now=now), now)
 
     def broken(self, number: int, now: float) -> list[Action]:
@@ -238,6 +247,14 @@ class Core:
     def unreachable(self, number: int, error: Exception, now: float) -> list[Action]:
         """A node could not be reached at all."""
         return self._routed(self.nodes.unreachable(number, error, now), now)
+
+    def admit(self, number: int, now: float) -> tuple[bool, list[Action]]:
+        """Begins to take in a node that was missing; False while that would change the ranks of what runs."""
+        if any(call.pinned for call in self.calls.calls.values()):
+            return False, []
+        if (self.nodes.gang or self._plan.gang) and self._occupied(range(self._plan.nodes)):
+            return False, []  # all runners are made again then
+        return True, self._routed(self.nodes.join(number, now), now)
 
     def vacate(self, number: int, now: float) -> tuple[bool, list[Action]]:
         """Takes a node out whose place another machine takes; False while that would end a call."""

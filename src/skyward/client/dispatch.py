@@ -62,7 +62,7 @@ class Dispatch(Generic[C]):
         """Says how many calls each node runs at a time."""
         for node, count in zip(self._nodes, slots, strict=True):
             node.slots = count
-        self._even = len(set(slots)) == 1
+        self._even = len({count for count in slots if count}) == 1  # a node that is missing has none
 
     def up(self, node: int, is_up: bool) -> None:
         """Says whether a node takes calls."""
@@ -164,7 +164,7 @@ class Dispatch(Generic[C]):
             index = (self._last + step) % count
             node = self._nodes[index]
             held = load = len(node.inflight)
-            if not even:
+            if not even and node.slots:
                 load, window = held / node.slots, self._window(node.slots)
             if node.up and held - len(node.stopping) < window and (best is None or load < least):
                 best, least = index, load

@@ -113,13 +113,13 @@ class Engine(NodePlaces):
 
     def _open(self, deadline: float) -> None:
         with self._lock:
-            self._connect(range(self._plan.nodes), deadline)
+            self._connect([node.number for node in self._core.nodes.present], deadline)
             self._core.nodes.check()
             self._core.settle_ranks()
             self._do(self._core.renew(self._clock()))
             while not self._core.nodes.all_ready():
                 if self._clock() > deadline:
-                    late = [n.number for n in self._core.nodes.all if n.state != "ready"]
+                    late = [n.number for n in self._core.nodes.present if n.state != "ready"]
                     raise BootstrapError("starting runners", f"nodes {late} were not ready in time.")
                 self._changed.wait(0.5)
                 self._core.nodes.check()
@@ -179,13 +179,19 @@ class Engine(NodePlaces):
         """Which rank is on which node."""
         return self._core.ranks
 
-    def send_to(self, calls: Sequence[tuple[int, Call]]) -> None:
-        """Queues calls for certain ranks, all of them or none; more than one of them succeed or fail as one."""
+    def send_to(self, calls: Sequence[tuple[int, Call]], world: int | None = None) -> bool:
+        """Queues calls for certain ranks, all of them or none; more than one of them succeed or fail as one.
+
+        False, and nothing is queued, if the pool has another number of ranks than `world` by now.
+        """
         with self._lock:
             self._await_up(sorted({self.ranks.places[rank][0] for rank, _ in calls}))
+            if world not in (None, len(self.ranks)):
+                return False
             for _, call in calls:
                 self._adopt(call)
             self._do(self._core.submit_to(calls, self._clock()))
+            return True
 
     def up(self) -> list[int]:
         """The numbers of the nodes that take calls now."""

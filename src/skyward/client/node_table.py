@@ -52,6 +52,12 @@ NODES: dict[tuple[str, str], Row] = {
     ("lost", "attached"): _RETURNED,
     ("lost", "restarted"): _RETURNED,
     ("lost", "replace"): _REPLACED,
+    # it was missing when the pool opened
+    ("absent", "join"): ("joining", ("renounce",)),
+    # it has come, and is connected to; who is which rank changes when it answers
+    ("joining", "attached"): _RETURNED,
+    ("joining", "restarted"): _RETURNED,
+    ("joining", "unreachable"): ("absent", ("renounce",)),
     # another machine takes its place
     ("replaced", "attached"): _RETURNED,
     ("replaced", "restarted"): _RETURNED,

@@ -10,6 +10,7 @@ from typing import Any
 
 from skyward import events
 from skyward.client.connections import SILENCE, Connections
+from skyward.client.node_answers import NodeAnswers
 from skyward.client.node_table import NODES, Node
 from skyward.client.output_lines import output_window
 from skyward.client.reconnect import Alone, given_up, next_try
@@ -28,73 +29,23 @@ Action = tuple[Any, ...]
 
 _REFUSALS = 3
 _PORTS = 3
-_LAST_MOMENT = 5.0
 _ANSWER = 6.0  # a provider knows better than we why a machine is gone, and is asked first
 
 
-class Nodes:
+class Nodes(NodeAnswers):
     """Every method says what happened, at the time `now` where it matters, and returns what is to be done.
 
     Of `links` it only asks which nodes are connected, when they were heard, and what they said of themselves.
     """
 
     def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
-        self._plan, self._links, self._requests = plan, links, requests
-        self.all = [Node(i) for i in range(plan.nodes)]
-        self.gang = plan.gang
-        """Whether runners are part of groups."""
-        self.tainted = False
-        """Whether all runners are to be made again, since one of a group is gone."""
-        self.closing = False
+        super().__init__(plan, links, requests)
         self._unformed = False
         self._alone = Alone()
         self._generation = 0
         self._ports: list[int] = []
         self._out: list[Action] = []
         self._now = 0.0
-
-    # what others ask
-
-    def takes_calls(self) -> set[int]:
-        """The nodes that may get calls: those of a group only together."""
-        if self.tainted:
-            return set()
-        able = {n.number for n in self.all if n.state == "ready" and self._links.connected(n.number)}
-        return able if not self.gang or len(able) == len(self.all) else set()
-
-    def all_ready(self) -> bool:
-        """Whether every node has its runners."""
-        return all(n.state == "ready" for n in self.all)
-
-    def in_doubt(self, number: int, now: float) -> bool:
-        """Whether a node may be lost without our knowing it yet."""
-        node = self.all[number]
-        late = 0 < node.leaving < now + _LAST_MOMENT
-        return not self.closing and not node.gone and (node.state == "silent" or late)
-
-    def is_leaving(self, number: int) -> bool:
-        """Whether a node's machine is about to be taken away."""
-        return self.all[number].leaving > 0
-
-    def given_up(self, number: int) -> bool:
-        """Whether a node is gone, or about to be, and nothing comes in its place."""
-        node = self.all[number]
-        return bool(node.gone or node.leaving) and not self._requests.going(number)
-
-    def no_node_left(self) -> Node | None:
-        """A lost node, if no node takes calls any more: none is left, or a group lacks that one; none is coming."""
-        lost = [n for n in self.all if n.gone and self.given_up(n.number)]
-        return lost[0] if lost and (self.gang or len(lost) == len(self.all)) else None
-
-    def check(self) -> None:
-        """Raises what is wrong with a node, while a pool is opened."""
-        for node, about in zip(self.all, self._links.abouts(), strict=True):
-            if error := node.error or (self._plan.refusal(node.number, about) if about else None):
-                raise error
-
-    def silent(self) -> list[int]:
-        """The nodes of which it is not known whether they are lost."""
-        return [n.number for n in self.all if n.state == "silent"]
 
     # what nodes say
 
@@ -147,8 +98,8 @@ class Nodes:
         if len(ports) != _PORTS:
             raise Malformed(f"{len(ports)} ports instead of {_PORTS}")
         self._ports = ports
-        if not [node for node in self.all if self._refused(node)] or not self.gang:
-            for node in self.all:
+        if not [node for node in self.present if self._refused(node)] or not self.gang:
+            for node in self.present:
                 if not node.gone:
                     self._equip(node.number)
         return self._taken()
@@ -192,7 +143,7 @@ class Nodes:
         return error is not None
 
     def _equip(self, number: int) -> None:
-        settings, hooks = self._plan.setup(number, self._links.abouts(), self._ports)
+        settings, hooks = self._plan.setup(number, self.abouts(), self._ports)
         message = ClientToAgent.setup(
             {**settings, "generation": self._generation, "output": output_window(self._plan.nodes)}, len(hooks)
         )
@@ -200,9 +151,9 @@ class Nodes:
 
     def _inform(self, number: int) -> None:
         """Tells the other nodes where a node is now."""
-        for other in self.all:
+        for other in self.present:
             if other.number != number and not other.gone:
-                settings, _ = self._plan.setup(other.number, self._links.abouts(), self._ports)
+                settings, _ = self._plan.setup(other.number, self.abouts(), self._ports)
                 messages = [ClientToAgent.info(settings["info"]), ClientToAgent.head(settings.get("head"))]
                 self._out.append(("post", other.number, messages, ()))
 
@@ -259,6 +210,10 @@ class Nodes:
     def unreachable(self, number: int, error: Exception, now: float) -> list[Action]:
         """A node could not be reached for so long that it is given up."""
         self._now = now
+        if self.all[number].state == "joining":
+            self.all[number].error = error
+            self._step(self.all[number], "unreachable")
+            return self._taken()
         reason = f"cannot connect to it: {error}"
         if self.all[number].error is None:
             self.all[number].error = NodeLost(number, reason=reason)
@@ -285,7 +240,14 @@ class Nodes:
             self._step(node, event)
         return self._taken()
 
-    # other machines for lost nodes
+    # nodes that were missing, and other machines for lost ones
+
+    def join(self, number: int, now: float) -> list[Action]:
+        """A node that was missing has come, and is connected to."""
+        self._now = now
+        self.all[number].error = None
+        self._step(self.all[number], "join")
+        return self._taken()
 
     def vacate(self, number: int, occupied: Callable[[Iterable[int]], bool], now: float) -> tuple[bool, list[Action]]:
         """Takes a node out whose place another machine takes; False while that would end a call."""

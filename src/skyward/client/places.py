@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from skyward import events
-from skyward.errors import BootstrapError
+from skyward.errors import BootstrapError, SkywardError
 
 if TYPE_CHECKING:
     from skyward.client.calls import Action
@@ -51,11 +51,31 @@ class NodePlaces:
                 self._changed.wait(0.2)
             return False
 
+    def vacancy(self) -> int:
+        """The number that the next node gets of those that were missing when the pool opened."""
+        with self._lock:
+            return len(self._core.nodes.present)
+
+    def admit(self, node: int) -> bool:
+        """Waits until the ranks of a pool may change, and makes room for a node; False if the pool is closed."""
+        with self._lock:
+            while not self._closing:
+                admitted, actions = self._core.admit(node, self._clock())
+                self._do(actions)
+                if admitted:
+                    return True
+                self._changed.wait(0.2)
+            return False
+
     def connect(self, node: int) -> None:
-        """Connects to the machine that stands in for a node's old one."""
+        """Connects to the machine that stands in for a node's old one, or for one that was missing."""
         with self._lock:
             self._connect([node], self._clock() + _JOIN)
-        if not self._connections.connected(node):
+            self._changed.notify_all()
+            connected, error = self._connections.connected(node), self._core.nodes.all[node].error
+        if isinstance(error, SkywardError) and not connected:
+            raise error
+        if not connected:
             raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
 
     def not_replaced(self, node: int, reason: str) -> None:

@@ -54,5 +54,7 @@ class PoolSettings:
     """Why a node that has greeted is not what the pool asked for, if that is so: no runner is made on it."""
     stall_timeout: float | None = None
     """After how many seconds a broadcast is stopped whose ranks all wait in collectives; None never stops one."""
+    present: int | None = None
+    """How many nodes are there when the pool opens, if some are missing; those are the last ones."""
     session: str = ""
     """How the names of this pool's sessions begin; its agents take no others."""

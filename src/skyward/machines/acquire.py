@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 from skyward.api.context import PoolContext
 from skyward.api.provider import Holding
+from skyward.errors import NoCapacity, QuotaExceeded
 from skyward.machines.watchdog import Watchdog
 
 __all__ = ["acquire"]
@@ -20,7 +21,19 @@ _KEY = "machines"
 def acquire(
     context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[object], None]
 ) -> Holding:
-    """The pool's machines; giving them back is a step on `steps`."""
+    """The pool's machines, `min_nodes` of them if not all can be had; giving them back is a step on `steps`."""
+    try:
+        return _acquired(context, context.nodes, watchdog, steps, keep_receipt)
+    except (NoCapacity, QuotaExceeded) as exc:
+        if context.min_nodes == context.nodes or not context.provider.elastic:
+            raise
+        context.warn(f"{exc}\nTrying with min_nodes={context.min_nodes} instead of {context.nodes}.")
+        return _acquired(context, context.min_nodes, watchdog, steps, keep_receipt)
+
+
+def _acquired(
+    context: PoolContext, count: int, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[object], None]
+) -> Holding:
     provider, name = context.provider, f"{context.name}-{secrets.token_hex(3)}"
     if provider.rented:
         from skyward.machines.reaper import look_around
@@ -58,7 +71,7 @@ def acquire(
         keep_receipt(receipt)
 
     try:
-        holding = provider.acquire(context.spec, name, context.nodes, context.provision_timeout, context.report)
+        holding = provider.acquire(context.spec, name, count, context.provision_timeout, context.report)
     except Exception:
         watchdog.drop(_KEY)
         raise

@@ -67,5 +67,5 @@ class Facts:
         self._state.check_open()
         client = self._hosts.dask.connect()
         self._dask_clients.add(client)
-        client.wait_for_workers(self.nodes, timeout=60)
+        client.wait_for_workers(len(self._hosts.by_node), timeout=60)
         return client

@@ -119,7 +119,7 @@ def make_packing(context: PoolContext, hosts: PoolHosts, user: UserCode) -> Pack
     """What turns calls into bytes: modules that nodes can import are sent by name."""
     from skyward.client.call import Packing
 
-    there = [path for about in hosts.engine.abouts() for path in about["path"]]
+    there = [path for about in hosts.engine.abouts() for path in about.get("path", ())]
     included = [str((Path.cwd() / include).resolve()) for include in context.image.includes]
     return Packing(Packer([*there, *included]), hosts.store, context.local, user)
 

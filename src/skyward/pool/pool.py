@@ -86,6 +86,8 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
         ttl: seconds after which rented machines end themselves, in use or not. Default: 604800, a week.
         processes_per_node: how many processes each node runs, each of them one rank; "gpu": one for each GPU of the
             node. Default: 1.
+        min_nodes: with how many of `nodes` the pool opens if not all can be had; the others join when they come.
+            Default: all of them.
         retries: how often a `>>` call is started again after the loss of its node. Default: 3.
         replace: whether another machine takes the place of a lost one. Default: None, which means: of spot machines.
         default_compute_timeout: time limit in seconds for calls that have none. Default: None, no limit.
@@ -120,6 +122,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
         processes_per_node: int | Literal["gpu"] = 1,
+        min_nodes: int | None = None,
         retries: int = 3,
         replace: bool | None = None,
         default_compute_timeout: float | None = None,
@@ -144,6 +147,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
                 "max_hourly_cost": max_hourly_cost,
                 "ttl": ttl,
                 "processes_per_node": processes_per_node,
+                "min_nodes": min_nodes,
             },
         )
         self._selection: Selection = checked_selection(selection)
@@ -219,7 +223,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
         steps.callback(self._weak.call(leave_target))
         hooks.register_joblib()
         self._state.now = "open"
-        self._emit(events.PoolOpened(self.name, self.nodes, self.slots, time.monotonic() - began))
+        self._emit(events.PoolOpened(self.name, len(self._hosts.by_node), self.slots, time.monotonic() - began))
         self._user.listeners.flush()
 
     def open(self) -> ComputePool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,21 +63,24 @@ class Sender:
 
     def broadcast(self, call: PendingCompute[T], owner: object) -> list[T]:
         """Runs a call on every rank at once; if a node is lost and retries are left, all of it starts again."""
-        call, total = self.limited(call), len(self.engine.ranks)
-        for attempt in itertools.count():
-            ranks = self.packing.copies(call, total, attempt)
+        call, attempt = self.limited(call), 0
+        while True:
+            ranks = self.packing.copies(call, len(self.engine.ranks), attempt)
             for rank in ranks:
                 rank.future.owner = owner
             try:
-                return self._run_together(ranks)
+                results = self._run_together(ranks)
             except NodeLost as exc:
                 if attempt >= (call.retries or 0) or not exc.attempts:
                     raise
+                attempt += 1
                 self.context.warn(
-                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {total} start again when every "
-                    f"node is there, attempt {attempt + 1} of {call.retries}."
+                    f"{call.name} has lost node {exc.node} ({exc.reason}); all {len(ranks)} start again when every "
+                    f"node is there, attempt {attempt} of {call.retries}."
                 )
-        raise AssertionError
+                continue
+            if results is not None:
+                return results
 
     def limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
         """The call, with the pool's time limit if it has none of its own."""
@@ -86,9 +88,12 @@ class Sender:
             raise TypeError(f"a pool runs calls, such as `train(x)` of an @sky.compute function, not {call!r}.")
         return call.with_timeout(self.timeout) if call.timeout is None and self.timeout is not None else call
 
-    def _run_together(self, ranks: Sequence[Call]) -> list[Any]:
+    def _run_together(self, ranks: Sequence[Call]) -> list[Any] | None:
+        """The results of all ranks; None if a node has joined before they could be sent."""
         futures = [rank.future for rank in ranks]
-        self.engine.send_to(list(enumerate(ranks)))
+        if not self.engine.send_to(list(enumerate(ranks)), len(ranks)):
+            self.packing.drop(ranks)
+            return None
         try:
             for future in futures:
                 future.wait()

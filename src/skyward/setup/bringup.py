@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skyward.api.context import PoolContext
@@ -23,23 +25,23 @@ from skyward.machines.parallel import each
 from skyward.machines.replacement import Replacing, Supply
 from skyward.setup.accelerators import doubts, refusal
 from skyward.setup.added_packages import AddedPackages
-from skyward.setup.connectivity import find_layout, replacement_address
+from skyward.setup.connectivity import find_layout, newcomer_blocked, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
 from skyward.setup.network import Address, Layout
 from skyward.setup.node_settings import agent_settings, counted_ranks, instance_info, packed_hooks, pool_gpus
 from skyward.transport import local_sockets
 from skyward.transport.blobs import Store
-from skyward.transport.roles import CLIENT, node_role
+from skyward.transport.roles import node_role
 
 if TYPE_CHECKING:  # pools on this computer have no certificates
-    import ssl
-
-    from skyward.transport.certificates import Authority
+    from skyward.machines.joining import Joining, Missing
+    from skyward.setup.pool_certificates import PoolCertificates
 
 __all__ = ["PoolHosts"]
 
 _REACH_TIMEOUT = 10.0
+_LOGIN = 15.0
 _SUPPLY_CLOSING = 120.0
 _REPLACING_CLOSING = 30.0
 
@@ -48,27 +50,27 @@ class PoolHosts:
     """The hosts of an open pool, and the engine that talks to their nodes.
 
     The engine calls `reach`, `ranks`, `setup`, `address` and `revive`; the replacement calls `wanted`, `ended` and
-    `prepare`.
+    `prepare`; nodes that were missing come by `bring` and `place`.
     """
 
     engine: Engine
     dask: DaskCluster
-    authority: Authority | None = None
-    """Issues the certificates of client and nodes; None on this computer, where the kernel names the user."""
+    certificates: PoolCertificates | None = None
+    """Those of client and nodes; None on this computer, where the kernel names the user."""
 
     def __init__(
         self, context: PoolContext, machines: Sequence[Machine], supply: Supply | None, host_setup: HostSetup
     ) -> None:
         self._context, self._supply, self._setup = context, supply, host_setup
         self._machines = list(machines)
-        self._names = [str(machine.ssh or machine.id) for machine in machines]
+        self._names = [_name(machine) for machine in machines]
         self._blocked: str | None = None
         self._addresses: list[Address] = []
         self._hooks: list[Any] = []
         self._session = os.urandom(8).hex()
-        self._tls: tuple[ssl.SSLContext, float] | None = None  # with the time when it is made again
         self.by_node: dict[int, Host] = {}
         self._replacing: Replacing | None = None
+        self._joining: Joining | None = None
         self._added = AddedPackages(context)
 
     @property
@@ -82,18 +84,20 @@ class PoolHosts:
         Setting hosts up may take `patience` seconds once they let us in, and so may starting nodes on them.
         """
         context = self._context
-        hosts = self._setup.set_up(self._machines, patience)
+        hosts, missing = self._sorted(self._setup.set_up(self._machines, patience))
         deadline = time.monotonic() + patience
         if not context.local:
-            self._make_certificates()  # while the keepers start
-        layout = find_layout(hosts, self._names, context.access.network, deadline)
+            from skyward.setup.pool_certificates import PoolCertificates
+
+            self.certificates = PoolCertificates(context.name, context.spec.ttl)  # while the keepers start
+        layout = find_layout(hosts, self._names, context.access.network, deadline, alone=not missing)
         self._blocked = self._check_layout(layout)
         self._addresses = list(layout.addresses)
         each(lambda host: self._start(host, self._addresses, deadline), hosts)
         self.by_node.update((node, host) for host in hosts for node in host.nodes)
         self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
         self._hooks = packed_hooks(context, hosts)
-        self.engine = Engine(self._engine_settings())
+        self.engine = Engine(self._engine_settings(missing))
         if self._supply is not None:
             self._replacing = Replacing(self, self.engine, self.engine.requests)
         steps.callback(self._close_engine)
@@ -104,20 +108,25 @@ class PoolHosts:
             self._explain(exc)
             raise
         abouts = self.engine.abouts()
-        greetings = {"this computer": abouts[0]} if context.local else dict(zip(self._names, abouts, strict=True))
+        greetings = {"this computer": abouts[0]} if context.local else dict(zip(self._names, abouts, strict=False))
         for text in doubts(context.spec.accelerator, greetings):
             context.warn(text)
+        if missing:
+            from skyward.machines.joining import Joining
+
+            self._tell_missing(missing)
+            self._joining = Joining(self, self.engine, missing)
 
     # for the engine
 
     def reach(self, node: int) -> socket.socket:
         """A connection to a node's agent; both sides have checked who the other is."""
         keeper = self.by_node[node].keeper
-        if self.authority is None:
+        if self.certificates is None:
             return local_sockets.connect(keeper.sockets[node], _REACH_TIMEOUT)
         from skyward.transport.certificates import secure
 
-        tls = self._client_tls(self.authority)
+        tls = self.certificates.client()
         return secure(keeper.shell.reach(*keeper.ports[node]), tls, _REACH_TIMEOUT, node_role(node))
 
     def address(self, node: int) -> tuple[str, int] | None:
@@ -193,6 +202,58 @@ class PoolHosts:
         self._start(host, addresses, limit)
         return host, address
 
+    # for nodes that were missing
+
+    def bring(self, missing: Missing) -> tuple[Machine, Host]:
+        """Sets up a machine that was missing, or another one."""
+        node, supply, machine = len(self._machines), self._supply, missing.machine
+        if machine is None:
+            assert supply is not None
+            spent = sum(machine.hourly_cost for machine in self._machines)
+            machine = supply.another(spent, lambda text: self._context.report(text, node))
+        patience = self._context.image.bootstrap_timeout
+        try:
+            login = min(_LOGIN, self._context.access.ssh_timeout) if missing.machine else None
+            host = self._setup.set_up_one(node, machine, patience, login)
+            self._added.renew(host)
+        except BaseException:
+            if supply is not None:
+                supply.discard(machine)
+            raise
+        return machine, host
+
+    def place(self, newcomer: tuple[Machine, Host], node: int) -> None:
+        """Makes a machine that has come a node of the pool: its agent listens then."""
+        machine, host = newcomer[0], replace(newcomer[1], nodes=(node,))
+        limit = time.monotonic() + self._context.image.bootstrap_timeout
+        address = replacement_address(host, machine.private_ip, self._addresses[0], limit)
+        self._machines.append(machine)
+        self._names.append(_name(machine))
+        self._addresses.append(address)
+        self.by_node[node] = host
+        if self._blocked is None:
+            there = {other: end for other in range(node) if (end := self.address(other)) is not None}
+            layout = newcomer_blocked(host, node, there, self._addresses, limit)
+            self._blocked = self._check_layout(layout)
+        self._start(host, self._addresses, limit)
+        self.dask.rejoin(node)
+        self._context.tell_cost(sum(machine.hourly_cost for machine in self._machines))
+        self._context.report(f"{_name(machine)} has come", node)
+
+    def turn_back(self, newcomer: tuple[Machine, Host], node: int) -> None:
+        """A machine could not join after all: nothing of ours is left there."""
+        machine, host = newcomer
+        if self.by_node.pop(node, None) is not None:
+            del self._machines[node:], self._names[node:], self._addresses[node:]
+        try:
+            if not self._context.hurried():
+                self._setup.stop(host)
+        except (SkywardError, OSError, subprocess.TimeoutExpired):
+            pass  # the watchdog and the lease end it
+        self._setup.release(host)
+        if self._supply is not None:
+            self._supply.discard(machine)
+
     # for the pool
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
@@ -207,7 +268,38 @@ class PoolHosts:
 
     # how
 
-    def _engine_settings(self) -> PoolSettings:
+    def _sorted(self, results: Sequence[Host | SkywardError]) -> tuple[list[Host], list[Missing]]:
+        """The hosts, numbered without gaps, and what is missing; the machines and names are those of the hosts then."""
+        if all(isinstance(result, Host) for result in results) and len(self._machines) == self._context.nodes:
+            return [result for result in results if isinstance(result, Host)], []
+        from skyward.machines.joining import Missing
+
+        hosts: list[Host] = []
+        machines, names, missing = list[Machine](), list[str](), list[Missing]()
+        for machine, name, result in zip(self._machines, self._names, results, strict=True):
+            if isinstance(result, Host):
+                hosts.append(replace(result, nodes=(len(hosts),)))
+                machines.append(machine)
+                names.append(name)
+            else:
+                missing.append(Missing(name, str(result).partition("\n")[0], None if self._supply else machine))
+                if self._supply is not None:
+                    self._supply.discard(machine)
+        for _ in range(self._context.nodes - len(self._machines)):
+            missing.append(Missing("another machine", f"{self._context.provider.name} had none", None))
+        self._machines, self._names = machines, names
+        return hosts, missing
+
+    def _tell_missing(self, missing: Sequence[Missing]) -> None:
+        there, total = len(self.by_node), self._context.nodes
+        for node, one in enumerate(missing, there):
+            self._context.report(f"missing: {one.name}: {one.reason}", node)
+        self._context.warn(
+            f"the pool opens with {there} of {total} nodes, without {', '.join(one.name for one in missing)}. What is "
+            "missing is tried again now and then, and joins when it comes."
+        )
+
+    def _engine_settings(self, missing: Sequence[Missing]) -> PoolSettings:
         context = self._context
         return PoolSettings(
             pool=context.name,
@@ -228,27 +320,13 @@ class PoolHosts:
             substitutes=self if self._supply is not None else None,
             refusal=self._refusal,
             stall_timeout=context.stall_timeout,
+            present=context.nodes - len(missing),
             session=self._session,
         )
 
     def _refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
         name = "this computer" if self._context.local else self._names[node]
         return refusal(self._context.spec.accelerator, name, node, about)
-
-    def _make_certificates(self) -> None:
-        from skyward.transport.certificates import Authority
-
-        self.authority = Authority(self._context.name, self._context.spec.ttl)
-        self._client_tls(self.authority)
-
-    def _client_tls(self, authority: Authority) -> ssl.SSLContext:
-        """TLS with the client's certificate; machines can be replaced, so a pool may live longer than one is valid."""
-        from skyward.transport.certificates import context
-
-        now = time.monotonic()
-        if self._tls is None or now > self._tls[1]:
-            self._tls = context(authority.issue(CLIENT), server=False), now + authority.lifetime / 2
-        return self._tls[0]
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
         """Makes a keeper start its agents."""
@@ -258,7 +336,7 @@ class PoolHosts:
                 "local": self._context.local,
                 "host": "127.0.0.1" if self._blocked else addresses[node].ip,
                 "notices": self._context.access.notices,
-                "identity": vars(self.authority.issue(node_role(node))) if self.authority else None,
+                "identity": self.certificates.of_node(node) if self.certificates else None,
                 "session": self._session,
             }
             for node in host.nodes
@@ -300,6 +378,7 @@ class PoolHosts:
         """No more machines: waits for requests to the provider, and gives up hosts that are still being set up."""
         if self._supply is not None:
             self._supply.close(0.5 if self._context.hurried() else _SUPPLY_CLOSING)
+        if self._supply is not None or self._joining is not None:
             self._setup.abort()
 
     def _close_engine(self) -> None:
@@ -308,5 +387,11 @@ class PoolHosts:
             self.engine.abandon()
         else:
             self.engine.close(self._context.grace)
-        if self._replacing is not None:
-            self._replacing.close(0.0 if hurried else _REPLACING_CLOSING)
+        for waiting in (self._replacing, self._joining):
+            if waiting is not None:
+                waiting.close(0.0 if hurried else _REPLACING_CLOSING)
+
+
+def _name(machine: Machine) -> str:
+    """What the user calls a machine."""
+    return str(machine.ssh or machine.id)

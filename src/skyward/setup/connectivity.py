@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from skyward.errors import BootstrapError
 from skyward.machines.parallel import each
@@ -10,15 +10,20 @@ from skyward.node.orders import ClientToKeeper
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address, Blocked, Layout, blocked_pairs, candidates
 
-__all__ = ["find_layout", "replacement_address"]
+__all__ = ["find_layout", "newcomer_blocked", "replacement_address"]
 
 _LOOPBACK = Address("lo", "127.0.0.1", "255.0.0.0")
 _PROBE_TIMEOUT = 3.0
 
 
-def find_layout(hosts: Sequence[Host], names: Sequence[str], network: str, deadline: float) -> Layout:
-    """The addresses by which nodes reach each other, a listener left on each; every pair has been tried."""
-    if len(hosts) == 1:
+def find_layout(
+    hosts: Sequence[Host], names: Sequence[str], network: str, deadline: float, alone: bool = True
+) -> Layout:
+    """The addresses by which nodes reach each other, a listener left on each; every pair has been tried.
+
+    One host is reached by its loopback if it stays `alone`, else by the address that ssh uses.
+    """
+    if len(hosts) == 1 and alone:
         return Layout((_LOOPBACK,) * len(hosts[0].nodes))
     if network == "star":
         return Layout((_LOOPBACK,) * len(hosts))
@@ -26,6 +31,8 @@ def find_layout(hosts: Sequence[Host], names: Sequence[str], network: str, deadl
     for node, found in enumerate(known):
         if not found:
             raise BootstrapError("network", f"{names[node]} has no address but its loopback's.", node)
+    if len(hosts) == 1:
+        return Layout((known[0][0],))
     best: Layout | None = None
     for addresses in candidates(known):
         layout = Layout(addresses, _blocked(hosts, addresses, deadline))
@@ -47,6 +54,15 @@ def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> A
     if not found:
         raise BootstrapError("network", f"{host.keeper.shell.name} has no address but its loopback's.")
     return next((address for address in found if address.ip == ip or address.network == old.network), found[0])
+
+
+def newcomer_blocked(
+    host: Host, node: int, present: Mapping[int, tuple[str, int]], addresses: Sequence[Address], deadline: float
+) -> Layout:
+    """Which of the nodes that are there a host cannot connect to that is about to join."""
+    peers = {str(other): end for other, end in present.items()}
+    answer: dict[str, str] = host.keeper.ask(ClientToKeeper.probe(peers, _PROBE_TIMEOUT), deadline)
+    return Layout(tuple(addresses), blocked_pairs({node: {int(name): reason for name, reason in answer.items()}}))
 
 
 def _addresses(host: Host, deadline: float) -> list[Address]:

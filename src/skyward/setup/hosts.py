@@ -20,7 +20,7 @@ from skyward.api.image import mask
 from skyward.api.provider import Machine
 from skyward.api.secret import revealed, without_secrets
 from skyward.api.shell import Shell
-from skyward.errors import PluginError, SkywardError
+from skyward.errors import BootstrapError, PluginError, SkywardError
 from skyward.events import Notice
 from skyward.machines.parallel import each, spread
 from skyward.machines.replacement import Supply
@@ -32,7 +32,6 @@ from skyward.setup.keeper_client import KeeperClient
 from skyward.setup.local_shell import LocalShell, inherited
 from skyward.transport import private
 from skyward.transport.blobs import Store
-from skyward.transport.includes import import_paths, pack
 
 if TYPE_CHECKING:  # pools on this computer do not need them
     from skyward.setup.env.remote import Packages
@@ -89,8 +88,11 @@ class HostSetup:
         self._warned: set[str] = set()
         self._aborted = False
 
-    def set_up(self, machines: Sequence[Machine], patience: float) -> list[Host]:
-        """All machines at once; the error of one that fails is shown at once, while the others go on."""
+    def set_up(self, machines: Sequence[Machine], patience: float) -> list[Host | SkywardError]:
+        """All machines at once, or why one cannot be used; that is shown at once, while the others go on.
+
+        Raises if fewer than `min_nodes` of the pool are left.
+        """
         if self._context.local:
             return [self._set_up_local(len(machines), time.monotonic() + patience)]
         from skyward.setup.env.remote import Packages
@@ -103,12 +105,15 @@ class HostSetup:
         self._steps.callback(self._end_keepers)
         parts = spread(lambda item: self.set_up_one(*item, patience), list(enumerate(machines)))
         wait(parts)
-        hosts = _all_or_error(parts)
+        hosts = _enough_or_error(parts, self._context)
         self._tell_unlocked(self._packages.new_records)
         return hosts
 
-    def set_up_one(self, node: int, machine: Machine, patience: float) -> Host:
-        """Another machine, for one node: it lets us in within `ssh_timeout`, and is set up `patience` seconds later."""
+    def set_up_one(self, node: int, machine: Machine, patience: float, login: float | None = None) -> Host:
+        """Another machine, for one node: it lets us in within `ssh_timeout`, and is set up `patience` seconds later.
+
+        With `login` it has so many seconds to let us in, and nothing is said if it does not: it is tried again.
+        """
         from skyward.setup.ssh.shell import SshShell
 
         assert machine.ssh is not None
@@ -119,17 +124,20 @@ class HostSetup:
         access, report = self._context.access, self._reporter(node)
         background = ExitStack()
         try:
-            report(f"connecting to {shell.name}", None)
+            if login is None:
+                report(f"connecting to {shell.name}", None)
             with self._watch.watching(shell, machine, access.login):
-                again = partial(_again, report, shell.name)
-                shell.connect(time.monotonic() + access.ssh_timeout, booting=self._disposable, report=again)
+                again = partial(_again, report, shell.name) if login is None else None
+                limit = time.monotonic() + (login or access.ssh_timeout)
+                shell.connect(limit, booting=self._disposable, report=again)
             settled = background.enter_context(during_setup(shell, machine.ssh, access, self._warn))
             self._watchdog.add(key, (), *shell.ending())
             variables = prepared(shell, machine.id, access, self._warn)
             keep = partial(self._keep, machine, shell, node, settled)
             return self._start_keeper(shell, key, node, time.monotonic() + patience, report, variables, keep)
         except SkywardError as exc:
-            self._warn(str(exc), f"node {node} ({shell.name}): {exc}")
+            if login is None and not self._aborted:
+                self._warn(str(exc), f"node {node} ({shell.name}): {exc}")
             raise
         finally:
             background.close()
@@ -300,6 +308,8 @@ class HostSetup:
     def _pack_includes(self) -> None:
         """Packs the user's files, once for all machines, before anything is started."""
         if self._context.image.includes:
+            from skyward.transport.includes import pack
+
             directory = private.fresh("skyward-includes-")
             self._steps.callback(shutil.rmtree, directory, ignore_errors=True)
             self._archive = Path(directory, "includes.tar")
@@ -311,6 +321,10 @@ class HostSetup:
             shell.upload(self._archive, f"{directory}/includes.tar")
 
     def _paths(self, directory: str) -> tuple[str, ...]:
+        if not self._context.image.includes:
+            return ()
+        from skyward.transport.includes import import_paths
+
         found = import_paths(self._context.image, Path.cwd())
         return tuple(f"{directory}/includes/{path}".rstrip("/.") for path in found)
 
@@ -332,10 +346,18 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _all_or_error(parts: Sequence[Future[Host]]) -> list[Host]:
+def _enough_or_error(parts: Sequence[Future[Host]], context: PoolContext) -> list[Host | SkywardError]:
     failed = [error for part in parts if (error := part.exception()) is not None]
-    if not failed:
-        return [part.result() for part in parts]
+    foreign = [error for error in failed if not isinstance(error, SkywardError)]
+    if not foreign and len(parts) - len(failed) >= context.min_nodes:
+        return [error if isinstance(error := part.exception(), SkywardError) else part.result() for part in parts]
+    if context.min_nodes < context.nodes and not foreign:
+        names = "".join(f"\n- {error}" for error in dict.fromkeys(map(str, failed)))
+        raise BootstrapError(
+            "connecting",
+            f"{len(parts) - len(failed)} of {context.nodes} nodes can be had, and min_nodes={context.min_nodes} asks "
+            f"for more. What is wrong with the others:{names}",
+        ) from failed[0]
     for text in dict.fromkeys(str(other) for other in failed[1:] if str(other) != str(failed[0])):
         failed[0].add_note(f"also: {text}")
     raise failed[0]

@@ -68,11 +68,12 @@ def instance_info(
 ) -> InstanceInfo:
     """What user code on a node can ask about the pool, as the node's first process gets it."""
     requested, own = context.spec.accelerator, gpus.by_node[node]
+    counts = tuple(count for count in ranks.counts if count)  # nodes that are missing come last
     return InstanceInfo(
         node=node,
-        total_nodes=context.nodes,
-        workers_per_node=ranks.counts[node],
-        ranks_per_node=() if len(set(ranks.counts)) == 1 else ranks.counts,
+        total_nodes=len(counts),
+        workers_per_node=counts[node],
+        ranks_per_node=() if len(set(counts)) == 1 else counts,
         accelerators=gpus.counts[node],
         total_accelerators=gpus.total,
         node_gpus=own,
@@ -80,7 +81,7 @@ def instance_info(
         head_addr=addresses[0].ip,
         head_port=ports[0],
         job_id=context.name,
-        peers=tuple(Peer(i, addresses[i].ip, machine.public_ip) for i, machine in enumerate(machines)),
+        peers=tuple(Peer(i, addresses[i].ip, machines[i].public_ip) for i in range(len(counts))),
         accelerator=None
         if requested is None
         else AcceleratorInfo(
@@ -97,12 +98,15 @@ def instance_info(
 def counted_ranks(
     context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> Ranks:
-    """The ranks of a pool: as many a node as was asked for, or with "gpu" one for each GPU of the node."""
-    asked = context.spec.processes_per_node
+    """The ranks of a pool: as many a node as was asked for, or with "gpu" one for each GPU of the node.
+
+    Nodes that are missing, which come last, have said nothing of themselves.
+    """
+    asked, there = context.spec.processes_per_node, [1 if about else 0 for about in abouts]
     if asked != "gpu":
-        return Ranks([asked] * context.nodes)
-    by_node = pool_gpus(context, hosts, abouts, Ranks([1] * context.nodes)).by_node
-    for node in range(context.nodes):
+        return Ranks([asked * count for count in there])
+    by_node = pool_gpus(context, hosts, abouts, Ranks(there)).by_node
+    for node in range(sum(there)):
         if not by_node[node]:
             raise BootstrapError(
                 "starting runners",
@@ -111,7 +115,7 @@ def counted_ranks(
                 "processes_per_node=2, which also works without GPUs.",
                 node,
             )
-    return Ranks([len(by_node[node]) for node in range(context.nodes)])
+    return Ranks([len(by_node.get(node, ())) for node in range(context.nodes)])
 
 
 def pool_gpus(
@@ -119,7 +123,8 @@ def pool_gpus(
 ) -> PoolGpus:
     """How the GPUs that the nodes have found are dealt out among those that share a machine."""
     machines: list[gpu_shares.Machine] = []
-    for host in (hosts[node] for node in range(context.nodes) if hosts[node].nodes[0] == node):
+    there = [node for node, count in enumerate(ranks.counts) if count]
+    for host in (hosts[node] for node in there if hosts[node].nodes[0] == node):
         name = "this computer" if context.local else f"node {host.nodes[0]}"
         found = _machine_gpus(context, host, abouts[host.nodes[0]])
         machines.append(gpu_shares.Machine(name, found, {node: ranks.counts[node] for node in host.nodes}))
