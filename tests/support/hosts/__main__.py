@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .machine import HostsError, install, unavailable
+from .machine import SLURM, HostsError, install, unavailable
 from .network import Network
 from .runs import Run, runs, sweep
 
@@ -158,7 +158,7 @@ def _status() -> int:
 
 
 def _install() -> int:
-    print(f"Installed {', '.join(install()) or 'nothing: all is there'}.")
+    print(f"Installed {', '.join([*install(), *install(SLURM)]) or 'nothing: all is there'}.")
     return 0
 
 

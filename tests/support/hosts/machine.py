@@ -12,7 +12,8 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ["HostsError", "as_root", "install", "install_packages", "lacks_python", "missing", "root", "unavailable"]
+__all__ = ["SLURM", "HostsError", "as_root", "install", "install_packages", "lacks_python", "missing", "root"]
+__all__ += ["unavailable"]
 
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _PACKAGES = {
@@ -28,6 +29,9 @@ _PACKAGES = {
     "systemd-analyze": "systemd",
     "/usr/bin/python3": "python3",
 }
+SLURM = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
+"""What a Slurm on test hosts needs besides: see tests/support/slurm.py."""
+
 # Everything that a host is made of, tried once in namespaces that are gone a moment later.
 _TRIAL = (
     "ip link add name trial type bridge && ip link add name one type veth peer name two"

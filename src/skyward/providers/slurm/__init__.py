@@ -1,0 +1,1 @@
+"""Nodes of a Slurm cluster; `provider.py` puts the parts together."""
