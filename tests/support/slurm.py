@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,7 +145,7 @@ class Cluster:
         return "\n".join(host.run(show, user="root").stdout for host in self.network if host.alive)
 
     @contextmanager
-    def down(self, node: Host) -> Iterator[None]:
+    def down(self, node: Host) -> Generator[None]:
         """A node is in drain while the block runs: it takes no new jobs."""
         self.admin("scontrol", "update", f"nodename={self.name(node)}", "state=drain", "reason=maintenance")
         try:

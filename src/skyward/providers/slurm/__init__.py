@@ -1,1 +1,3 @@
 """Nodes of a Slurm cluster; `provider.py` puts the parts together."""
+
+__all__: list[str] = []
