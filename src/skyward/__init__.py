@@ -20,6 +20,7 @@ __all__ = [
     "History",
     "Image",
     "InstanceInfo",
+    "Join",
     "Local",
     "Machine",
     "Offer",
@@ -92,7 +93,7 @@ _NAMES = {
     "skyward.node.shared.wait_handles": "SharedBarrier SharedEvent SharedLock",
     "skyward.node.output": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
-    "skyward.providers": "AWS SSH Local",
+    "skyward.providers": "AWS SSH Join Local",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -123,7 +124,7 @@ if TYPE_CHECKING:
     from skyward.node.shared.names import set as set
     from skyward.node.shared.wait_handles import SharedBarrier, SharedEvent, SharedLock
     from skyward.pool.pool import ComputePool, plan
-    from skyward.providers import AWS, SSH, Local
+    from skyward.providers import AWS, SSH, Join, Local
 else:  # hidden from type checkers, for which every name would exist otherwise
 
     def __getattr__(name: str) -> object:

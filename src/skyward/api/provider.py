@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward.accelerators import Accelerator
-from skyward.api.shell import Access, Shell, SshTarget
+from skyward.api.shell import Access, JoinTarget, Shell, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 
@@ -45,14 +45,15 @@ class Offer:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a pool, and how it is reached: by ssh, or, without a target, as this computer.
+    """A machine of a pool, and how it is reached: by ssh, as one that has joined, or else as this computer.
 
     Args:
         id: what its provider calls it.
         private_ip: the address by which the other machines reach it. Default: not known, then it is found out.
         public_ip: the address by which everybody does. Default: none.
-        ssh: how it is reached. Default: None, it is this computer.
+        ssh: how it is reached. Default: None, it has joined or is this computer.
         hourly_cost: dollars an hour. Default: 0.
+        joined: which place it has, if it has connected to us by itself. Default: None.
     """
 
     id: str
@@ -60,11 +61,12 @@ class Machine:
     public_ip: str | None = None
     ssh: SshTarget | None = None
     hourly_cost: float = 0.0
+    joined: JoinTarget | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether it is this computer."""
-        return self.ssh is None
+        return self.ssh is None and self.joined is None
 
     @property
     def preemptible(self) -> bool:

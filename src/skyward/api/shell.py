@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-__all__ = ["Access", "Finished", "Shell", "SshTarget"]
+__all__ = ["Access", "Finished", "JoinTarget", "Process", "Shell", "SshTarget"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,18 @@ class SshTarget:
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}" if self.user else self.host
+
+
+@dataclass(frozen=True)
+class JoinTarget:
+    """A machine that has connected to us: the place that it has in a pool, and what it calls itself."""
+
+    pool: str
+    place: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,37 @@ class Finished:
     err: str
 
 
+class Process(Protocol):
+    """A program that a shell has started, as far as it is used: a part of `subprocess.Popen`."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """Where what it reads is written to."""
+        ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Where what it prints is read from."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """The process of this computer that it is, or that leads to it."""
+        ...
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its exit code; raises subprocess.TimeoutExpired."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once, with what it has started on this computer."""
+        ...
+
+
 class Shell(Protocol):
     """One machine. Paths and arguments are data: whoever implements this quotes them."""
 
@@ -73,11 +115,14 @@ class Shell(Protocol):
         """What the machine is called in messages."""
         ...
 
-    def connect(self, deadline: float) -> None:
-        """Makes the machine reachable, or says in words why it is not; tries until `deadline` (monotonic)."""
+    def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
+        """Makes the machine reachable, or says in words why it is not; tries until `deadline` (monotonic).
+
+        A machine that is `booting` for the first time may refuse us for a while. `report` hears why it is tried again.
+        """
         ...
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
         """Starts a program with pipes to its standard input and output, out of reach of Ctrl-C in our terminal."""
         ...
 
@@ -98,7 +143,14 @@ class Shell(Protocol):
         ...
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """What another process of this computer has to run to have `argv` run there, once we are gone."""
+        """What another process of this computer has to run to have `argv` run there, once we are gone.
+
+        Nothing if the machine runs it by itself then.
+        """
+        ...
+
+    def ending(self) -> tuple[list[str], str | None]:
+        """What that process does then to let go of the machine: a command to run, a directory to remove."""
         ...
 
     def said(self) -> str:

@@ -3,12 +3,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["AWS", "SSH", "Local"]
+__all__ = ["AWS", "SSH", "Join", "Local"]
 
-_HOMES = {"AWS": "skyward.providers.aws.provider", "SSH": "skyward.providers.ssh", "Local": "skyward.providers.local"}
+_HOMES = {
+    "AWS": "skyward.providers.aws.provider",
+    "SSH": "skyward.providers.ssh",
+    "Join": "skyward.providers.join",
+    "Local": "skyward.providers.local",
+}
 
 if TYPE_CHECKING:
     from skyward.providers.aws.provider import AWS
+    from skyward.providers.join import Join
     from skyward.providers.local import Local
     from skyward.providers.ssh import SSH
 else:

@@ -394,4 +394,4 @@ class PoolHosts:
 
 def _name(machine: Machine) -> str:
     """What the user calls a machine."""
-    return str(machine.ssh or machine.id)
+    return str(machine.ssh or machine.joined or machine.id)

@@ -20,7 +20,7 @@ _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 @contextmanager
 def during_setup(
-    shell: Shell, target: SshTarget, access: Access, warn: Callable[[str], None]
+    shell: Shell, target: SshTarget | None, access: Access, warn: Callable[[str], None]
 ) -> Generator[Callable[[], None]]:
     """Renews the machine's lease and runs the provider's setup step while the block runs; waits for that step.
 
@@ -50,8 +50,8 @@ def _renew(shell: Shell, access: Access, ended: threading.Event) -> None:
             return
 
 
-def _settle(shell: Shell, target: SshTarget, access: Access, warn: Callable[[str], None]) -> None:
-    if access.settle is None:
+def _settle(shell: Shell, target: SshTarget | None, access: Access, warn: Callable[[str], None]) -> None:
+    if access.settle is None or target is None:
         return
     try:
         text = access.settle(shell, target)

@@ -35,7 +35,6 @@ from skyward.transport.blobs import Store
 
 if TYPE_CHECKING:  # pools on this computer do not need them
     from skyward.setup.env.remote import Packages
-    from skyward.setup.ssh.shell import SshShell
 
 __all__ = ["Host", "HostSetup"]
 
@@ -114,10 +113,7 @@ class HostSetup:
 
         With `login` it has so many seconds to let us in, and nothing is said if it does not: it is tried again.
         """
-        from skyward.setup.ssh.shell import SshShell
-
-        assert machine.ssh is not None
-        shell, key = SshShell(machine.ssh), f"{node}-{time.monotonic()}"
+        shell, key = _shell_for(machine), f"{node}-{time.monotonic()}"
         self._shells.append(shell)
         if self._aborted:
             shell.close()
@@ -144,7 +140,7 @@ class HostSetup:
 
     def _start_keeper(
         self,
-        shell: SshShell,
+        shell: Shell,
         key: str,
         node: int,
         deadline: float,
@@ -327,6 +323,17 @@ class HostSetup:
 
         found = import_paths(self._context.image, Path.cwd())
         return tuple(f"{directory}/includes/{path}".rstrip("/.") for path in found)
+
+
+def _shell_for(machine: Machine) -> Shell:
+    if machine.joined is not None:
+        from skyward.setup.joined.arrivals import shell_for
+
+        return shell_for(machine.joined)
+    from skyward.setup.ssh.shell import SshShell
+
+    assert machine.ssh is not None
+    return SshShell(machine.ssh)
 
 
 def _run_quietly(shell: Shell, argv: Sequence[str]) -> bool:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import queue
-import signal
 import subprocess
 import tempfile
 import threading
@@ -101,11 +100,11 @@ class KeeperClient:
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
         process.stdout.close()
         self._errors.close()
-        return process.returncode == 0
+        return process.poll() == 0
 
     def after_fork(self) -> None:
         """Closes a forked child's copy of the pipe: the keeper must see when the parent goes."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from skyward.api.secret import looks_secret
-from skyward.api.shell import Finished
+from skyward.api.shell import Finished, Process
 
-__all__ = ["LocalShell", "inherited"]
+__all__ = ["LocalShell", "Program", "inherited"]
 
 _PASSED = frozenset(
     """
@@ -41,17 +42,25 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+class Program(subprocess.Popen[bytes]):
+    """A process in a session of its own, which ends together with what it has started there."""
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+
 class LocalShell:
     """This computer."""
 
     name = "this computer"
 
-    def connect(self, deadline: float) -> None:
+    def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
         """Nothing to do: we are there."""
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
         """Starts a program in a session of its own, so that Ctrl-C in the terminal is ours to handle, not its."""
-        return subprocess.Popen(
+        return Program(
             argv,
             env=dict(env),
             stdin=subprocess.PIPE,
@@ -87,6 +96,9 @@ class LocalShell:
 
     def command(self, argv: Sequence[str]) -> list[str]:
         return list(argv)
+
+    def ending(self) -> tuple[list[str], str | None]:
+        return [], None
 
     def said(self) -> str:
         return ""

@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 import skyward
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable, InvalidArgument
+from skyward.setup.copying import RECEIVE
 from skyward.setup.ssh import errors
 from skyward.setup.ssh.connection import options, remote_line
 from skyward.setup.ssh.shell import SshShell
@@ -422,8 +423,7 @@ def test_half_a_file_is_never_seen(shell: SshShell, tmp_path: Path, place: Path)
 
 
 def _upload_until_cut(shell: SshShell, tmp_path: Path) -> None:
-    receive = skyward.setup.ssh.shell._RECEIVE  # pyright: ignore[reportPrivateUsage]
-    argv = ["sh", "-c", receive, "sh", f"{tmp_path}/dest", f"{tmp_path}/dest.1.part", "2000"]
+    argv = ["sh", "-c", RECEIVE, "sh", f"{tmp_path}/dest", f"{tmp_path}/dest.1.part", "2000"]
     with (tmp_path / "slow").open("rb") as file, contextlib.suppress(HostUnreachable):
         shell._run(argv, file, None)  # pyright: ignore[reportPrivateUsage]
 

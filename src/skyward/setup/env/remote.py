@@ -21,7 +21,7 @@ from pathlib import Path
 
 from skyward.api.image import Image, mask
 from skyward.api.program_env import installer_environment
-from skyward.api.shell import Shell
+from skyward.api.shell import Process, Shell
 from skyward.errors import BootstrapError, PythonMismatch
 from skyward.setup.env.environment import Environment
 from skyward.setup.env.foreign_names import check_host_path, check_platform
@@ -260,7 +260,7 @@ def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:
             yield word, rest
 
 
-def _until(process: subprocess.Popen[bytes], deadline: Callable[[], float]) -> Iterator[bytes]:
+def _until(process: Process, deadline: Callable[[], float]) -> Iterator[bytes]:
     """The whole lines that a process prints, as they come, until it stops or the time is over."""
     assert process.stdout is not None
     left = b""
@@ -274,7 +274,7 @@ def _until(process: subprocess.Popen[bytes], deadline: Callable[[], float]) -> I
             yield whole + end
 
 
-def _write(process: subprocess.Popen[bytes], text: str) -> None:
+def _write(process: Process, text: str) -> None:
     assert process.stdin is not None
     try:
         process.stdin.write(text.encode("utf-8", "surrogateescape"))
@@ -283,7 +283,7 @@ def _write(process: subprocess.Popen[bytes], text: str) -> None:
         pass  # it has ended already; its exit status says why
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Process) -> None:
     """Closes the pipe, upon which all that was started on the host ends, and waits for that."""
     assert process.stdin is not None
     assert process.stdout is not None

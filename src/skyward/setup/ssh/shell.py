@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from skyward.api.program_env import ssh_environment
-from skyward.api.shell import Finished, SshTarget
+from skyward.api.shell import Finished, Process, SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, InvalidArgument
+from skyward.setup.copying import RECEIVE, not_copied
+from skyward.setup.local_shell import Program
 from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line, would_send
 from skyward.setup.ssh.errors import cause_of, explain, summary
 
@@ -31,21 +33,6 @@ _LAST = 2.0
 _FIRST_BOOT = 120.0  # seconds in which a new machine may refuse our key
 _LONGEST_PAUSE = 15.0
 _CLOSED = "skyward: closed"
-# The end of a broken connection looks like the end of the file: hence the size, and no signal that comes with it.
-_RECEIVE = (
-    'umask 077; trap "" HUP PIPE; cat > "$2" && '
-    '{ test "$(wc -c < "$2")" -eq "$3" || { echo "cut short" >&2; false; }; } && '
-    'mv -f -- "$2" "$1" && exit 0; code=$?; rm -f -- "$2"; exit "$code"'
-)
-_NO_COPY = {
-    "No space left": "the disk there is full. Free some space, or set SKYWARD_CACHE there to a directory on another.",
-    "quota exceeded": "the user's share of the disk there is used up. Free some space, or ask for more.",
-    "Read-only file system": "the disk there cannot be written to. Set SKYWARD_CACHE there to a directory on another.",
-    "Permission denied": "the user may not write there. Choose a directory of the user's own.",
-    "nonexistent": "the directory does not exist there.",
-    "No such file": "the directory does not exist there.",
-    "cut short": "not all of it arrived: the file changed while it was read, or the connection broke. Try again.",
-}
 
 
 class SshShell:
@@ -102,11 +89,11 @@ class SshShell:
             self._release()
             raise
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
         """Starts a program there. `env` is not used: every user of the host could read it from the command line."""
         connection = self._connected()
         pipe = subprocess.PIPE
-        process = subprocess.Popen(
+        process = Program(
             connection.session(argv),
             env=ssh_environment(os.environ),
             stdin=pipe,
@@ -125,15 +112,14 @@ class SshShell:
         return self._run(argv, data, timeout)
 
     def upload(self, source: bytes | Path, dest: str) -> None:
-        receive = ["sh", "-c", _RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
+        receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
         if isinstance(source, Path):
             with source.open("rb") as file:
                 done = self._run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
         else:
             done = self._run([*receive, str(len(source))], source, None)
         if done.code != 0:
-            why = next((words for sign, words in _NO_COPY.items() if sign in done.err), "")
-            raise BootstrapError(f"copying to {self.name}:{dest}", f"{why}\n{done.err}".strip(), None, done.code)
+            raise not_copied(self.name, dest, done)
 
     def reach(self, host: str, port: int) -> socket.socket:
         """A connection by way of the machine; if that one was lost, it is made again, in one try of some ten seconds.

@@ -1,0 +1,348 @@
+"""Joins this machine to a pool: dials the client, runs what it orders, ends everything when the place is gone.
+
+    SKYWARD_JOIN=... python3 join.py [--file FILE] [--place N] [--stdin]
+
+    joiner ══ TLS ══ client     control: lines of JSON; orders one way, what became of them the other
+    joiner ══ TLS ══ client     one for each program that it runs: input, output and exit code, in frames
+    joiner ───────── client     one for each connection to an agent, which has TLS of its own; begins with a one-time id
+
+It is the first thing of ours on a machine: one file, the standard library only, any Python from 3.8 on. A second small
+process in a session of its own cleans up when the joiner was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import os
+import random
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from skyward.node.join_guard import clean_up, kill, start_guard, started_at
+from skyward.node.join_streams import STDERR, STDIN, STDOUT, WAIT, Pump, splice
+
+__all__ = ["main", "token"]
+
+_VARIABLE = "SKYWARD_JOIN"
+_PLACES = ("SKYWARD_PLACE", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+_DROPPED = (_VARIABLE, "OMP_NUM_THREADS")
+_DIAL, _FIRST, _REFUSED, _SILENT = 5.0, 60.0, 10.0, 20.0
+_PIECE = 1 << 18
+
+
+class Over(Exception):
+    """There is no reason to be here any more."""
+
+
+class Stranger(Exception):
+    """What answers is not the pool that was meant."""
+
+
+def token(secret: str, pool: str, place: int | None) -> str:
+    """Proves that somebody was told the secret of a pool: for one place or, without a number, for any."""
+    text = f"{pool}:{'' if place is None else place}"
+    return hmac.new(bytes.fromhex(secret), text.encode(), "sha256").hexdigest()
+
+
+class _Joiner:
+    """One place of a pool: keeps a control connection, and serves the orders that come over it."""
+
+    def __init__(self, text: dict[str, Any], place: int | None, stdin: bool, guard: int) -> None:
+        self._addresses = [(str(host), int(port)) for host, port in text["addresses"]]
+        self._pool, self._secret = str(text["pool"]), str(text["secret"])
+        self._fingerprint, self._patience = str(text["fingerprint"]), float(text["patience"])
+        self._place, self._key, self._guard = place, os.urandom(32).hex(), guard
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says who it is
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._joined, self._lease, self._heard = False, _FIRST, time.monotonic()
+        self._running: dict[int, str] = {}  # process ids of programs, with when they were started
+        self._at_end: list[list[str]] = []
+        self._outgoing, self._lock = bytearray(), threading.Lock()
+        self._poll, (self._wake, self._waker) = select.poll(), socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        for fd in [self._wake.fileno(), *([0] if stdin else [])]:
+            self._poll.register(fd, select.POLLIN)
+
+    def serve(self) -> None:
+        """Comes home, again and again; raises Over with the reason when that is of no use any more."""
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        while True:
+            with self._come_home() as control:
+                try:
+                    self._obey(control)
+                except OSError:
+                    pass  # the connection was lost
+            with self._lock:
+                self._outgoing.clear()
+
+    def clean_up(self) -> None:
+        """Ends everything that was started here."""
+        clean_up(self._running, self._at_end)
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Tells home, from any thread; what cannot be told now is not told later."""
+        with self._lock:
+            self._outgoing += json.dumps(message).encode() + b"\n"
+        self._waker.send(b"x")
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        self.say({"notice": True})
+
+    def _come_home(self) -> ssl.SSLSocket:
+        """The control connection; tries until the lease is over, or nobody listens there any more."""
+        pause, began, refused = 0.1, time.monotonic(), 0.0
+        while True:
+            try:
+                control = self._dial()
+                self._greet(control)
+                return control
+            except (OSError, ValueError, Stranger) as exc:
+                why, now = str(exc), time.monotonic()
+                refused = (refused or now) if isinstance(exc, ConnectionRefusedError) else 0.0
+            if refused and self._joined and now - refused > self._patience:
+                raise Over(f"the pool is gone: {why}")
+            if now - (self._heard if self._joined else began) > self._lease:
+                raise Over(f"the pool {self._pool} cannot be reached from here: {why}")
+            self._wait(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, 5.0)
+
+    def _dial(self) -> ssl.SSLSocket:
+        """A connection to the pool, by the first of its addresses at which it answers; it comes first from then on."""
+        reasons: list[OSError] = []
+        for address in list(self._addresses):
+            try:
+                sock = self._secured(socket.create_connection(address, _DIAL))
+            except OSError as exc:
+                reasons.append(type(exc)(exc.errno, f"{address[0]} port {address[1]}: {exc.strerror or exc}"))
+                continue
+            self._addresses.sort(key=lambda known: known != address)
+            return sock
+        kind = ConnectionRefusedError if all(isinstance(r, ConnectionRefusedError) for r in reasons) else OSError
+        raise kind("; ".join(reason.strerror or str(reason) for reason in reasons))
+
+    def _secured(self, sock: socket.socket) -> ssl.SSLSocket:
+        """TLS over a new connection; nothing is said before it is known that the pool is at the other end."""
+        try:
+            _tune(sock)
+            made = self._tls.wrap_socket(sock)
+            found = hashlib.sha256(made.getpeercert(True) or b"").hexdigest()
+            if not hmac.compare_digest(found, self._fingerprint):
+                made.close()
+                raise ConnectionError("another program answers there, not this pool (its certificate differs)")
+            return made
+        except BaseException:
+            sock.close()
+            raise
+
+    def _greet(self, control: ssl.SSLSocket) -> None:
+        """Says who we are, and hears which place that is."""
+        proof = token(self._secret, self._pool, self._place)
+        hello = {"place": self._place, "token": proof, "key": self._key, "name": socket.gethostname()}
+        control.sendall(json.dumps({"join": hello}).encode() + b"\n")
+        with control.makefile("rb") as lines:
+            answer = json.loads(lines.readline(1 << 16) or b"{}")
+        if "refused" in answer:
+            raise Over(f"the pool {self._pool} does not let this machine in: {answer['refused']}")
+        self._place, self._lease = int(answer["welcome"]["place"]), float(answer["welcome"]["lease"])
+        self._heard = time.monotonic()
+        if not self._joined:
+            _tell(f"joined {self._pool} as place {self._place}")
+        self._joined = True
+
+    def _obey(self, control: ssl.SSLSocket) -> None:
+        """Serves orders until the connection is lost."""
+        control.setblocking(False)
+        received = b""
+        while time.monotonic() - self._heard < _SILENT:
+            try:
+                with self._lock:
+                    if self._outgoing:
+                        del self._outgoing[: control.send(self._outgoing)]
+                piece = control.recv(_PIECE)
+            except WAIT:
+                self._wait(1.0, control)
+                continue
+            if not piece:
+                return
+            self._heard = time.monotonic()
+            *lines, received = (received + piece).split(b"\n")
+            for line in lines:
+                self._order(json.loads(line))
+
+    def _wait(self, seconds: float, control: ssl.SSLSocket | None = None) -> None:
+        """Waits for something to do; raises Over when standard input ends, and with it our place."""
+        if control is not None:
+            self._poll.register(control, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        ready = {fd for fd, _ in self._poll.poll(seconds * 1000)}
+        if control is not None:
+            self._poll.unregister(control)
+        if self._wake.fileno() in ready:
+            self._wake.recv(1 << 12)
+        if 0 in ready and not os.read(0, 1 << 12):
+            raise Over("standard input has ended: this place is gone")
+
+    def _order(self, order: dict[str, Any]) -> None:
+        if "run" in order:
+            self._run(order)
+        elif "connect" in order:
+            threading.Thread(target=self._connect, args=(order,), daemon=True).start()
+        elif "at_end" in order:
+            self._at_end.append([str(word) for word in order["at_end"]])
+            self._tell_guard(order)
+        elif "end" in order:
+            raise Over("")
+        elif "ping" in order:
+            self.say({"pong": order["ping"]})
+
+    def _run(self, order: dict[str, Any]) -> None:
+        """Starts a program, from this thread: it is to die with its parent, which for the kernel is a thread."""
+        env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        pipe, home = subprocess.PIPE, os.environ.get("HOME", "")
+        try:
+            process = subprocess.Popen(
+                [str(word) for word in order["argv"]],
+                env={**env, **order["env"]},
+                cwd=home if os.path.isdir(home) else "/",
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as exc:
+            self.say({"failed": order["run"], "why": f"{order['argv'][0]}: {exc.strerror}"})
+            return
+        self._running[process.pid] = started_at(process.pid)
+        self._tell_guard({"program": process.pid, "started": self._running[process.pid]})
+        threading.Thread(target=self._attend, args=(order, process), daemon=True).start()
+
+    def _attend(self, order: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+        """Connects a program's files with home; one that is not to be kept ends with that connection."""
+        files = (process.stdin, process.stdout, process.stderr)
+        stdin, stdout, stderr = (os.dup(file.fileno()) for file in files if file is not None)
+        for file in files:
+            if file is not None:
+                file.close()
+        try:
+            with self._secured(socket.create_connection(self._addresses[0], _DIAL)) as home:
+                home.sendall(json.dumps({"stream": order["run"]}).encode() + b"\n")
+                Pump(home, {STDOUT: stdout, STDERR: stderr}, {STDIN: stdin}).run(process.wait)
+        except OSError as exc:
+            self.say({"failed": order["run"], "why": f"the machine could not connect to the pool again: {exc}"})
+        if not order["keep"]:
+            kill(process.pid, self._running[process.pid])
+        process.wait()
+        self._running.pop(process.pid, None)
+        self._tell_guard({"gone": process.pid})
+
+    def _connect(self, order: dict[str, Any]) -> None:
+        """Connects an address here with home."""
+        try:
+            near = socket.create_connection((order["host"], order["port"]), _DIAL)
+        except OSError as exc:
+            self.say({"failed": order["connect"], "why": str(exc.strerror or exc)})
+            return
+        try:
+            far = socket.create_connection(self._addresses[0], _DIAL)
+            far.sendall(order["connect"].encode())
+        except OSError as exc:
+            near.close()
+            self.say({"failed": order["connect"], "why": f"the machine could not connect to the pool again: {exc}"})
+            return
+        for sock in (near, far):
+            _tune(sock)
+        splice(near, far)
+
+    def _tell_guard(self, message: dict[str, Any]) -> None:
+        try:
+            os.write(self._guard, json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # it was killed
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _tell(text: str) -> None:
+    print(f"skyward: {text}", file=sys.stderr, flush=True)
+
+
+def _reset() -> None:
+    """Undoes what an engine may have set for the processes that it starts."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("0")
+    except OSError:
+        pass  # it may only be raised here
+
+
+def _text(file: str | None, stdin: bool) -> dict[str, Any]:
+    """What the pool has told this machine, from a file, a variable or, without those, a line of standard input."""
+    given = os.environ.pop(_VARIABLE, "")
+    if file is not None:
+        with open(file) as opened:
+            if os.fstat(opened.fileno()).st_mode & 0o077:
+                raise Over(f"others can read {file}, which holds a secret. Run: chmod 600 {file}")
+            given = opened.read()
+    elif not given and stdin:
+        while not given.endswith("\n"):
+            piece = os.read(0, 1)  # not one byte more than the line
+            if not piece:
+                break
+            given += piece.decode()
+    if not given.strip():
+        raise Over(f"nobody has told which pool to join: give --file FILE, or set {_VARIABLE}")
+    try:
+        return json.loads(base64.urlsafe_b64decode(given.strip()))
+    except (ValueError, binascii.Error):
+        raise Over("what was given is not the text of a pool; copy all of it, and nothing else") from None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Joins a pool, and stays until that is over."""
+    _reset()
+    parser = argparse.ArgumentParser(prog="sky join", description="Makes this machine a node of a pool.")
+    parser.add_argument("--file", help="the file, mode 0600, with the text that the pool has given")
+    parser.add_argument("--place", type=int, help="which place this is, from 0 on (default: the engine's variables)")
+    parser.add_argument("--stdin", action="store_true", help="end when standard input ends; may hold the text")
+    given = parser.parse_args(argv)
+    numbers = [os.environ[name] for name in _PLACES if os.environ.get(name, "").isdigit()]
+    place = given.place if given.place is not None else int(numbers[0]) if numbers else None
+    joiner: _Joiner | None = None
+    try:
+        text = _text(given.file, given.stdin)
+        joiner = _Joiner(text, place, given.stdin, start_guard())
+        joiner.serve()
+    except (Over, KeyboardInterrupt) as exc:
+        if str(exc):
+            _tell(str(exc))
+        return 1 if str(exc) else 0
+    finally:
+        if joiner is not None:
+            joiner.clean_up()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""Machines that have joined, and the control connections over which they get orders: one thread serves all of them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, cast
+
+from skyward.node.join_streams import WAIT
+
+__all__ = ["Control", "Member", "NotStarted"]
+
+_PING = 5.0
+_SILENT = 20.0
+_ANSWER = 20.0
+_LONGEST_LINE = 1 << 16
+_PIECE = 1 << 16
+
+
+class NotStarted(Exception):
+    """A machine could not do what was ordered: there is no such program, or nobody listens there."""
+
+
+class Member:
+    """A machine that has joined: its place, what it calls itself, and whether it is there now."""
+
+    def __init__(self, place: int, name: str, address: str, send: Callable[[Member, dict[str, Any]], None]) -> None:
+        self.place, self.name, self.address = place, name, address
+        self.gone = ""
+        """Why it will not come back; empty while it may."""
+        self.changed = threading.Condition()
+        self.connected = False
+        self.lost_at = 0.0
+        self._send = send
+        self._streams: dict[str, tuple[Future[socket.socket], bool]] = {}
+
+    def order(self, message: dict[str, Any]) -> None:
+        """Sends an order that has no answer; nothing happens if the machine is not there."""
+        self._send(self, message)
+
+    def stream(self, kind: str, order: dict[str, Any], secure: bool, timeout: float = _ANSWER) -> socket.socket:
+        """Orders something for which the machine connects to us once more, and gives that connection.
+
+        Raises NotStarted if the machine says that it cannot, OSError if it is not there.
+        """
+        deadline = time.monotonic() + timeout
+        with self.changed:
+            self.changed.wait_for(lambda: self.connected or self.gone, timeout)
+            if self.gone:
+                raise ConnectionRefusedError(f"{self.name} has left: {self.gone}")
+            if not self.connected:
+                raise TimeoutError(f"{self.name} has not come back for {time.monotonic() - self.lost_at:.0f} s")
+            id = secrets.token_hex(16)
+            future: Future[socket.socket] = Future()
+            self._streams[id] = (future, secure)
+        self._send(self, {kind: id, **order})
+        try:
+            return future.result(max(1.0, deadline - time.monotonic()))
+        except TimeoutError:
+            if future.cancel():
+                raise TimeoutError(f"{self.name} did not connect again within {timeout:.0f} s") from None
+            return future.result()  # it came just now
+        finally:
+            with self.changed:
+                self._streams.pop(id, None)
+
+    def arrived(self, id: str, sock: socket.socket) -> bool:
+        """A connection with this id has come; False if none is expected."""
+        with self.changed:
+            expected = self._streams.get(id)
+            if expected is None or expected[1] != isinstance(sock, ssl.SSLSocket):
+                return False
+            del self._streams[id]
+        return _settle(expected[0], sock)
+
+    def failed(self, id: str, why: str) -> None:
+        """The machine could not do what it was ordered."""
+        with self.changed:
+            expected = self._streams.pop(id, None)
+        if expected is not None:
+            _settle(expected[0], NotStarted(why))
+
+    def set_connected(self, connected: bool) -> None:
+        """The control connection is there, or lost: then what was ordered over it will not come."""
+        with self.changed:
+            self.connected, self.lost_at = connected, time.monotonic()
+            dropped = [] if connected else list(self._streams.values())
+            if not connected:
+                self._streams.clear()
+            self.changed.notify_all()
+        for future, _ in dropped:
+            _settle(future, ConnectionResetError(f"the connection of {self.name} was lost"))
+
+    def leave(self, why: str) -> None:
+        """It will not come back."""
+        with self.changed:
+            self.gone = self.gone or why
+            self.changed.notify_all()
+
+
+def _settle(future: Future[socket.socket], outcome: socket.socket | Exception) -> bool:
+    if not future.set_running_or_notify_cancel():
+        return False  # whoever waited has given up
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+    return True
+
+
+class _Line:
+    """The control connection of one member."""
+
+    def __init__(self, sock: ssl.SSLSocket, member: Member) -> None:
+        self.sock, self.member = sock, member
+        self.outgoing, self.received = bytearray(), b""
+        self.heard = self.asked = time.monotonic()
+
+
+class Control:
+    """Reads and writes all control connections. `heard` is told of every message, in the thread that reads."""
+
+    def __init__(self, heard: Callable[[Member, dict[str, Any]], None]) -> None:
+        self._heard = heard
+        self._lock = threading.Lock()
+        self._lines: dict[Member, _Line] = {}
+        self._replaced: list[_Line] = []
+        self._wake, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="skyward-joined", daemon=True)
+        self._thread.start()
+
+    def add(self, sock: ssl.SSLSocket, member: Member) -> None:
+        """A member has come, or come back: a connection that it had before does not count any more."""
+        sock.setblocking(False)
+        with self._lock:
+            old = self._lines.get(member)
+            self._lines[member] = _Line(sock, member)
+            self._replaced += [old] if old is not None else []
+        if old is not None:
+            member.set_connected(False)
+        member.set_connected(True)
+        self._rouse()
+
+    def send(self, member: Member, message: dict[str, Any]) -> None:
+        """Sends a message, if the member is there."""
+        with self._lock:
+            line = self._lines.get(member)
+            if line is not None:
+                line.outgoing += json.dumps(message).encode() + b"\n"
+        self._rouse()
+
+    def close(self, seconds: float) -> None:
+        """Closes all connections, after what is still to be sent; ends the thread."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(line.outgoing for line in list(self._lines.values())):
+            time.sleep(0.01)
+        self._closed = True
+        self._rouse()
+        self._thread.join(seconds + 1)
+
+    def after_fork(self) -> None:
+        """Closes a forked child's copies."""
+        for line in self._lines.values():
+            socket.socket.close(line.sock)
+
+    def _rouse(self) -> None:
+        try:
+            self._waker.send(b"x")
+        except OSError:
+            pass  # it is awake, or has ended
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._lock:
+                lines, replaced, self._replaced = list(self._lines.values()), self._replaced, []
+            for line in replaced:
+                line.sock.close()
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
+            for line in lines:
+                poll.register(line.sock, select.POLLIN | (select.POLLOUT if line.outgoing else 0))
+            ready = {fd for fd, _ in poll.poll(1000)}
+            if self._wake.fileno() in ready:
+                self._wake.recv(1 << 12)
+            for line in lines:
+                self._attend(line, line.sock.fileno() in ready, time.monotonic())
+        for line in [*self._lines.values(), *self._replaced]:
+            line.sock.close()
+        self._wake.close()
+        self._waker.close()
+
+    def _attend(self, line: _Line, ready: bool, now: float) -> None:
+        """Reads and writes one connection; asks a member that says nothing, and gives it up if it does not answer."""
+        try:
+            if now - line.asked > _PING:
+                line.asked = now
+                with self._lock:
+                    line.outgoing += b'{"ping": 0}\n'
+            if line.outgoing:
+                self._write(line)
+            if ready:
+                self._read(line, now)
+            if now - line.heard > _SILENT:
+                raise ConnectionError("it does not answer")
+        except (OSError, ValueError, RecursionError):
+            self._drop(line)
+
+    def _write(self, line: _Line) -> None:
+        try:
+            with self._lock:
+                del line.outgoing[: line.sock.send(line.outgoing)]
+        except WAIT:
+            pass
+
+    def _read(self, line: _Line, now: float) -> None:
+        try:
+            while piece := line.sock.recv(_PIECE):
+                line.heard = now
+                *whole, line.received = (line.received + piece).split(b"\n")
+                if len(line.received) > _LONGEST_LINE:
+                    raise ValueError("a line without end")
+                for text in whole:
+                    message: Any = json.loads(text)
+                    if type(message) is not dict:
+                        raise ValueError("no message")
+                    self._heard(line.member, cast("dict[str, Any]", message))
+        except WAIT:
+            return
+        raise ConnectionError("it has ended")
+
+    def _drop(self, line: _Line) -> None:
+        """A connection is lost; unless there is another by now, so is the member, for the moment."""
+        with self._lock:
+            current = self._lines.get(line.member) is line
+            if current:
+                del self._lines[line.member]
+                line.sock.close()
+        if current:
+            line.member.set_connected(False)

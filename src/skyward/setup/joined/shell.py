@@ -1,0 +1,204 @@
+"""A machine that has joined, as a shell: programs and connections are ordered, and come back as connections to us."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from skyward.api.shell import Finished
+from skyward.errors import BootstrapError, HostUnreachable
+from skyward.node.join_streams import STDERR, STDIN, STDOUT, Pump, splice
+from skyward.setup.copying import RECEIVE, not_copied
+from skyward.setup.joined.members import Member, NotStarted
+
+__all__ = ["JoinShell"]
+
+
+class JoinShell:
+    """A machine that has joined; usable from many threads."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._closed = threading.Event()
+        self._forwards: dict[tuple[str, int], socket.socket] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._member.name
+
+    def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
+        """Waits until the machine is there; it was, just now."""
+        member = self._member
+        with member.changed:
+            done = lambda: member.connected or member.gone or self._closed.is_set()  # noqa: E731 - said once
+            member.changed.wait_for(done, max(0.0, deadline - time.monotonic()))
+            if not member.connected:
+                why = member.gone or "its connection was lost, and it did not come back"
+                raise HostUnreachable("connecting", f"{self.name}: {why}.")
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Joined:
+        """Starts a program there, which outlives the connection to it."""
+        return self._start(argv, env, stderr, keep=True)
+
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+        return self._run(argv, data, timeout)
+
+    def upload(self, source: bytes | Path, dest: str) -> None:
+        receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        done = self._run([*receive, str(size)], source, None)
+        if done.code != 0:
+            raise not_copied(self.name, dest, done)
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        """A connection by way of the machine, in the clear as far as we go: whoever asks for it brings its own TLS."""
+        try:
+            return self._member.stream("connect", {"host": host, "port": port}, secure=False)
+        except NotStarted as exc:
+            raise ConnectionRefusedError(f"{self.name}: {exc}") from exc
+
+    def forward(self, host: str, port: int) -> tuple[str, int]:
+        with self._lock:
+            known = self._forwards.get((host, port))
+            if known is None:
+                known = self._forwards[host, port] = socket.create_server(("127.0.0.1", 0))
+                threading.Thread(target=self._forward, args=(known, host, port), daemon=True).start()
+        return "127.0.0.1", known.getsockname()[1]
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Has the machine run this by itself when we are gone: no other process of this computer can reach it."""
+        self._member.order({"at_end": list(argv)})
+        return []
+
+    def ending(self) -> tuple[list[str], str | None]:
+        return [], None
+
+    def said(self) -> str:
+        return self._member.gone
+
+    def close(self) -> None:
+        """Ends what waits for the machine. It stays a member until its pool is closed."""
+        self._closed.set()
+        with self._member.changed:
+            self._member.changed.notify_all()
+        with self._lock:
+            for listening in self._forwards.values():
+                listening.close()
+            self._forwards.clear()
+
+    def _start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes], keep: bool) -> Joined:
+        order = {"argv": list(argv), "env": dict(env), "keep": keep}
+        try:
+            return Joined(self._member.stream("run", order, secure=True), stderr)
+        except NotStarted as exc:
+            raise BootstrapError(f"starting {argv[0]}", f"{self.name}: {exc}.") from exc
+        except OSError as exc:
+            raise HostUnreachable(f"starting {argv[0]}", f"{exc}.") from exc
+
+    def _run(self, argv: Sequence[str], data: bytes | Path, timeout: float | None) -> Finished:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with tempfile.TemporaryFile() as errors:
+            process = self._start(argv, {}, errors, keep=False)
+            feeding = threading.Thread(target=_feed, args=(process.stdin, data), daemon=True)
+            out: list[bytes] = []
+            reading = threading.Thread(target=lambda: out.append(process.stdout.read()), daemon=True)
+            try:
+                feeding.start()
+                reading.start()
+                try:
+                    code = process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    raise subprocess.TimeoutExpired(list(argv), timeout or 0.0) from None
+            finally:
+                process.kill()
+                feeding.join()
+                reading.join()
+                process.stdout.close()
+            if code == Joined.LOST:
+                raise HostUnreachable(f"running {argv[0]}", f"the connection of {self.name} was lost meanwhile.")
+            errors.seek(0)
+            return Finished(code, out[0], errors.read().decode("utf-8", "replace"))
+
+    def _forward(self, listening: socket.socket, host: str, port: int) -> None:
+        while not self._closed.is_set():
+            try:
+                near = listening.accept()[0]
+            except OSError:
+                return  # closed
+            try:
+                far = self.reach(host, port)
+            except OSError:
+                near.close()
+                continue
+            threading.Thread(target=splice, args=(near, far), daemon=True).start()
+
+
+class Joined:
+    """A program on a machine that has joined, as far as `subprocess.Popen` is needed of it."""
+
+    LOST = 255
+
+    def __init__(self, sock: socket.socket, stderr: IO[bytes]) -> None:
+        self._sock = sock
+        self.returncode: int | None = None
+        self._ended = threading.Event()
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        self.stdin: IO[bytes] = open(ours_in, "wb")  # noqa: SIM115 - closed by whoever uses it
+        self.stdout: IO[bytes] = open(ours_out, "rb")  # noqa: SIM115 - as above
+        assert isinstance(sock, ssl.SSLSocket)
+        self._pump = Pump(sock, {STDIN: theirs_in}, {STDOUT: theirs_out, STDERR: os.dup(stderr.fileno())})
+        threading.Thread(target=self._serve, name="skyward-program", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """No process of this computer has to do with it but our own."""
+        return os.getpid()
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end; 255 if the connection to it was lost."""
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired("", timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        """Ends the connection to it, and with that a program that is not to be kept."""
+        try:
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended
+
+    def _serve(self) -> None:
+        code = self._pump.run()
+        self.returncode = self.LOST if code is None else code
+        self._sock.close()
+        self._ended.set()
+
+
+def _feed(stdin: IO[bytes], data: bytes | Path) -> None:
+    """Writes a program's input; it may end before it has read all of it."""
+    try:
+        with stdin:
+            if isinstance(data, bytes):
+                stdin.write(data)
+            else:
+                with data.open("rb") as file:
+                    shutil.copyfileobj(file, stdin, 1 << 18)
+    except OSError:
+        pass

@@ -1,0 +1,41 @@
+"""A pool of machines that connect to us does what other pools do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import skyward as sky
+from skyward.providers.join import Join
+from skyward.setup.joined import arrivals as arriving
+from skyward.setup.joined.program import join_program
+from tests.support.waiting import until
+
+
+@sky.compute
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def test_two_machines_join(tmp_path: Path, hosts_cache: Path, client_cache: Path, monkeypatch) -> None:
+    monkeypatch.setenv("SKYWARD_CACHE", str(client_cache))
+    program = tmp_path / "join.py"
+    program.write_text(join_program())
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        until(lambda: arriving._OPEN, 30)
+        (arrivals,) = arriving._OPEN.values()
+        for place in range(2):
+            env = {**os.environ, "SKYWARD_JOIN": arrivals.text, "SKYWARD_CACHE": str(hosts_cache)}
+            started.append(subprocess.Popen([sys.executable, "-I", str(program), "--place", str(place)], env=env))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    with sky.ComputePool(provider=Join(), nodes=2, console=False) as pool:
+        assert [add(i, 1) >> pool for i in range(4)] == [1, 2, 3, 4]
+    for process in started:
+        assert process.wait(20) == 0
