@@ -30,6 +30,7 @@ __all__ = [
     "PoolOpened",
     "PoolOpening",
     "Progress",
+    "QueueLength",
 ]
 
 
@@ -73,6 +74,13 @@ class PoolCost(Event):
 
     hourly: float
     """Dollars an hour for all of them, with disks and public addresses; infinite where a price is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLength(Event):
+    """How many calls wait for a free slot; told about once a second, when it has changed."""
+
+    calls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +156,19 @@ class Progress(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress(Event):
-    """How far a group of calls is (`sky.gather`, `pool.map`), a few times a second; `done` have ended well."""
+    """How far a group of calls is (`sky.gather`, `pool.map`, joblib), a few times a second, and at its end."""
 
     group: int
     name: str
     done: int
-    total: int
+    """How many have ended well."""
+    total: int | None
+    """How many there are; None while that is not known, as with an iterator of joblib's that is not at its end."""
     seconds: float
+    """Since it began."""
+    failed: int = 0
+    over: bool = False
+    """Whether this is the last that is told of it: what is neither done nor failed was stopped."""
 
     @property
     def rate(self) -> float:
@@ -163,8 +177,11 @@ class GroupProgress(Event):
 
     @property
     def left(self) -> float | None:
-        """How many seconds the rest will take at this rate; None while nothing is done."""
-        return (self.total - self.done) / self.rate if self.rate else None
+        """How many seconds the rest will take at this rate; None while that cannot be told."""
+        if self.over:
+            return 0.0
+        ended = self.done + self.failed
+        return max(0, self.total - ended) * self.seconds / ended if self.total is not None and ended else None
 
 
 @dataclass(frozen=True, slots=True)

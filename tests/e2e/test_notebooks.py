@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def text(outputs: Any) -> str:
-    return "".join(output.get("text", "") for output in outputs)
+    """What is in a cell, as text."""
+    return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") + "\n" for output in outputs)
+
+
+def displays(outputs: Any) -> list[Any]:
+    return [output for output in outputs if output["output_type"] == "display_data"]
 
 
 DEFINE = """
@@ -91,7 +97,7 @@ def test_what_nodes_say_is_in_the_cell_that_caused_it(run: Run) -> None:
         "pool.close()",
         "print('the end')",
     )
-    assert "pool open" in text(outputs[1])
+    assert "talks: open: 2 nodes, 2 slots" in text(outputs[1])
     assert text(outputs[2]).count("doubling 1") == 2
     assert text(outputs[3]) == "another cell\n"
     assert "pool closed" in text(outputs[4])
@@ -104,3 +110,70 @@ def test_html_shows_names_as_they_are_and_runs_nothing(run: Run) -> None:
         "double('<script>alert(1)</script>')",
     )
     assert "<script>" not in outputs[1][-1]["data"]["text/html"]
+
+
+SLOW = """
+import time
+
+@sky.compute
+def slow(n):
+    time.sleep(0.1)
+    if n == 13:
+        raise ValueError("unlucky")
+    return n
+
+@sky.compute
+def train(steps):
+    for step in range(1, steps + 1):
+        time.sleep(0.02)
+        sky.progress(step, steps, loss=1 / step)
+"""
+
+
+def test_progress_is_html_that_is_updated_in_place_and_its_last_state_stays(run: Run) -> None:
+    outputs = run(
+        DEFINE + SLOW,
+        "pool = sky.ComputePool(nodes=2, name='progress').open()\nprint('opened')",
+        "results = sky.gather(*(slow(n) for n in range(12))) >> pool\nprint('gathered')",
+        "results = pool.map(slow, range(12))",
+        "results = sky.gather(*(slow(n) for n in range(12)), progress=False) >> pool",
+        "train(20) @ pool\nprint('trained')",
+        "results = sky.gather(*(slow(n) for n in range(8, 40)), return_exceptions=True) >> pool",
+        "later = sky.gather(*(slow(n) for n in range(12))) > pool\ntime.sleep(0.7)",
+        "results = later.result()",
+        "pool.close()",
+    )
+    opened = displays(outputs[1])
+    assert len(opened) == 1, "opening is one line, which has changed"
+    assert "progress: open: 2 nodes" in text(opened)
+    assert text(outputs[1]).endswith("opened\n"), "the pool is open before the next line of the program"
+
+    assert re.fullmatch(r"slow: 12/12, [\d.]+ s\n", text(displays(outputs[2])))
+    assert "width:100.0%" in displays(outputs[2])[0]["data"]["text/html"]
+    assert text(outputs[2]).endswith("gathered\n")
+    assert re.fullmatch(r"slow: 12/12, [\d.]+ s\n", text(outputs[3]))
+    assert outputs[4] == [], "progress=False"
+
+    assert text(displays(outputs[5])) == "[node-0] 20/20 (100%) loss 0.05\n[node-1] 20/20 (100%) loss 0.05\n"
+    assert text(outputs[5]).endswith("trained\n")
+    assert re.fullmatch(r"slow: 31/32, 1 failed, [\d.]+ s\n", text(outputs[6]))
+    assert re.fullmatch(r"slow: 12/12, [\d.]+ s\n", text(outputs[7])), "begun here, ended in the next cell"
+    assert outputs[8] == []
+    assert "pool closed" in text(outputs[9])
+
+
+def test_a_group_that_is_interrupted_or_fails_leaves_a_line_that_says_so(run: Run) -> None:
+    outputs = run(
+        DEFINE + SLOW,
+        "pool = sky.ComputePool(nodes=2, name='stops').open()",
+        "import os, signal, threading\n"
+        "threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()  # as Jupyter interrupts a kernel\n"
+        "try:\n    sky.gather(*(slow(n) for n in range(100, 1000))) >> pool\n"
+        "except KeyboardInterrupt:\n    print('interrupted')",
+        "try:\n    sky.gather(*(slow(n) for n in range(1000))) >> pool\nexcept ValueError:\n    print('failed')",
+        "print(double(2) >> pool)",
+        "pool.close()",
+    )
+    assert re.fullmatch(r"slow: \d+/900, stopped after [\d.]+ s\ninterrupted\n", text(outputs[2]))
+    assert re.fullmatch(r"slow: \d+/1,000, 1 failed, stopped after [\d.]+ s\nfailed\n", text(outputs[3]))
+    assert text(outputs[4]) == "[node-0] doubling 2\n4\n" or text(outputs[4]) == "[node-1] doubling 2\n4\n"

@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.client.progress import GroupCounter
-from skyward.events import GroupProgress, Progress
+from skyward.events import GroupProgress, Progress, QueueLength
 from skyward.node.marked_lines import MARK, parsed
 from tests.support.waiting import until
 
@@ -109,6 +109,71 @@ def test_groups_are_told_of_a_few_times_a_second() -> None:
     assert told[-1].left == pytest.approx((1000 - told[-1].done) / 100)
     counter.add(1)
     assert told[-1].done == 1000
+
+
+def test_what_ended_together_is_told_together() -> None:
+    """Of calls that take an hour each, several end at once: then nothing more is counted for an hour."""
+    now, told, due = [0.0], list[Any](), list[tuple[float, Any]]()
+    counter = GroupCounter("pool", "f", 8, told.append, lambda: now[0], lambda wait, act: due.append((wait, act)))
+    now[0] = 3600.0
+    for _ in range(4):
+        counter.add(1)
+    assert [event.done for event in told] == [1]
+    assert len(due) == 1
+    wait, act = due.pop()
+    now[0] += wait
+    act()
+    assert [event.done for event in told] == [1, 4]
+    assert due == []
+    counter.end()
+    counter.add(1)
+    assert (told[-1].done, told[-1].over) == (4, True), "nothing is told after the end"
+
+
+def test_a_total_may_be_known_late() -> None:
+    now, told = [0.0], list[Any]()
+    counter = GroupCounter("pool", "f", None, told.append, lambda: now[0], lambda wait, act: None)
+    now[0] = 1.0
+    counter.add(3)
+    assert (told[-1].total, told[-1].left, told[-1].over) == (None, None, False)
+    now[0] = 2.0
+    counter.expect(6)
+    assert (told[-1].total, told[-1].left) == (6, 2.0)
+    now[0] = 3.0
+    counter.add(3)
+    assert told[-1].over
+
+
+def test_groups_that_fail_say_that_they_are_over(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def fail(n: int) -> int:
+        time.sleep(0.02)
+        if n == 3:
+            raise ValueError(n)
+        return n
+
+    heard = Heard(pool, GroupProgress)
+    with pytest.raises(ValueError):
+        sky.gather(*(fail(n) for n in range(40))) >> pool
+    assert heard.events[-1].over, "before the error is raised"
+    with pytest.raises(ValueError):
+        pool.map(fail, range(40))
+    assert heard.events[-1].over
+    sky.gather(*(fail(n) for n in range(6)), return_exceptions=True) >> pool
+    assert (heard.events[-1].done, heard.events[-1].failed, heard.events[-1].over) == (5, 1, True)
+    pool.map(fail, range(6), return_exceptions=True)
+    heard.stop()
+    assert (heard.events[-1].done, heard.events[-1].failed, heard.events[-1].over) == (5, 1, True)
+
+
+def test_listeners_hear_how_many_calls_wait(pool: sky.ComputePool) -> None:
+    heard = Heard(pool, QueueLength)
+    futures = [double(n) > pool for n in range(200)]
+    until(lambda: any(event.calls > 20 for event in heard.events))
+    for future in futures:
+        future.result(60)
+    until(lambda: heard.events[-1].calls == 0)
+    heard.stop()
 
 
 def test_reports_are_lines_for_whoever_reads_plain_output(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_machines_cost_is_told_once_and_when_it_changes(terminal: TextIO) -
     console = attach("live", file=terminal)
     console(PoolOpening("demo", 2, "AWS"))
     console(PoolCost("demo", 0.0669))
-    assert "AWS · 2 nodes · $0.0669 an hour · opening" in console.rows()[0][0][0]
+    assert "AWS · 2 nodes · $0.0669 an hour, $0 so far · opening" in console.rows()[0][0][0]
     console.close()
 
 

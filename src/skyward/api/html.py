@@ -1,18 +1,69 @@
-"""Values as HTML, for notebooks: a title and rows. Everything that is shown is escaped."""
+"""Values as HTML, for notebooks: tables, and bars that say how far something is. Everything is escaped.
+
+Colours are few and work on white and on black: text has that of the notebook. Without styles, as where a notebook is
+shown that is not trusted, the text still says everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Literal
 
-__all__ = ["card"]
+__all__ = ["State", "bar", "card", "status", "table"]
+
+State = Literal["running", "done", "failed", "stopped"]
+
+_COLOURS: Mapping[State, str] = {"running": "#3b82f6", "done": "#2da44e", "failed": "#e5534b", "stopped": "#8b949e"}
+_LINE = "padding-left:.4em;display:flex;align-items:center;gap:.6em;line-height:1.6;font-variant-numeric:tabular-nums"
+_TRACK = "display:inline-block;flex:none;width:12em;height:.5em;border-radius:.25em;overflow:hidden;"
+_CELL = "text-align:left;vertical-align:top;padding:.1em .8em .1em 0"
 
 
 def card(title: str, rows: Mapping[str, object]) -> str:
     """A title over a table of two columns."""
     cells = "".join(
-        f'<tr><td style="text-align:left;opacity:.7">{escape(name)}</td>'
-        f'<td style="text-align:left">{escape(str(value))}</td></tr>'
+        f'<tr><td style="{_CELL};opacity:.7">{escape(name)}</td><td style="{_CELL}">{_lines(value)}</td></tr>'
         for name, value in rows.items()
     )
-    return f"<div><b>{escape(title)}</b><table>{cells}</table></div>"
+    return f'<div><b>{escape(title)}</b><table style="margin:.2em 0">{cells}</table></div>'
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], notes: Iterable[str] = ()) -> str:
+    """A title over a table with a head, and remarks below it."""
+    head = "".join(f'<th style="{_CELL};opacity:.7;font-weight:normal">{escape(name)}</th>' for name in columns)
+    cells = ("".join(f'<td style="{_CELL}">{_lines(cell)}</td>' for cell in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    below = "".join(f"<div>{_lines(note)}</div>" for note in notes)
+    filled = f'<table style="margin:.2em 0"><tr>{head}</tr>{body}</table>' if body else ""
+    return f"<div><b>{escape(title)}</b>{filled}{below}</div>"
+
+
+def bar(name: str, text: str, share: float | None, state: State, failed: float = 0.0) -> str:
+    """One line: a bar, a name, and text; without a share the bar says only that something goes on.
+
+    `failed` is the share that has failed, beside `share`.
+    """
+    colour = _COLOURS[state]
+    if share is None:
+        share, colour = 1.0, f"repeating-linear-gradient(-45deg,{colour} 0 .4em,transparent .4em .8em)"
+    filled = _part(share, colour) + (_part(failed, _COLOURS["failed"]) if failed else "")
+    return (
+        f'<div style="{_LINE}"><span style="{_TRACK}background:rgba(128,128,128,.3)">{filled}</span>'
+        f"<span><b>{escape(name)}</b> {escape(text)}</span></div>"
+    )
+
+
+def _part(share: float, colour: str) -> str:
+    width = min(1.0, max(0.0, share)) * 100
+    return f'<span style="float:left;width:{width:.1f}%;height:100%;background:{colour}"></span>'
+
+
+def status(name: str, text: str, state: State) -> str:
+    """One line: a dot in the colour of the state, a name, and text."""
+    dot = f"flex:none;width:.6em;height:.6em;border-radius:50%;background:{_COLOURS[state]}"
+    return f'<div style="{_LINE}"><span style="{dot}"></span><span><b>{escape(name)}</b> {escape(text)}</span></div>'
+
+
+def _lines(value: object) -> str:
+    return "<br>".join(map(escape, str(value).split("\n")))

@@ -30,6 +30,7 @@ from skyward.node.receiver import Malformed
 __all__ = ["Core"]
 
 _SAME_NOTE = 60.0
+_QUEUE_EVERY = 0.5
 _MOST_NOTES = 1000
 _LONGEST_NOTE = 10_000
 _AT_ONCE, _A_SECOND = 100.0, 20.0  # what a node may tell of itself; ours say one or two things a second
@@ -43,6 +44,7 @@ class Core:
         self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
         self.nodes = Nodes(plan, links, requests)
         self._gpu_notes: dict[str, float] = {}
+        self._queue = 0, -math.inf  # its length, and when that was told
         self._allowed = [(_AT_ONCE, 0.0)] * plan.nodes  # with when it was so
         self.surveys = Surveys()
         self._stalls = StallWatch(plan.pool, plan.stall_timeout, self.surveys, self._has_accelerators)
@@ -161,7 +163,16 @@ class Core:
             return []
         found = tuple(events.GpuSample(*gpu) for gpu in gpus)
         self._stalls.sampled(number, cpu, max((gpu.utilization or 0.0 for gpu in found), default=0.0), now)
-        return [("emit", events.NodeSample(self._plan.pool, number, cpu, memory, running, found))]
+        sample = events.NodeSample(self._plan.pool, number, cpu, memory, running, found)
+        return [("emit", sample), *self._queue_length(now)]
+
+    def _queue_length(self, now: float) -> list[Action]:
+        before, told = self._queue
+        waiting = self.calls.dispatch.queue_length()
+        if waiting == before or now - told < _QUEUE_EVERY:
+            return []
+        self._queue = waiting, now
+        return [("emit", events.QueueLength(self._plan.pool, waiting))]
 
     def _from_agent_gpus(self, number: int, now: float, topic: str, text: str) -> list[Action]:
         if self._too_often(number, now):

@@ -155,6 +155,10 @@ class Dispatch(Generic[C]):
         """How many calls wait here, and how many are with nodes."""
         return len(self._queue), sum(len(n.inflight) for n in self._nodes)
 
+    def queue_length(self) -> int:
+        """How many calls wait for a free slot, here or with a node."""
+        return len(self._queue) + sum(max(0, len(n.inflight) - n.slots) for n in self._nodes)
+
     def _roomiest(self) -> int | None:
         count, even = len(self._nodes), self._even
         window = self._window(self._nodes[0].slots)

@@ -66,9 +66,12 @@ def mapped(
     items: list[Any],
     slots: int,
     keep: bool = False,
-    count: Callable[[int], None] | None = None,
+    count: Callable[[int, int], None] | None = None,
 ) -> list[Any]:
-    """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows."""
+    """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows.
+
+    `count` is told how many more have ended well, and how many have failed.
+    """
     results: dict[int, Any] = {}
     pending: dict[Future[Any], tuple[int, int]] = {}
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()  # unlike a condition, Ctrl-C leaves it whole
@@ -94,10 +97,12 @@ def mapped(
                     seconds, found = future.result()
                     results.update(zip(chunk, found, strict=True))
                     per_item = seconds / len(chunk)
+                    failed = sum(isinstance(result, _Failed) for result in found) if keep else 0
                 else:
                     results.update(dict.fromkeys(chunk, error))
+                    failed = len(chunk)
                 if count is not None:
-                    count(len(chunk))
+                    count(len(chunk) - failed, failed)
                 future = None if done.empty() else done.get()
     except BaseException as exc:
         _cancel(list(pending))

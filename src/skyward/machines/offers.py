@@ -125,11 +125,20 @@ class Plan:
         """What the first choice costs an hour, all nodes together; infinite where that is not known."""
         return self.nodes * self.offers[0].hourly_cost if self.offers else math.inf
 
+    def _repr_html_(self) -> str:
+        from skyward.api.html import table
+
+        rows = [
+            (number, f"{self.nodes} x {offer}", _accelerators(offer), _priced(offer, self.nodes))
+            for number, offer in enumerate(self.offers[:8], 1)
+        ]
+        more = str(self).split("\n")[1 + len(rows) :]
+        return table(f"{self.wish}, from {self.provider}", ["", "machines", "with", "price"], rows, more)
+
     def __str__(self) -> str:
         lines = [f"{self.wish}, from {self.provider}:"]
         for number, offer in enumerate(self.offers[:8], 1):
-            memory = f" ({offer.accelerator_gb}GB)" if offer.accelerator_gb else ""
-            what = f" with {offer.accelerators} x {offer.accelerator}{memory}" if offer.accelerators else ""
+            what = f" with {_accelerators(offer)}" if offer.accelerators else ""
             lines.append(f"  {number}. {self.nodes} x {offer}{what}, {_priced(offer, self.nodes)}")
         if len(self.offers) > 8:
             lines.append(f"  ... and {len(self.offers) - 8} more, tried in this order when there is no capacity")
@@ -141,6 +150,11 @@ class Plan:
             if len(self.ruled_out) > 12:
                 lines.append(f"  ... and {len(self.ruled_out) - 12} more")
         return "\n".join([*lines, *self.notes])
+
+
+def _accelerators(offer: CloudOffer) -> str:
+    memory = f" ({offer.accelerator_gb}GB)" if offer.accelerator_gb else ""
+    return f"{offer.accelerators} x {offer.accelerator}{memory}" if offer.accelerators else ""
 
 
 def wish(spec: Spec) -> str:

@@ -97,14 +97,23 @@ class Plans:
         """What the one that is tried first costs an hour."""
         return self.first.hourly_cost
 
-    def __str__(self) -> str:
-        count = len(self.prospects)
+    def _repr_html_(self) -> str:
+        from skyward.api.html import table
+
+        rows = [(number, prospect.cost, prospect) for number, prospect in enumerate(self.prospects, 1)]
+        return table(self._head, ["", "price", "what would be launched"], rows)
+
+    @property
+    def _head(self) -> str:
         why = (
             "by price, for all nodes together"
             if self.selection == "cheapest"
             else "in the order in which they are given"
         )
-        lines = [f'{count} specs, tried {why} (selection="{self.selection}"), until one can be had:']
+        return f'{len(self.prospects)} specs, tried {why} (selection="{self.selection}"), until one can be had:'
+
+    def __str__(self) -> str:
+        lines = [self._head]
         for number, prospect in enumerate(self.prospects, 1):
             lines.append(f"{number}. [{prospect.cost}] {indent(str(prospect), ' ' * 3).lstrip()}")
         return "\n\n".join(lines)

@@ -12,6 +12,7 @@ from skyward.client.progress import GroupCounter
 from skyward.pool.options import checked_group
 
 if TYPE_CHECKING:
+    from skyward.client.callbacks import UserCode
     from skyward.events import Event
     from skyward.pool.sending import Sender
     from skyward.pool.state import PoolState
@@ -22,6 +23,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_TOLD = 1.0
+
 
 class Groups:
     """The part of a pool that sends many calls as one."""
@@ -29,6 +32,7 @@ class Groups:
     if TYPE_CHECKING:
         _state: PoolState
         _sender: Sender
+        _user: UserCode
 
         def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[AwaitableFuture[Any]]: ...
 
@@ -42,7 +46,11 @@ class Groups:
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
         """Runs the calls of a `group` at once; results in their order. The same as `group >> pool`."""
         calls = checked_group(group).calls()
-        return cast("tuple[*Ts]", gather.gathered(self._followed(group, calls), calls, group.return_exceptions))
+        try:
+            return cast("tuple[*Ts]", gather.gathered(self._followed(group, calls), calls, group.return_exceptions))
+        except BaseException:
+            self._user.listeners.flush(_TOLD)  # that it has ended is shown before the error is
+            raise
 
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         """The same as `run_parallel(group)`, later: `group > pool`."""
@@ -93,12 +101,18 @@ class Groups:
 
         `return_exceptions`: an item that fails has its exception in its place, and the others go on. Otherwise (the
         default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
-        `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
+        `progress`: whether to show how many are done, how many a second, and the time left (the default).
         """
         known: Compute[[Any], Any] = cast("Any", fn) if isinstance(fn, Compute) else Compute(fn)
         self._state.check_open()
         each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))
         chosen = list(items)
         watched = progress and len(chosen) > 1 and self._listening()
-        counter = GroupCounter(self.name, each.name, len(chosen), self._emit) if watched else None
-        return gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter and counter.add)
+        if not watched:
+            return gather.mapped(self._send, each, chosen, self.slots, return_exceptions)
+        counter = GroupCounter(self.name, each.name, len(chosen), self._emit)
+        try:
+            return gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter.add)
+        finally:
+            counter.end()
+            self._user.listeners.flush(_TOLD)

@@ -53,10 +53,18 @@ class Bill:
         """Dollars, traffic not counted; where the machine's price is not known, what the rest of it cost."""
         return self.charged.known_total
 
+    @property
+    def where(self) -> str:
+        """In which zone, and how it was bought."""
+        return f"{self.market}, {self.zone}{', taken back by AWS' if self.taken_back else ''}"
+
+    @property
+    def price(self) -> str:
+        """The cost in words."""
+        return f"{money(self.cost)}{'' if self.charged.known else ' and the machine, whose price is not known'}"
+
     def __str__(self) -> str:
-        where = f"{self.market}, {self.zone}{', taken back by AWS' if self.taken_back else ''}"
-        unknown = "" if self.charged.known else " and the machine, whose price is not known"
-        return f"{self.id}  {self.kind} ({where})  {self.seconds:,.0f} s  {money(self.cost)}{unknown}"
+        return f"{self.id}  {self.kind} ({self.where})  {self.seconds:,.0f} s  {self.price}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,13 @@ class Receipt:
     gone: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     """What the user should know, such as that something strange carries the pool's tag."""
+
+    def _repr_html_(self) -> str:
+        from skyward.api.html import table
+
+        columns = ["machine", "kind", "where", "seconds", "cost"]
+        rows = [(bill.id, bill.kind, bill.where, f"{bill.seconds:,.0f}", bill.price) for bill in self.machines]
+        return table(self._head, columns, rows, [self._total, *self.remarks])
 
     @property
     def costs(self) -> Price:
@@ -87,13 +102,15 @@ class Receipt:
         return self.costs.total
 
     def __str__(self) -> str:
+        return "\n".join([self._head, *(f"  {line}" for line in (*self.machines, self._total, *self.remarks))])
+
+    @property
+    def _head(self) -> str:
+        return f"pool {self.pool} in {self.region}: {len(self.created)} things created, {len(self.gone)} confirmed gone"
+
+    @property
+    def _total(self) -> str:
         unknown = sum(not bill.charged.known for bill in self.machines)
         least = f" and {unknown} {'machine' if unknown == 1 else 'machines'} of unknown price" if unknown else ""
         parts = f" ({self.costs}; traffic is not counted)" if self.machines else ""
-        lines = [
-            f"pool {self.pool} in {self.region}: {len(self.created)} things created, {len(self.gone)} confirmed gone",
-            *(f"  {bill}" for bill in self.machines),
-            f"  total {money(self.total)}{least}{parts}",
-            *(f"  {text}" for text in self.remarks),
-        ]
-        return "\n".join(lines)
+        return f"total {money(self.total)}{least}{parts}"
