@@ -164,6 +164,7 @@ class _ForkServer:
 def serve(control: socket.socket) -> None:
     """Serves the keeper on `control`, in a process of its own, until the keeper closes it."""
     processes.rename("skyward-forks")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the keeper
     _ForkServer(control).serve()
 
 

@@ -26,6 +26,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -68,8 +69,9 @@ class _Joiner:
         self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says who it is
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
         self._joined, self._lease, self._heard = False, _FIRST, time.monotonic()
+        self._grace, self._notice = 30.0, os.path.join(tempfile.mkdtemp(prefix="skyward-join-"), "notice")
         self._running: dict[int, str] = {}  # process ids of programs, with when they were started
-        self._at_end: list[list[str]] = []
+        self._at_end = [["rm", "-rf", os.path.dirname(self._notice)]]
         self._outgoing, self._lock = bytearray(), threading.Lock()
         self._poll, (self._wake, self._waker) = select.poll(), socket.socketpair()
         for end in (self._wake, self._waker):
@@ -80,13 +82,19 @@ class _Joiner:
     def serve(self) -> None:
         """Comes home, again and again; raises Over with the reason when that is of no use any more."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._on_notice)
+        signal.signal(signal.SIGHUP, self._on_hangup)
+        self._tell_guard({"at_end": self._at_end[0]})
         while True:
             with self._come_home() as control:
                 try:
                     self._obey(control)
                 except OSError:
                     pass  # the connection was lost
+                except (Over, KeyboardInterrupt) as exc:
+                    _leave(control, str(exc) or "it was interrupted")
+                    raise
             with self._lock:
                 self._outgoing.clear()
 
@@ -100,8 +108,18 @@ class _Joiner:
             self._outgoing += json.dumps(message).encode() + b"\n"
         self._waker.send(b"x")
 
-    def _on_sigterm(self, number: int, frame: Any) -> None:
-        self.say({"notice": True})
+    def _on_notice(self, number: int, frame: Any) -> None:
+        """The engine is about to take the place away; it may send SIGTERM to all processes, which is no end yet."""
+        self._give_notice(self._grace)
+
+    def _on_hangup(self, number: int, frame: Any) -> None:
+        raise Over("the terminal was closed")
+
+    def _give_notice(self, seconds: float) -> None:
+        """Tells the node, which waits for this file (`node/join_notice.py`), when the place is taken away."""
+        with open(self._notice + ".part", "w") as file:
+            file.write(str(time.time() + seconds))
+        os.rename(self._notice + ".part", self._notice)
 
     def _come_home(self) -> ssl.SSLSocket:
         """The control connection; tries until the lease is over, or nobody listens there any more."""
@@ -158,7 +176,8 @@ class _Joiner:
             answer = json.loads(lines.readline(1 << 16) or b"{}")
         if "refused" in answer:
             raise Over(f"the pool {self._pool} does not let this machine in: {answer['refused']}")
-        self._place, self._lease = int(answer["welcome"]["place"]), float(answer["welcome"]["lease"])
+        welcome = answer["welcome"]
+        self._place, self._lease, self._grace = int(welcome["place"]), float(welcome["lease"]), float(welcome["grace"])
         self._heard = time.monotonic()
         if not self._joined:
             _tell(f"joined {self._pool} as place {self._place}")
@@ -204,6 +223,8 @@ class _Joiner:
         elif "at_end" in order:
             self._at_end.append([str(word) for word in order["at_end"]])
             self._tell_guard(order)
+        elif "notice" in order:
+            self._give_notice(float(order["notice"]))
         elif "end" in order:
             raise Over("")
         elif "ping" in order:
@@ -212,6 +233,7 @@ class _Joiner:
     def _run(self, order: dict[str, Any]) -> None:
         """Starts a program, from this thread: it is to die with its parent, which for the kernel is a thread."""
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        env.update(SKYWARD_JOINER=str(os.getpid()), SKYWARD_NOTICE=self._notice)
         pipe, home = subprocess.PIPE, os.environ.get("HOME", "")
         try:
             process = subprocess.Popen(
@@ -273,6 +295,15 @@ class _Joiner:
             os.write(self._guard, json.dumps(message).encode() + b"\n")
         except OSError:
             pass  # it was killed
+
+
+def _leave(control: ssl.SSLSocket, why: str) -> None:
+    """Says goodbye, so that nobody waits for us."""
+    try:
+        control.settimeout(1.0)
+        control.sendall(json.dumps({"leaving": why}).encode() + b"\n")
+    except OSError:
+        pass
 
 
 def _tune(sock: socket.socket) -> None:

@@ -10,7 +10,8 @@ Its arguments are the pool's directory on this machine, which it removes when it
 in seconds, and the file, if any, that it touches as long as the machine is needed. It ends when its time is over,
 when all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is when
 standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends
-nothing.
+nothing. On a machine that has joined (`node/join.py`) it ends with its parent, too; SIGTERM alone, which an engine may
+send to every process, ends nothing there.
 
 Forking makes a pool open fast, and nodes share their memory. So the keeper imports little, in two parts: what runners
 need, before the fork server is forked; then what agents need. It stays single-threaded, and starts an agent that has
@@ -68,7 +69,9 @@ class _Keeper:
         file: str | None,
         fork_server: _ForkServerProcess,
         umask: int,
+        joiner: int = 0,
     ) -> None:
+        self._joiner = joiner
         self._directory = self._scratch = directory
         self._fork_server, self._umask, self._dask = fork_server, umask, DaskProcesses(umask)
         self._listener: socket.socket | None = None
@@ -87,6 +90,8 @@ class _Keeper:
         processes.adopt_orphans()
         signal.signal(signal.SIGCHLD, _notice)
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self._joiner:
+            processes.die_with_parent(self._joiner, signal.SIGTERM)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         selector = selectors.DefaultSelector()
         selector.register(0, selectors.EVENT_READ)
@@ -124,7 +129,8 @@ class _Keeper:
         return max((self._born, *struct.unpack_from(f"={len(self._nodes)}d", self._heard)))
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._ending = True
+        meant = os.getppid() != self._joiner or os.path.exists(os.path.join(self._directory, "ending"))
+        self._ending = self._ending or not self._joiner or meant
 
     def _from_client_look(self) -> None:
         _say(KeeperToClient.addresses(addresses.addresses()))
@@ -222,7 +228,7 @@ class _Keeper:
         parent = os.getppid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the keeper
         self._wake.close()
         self._wake_write.close()
         _detach()
@@ -293,10 +299,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # pages that the collector does not touch stay shared with what is forked
     fork_server = _ForkServerProcess()
+    joiner = int(os.environ.get("SKYWARD_JOINER", "0"))  # runners look at it, too
     umask = os.umask(0o077)  # after the fork server: user code keeps the user's own
     Path(directory, "keeper.pid").write_text(str(os.getpid()))
     file = sys.argv[4] if len(sys.argv) > 4 else None
-    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server, umask)
+    keeper = _Keeper(directory, float(sys.argv[2]), float(sys.argv[3]), file, fork_server, umask, joiner)
     importlib.import_module("skyward.node.agent_main")  # once for all agents, while the client prepares its order
     gc.collect()
     gc.freeze()

@@ -68,6 +68,7 @@ class Runner:
     def serve(self) -> NoReturn:
         """Runs calls until the agent says exit, or is gone."""
         faulthandler.enable(file=2, all_threads=False)
+        self._joined = os.environ.pop("SKYWARD_JOINER", "") != ""  # then an engine may send SIGTERM to everybody
         signal.signal(signal.SIGTERM, self._on_sigterm)
         keep_handler_out_of_children()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -240,7 +241,7 @@ class Runner:
     def _on_sigterm(self, *_: object) -> None:
         call = self._current
         if call is None:
-            if not self._calls.leaving and not self._calls.running() and not preempted():
+            if not (self._calls.leaving or self._calls.running() or preempted() or self._joined):
                 self._leave(0)  # somebody else wants this process to end, and nothing runs
         elif call.state == "stopping" and not call.interrupted:
             if self._sending:

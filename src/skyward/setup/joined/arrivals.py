@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from skyward.api.provider import Machine, Report
@@ -27,7 +28,10 @@ from skyward.setup.joined.places import Places, Refused
 from skyward.setup.joined.shell import JoinShell
 from skyward.transport.certificates import Authority
 
-__all__ = ["Arrivals", "close_arrivals", "find_arrivals", "open_arrivals", "shell_for"]
+__all__ = ["NOTICES", "Arrivals", "close_arrivals", "find_arrivals", "open_arrivals", "refreshed", "shell_for"]
+
+NOTICES = "skyward.node.join_notice:wait"
+"""For `Access.notices` of providers whose machines join."""
 
 _REFUSED = 10.0
 _OPEN: dict[str, Arrivals] = {}
@@ -39,6 +43,7 @@ def open_arrivals(
     *,
     ttl: float,
     lease: float,
+    grace: float = 30.0,
     host: str = "",
     port: int = 0,
     advertise: Iterable[str] = (),
@@ -46,9 +51,10 @@ def open_arrivals(
 ) -> Arrivals:
     """Listens for the machines of a pool, on `host` (all addresses of this computer if empty).
 
-    They are told all of its addresses, or those to `advertise`. `warn` hears of whoever was not let in.
+    They are told all of its addresses, or those to `advertise`. When an engine sends them SIGTERM or SIGUSR1, their
+    nodes have `grace` seconds left. `warn` hears of whoever was not let in.
     """
-    made = Arrivals(pool, ttl, lease, warn)
+    made = Arrivals(pool, ttl, lease, grace, warn)
     try:
         made.listen(host, port, tuple(advertise))
     except BaseException:
@@ -81,11 +87,36 @@ def shell_for(target: JoinTarget) -> JoinShell:
     return JoinShell(found.member(target.place))
 
 
+def refreshed(machines: Iterable[Machine]) -> list[Machine]:
+    """Machines that have joined, as they are now: for `Provider.refresh`."""
+    return [_refreshed(machine) for machine in machines]
+
+
+def _refreshed(machine: Machine) -> Machine:
+    target = machine.joined
+    if target is None or machine.gone:
+        return machine
+    arrivals = find_arrivals(target.pool)
+    why = "its pool is closed" if arrivals is None else arrivals.gone(target.place)
+    return replace(machine, left=why) if isinstance(machine, JoinedMachine) and why else machine
+
+
+@dataclass(frozen=True)
+class JoinedMachine(Machine):
+    """A machine that has joined; it knows when it has left."""
+
+    left: str = ""
+
+    @property
+    def gone(self) -> str:
+        return self.left
+
+
 class Arrivals:
     """Lets machines in, and knows who is there. Usable from many threads."""
 
-    def __init__(self, pool: str, ttl: float, lease: float, warn: Callable[[str], None] | None) -> None:
-        self.pool, self.lease = pool, lease
+    def __init__(self, pool: str, ttl: float, lease: float, grace: float, warn: Callable[[str], None] | None) -> None:
+        self.pool, self.lease, self._grace = pool, lease, grace
         self.refused: list[str] = []
         """Who knew the secret and was not let in all the same, in words."""
         self._warn = warn
@@ -177,6 +208,10 @@ class Arrivals:
             return f"it has not come back for {self.lease:.0f} s"
         return found.gone
 
+    def notice(self, place: int, seconds: float) -> None:
+        """Tells the node of a place that it is taken away in so many seconds, as an engine has told us."""
+        self.member(place).order({"notice": seconds})
+
     def dismiss(self, place: int, why: str = "it was given up") -> None:
         """Tells the machine of a place to end; it may not come back."""
         with self._changed:
@@ -201,7 +236,7 @@ class Arrivals:
 
     def _machine(self, member: Member) -> Machine:
         target = JoinTarget(self.pool, member.place, member.name)
-        return Machine(f"{self.pool}-{member.place}", joined=target)
+        return JoinedMachine(f"{self.pool}-{member.place}", joined=target)
 
     def _join(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
         """Somebody wants to join."""
@@ -222,7 +257,7 @@ class Arrivals:
             _say(sock, {"refused": exc.why})
             sock.close()
             return
-        _say(sock, {"welcome": {"place": place, "lease": self.lease}})
+        _say(sock, {"welcome": {"place": place, "lease": self.lease, "grace": self._grace}})
         self._control.add(sock, member)
         with self._changed:
             self._changed.notify_all()

@@ -8,6 +8,7 @@ is_keeper() { [ -n "$pid" ] && tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | 
 pid=$(cat "$directory/keeper.pid" 2>/dev/null)
 case $pid in *[!0-9]*) pid= ;; esac
 if is_keeper; then
+    : >"$directory/ending" # a machine's engine may send SIGTERM to every process, too: this one is meant
     kill -TERM "$pid" 2>/dev/null
     left=50
     while is_keeper && [ "$left" -gt 0 ]; do
