@@ -23,9 +23,10 @@ soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simu
 	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/providers/aws/test_crashes.py \
 	  tests/e2e/test_leftovers.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
 
-hosts:                           ## what tests need of the system: sshd, network tools, cloud-init's package
+hosts:                           ## what tests need of the system: sshd, network tools, cloud-init's package, a browser
 	$(BIN)/python -m tests.support.hosts install
 	$(BIN)/python -m tests.support.cloud_init
+	$(BIN)/python -m tests.support.browser
 
 test-vm: $(VENV)/all.done hosts  ## real Ubuntu machines in QEMU behind the test cloud; builds them first; about twenty minutes
 	$(BIN)/python -m tests.vm.image 24.04 22.04

@@ -68,6 +68,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[("stall_timeout", {"stall_timeout": v}, "stall_timeout") for v in (0, -1, "10")],
     *[("console", {"console": v}, "console") for v in ("lively", 3, None)],
     *[("history", {"history": v}, "history") for v in ("yes", 1, None)],
+    *[("view", {"view": v}, "view") for v in ("yes", 1, None)],
     *[("nesting", {"allow_nested": v}, "allow_nested") for v in ("yes", 1, None)],
 ]
 

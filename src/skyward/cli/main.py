@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from skyward.cli import down, ps, script, stacks
+from skyward.cli import down, history, logs, ps, script, stacks, top, view
 from skyward.errors import SkywardError
 
 __all__ = ["main"]
@@ -31,6 +31,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sky", description="Compute that exists only while it is needed.")
     parser.add_argument("--version", action="version", version=f"skyward {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (script, ps, stacks, down):
+    for command in (ps, logs, top, view, history, stacks, down, script):
         command.add(commands)
     return parser

@@ -6,13 +6,13 @@ import inspect
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from skyward.api.brief import brief
+from skyward.api.brief import brief, glance
 from skyward.api.compute import PendingCompute, name_of
 from skyward.api.futures import AsyncItems, AwaitableFuture
 from skyward.client.callbacks import UserFuture, when_done
@@ -260,6 +260,16 @@ def _apply(fn: Callable[[Any], Any], items: list[Any], start: int, keep: bool) -
             result = _Failed(*exceptions.capture(exc))
         results.append(result)
     return time.perf_counter() - began, results
+
+
+def _glance_at_items(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    items, first = args[1], args[2]
+    if len(items) == 1:
+        return glance((items[0],), {})
+    return f"items {first} to {first + len(items) - 1}"
+
+
+_apply.__dict__["glance"] = _glance_at_items
 
 
 @dataclass(frozen=True)

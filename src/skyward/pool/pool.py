@@ -100,6 +100,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
         console: "live" (a view on the terminal), "plain" (lines), "silent" or False (nothing at all, nor what bodies
             print), "auto" or True: live on a terminal, lines elsewhere. Default: "auto".
         history: whether what happens is kept on this computer, for thirty days. Default: True.
+        view: whether the address of the pool's page is printed when it is open. Default: False.
         allow_nested: whether a body may open this pool. Default: False.
     """
 
@@ -132,6 +133,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
         stall_timeout: float | None = 300.0,
         console: bool | str = "auto",
         history: bool = True,
+        view: bool = False,
         allow_nested: bool = False,
     ) -> None:
         self._candidates = chosen_specs(
@@ -160,7 +162,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
         self._retries, self._timeout, self._grace = checked_retries(retries), default_compute_timeout, grace
         self._patience, self._max_result, self._stall_timeout = provision_timeout, max_result_bytes, stall_timeout
         self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
-        self._history = checked_switch("history", history)
+        self._history, self._view = checked_switch("history", history), checked_switch("view", view)
         self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._replace = checked_replace(replace, self._candidates)
         self._user = UserCode()
@@ -224,6 +226,8 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
         hooks.register_joblib()
         self._state.now = "open"
         self._emit(events.PoolOpened(self.name, len(self._hosts.by_node), self.slots, time.monotonic() - began))
+        if self._view:
+            self._emit(events.Notice(self.name, f"its page, for one browser: {self.view()}"))
         self._user.listeners.flush()
 
     def open(self) -> ComputePool:

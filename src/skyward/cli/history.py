@@ -1,0 +1,68 @@
+"""`sky history`: lists the pools of the last thirty days on this computer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "history",
+        help="list the pools of the last thirty days",
+        description="Lists the pools that programs of yours have opened on this computer, the newest first: when, how "
+        "they ended, nodes, calls, failures, and what the machines cost as far as it is known.",
+        epilog="examples:\n  sky history\n  sky history --limit 5\n  sky logs NAME      what its bodies wrote\n"
+        "  sky view NAME      its page in the browser",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many pools (20)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from skyward.history.history import read
+    from skyward.history.store import entries
+
+    rows: list[dict[str, Any]] = []
+    for entry in entries()[: max(0, arguments.limit)]:
+        history = read(entry)
+        calls = history.calls()
+        rows.append(
+            {
+                "id": entry.id,
+                "pool": entry.pool,
+                "began": entry.began,
+                "state": history.state,
+                "provider": history.provider,
+                "nodes": history.nodes,
+                "calls": len(calls),
+                "failed": sum(call.outcome not in ("ok", "running", "cancelled") for call in calls),
+                "seconds": round(history.events[-1].time - entry.began, 1) if history.events else 0.0,
+                "cost": round(history.cost(), 4),
+                "program": str(entry.about.get("program", "")),
+            }
+        )
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    if not rows:
+        print("no pool was opened on this computer in the last thirty days")
+        return 0
+    print(f"{'pool':28} {'opened':16} {'state':8} {'provider':9} nodes  calls failed    time     cost  program")
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["began"]))
+        cost = f"${row['cost']:.2f}" if row["cost"] else ""
+        print(
+            f"{row['pool']:28.28} {when:16} {row['state']:8} {row['provider']:9.9} {row['nodes']:5} {row['calls']:6} "
+            f"{row['failed']:6} {row['seconds']:6.0f} s {cost:>8}  {row['program']}"
+        )
+    return 0

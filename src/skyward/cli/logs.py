@@ -1,0 +1,87 @@
+"""`sky logs`: prints what the bodies of a pool wrote, also while it runs, and after it is gone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from skyward.events import CallEnded, Event, Log, NodeDown, Notice, Output, PoolClosed
+
+__all__ = ["add", "run"]
+
+_PAUSE = 0.3
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "logs",
+        help="print what the bodies of a pool wrote",
+        description="Prints the output, log records, warnings and failures of a pool of this computer, by its name or "
+        "by the id that `sky history` shows; without a name, of the pool that was opened last.",
+        epilog="examples:\n  sky logs\n  sky logs sweep --node 2\n  sky logs sweep -f       until the pool is closed",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the pool is closed")
+    parser.add_argument("--node", type=int, metavar="N", help="only this node")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from skyward.cli.pools import chosen
+    from skyward.history.store import Tail
+
+    entry = chosen(arguments.pool)
+    tail = Tail(entry.path)
+    try:
+        while True:
+            running = entry.running
+            over = _print(tail.read(), arguments)
+            if over or not arguments.follow or not running:
+                return 0
+            time.sleep(_PAUSE)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
+    """Prints what is wanted of these events; whether the pool was closed."""
+    from skyward.history.lines import line
+    from skyward.view.terminal import clean
+
+    over = False
+    for event in found:
+        over = over or isinstance(event, PoolClosed)
+        told = _told(event)
+        if told is None or (arguments.node is not None and getattr(event, "node", None) != arguments.node):
+            continue
+        if arguments.json:
+            print(line(event).decode(), end="")
+            continue
+        when = time.strftime("%H:%M:%S", time.localtime(event.time))
+        node = getattr(event, "node", None)
+        print(f"{when} {'pool' if node is None else f'node {node}':7} {clean(told, colours=sys.stdout.isatty())}")
+    sys.stdout.flush()
+    return over
+
+
+def _told(event: Event) -> str | None:
+    match event:
+        case Output(text=text):
+            return text
+        case Log(logger=logger, text=text):
+            return f"{logger}: {text}"
+        case Notice(level="warning", text=text):
+            return text
+        case NodeDown(reason=reason):
+            return f"down: {reason}"
+        case CallEnded(outcome="error" | "crashed" | "timeout" | "lost", name=name, error=error):
+            return f"{name} has failed: {error.rstrip().rpartition(chr(10))[2]}"
+        case _:
+            return None

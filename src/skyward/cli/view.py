@@ -1,0 +1,47 @@
+"""`sky view`: shows a pool in the browser, one that runs or one that is gone."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from typing import Any
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "view",
+        help="show a pool in the browser",
+        description="Serves the page of a pool on loopback and prints its address, until Ctrl-C: nodes, calls over "
+        "time, output, metrics, cost. Without a name, of the pool that was opened last. The address works once. From "
+        "another computer: ssh -L 8000:127.0.0.1:PORT, then the same address with port 8000.",
+        epilog="examples:\n  sky view\n  sky view sweep --open",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
+    parser.add_argument("--open", action="store_true", help="open the browser, too")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from skyward.cli.pools import chosen
+    from skyward.view.page.server import PageServer
+
+    entry = chosen(arguments.pool)
+    server = PageServer(entry)
+    address = server.address()
+    print(f"{entry.pool}: {address}\nCtrl-C ends it.", flush=True)
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(address)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.close()
+    return 0
