@@ -37,6 +37,7 @@ def JoblibPool(
     nodes: int | None = None,
     concurrency: int = 1,
     max_inflight: int | None = None,
+    progress: bool = True,
     image: Image | None = None,
     accelerator: str | Accelerator | None = None,
     vcpus: float | None = None,
@@ -54,11 +55,12 @@ def JoblibPool(
     Args:
         concurrency: how many processes each node runs tasks in. Default: 1.
         max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
         provision_timeout: seconds until machines have to run. Default: 3600.
         joblib_version: a number or a constraint such as ">=1.4". Default: this computer's version.
     """
     return _pool(
-        plugins.joblib(joblib_version, max_inflight=max_inflight),
+        plugins.joblib(joblib_version, max_inflight=max_inflight, progress=progress),
         concurrency,
         options,
         provider=provider,
@@ -78,6 +80,7 @@ def ScikitLearnPool(
     nodes: int | None = None,
     concurrency: int = 1,
     max_inflight: int | None = None,
+    progress: bool = True,
     image: Image | None = None,
     accelerator: str | Accelerator | None = None,
     vcpus: float | None = None,
@@ -95,11 +98,12 @@ def ScikitLearnPool(
     Args:
         concurrency: how many processes each node runs tasks in. Default: 1.
         max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
         provision_timeout: seconds until machines have to run. Default: 3600.
         sklearn_version: a number or a constraint such as ">=1.5". Default: this computer's version.
     """
     return _pool(
-        plugins.sklearn(sklearn_version, max_inflight=max_inflight),
+        plugins.sklearn(sklearn_version, max_inflight=max_inflight, progress=progress),
         concurrency,
         options,
         provider=provider,

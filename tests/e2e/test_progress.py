@@ -141,6 +141,8 @@ def test_a_total_may_be_known_late() -> None:
     assert (told[-1].total, told[-1].left) == (6, 2.0)
     now[0] = 3.0
     counter.add(3)
+    assert (told[-1].done, told[-1].over) == (6, False), "there may be more"
+    counter.end()
     assert told[-1].over
 
 

@@ -33,7 +33,7 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
 class GroupCounter:
     """Counts the calls of one group; `emit` hears of it, seldom enough to cost nothing, but always of the last state.
 
-    `total` is None where it is not known yet, see `expect`.
+    `total` is None where it is not known yet, see `expect`. `flush` waits until what was told has been heard.
     """
 
     def __init__(
@@ -44,9 +44,11 @@ class GroupCounter:
         emit: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
         later: Later = _later,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool, self._name, self._total, self._emit, self._clock = pool, name, total, emit, clock
-        self._later = later
+        self._later, self._flush = later, flush
+        self._follows = False
         self._group = next(_numbers)
         self._began = self._told = clock()
         self._done = self._failed = self._stopped = 0
@@ -54,7 +56,8 @@ class GroupCounter:
         self._lock = threading.RLock()  # a signal handler may stop calls of the group in the thread that counts
 
     def follow(self, futures: Sequence[Future[Any]]) -> None:
-        """Counts futures as they end."""
+        """Counts futures as they end, and is over when all have."""
+        self._follows = True
         for future in futures:
             when_done(future, self._ended)
 
@@ -64,11 +67,13 @@ class GroupCounter:
             self._done += done
             self._failed += failed
             self._stopped += stopped
-            if self._done + self._failed + self._stopped == self._total:
-                self._over, over = True, self._over
-                if not over:
-                    self._tell()
-            elif not self._over:
+            if self._over:
+                return
+            complete = self._done + self._failed + self._stopped == self._total
+            self._over = complete and self._follows
+            if complete:
+                self._tell()
+            else:
                 self._tell_soon()
 
     def expect(self, total: int) -> None:
@@ -79,11 +84,12 @@ class GroupCounter:
                 self.add(0)
 
     def end(self) -> None:
-        """No more of them will be counted."""
+        """No more of them will be counted; listeners have heard so when this returns."""
         with self._lock:
             if not self._over:
                 self._over = True
                 self._tell()
+        self._flush()
 
     def _tell_soon(self) -> None:
         """Tells now, or in a moment: the next call may take an hour to end."""

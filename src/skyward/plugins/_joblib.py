@@ -53,35 +53,40 @@ class Slots(Protocol):
     def submit(self, call: PendingCompute[Any], /) -> Any: ...
     def submit_all(self, calls: Sequence[PendingCompute[Any]], /) -> list[Any]: ...
     def add_packages(self, pip: Sequence[str], /) -> Sequence[str]: ...
+    def follow_group(self, name: str, total: int | None) -> Any: ...
 
 
-def joblib(version: str | None = None, *, max_inflight: int | None = None) -> Plugin:
+def joblib(version: str | None = None, *, max_inflight: int | None = None, progress: bool = True) -> Plugin:
     """joblib on the nodes, and its `Parallel` sent there while the pool is open.
 
     Args:
         version: a number or a constraint such as ">=1.4". Default: this computer's version.
         max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
     """
     if max_inflight is not None:
         check_number("max_inflight", max_inflight)
     return Plugin(
-        "joblib", transform=partial(install, {"joblib": version}), around_client=partial(_around, max_inflight)
+        "joblib",
+        transform=partial(install, {"joblib": version}),
+        around_client=partial(_around, max_inflight, progress),
     )
 
 
 @contextmanager
-def joblib_backend(pool: T, *, max_inflight: int | None = None) -> Generator[T]:
+def joblib_backend(pool: T, *, max_inflight: int | None = None, progress: bool = True) -> Generator[T]:
     """Sends joblib's `Parallel` to a pool that is open already; leaving the block leaves the pool open.
 
     Args:
         pool: the open pool.
         max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
     """
     if not hasattr(pool, "concurrency") or not hasattr(pool, "submit"):
         raise InvalidArgument(f"{pool!r} is not a pool. Give the sky.ComputePool whose with-block this is in.")
     if not pool.is_active:
         raise PoolClosed("the pool is not open; use this inside `with sky.ComputePool(...) as pool:`.")
-    with _activated(pool, max_inflight):
+    with _activated(pool, max_inflight, progress):
         yield pool
 
 
@@ -143,15 +148,15 @@ def open_pool() -> Slots:
 
 
 @contextmanager
-def _around(max_inflight: int | None, pool: Slots, cluster: Cluster) -> Generator[None]:
-    with _activated(pool, max_inflight):
+def _around(max_inflight: int | None, progress: bool, pool: Slots, cluster: Cluster) -> Generator[None]:
+    with _activated(pool, max_inflight, progress):
         yield
 
 
 @contextmanager
-def _activated(pool: Slots, max_inflight: int | None) -> Generator[None]:
+def _activated(pool: Slots, max_inflight: int | None, progress: bool) -> Generator[None]:
     module = _backend_module()
-    backend = module.SkywardBackend(pool=pool, max_inflight=max_inflight)
+    backend = module.SkywardBackend(pool=pool, max_inflight=max_inflight, progress=progress)
     config = module.parallel_config(backend=backend)
     thread = threading.get_ident()
     try:

@@ -37,6 +37,7 @@ from skyward.api.image import check_number
 from skyward.client.callbacks import when_done
 from skyward.errors import InvalidArgument
 from skyward.plugins._joblib import Lacking, Slots, Tasks, open_pool, packages_with, runs
+from skyward.plugins._joblib_progress import TaskCounter
 
 __all__ = ["SkywardBackend", "default_for_threads", "parallel_config"]
 
@@ -70,11 +71,12 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         max_inflight: int | None = None,
         nesting_level: int | None = None,
         inner_max_num_threads: int | None = None,
+        progress: bool = True,
     ) -> None:
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
         if max_inflight is not None:
             check_number("max_inflight", max_inflight)
-        self._given, self._max_inflight = pool, max_inflight
+        self._given, self._max_inflight, self._progress = pool, max_inflight, progress
         self._limit: int | None = None
         self._frozen: int | None = None
         self._traffic: _Traffic | None = None
@@ -100,7 +102,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
                 "of joblib. Leave it out; what nodes need before a call goes into the pool's image or plugins."
             )
         if self.parallel is not parallel:
-            own = SkywardBackend(self._target(), self._max_inflight, self.nesting_level)
+            own = SkywardBackend(self._target(), self._max_inflight, self.nesting_level, progress=self._progress)
             own.parallel = parallel
             raise FallbackToBackend(own)
         count = self.effective_n_jobs(n_jobs)
@@ -125,7 +127,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         ahead: Any = getattr(self.parallel, "_ready_batches", None)
         while ahead is not None and not ahead.empty():
             ahead.get_nowait()
-        self._traffic = _Traffic(self._target(), self._limit, (self.nesting_level or 0) + 1, self._frozen)
+        counted = TaskCounter(self._target(), self.parallel) if self._progress else None
+        self._traffic = _Traffic(self._target(), self._limit, (self.nesting_level or 0) + 1, self._frozen, counted)
 
     def stop_call(self) -> None:
         """The call is over."""
@@ -161,8 +164,11 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
 class _Traffic:
     """The batches of one call of a Parallel, with the thread that sends them and hears of their end."""
 
-    def __init__(self, pool: Slots, limit: int | None, level: int, frozen: int | None) -> None:
+    def __init__(
+        self, pool: Slots, limit: int | None, level: int, frozen: int | None, counted: TaskCounter | None = None
+    ) -> None:
         self._pool, self._limit, self._level, self._frozen = pool, limit, level, frozen
+        self._counted = counted
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Any, Callback]] = deque()
         self._sent: set[Future[Any]] = set()
@@ -173,12 +179,16 @@ class _Traffic:
 
     def add(self, batch: Any, callback: Callback) -> None:
         """Has a batch sent when there is room for it."""
+        if self._counted is not None:
+            self._counted.sent(batch)
         with self._lock:
             self._waiting.append((batch, callback))
         self._news.put("added")
 
     def stop(self) -> None:
         """Ends the thread when it has heard of what is done."""
+        if self._counted is not None:
+            self._counted.end()
         self._news.put("stop")
 
     def abort(self) -> None:
@@ -215,6 +225,8 @@ class _Traffic:
                 return
             except Exception as exc:  # joblib raises it where the Parallel was called
                 future = _failed(exc)
+        if self._counted is not None:
+            self._counted.ended(sent.batch, future)
         sent.callback(future)
 
     def _add_packages(self, module: str, known: Sequence[str]) -> None:

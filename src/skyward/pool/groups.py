@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream
@@ -73,6 +74,13 @@ class Groups:
             GroupCounter(self.name, name, len(calls), self._emit).follow(futures)
         return futures
 
+    def follow_group(self, name: str, total: int | None) -> GroupCounter | None:
+        """Counts calls that somebody sends as one, and shows how far they are; None if nobody wants to know."""
+        if not self._listening():
+            return None
+        flush = partial(self._user.listeners.flush, _TOLD)
+        return GroupCounter(self.name, name, total, self._emit, flush=flush)
+
     @overload
     def map(
         self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ..., progress: bool = ...
@@ -107,12 +115,10 @@ class Groups:
         self._state.check_open()
         each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))
         chosen = list(items)
-        watched = progress and len(chosen) > 1 and self._listening()
-        if not watched:
+        counter = self.follow_group(each.name, len(chosen)) if progress and len(chosen) > 1 else None
+        if counter is None:
             return gather.mapped(self._send, each, chosen, self.slots, return_exceptions)
-        counter = GroupCounter(self.name, each.name, len(chosen), self._emit)
         try:
             return gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter.add)
         finally:
             counter.end()
-            self._user.listeners.flush(_TOLD)

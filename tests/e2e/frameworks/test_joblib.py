@@ -17,6 +17,7 @@ from joblib.parallel import get_active_backend
 
 import skyward as sky
 from skyward.errors import InvalidArgument, NotSerializable
+from skyward.events import GroupProgress
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +209,66 @@ def test_progress_is_shown(pool: sky.ComputePool, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().err
     assert "SkywardBackend with 2 concurrent workers" in shown
     assert "Done   4 out of   4" in shown
+
+
+class Heard:
+    """How far groups of a pool are."""
+
+    def __init__(self, pool: sky.ComputePool) -> None:
+        self.events: list[GroupProgress] = []
+        self.stop = pool.on_event(lambda event: isinstance(event, GroupProgress) and self.events.append(event))
+
+
+@pytest.mark.parametrize("tasks", ["generator", "list", "all", "unknown"])
+def test_a_parallel_says_how_far_it_is(pool: sky.ComputePool, tasks: str) -> None:
+    heard = Heard(pool)
+    calls = (delayed(nap)(0.02) for i in range(80))
+    if tasks == "unknown":
+        calls = (call for call in calls if call)
+    before = "all" if tasks == "all" else "2*n_jobs"
+    Parallel(n_jobs=-1, pre_dispatch=before, batch_size=1)(list(calls) if tasks == "list" else calls)
+    heard.stop()
+    assert len({event.group for event in heard.events}) == 1
+    first, last = heard.events[0], heard.events[-1]
+    assert (last.name, last.done, last.total, last.over) == ("nap", 80, 80, True)
+    assert [event.done for event in heard.events] == sorted(event.done for event in heard.events)
+    if tasks in ("generator", "list"):
+        assert first.total == 80
+        assert first.left is not None
+    elif tasks == "unknown":
+        assert first.total is None
+
+
+def test_a_parallel_that_fails_is_over_for_those_who_watch(pool: sky.ComputePool) -> None:
+    heard = Heard(pool)
+    with pytest.raises(KeyError):
+        Parallel(n_jobs=-1, batch_size=1)(delayed(fail_at)(i, 5) for i in range(100))
+    heard.stop()
+    assert heard.events[-1].over
+    assert heard.events[-1].failed >= 1
+    assert heard.events[-1].done < 99
+
+
+def test_progress_of_a_parallel_can_be_silenced(pool: sky.ComputePool) -> None:
+    heard = Heard(pool)
+    with sky.integrations.joblib_backend(pool, progress=False):
+        Parallel(n_jobs=-1)(delayed(nap)(0.01) for _ in range(8))
+    with parallel_config("skyward", progress=False):
+        Parallel(n_jobs=-1)(delayed(nap)(0.01) for _ in range(8))
+    heard.stop()
+    assert heard.events == []
+
+
+def test_a_grid_search_says_how_far_it_is(pool: sky.ComputePool) -> None:
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import GridSearchCV
+
+    heard = Heard(pool)
+    numbers = np.arange(40.0).reshape(20, 2)
+    GridSearchCV(Ridge(), {"alpha": [0.1, 1.0, 10.0, 100.0]}, cv=5, n_jobs=-1).fit(numbers, numbers[:, 0])
+    heard.stop()
+    assert heard.events[-1].over
+    assert (heard.events[-1].done, heard.events[-1].total) == (20, 20)
 
 
 def test_a_parallel_inside_a_task_runs_there_one_by_one(pool: sky.ComputePool) -> None:
