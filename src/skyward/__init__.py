@@ -131,11 +131,18 @@ else:  # hidden from type checkers, for which every name would exist otherwise
         if name in _MODULES:
             return import_module(f"skyward.{name}")
         if name not in _HOMES:
-            raise AttributeError(f"module 'skyward' has no attribute {name!r}")
+            raise AttributeError(f"module 'skyward' has no attribute {name!r}{_hint(name)}", name=name)
         if "COMPUTE_POOL" not in os.environ:  # not on a node
             import_module("skyward.pool.lifetime")  # what it does when a program ends has its place in an order
         globals()[name] = found = getattr(import_module(_HOMES[name]), name)
         return found
+
+    def _hint(name: str) -> str:
+        if name.startswith("_"):
+            return ""
+        from skyward.api.spellings import instead_of
+
+        return instead_of(name, __dir__())
 
 
 def __dir__() -> list[str]:

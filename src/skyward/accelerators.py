@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from skyward.errors import InvalidArgument
@@ -59,6 +58,8 @@ def _gigabytes(name: str, memory: str) -> int:
 
 
 def _unknown(name: str) -> InvalidArgument:
+    from difflib import get_close_matches  # for weight: only a mistake needs it
+
     near = get_close_matches(_key(name), CATALOG, n=5, cutoff=0.5)
     names = ", ".join(CATALOG[key].name for key in near or CATALOG)
     return InvalidArgument(

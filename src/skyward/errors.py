@@ -148,6 +148,8 @@ class TaskCrashed(TaskError):
                 'did it; executor="process" gives every slot a process of its own. '
             )
         text += "It was not started again: a body that ends its process would do so again."
+        if self.signal is None and self.shared_with == 0:
+            text += " If it calls sys.exit() or os._exit(), have it return or raise instead."
         return text + (f"\nLast lines of its stderr:\n{self.stderr}" if self.stderr else "")
 
 

@@ -139,7 +139,7 @@ def test_a_group_of_calls_and_functions_says_what_is_missing(act: Any) -> None:
 
 
 def test_a_group_wants_calls() -> None:
-    with pytest.raises(TypeError, match="parentheses around the group"):
+    with pytest.raises(TypeError, match="parentheses around a group"):
         add(1) & 3  # type: ignore[operator]
     with pytest.raises(TypeError, match="cannot be broadcast"):
         (add(1) & add(2)) @ Notebook()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
-from collections.abc import Callable
+import importlib
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,20 @@ def double(n: int) -> int:
 
 def plain(n: int) -> int:
     return n
+
+
+LOCK = threading.Lock()
+
+
+@sky.compute
+def add_up(items: Iterator[int]) -> int:
+    return sum(items)
+
+
+def exhausted() -> Iterator[int]:
+    items = (n for n in [1])
+    list(items)
+    return items
 
 
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -41,13 +61,96 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a future as an argument": (lambda pool: double(double(1) > pool) >> pool, "future.result()"),
     "a pool as an argument": (lambda pool: double(pool) >> pool, "stays in the process"),
     "a function that was not called": (lambda pool: double >> pool, "has not been called"),
+    "a plain function itself": (lambda pool: plain >> pool, "Decorate it with @sky.compute, then call it"),
+    "a list, broadcast": (lambda pool: [double(1)] @ pool, "[call @ pool for call in calls]"),
+    "the pool first": (lambda pool: pool >> double(1), "`call >> pool`"),
+    "the pool first, broadcast": (lambda pool: pool @ double(1), "`call @ pool`"),
+    "the other direction": (lambda pool: double(1) << pool, "`double(...) >> pool`"),
+    "a shell's pipe": (lambda pool: double(1) | pool, "`double(...) >> pool`"),
+    "added before it has run": (lambda pool: double(1) + 1, "has not run"),
+    "summed before they have run": (lambda pool: sum([double(1), double(2)]), "has not run"),
+    "indexed before it has run": (lambda pool: double(1)[0], "has not run"),
+    "iterated before it has run": (lambda pool: list(double(1)), "has not run"),
+    "a number before it has run": (lambda pool: int(double(1)), "has not run"),
+    "asked for what its result has": (lambda pool: double(1).shape, "`(double(...) >> pool).shape`"),
+    "a group that was not sent": (lambda pool: sky.gather(double(1), double(2))[0], "`sky.gather(...) >> pool`"),
+    "a stream that was not sent": (lambda pool: list(sky.gather(double(1), stream=True)), "stream=True) >> pool`"),
+    "a group as a condition": (lambda pool: bool(sky.gather(double(1))), "no truth value"),
+    "awaited, a group": (lambda pool: sky.gather(double(1)).__await__(), "`await (sky.gather(...) > pool)`"),
+    "futures gathered": (lambda pool: sky.gather(double(1) > pool), "future.result()"),
+    "parentheses forgotten": (lambda pool: double(1) & double(2) >> pool, "`(a() & b()) >> pool`"),
+    "a group run": (lambda pool: pool.run(sky.gather(double(1))), "`group >> pool`"),
+    "a function run": (lambda pool: pool.run(double), "double has not been called"),
+    "two calls run": (lambda pool: pool.run(double(1), double(2)), "sky.gather(a(), b()) >> pool"),
+    "broadcast like an executor": (lambda pool: pool.broadcast(double, 1), "pool.broadcast(double(1))"),
+    "map of a call": (lambda pool: pool.map(double(1), [1]), "`pool.map(double, items)`"),
+    "map turned around": (lambda pool: pool.map([1], double), "the function comes first"),
+    "map of a number": (lambda pool: pool.map(double, 3), "items are given as a list"),
+    "map of two lists": (lambda pool: pool.map(double, [1], [2]), "sky.gather(*(double(a, b) for a, b in zip(...)))"),
+    "multiprocessing's imap": (lambda pool: pool.imap(double, [1]), "stream=True"),
+    "multiprocessing's starmap": (lambda pool: pool.starmap(double, [(1,)]), "sky.gather("),
+    "an executor's end": (lambda pool: pool.shutdown(), "`pool.close()`"),
+    "a pool's gather": (lambda pool: pool.gather(double(1)), "`sky.gather(*calls) >> pool`"),
+    "a future's get": (lambda pool: pool.submit(double(1)).get(), "`future.result()`"),
+    "a future like its result": (lambda pool: pool.submit(double(1)).shape, "`future.result().shape`"),
+    "ray's decorator": (lambda pool: sky.remote, "@sky.compute"),
+    "another name of the pool": (lambda pool: sky.Pool, "sky.ComputePool(...)"),
+    "a name with a typo": (lambda pool: sky.ComputPool, "Did you mean sky.ComputePool?"),
+    "the module's map": (lambda pool: sky.map(double, [1]), "pool.map(fn, items)"),
+    "the class as a target": (lambda pool: double(1) >> sky.ComputePool, "with ComputePool(...) as pool"),
+    "a provider as a target": (lambda pool: double(1) >> sky.Local(), "sent to a sky.ComputePool"),
+    "a lambda with a lock": (lambda pool: sky.compute(lambda: LOCK)() >> pool, "Create it inside the function"),
+    "a generator in a list parameter": (lambda pool: double(x for x in [1]) >> pool, "Iterator[...]"),
+    "a generator that was read": (lambda pool: add_up(exhausted()) >> pool, "Make a new one for each call"),
+    "an iterator for all": (lambda pool: add_up(iter([1])) @ pool, "can be read once"),
 }
+
+OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
+    "an option with a typo": (lambda: sky.ComputePool(node=2), "Did you mean `nodes`?"),
+    "hosts of the pool": (lambda: sky.ComputePool(hosts=["a"]), 'provider=sky.SSH(hosts=["gpu1", "gpu2"])'),
+    "gpus": (lambda: sky.ComputePool(gpus=2), 'accelerator="A100"'),
+    "cpus": (lambda: sky.ComputePool(cpus=2), "vcpus="),
+    "memory": (lambda: sky.ComputePool(memory=2), "memory_gb="),
+    "workers": (lambda: sky.ComputePool(workers=2), "nodes="),
+    "packages of the pool": (lambda: sky.ComputePool(pip=["numpy"]), "image=sky.Image(pip=[...])"),
+    "packages of the image": (lambda: sky.Image(packages=["numpy"]), "`pip=[...]`"),
+    "packages as one text": (lambda: sky.Image(pip="numpy pandas"), "pip=['numpy', 'pandas']"),
+    "a provider by name": (lambda: sky.ComputePool(provider="aws"), "provider=sky.AWS()"),
+    "a host as a provider": (lambda: sky.ComputePool(provider="gpu1"), "provider=sky.SSH(hosts=['gpu1'])"),
+    "hosts as a provider": (lambda: sky.ComputePool(provider=["a", "b"]), "provider=sky.SSH(hosts=['a', 'b'])"),
+    "a provider's class": (lambda: sky.ComputePool(provider=sky.AWS), "provider=sky.AWS()"),
+    "a plugin by name": (lambda: sky.ComputePool(plugins=["pytorch"]), "plugins=[sky.plugins.torch()]"),
+    "a plugin without a list": (lambda: sky.ComputePool(plugins=sky.plugins.jax()), "plugins=[sky.plugins.jax()]"),
+    "a plugin that was not called": (lambda: sky.ComputePool(plugins=[sky.plugins.jax]), "sky.plugins.jax()"),
+    "an image as a list": (lambda: sky.ComputePool(image=["numpy"]), "image=sky.Image(pip=['numpy'])"),
+    "a number in quotes": (lambda: sky.ComputePool(nodes="4"), "Write nodes=4, without quotes."),
+    "a duration as a text": (lambda: sky.ComputePool(ttl="2h"), "Write ttl=7200, without quotes, in seconds."),
+    "a range of nodes": (lambda: sky.ComputePool(nodes=(1, 4)), "Write nodes=4, min_nodes=1 to"),
+    "an accelerator with a typo": (lambda: sky.ComputePool(accelerator="A1000"), "near ones: A100"),
+    "a password for ssh": (lambda: sky.SSH(hosts=["a"], password="x"), "key="),
+    "one instance type": (lambda: sky.AWS(instance_type="g5.xlarge"), "instance_types="),
+    "both kinds of slots": (lambda: sky.ComputePool(concurrency=2, worker=sky.Worker()), "not both"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_an_option_that_is_not_there_is_answered_with_what_to_write(case: str) -> None:
+    act, words = OPTIONS[case]
+    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+        act()
+    assert words in str(caught.value)
+
+
+def test_options_that_are_right_are_still_those_of_the_signature() -> None:
+    assert "nodes" in inspect.signature(sky.ComputePool).parameters
+    assert list(inspect.signature(sky.Image).parameters)[:2] == ["python", "pip"]
+    assert dataclasses.replace(sky.Image(pip=["numpy"]), apt=["git"]).pip == ("numpy",)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_mistake_leads_to_the_right_spelling(pool: sky.ComputePool, case: str) -> None:
     act, words = CASES[case]
-    with pytest.raises((TypeError, AttributeError)) as caught:
+    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
         act(pool)
     assert words in str(caught.value)
 
@@ -132,3 +235,86 @@ def test_an_open_file_is_not_sent_as_a_text(pool: sky.ComputePool, tmp_path: Pat
     path.write_text("text")
     with path.open() as file, pytest.raises(sky.errors.NotSerializable, match="Pass the path"):
         double(file) >> pool  # type: ignore[arg-type]
+
+
+@sky.compute
+def forgets_to_send(n: int) -> Any:
+    return n if n == 0 else forgets_to_send(n - 1)
+
+
+@sky.compute
+def sends_from_a_body() -> Any:
+    return double(1) >> sky
+
+
+@sky.compute
+def opens_a_pool() -> int:
+    with sky.ComputePool(nodes=1) as inner:
+        return double(1) >> inner
+
+
+@sky.compute
+def returns_a_lock() -> Any:
+    return threading.Lock()
+
+
+@sky.compute
+def ends_its_process() -> None:
+    sys.exit(3)
+
+
+@sky.compute
+def imports_what_is_not_there() -> None:
+    importlib.import_module("cv2_of_nobody")
+
+
+@sky.compute
+def read(path: str) -> str:
+    with contextlib.chdir("/"):  # as on another machine
+        return Path(path).read_text()
+
+
+BODIES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "sends calls": (sends_from_a_body, sky.errors.PoolClosed, "`fn.local(...)`"),
+    "opens a pool": (opens_a_pool, sky.errors.NestedPoolError, "allow_nested=True"),
+    "returns a lock": (returns_a_lock, sky.errors.ResultNotSerializable, "cannot come home"),
+    "ends its process": (ends_its_process, sky.errors.TaskCrashed, "have it return or raise instead"),
+    "imports what is not there": (imports_what_is_not_there, ModuleNotFoundError, "sky.Image(pip=['cv2_of_nobody'])"),
+    "reads a file of this computer": (lambda: read("pyproject.toml"), FileNotFoundError, "sky.Image(includes=[...])"),
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_a_body_that_cannot_work_says_what_to_do(pool: sky.ComputePool, case: str) -> None:
+    act, kind, words = BODIES[case]
+    with pytest.raises(kind) as caught:
+        act() >> pool
+    assert words in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+@pytest.mark.parametrize("act", [sends_from_a_body, opens_a_pool, returns_a_lock])
+def test_remote_tracebacks_have_no_frame_of_ours(pool: sky.ComputePool, act: Callable[[], Any]) -> None:
+    with pytest.raises(sky.SkywardError) as caught:
+        act() >> pool
+    (note,) = [note for note in caught.value.__notes__ if "remote traceback" in note]
+    assert "/skyward/" not in note.replace(str(Path(__file__)), "")
+
+
+def test_a_body_that_returns_a_call_is_told(pool: sky.ComputePool) -> None:
+    lines: list[str] = []
+    end = pool.on_event(lambda event: lines.append(event.text) if isinstance(event, sky.events.Output) else None)
+    assert isinstance(forgets_to_send(1) >> pool, sky.PendingCompute)
+    until(lambda: any("a call that nobody has run" in line and "forgets_to_send.local(...)" in line for line in lines))
+    end()
+
+
+def test_a_closed_pool_and_another_pools_object_say_so(pool: sky.ComputePool) -> None:
+    other = sky.ComputePool(nodes=1, console=False)
+    with pytest.raises(sky.errors.PoolClosed, match="not open yet"):
+        double(1) >> other
+    with other:
+        kept = other.put([1])
+        with pytest.raises(sky.errors.NotSerializable, match="belongs to the pool"):
+            double(kept) >> pool
+    with pytest.raises(sky.errors.PoolClosed, match="is closed"):
+        other.map(double, [1])

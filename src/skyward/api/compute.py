@@ -22,6 +22,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 from skyward.api.brief import brief, described
 from skyward.api.futures import AwaitableFuture
 from skyward.api.targets import Target, resolve
+from skyward.api.unsent import Unsent
 from skyward.errors import InvalidArgument
 
 __all__ = [
@@ -35,7 +36,6 @@ __all__ = [
     "name_of",
 ]
 
-_AFTERWARDS = frozenset({"result", "get", "exception", "done", "cancel", "add_done_callback", "compute", "join"})
 _ELSEWHERE = frozenset({"remote", "delay", "submit", "spawn", "starmap", "map", "apply_async", "options"})
 
 P = ParamSpec("P")
@@ -51,7 +51,7 @@ Ts = TypeVarTuple("Ts")
 
 
 @dataclass(frozen=True, eq=False)
-class PendingCompute(Generic[T_co]):
+class PendingCompute(Unsent, Generic[T_co]):
     """A call that has not been sent yet."""
 
     fn: Callable[..., Any]
@@ -86,28 +86,8 @@ class PendingCompute(Generic[T_co]):
     def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[T_co, U]:
         return PendingComputeGroup((self, _checked_member(other)))
 
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"{self.name}(...) has not run: it has no truth value. Send it to a pool first, `{self.name}(...) >> pool`."
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, PendingCompute):
-            return self is other
-        raise TypeError(
-            f"{self.name}(...) has not run: it equals nothing yet. Send it first: `({self.name}(...) >> pool) == ...`."
-        )
-
-    __hash__ = object.__hash__
-
-    def __await__(self) -> typing.NoReturn:
-        raise TypeError(f"{self.name}(...) was not sent anywhere: `await ({self.name}(...) > pool)`.")
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _AFTERWARDS:
-            hint = f"{self.name}(...) has not run: it has no {name}() yet. Send it: `{self.name}(...) >> pool`, or"
-            raise AttributeError(f"{hint} `({self.name}(...) > pool).result()` to go on meanwhile.")
-        raise AttributeError(f"'PendingCompute' object has no attribute {name!r}")
+    def _spelled(self) -> str:
+        return f"{self.name}(...)"
 
     def __repr__(self) -> str:
         return f"<PendingCompute {described(self.name, self.args, self.kwargs)}>"
@@ -124,7 +104,7 @@ class PendingCompute(Generic[T_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class PendingComputeGroup(Generic[*Ts]):
+class PendingComputeGroup(Unsent, Generic[*Ts]):
     """Several calls to be sent together; the result is a tuple in the same order."""
 
     items: tuple[PendingCompute[Any], ...]
@@ -151,12 +131,15 @@ class PendingComputeGroup(Generic[*Ts]):
     def __gt__(self, target: Target | ModuleType) -> AwaitableFuture[tuple[*Ts]]:
         return resolve(target, ">").submit_parallel(self)
 
+    def _spelled(self) -> str:
+        return "sky.gather(...)"
+
     def __matmul__(self, target: Any) -> typing.NoReturn:
         raise TypeError("a group cannot be broadcast; broadcast its calls one by one: `a() @ pool`, `b() @ pool`.")
 
 
 @dataclass(frozen=True, eq=False)
-class PendingStream(Generic[T]):
+class PendingStream(Unsent, Generic[T]):
     """Several calls whose results are wanted one by one, as they come or in order."""
 
     items: tuple[PendingCompute[Any], ...]
@@ -166,6 +149,9 @@ class PendingStream(Generic[T]):
 
     def __rshift__(self, target: Target | ModuleType) -> Iterator[T]:
         return resolve(target, ">>").stream_parallel(self)
+
+    def _spelled(self) -> str:
+        return "sky.gather(..., stream=True)"
 
 
 No = Literal[False]
@@ -281,11 +267,13 @@ class Compute(Generic[P, T]):
             return asyncio.run(cast("Coroutine[Any, Any, T]", result))
         return result
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _ELSEWHERE:
-            called = name_of(self.fn) if "fn" in self.__dict__ else "f"
-            raise AttributeError(f"{called}.{name}(...): a call is made first and then sent, `{called}(...) >> pool`.")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not typing.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _ELSEWHERE:
+                called = name_of(self.fn) if "fn" in self.__dict__ else "f"
+                raise AttributeError(f"{called}.{name}(...): a call is made first, then sent, `{called}(...) >> pool`.")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _not_called(self, other: object) -> typing.NoReturn:
         name = name_of(self.fn)
@@ -376,10 +364,16 @@ def _checked_member(call: object) -> PendingCompute[Any]:
         return cast("PendingCompute[Any]", call)
     if isinstance(call, list | tuple | Iterator):
         raise TypeError("gather() takes calls, not a list of them: put a star before it, `sky.gather(*calls)`.")
+    if isinstance(call, AwaitableFuture):
+        raise TypeError(
+            "gather() takes calls that were not sent yet, and this is a future: it runs already. Its result is "
+            "`future.result()`; of several, `[future.result() for future in futures]`."
+        )
     if isinstance(call, Compute):
         call._not_called(None)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] - same module
     raise TypeError(
-        f"`&` and gather() join calls, not {brief(call)}; put parentheses around the group: `(a() & b()) >> pool`."
+        f"`&` and gather() join calls, not {brief(call)}. Was it returned by a plain function, or sent already? Put "
+        "parentheses around a group, `(a() & b()) >> pool`: without them `b() >> pool` comes first."
     )
 
 

@@ -25,6 +25,17 @@ class AwaitableFuture(Future[T]):
     def __await__(self) -> Generator[Any, None, T]:
         return _awaited(self).__await__()
 
+    if not TYPE_CHECKING:  # for type checkers there is no such name
+
+        def __getattr__(self, name: str) -> Any:
+            words = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ("get", "value", "ready", "join"):
+                raise AttributeError(
+                    f"{words}: what a call returns is `future.result()`, whether it has ended `.done()`."
+                )
+            hint = "" if name.startswith("_") else f". If the result has it: `future.result().{name}`."
+            raise AttributeError(words + hint)
+
     @property
     def is_light(self) -> bool:
         """Whether `result` of a future that has ended takes no time worth a thread."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from skyward.api.keywords import FOR_IMAGES, corrects
 from skyward.api.masking import MASK, hide
 from skyward.api.secret import Secret, looks_secret
 from skyward.errors import InvalidArgument
@@ -49,7 +50,12 @@ def check_number(name: str, value: object, *, whole: bool = True) -> None:
     kinds = (int,) if whole else (int, float)
     if type(value) not in kinds or not cast("float", value) > 0 or value == float("inf"):
         kind = "whole number from 1 on" if whole else "number above 0"
-        raise InvalidArgument(f"{name}={value!r} is not a {kind}. Give {name} such a number.")
+        number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d|gb|g)?\s*", str(value).lower())
+        instead = f"Give {name} such a number."
+        if isinstance(value, str) and number:
+            scale = {"m": 60, "min": 60, "h": 3600, "d": 86400}.get(number[2] or "", 1)
+            instead = f"Write {name}={float(number[1]) * scale:.12g}, without quotes{', in seconds' * (scale > 1)}."
+        raise InvalidArgument(f"{name}={value!r} is not a {kind}. {instead}")
 
 
 def check_one_of(name: str, value: object, options: Sequence[str]) -> None:
@@ -61,7 +67,8 @@ def check_one_of(name: str, value: object, options: Sequence[str]) -> None:
 def check_texts(name: str, value: object) -> tuple[str, ...]:
     """The strings of a list or tuple."""
     if isinstance(value, str):
-        raise InvalidArgument(f"{name} is one string where a list is wanted. Write {name}=[{mask(value)!r}].")
+        parts = re.split(r"[,\s]+", value.strip()) if "@" not in value else [value]
+        raise InvalidArgument(f"{name} is one string where a list is wanted. Write {name}={list(map(mask, parts))!r}.")
     if not isinstance(value, (list, tuple)):
         raise InvalidArgument(
             f"{name} has type {type(value).__name__} where a list is wanted. Give {name} a list of strings."
@@ -239,6 +246,7 @@ class PipIndex:
         return f"PipIndex(url={mask(self.url)!r}, packages={self.packages!r}{login})"
 
 
+@corrects(FOR_IMAGES)
 @dataclass(frozen=True, repr=False)
 class Image:
     """What a node has: Python, packages, variables and files.

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 
 from skyward.accelerators import Accelerator, Model, resolve
 from skyward.api.image import Image, PipIndex, check_number, check_one_of
+from skyward.api.keywords import FOR_POOLS, corrects
 from skyward.errors import InvalidArgument
 
 # fmt: off
@@ -86,6 +87,7 @@ class Worker:
 WEEK = 7 * 24 * 3600.0
 
 
+@corrects(FOR_POOLS)
 @dataclass(frozen=True, init=False)
 class Spec:
     """Which machines, how many, from whom: one of the kinds of machines that would do for a pool.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -98,4 +99,9 @@ def innermost() -> Target:
         for ref in reversed(_open):
             if (target := ref()) is not None:
                 return target
+    if "COMPUTE_POOL" in os.environ:  # on a node
+        raise PoolClosed(
+            "this code runs on a node, where no pool is open: a body does not send calls. Return what is to be done "
+            "next, and send it from your program; or run the function here and now, `fn.local(...)`."
+        )
     raise PoolClosed("no pool is open: `>> sky` works inside `with sky.ComputePool(...):` only.")

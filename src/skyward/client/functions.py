@@ -7,7 +7,7 @@ import inspect
 import typing
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, cast
 
 from skyward.api.compute import PendingCompute
@@ -39,6 +39,11 @@ def streamed_parameters(call: PendingCompute[Any]) -> tuple[set[int], set[str]]:
 def _travels_as_stream(kind: type | None, value: object) -> bool:
     if kind is None or not isinstance(value, Iterable):
         return False
+    if isinstance(value, GeneratorType) and value.gi_frame is None:
+        raise TypeError(
+            f"the generator {value.__qualname__} was read to its end already, by an earlier call or a loop: it would "
+            "give nothing. Make a new one for each call."
+        )
     return kind is Iterator or not isinstance(value, Collection)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from concurrent.futures import CancelledError
 from typing import Any, Literal
@@ -54,6 +55,11 @@ def gang_note(call: Call, others: list[Call], many: bool) -> str:
 def _advice(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return missing_module(error.name.partition(".")[0])
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and os.path.exists(error.filename):
+        return (
+            f"node: {error.filename} exists on this computer, and not where the body looked for it. Files of yours are "
+            "sent along with sky.Image(includes=[...]); small data can be an argument of the call."
+        )
     if type(error) in (ValueError, RuntimeError) and "Default process group has not been initialized" in str(error):
         return (
             "node: torch has no process group there. Add plugins=[sky.plugins.torch()] to the pool, which forms one on "

@@ -124,7 +124,7 @@ def candidate(spec: Spec, fallback: Provider) -> Candidate:
     if isinstance(spec.nodes, tuple):
         raise InvalidArgument(
             f"nodes={spec.nodes!r}: a pool has one number of nodes, and does not grow and shrink. Write "
-            f"nodes={spec.nodes[1]}."
+            f"nodes={spec.nodes[1]}, min_nodes={spec.nodes[0]} to have it open with fewer, until the others come."
         )
     found: Any = spec.provider if spec.provider is not None else fallback
     if isinstance(found, type) and issubclass(found, Provider):
@@ -133,8 +133,20 @@ def candidate(spec: Spec, fallback: Provider) -> Candidate:
             f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}({arguments})."
         )
     if not isinstance(found, Provider):
-        raise InvalidArgument(f"provider={found!r}: a sky.Provider is wanted here, e.g. sky.AWS() or sky.Local().")
+        raise InvalidArgument(
+            f"provider={found!r}: a sky.Provider is wanted here. Write {_provider_meant(cast(object, found))}."
+        )
     return Candidate(found, spec)
+
+
+def _provider_meant(found: object) -> str:
+    """What to write for a provider that was given by its name, or by its hosts."""
+    kinds = {"aws": "sky.AWS()", "ec2": "sky.AWS()", "local": "sky.Local()", "localhost": "sky.Local()"}
+    if isinstance(found, str):
+        return f"provider={kinds.get(found.lower(), f'sky.SSH(hosts=[{found!r}])')}"
+    if isinstance(found, list | tuple):
+        return f"provider=sky.SSH(hosts={list(cast('Sequence[object]', found))!r})"
+    return "provider=sky.SSH(hosts=[...]), provider=sky.AWS() or provider=sky.Local()"
 
 
 def look(candidates: Sequence[Candidate], selection: Selection) -> Plans:

@@ -75,6 +75,8 @@ class Bodies:
                 if call.state == "stopping":
                     raise Stopped
                 return "done", {}, []
+            if type(result).__module__ == "skyward.api.compute":
+                _tell_of_call(call.about["name"], result)
             return self._packed_result(call, result)
         except Stopped:
             raise
@@ -226,3 +228,18 @@ def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:
     for index, blob in about.get("blobs", {}).items():
         buffers[int(index)] = blobs.read(blob)
     return buffers
+
+
+_told: set[str] = set()
+
+
+def _tell_of_call(name: str, result: Any) -> None:
+    """Says once for each function that what it returned is a call, which nobody has run."""
+    if name not in _told:
+        _told.add(name)
+        called = getattr(result, "name", "fn")
+        print(
+            f"skyward: {name} has returned {result!r}, a call that nobody has run. A body runs a compute function with "
+            f"`{called}.local(...)`.",
+            file=sys.stderr,
+        )

@@ -79,12 +79,11 @@ def _from_nvml() -> list[Card]:
 
 
 def _from_smi() -> list[Card]:
-    import shutil
-    import subprocess
-
-    program = shutil.which("nvidia-smi")
+    paths = (os.path.join(folder, "nvidia-smi") for folder in os.get_exec_path())
+    program = next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
     if program is None:
         return []
+    import subprocess  # takes a while to load, and most machines have no such program
 
     def ask(*options: str) -> str:
         run = subprocess.run([program, *options], capture_output=True, text=True, timeout=_PATIENCE, check=True)

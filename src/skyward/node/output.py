@@ -6,7 +6,6 @@ waits for the next request. Outside a pool these decorators do nothing.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -95,6 +94,8 @@ def _silence(streams: tuple[Stream, ...]) -> Route:
 
 
 def _unknown(name: str, value: object, known: tuple[str, ...], other: str = "") -> InvalidArgument:
+    import difflib  # for weight: only a mistake needs it
+
     near = difflib.get_close_matches(str(value), known, 1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return InvalidArgument(f"{name}={value!r} is not known. {hint}It takes {', '.join(map(repr, known))}{other}.")

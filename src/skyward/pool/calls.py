@@ -53,13 +53,15 @@ class Calls:
         """The same as `submit(call)`."""
         return self.submit(call)
 
-    def broadcast(self, call: PendingCompute[T], /) -> list[T]:
+    def broadcast(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> list[T]:
         """Runs a call on every rank at once; results in rank order. If one fails, the others are stopped.
 
         There is one rank on each node, or as many as `processes_per_node` says.
 
         If the call has retries and a node is lost, all of it is started again when every node is there.
         """
+        if args or kwargs:
+            raise called_like_an_executor(call, "broadcast", args, kwargs)
         self._state.check_open()
         return self._sender.broadcast(call, self)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream
 from skyward.api.futures import AwaitableFuture
 from skyward.client import gather
 from skyward.client.progress import GroupCounter
+from skyward.pool.mistakes import not_mapped
 from skyward.pool.options import checked_group
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Groups:
         return futures
 
     def follow_group(self, name: str, total: int | None) -> GroupCounter | None:
-        """Counts calls that somebody sends as one, and shows how far they are; None if nobody wants to know."""
+        """Counts a `total` of calls sent as one, called `name`, and shows how far they are; None if nobody looks."""
         if not self._listening():
             return None
         flush = partial(self._user.listeners.flush, _TOLD)
@@ -101,7 +102,7 @@ class Groups:
         self,
         fn: Callable[[Any], Any],
         items: Iterable[Any],
-        *,
+        *more: Never,
         return_exceptions: bool = False,
         progress: bool = True,
     ) -> list[Any]:
@@ -111,6 +112,8 @@ class Groups:
         default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
         `progress`: whether to show how many are done, how many a second, and the time left (the default).
         """
+        if mistake := not_mapped(fn, items, more):
+            raise mistake
         known: Compute[[Any], Any] = cast("Any", fn) if isinstance(fn, Compute) else Compute(fn)
         self._state.check_open()
         each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))

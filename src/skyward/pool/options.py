@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
+from skyward.api.brief import brief
 from skyward.api.compute import PendingComputeGroup
 from skyward.api.image import check_number, check_one_of
 from skyward.api.plugin import Plugin
@@ -114,9 +115,14 @@ def checked_replace(replace: Any, candidates: Sequence[Candidate]) -> bool | Non
 
 def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
     """The plugins, if they are a list of such; one that was not called is told apart."""
+    if isinstance(plugins, Plugin):
+        name = plugins.name
+        raise InvalidArgument(f"plugins={name}: a list is wanted, even for one: plugins=[{_called(name)}].")
     if not isinstance(plugins, list | tuple):
-        raise InvalidArgument(f"plugins={plugins!r}: a list is wanted, even for one: plugins=[...].")
+        raise InvalidArgument(f"plugins={brief(plugins)}: a list is wanted, even for one: plugins=[...].")
     for plugin in cast("Sequence[Any]", plugins):
+        if isinstance(plugin, str):
+            raise InvalidArgument(f"plugins=[{plugin!r}]: a plugin is made by a function: plugins=[{_called(plugin)}].")
         if callable(plugin) and not isinstance(plugin, Plugin):
             name = getattr(plugin, "__name__", repr(plugin))
             raise InvalidArgument(f"plugins=[{name}]: add parentheses, plugins=[sky.plugins.{name}()].")
@@ -157,5 +163,18 @@ def checked_group(group: Any) -> PendingComputeGroup[Any]:
 def checked(name: str, value: Any, kind: type[T]) -> T:
     """The value, if it is of the right kind."""
     if not isinstance(value, kind):
-        raise InvalidArgument(f"{name}={value!r}: a sky.{kind.__name__} is wanted here.")
+        packages: Any = cast(Any, value) if isinstance(value, list | tuple) else ["numpy"]
+        instead = f" Write image=sky.Image(pip={list(packages)!r})." if name == "image" else ""
+        raise InvalidArgument(f"{name}={value!r}: a sky.{kind.__name__} is wanted here.{instead}")
     return value
+
+
+def _called(name: str) -> str:
+    """A plugin as it is written; its name may be nearly right."""
+    from difflib import get_close_matches
+
+    known = ("torch", "jax", "keras", "huggingface", "joblib", "sklearn")
+    usual = {"pytorch": "torch", "transformers": "huggingface", "scikit-learn": "sklearn", "tensorflow": "keras"}
+    near = get_close_matches(name.lower(), known, 1, 0.6)
+    found = usual.get(name.lower()) or (near[0] if near else name)
+    return f"sky.plugins.{found}({'token=...' if found == 'huggingface' else ''})"

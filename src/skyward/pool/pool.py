@@ -18,6 +18,7 @@ from skyward.accelerators import Accelerator
 from skyward.api.compute import checked_retries
 from skyward.api.context import PoolContext
 from skyward.api.image import Image
+from skyward.api.keywords import FOR_POOLS, corrects
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import WEEK, Spec, Worker
@@ -62,6 +63,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
     return ComputePool(*specs, **options).plan()
 
 
+@corrects(FOR_POOLS)
 class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes, AsyncPool):
     """Machines that exist while the with-block lasts, and take calls: `train(x) >> pool`.
 

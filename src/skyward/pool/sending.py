@@ -11,6 +11,7 @@ from skyward.api.context import PoolContext
 from skyward.api.futures import AwaitableFuture
 from skyward.client import gather
 from skyward.errors import NodeLost
+from skyward.pool.mistakes import not_a_single_call
 
 if TYPE_CHECKING:
     from skyward.client.call import Call, Packing
@@ -85,7 +86,7 @@ class Sender:
     def limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
         """The call, with the pool's time limit if it has none of its own."""
         if not isinstance(call, PendingCompute):
-            raise TypeError(f"a pool runs calls, such as `train(x)` of an @sky.compute function, not {call!r}.")
+            raise not_a_single_call(call)
         return call.with_timeout(self.timeout) if call.timeout is None and self.timeout is not None else call
 
     def _run_together(self, ranks: Sequence[Call]) -> list[Any] | None:

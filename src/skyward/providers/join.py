@@ -15,7 +15,14 @@ __all__ = ["Join"]
 
 @dataclass(frozen=True)
 class Join(Provider):
-    """Machines on which somebody, or something, runs a command that the pool prints."""
+    """Machines on which somebody, or something, runs a command that the pool prints.
+
+    Args:
+        lease: seconds for which machines go on when they hear nothing of you. Default: 900.
+        host: the address of this computer that is listened at. Default: all of them.
+        port: the port that is listened at. Default: 0, a free one.
+        advertise: the addresses that machines are told to try. Default: those of this computer.
+    """
 
     lease: float = 900.0
     host: str = ""

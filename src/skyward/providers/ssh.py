@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import unquote
 
 from skyward.api.image import check_number, check_one_of
+from skyward.api.keywords import FOR_HOSTS, corrects
 from skyward.api.provider import Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
@@ -48,6 +49,7 @@ def parse_host(text: str) -> tuple[str | None, str, int | None]:
     return user or None, host, None if port is None else _port(port, f"hosts: {text!r}")
 
 
+@corrects(FOR_HOSTS)
 @dataclass(frozen=True, repr=False)
 class SSH(Provider):
     """Your own hosts, as nodes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
@@ -23,6 +24,7 @@ class StaysHere(TypeError):
 def explained(value: object, what: str, exc: BaseException, pickle: Pickle) -> str:
     """Why `value`, which is called `what`, cannot travel; `pickle` tries whether a part of it can."""
     path, culprit = _culprit(value, what, pickle)
+    path = re.sub(r"arguments of (.+?)\[(?:0|1)\]\[(.+?)\]", r"argument \2 of \1", path)
     own = _own_words(culprit, pickle)
     if own is not None:
         return f"{path} cannot be sent: {own}"

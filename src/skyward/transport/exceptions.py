@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from skyward.api.masking import any_hidden, hide, hide_bytes
-from skyward.errors import RemoteError
+from skyward.errors import RemoteError, SkywardError
 from skyward.transport.payload import Pickler, unpack
 
 __all__ = ["PackedError", "annotate", "as_text", "capture", "packed", "rebuild"]
@@ -63,6 +63,10 @@ def capture(exc: BaseException) -> tuple[dict[str, Any], bytes]:
     """Text (as JSON) and a pickle of the chain (empty where it cannot travel), without the frames of ours before it."""
     data = _pickled(exc)
     told = traceback.TracebackException(type(exc), exc, _without_ours(exc.__traceback__))
+    if isinstance(exc, SkywardError) and all(frame.filename.startswith(_OURS) for frame in told.stack):
+        told.stack.clear()  # what we say after the body has ended, such as of its result: no line of it is the user's
+        told.__cause__ = told.__context__ = None
+    _hide_ours(told)
     if data:
         told.__notes__ = None  # they travel with the exception, and are shown below it
     described = {
@@ -251,6 +255,19 @@ def _without_ours(tb: TracebackType | None) -> TracebackType | None:
     while left is not None and left.tb_frame.f_code.co_filename.startswith(_OURS):
         left = left.tb_next
     return left or tb
+
+
+def _hide_ours(told: traceback.TracebackException) -> None:
+    """Leaves out our frames among those of the user's: below a decorator of ours, or where something of ours raised."""
+    links: list[traceback.TracebackException | None] = [told]
+    seen: set[int] = set()
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            if kept := [frame for frame in link.stack if not frame.filename.startswith(_OURS[0])]:
+                link.stack[:] = kept
+            links += [link.__cause__, link.__context__]
 
 
 def _with_source(text: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from skyward.api.keywords import FOR_MACHINES, corrects
 from skyward.api.provider import Admission, Holding, Leftover, Machine, Provider
 from skyward.api.shell import Access, Shell
 from skyward.api.spec import Spec
@@ -59,6 +60,7 @@ _HASTE = 20.0  # seconds that a look at what exists may wait for one place
 
 
 @only_errors_of_ours("offers", "acquire", "acquire_more", "refresh", "readmit", "terminate", "give_back", "find")
+@corrects(FOR_MACHINES)
 @dataclass(frozen=True)
 class AWS(Provider):
     """Machines from Amazon EC2; credentials come from where all AWS tools take them.
