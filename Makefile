@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-core soak hosts test-vm test-peers check bench clean
+.PHONY: docs docs-serve demo test test-core soak hosts test-vm test-peers check bench clean
 
 demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
 	$(BIN)/python examples/hello_nodes.py
@@ -40,6 +40,13 @@ check: $(VENV)/all.done          ## format, lint, strict types, import floors
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: $(VENV)/dev.done           ## the documentation site, into build/site
+	$(BIN)/python docs/make_pages.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: docs                 ## the same, shown at http://127.0.0.1:8000 and built again when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 bench: $(VENV)/all.done          ## side by side with dask, ray, loky, joblib and torchrun; prints ratios
 	$(PYTHON) -m venv .venv-bench

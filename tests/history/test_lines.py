@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward import events
-from skyward.history.lines import line, parsed
+from skyward.history.lines import call_line, line, parsed
 
 _EVENTS = (
     events.PoolOpening("p", 4, "AWS", "gpu"),
     events.NodePhase("p", None, "asking for machines"),
     events.PoolOpened("p", 4, 8, 1.5),
     events.PoolCost("p", 3.2),
+    events.QueueLength("p", 12),
     events.CallStarted("p", "c1", "train", 2, 1, 2, "3, rate=0.1"),
     events.CallEnded("p", "c1", "train", 2, "error", 0.5, 2, "ValueError: no"),
     events.Output("p", 1, "stderr", "täxt\t\x1b[31m", "c1", rank=1),
@@ -46,9 +48,10 @@ def test_every_kind_of_event_comes_back_as_it_was() -> None:
 
 def test_a_call_that_began_and_ended_between_two_writings_gives_both_events() -> None:
     ended = events.CallEnded("p", "c1", "train", 2, "ok", 0.5, 2, time=100.0)
-    start, end = parsed(line(ended, attempt=1, arguments="3"))
-    assert start == events.CallStarted("p", "c1", "train", 2, 1, 2, "3", time=99.5)
-    assert end == ended
+    started = events.CallStarted("p", "c1", "train", 2, 1, 2, 'ü"3\n', time=99.4)
+    assert parsed(call_line(started, ended)) == (replace(started, time=99.5), ended)
+    failed = replace(ended, rank=None, outcome="error", error='"no"\n\\')
+    assert parsed(call_line(started, failed))[1] == failed
 
 
 def test_a_line_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:

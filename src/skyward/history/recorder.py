@@ -22,7 +22,7 @@ from pathlib import Path
 
 from skyward import events
 from skyward.events import Event
-from skyward.history.lines import line
+from skyward.history.lines import call_line, line
 from skyward.history.store import FILE, FOLDER, prune
 from skyward.machines.ledger import state_dir
 from skyward.transport import private
@@ -85,8 +85,10 @@ class Recorder:
                 if not self._wanted(event, began):
                     continue
                 start = began.get(event.call) if type(event) is events.CallEnded else None
-                more = {"attempt": start.attempt, "arguments": start.arguments} if start is not None else {}
-                written = line(_told(event), **more)
+                if start is not None and type(event) is events.CallEnded:
+                    written = call_line(start, event)
+                else:
+                    written = line(_told(event))
                 self._size += len(written)
                 lines.append(written)
             if lines:

@@ -1,0 +1,50 @@
+"""What the site needs beyond the pages: the list of changes as a page, and links to files that are no pages.
+
+A link from a page to a file of the repository (`../examples/x.py`, `../README.md`) is right where the repository is
+read. On the site it would lead nowhere, so examples become pages of their own, and other files are named only.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+[^)\s#]+|/[^)\s#]+)(#[^)\s]*)?\)")
+_RENAMED = {"CHANGELOG.md": "changes.md", "README.md": "index.md"}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds pages that are made from other files of the repository."""
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    files.append(File.generated(config, "changes.md", content=changes))
+    for example in sorted((ROOT / "examples").rglob("*.py")):
+        path = example.relative_to(ROOT).with_suffix(".md").as_posix()
+        text = f"---\nsearch:\n  exclude: true\n---\n\n# {example.name}\n\n```python\n{example.read_text()}```\n"
+        page = File.generated(config, path, content=text)
+        page.inclusion = page.inclusion.NOT_IN_NAV
+        files.append(page)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Has links to files outside the documentation lead to their pages, if they have some."""
+    here = Path(page.file.src_uri).parent
+
+    def led(match: re.Match[str]) -> str:
+        picture, text, target, anchor = match.groups()
+        base = (ROOT / target.lstrip("/")) if target.startswith("/") else (ROOT / "docs" / here / target)
+        path = base.resolve()
+        if not path.is_relative_to(ROOT) or path.is_relative_to(ROOT / "docs"):
+            return match[0]
+        inside = path.relative_to(ROOT).as_posix()
+        inside = _RENAMED.get(inside, inside.removesuffix(".py") + ".md" if inside.startswith("examples/") else "")
+        if not inside or files.get_file_from_path(inside) is None:
+            return text
+        up = "../" * (len(here.parts))
+        return f"{picture}[{text}]({up}{inside}{anchor or ''})"
+
+    return _LINK.sub(led, markdown)
