@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, says what the code says, and can be searched without a network."""
+"""The documentation site: it builds without a warning, says what the code says, and needs no network."""
 
 from __future__ import annotations
 
