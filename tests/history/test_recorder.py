@@ -35,6 +35,7 @@ def _call(number: int, seconds: float = 0.1, outcome: str = "ok") -> list[Event]
 
 
 def test_a_history_is_for_its_user_alone(tmp_path: Path) -> None:
+    """SEC-21."""
     recorder = Recorder("p", tmp_path)
     assert stat.S_IMODE(recorder.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(recorder.path.parent.stat().st_mode) == 0o700

@@ -107,6 +107,7 @@ def test_the_page_opens_updates_filters_and_survives_a_reload(
 def test_details_of_a_failed_call_have_arguments_output_and_traceback_and_execute_nothing(
     pool: sky.ComputePool, chromium: Any
 ) -> None:
+    """SEC-23."""
     chromium.get(str(pool.view()))
     until(lambda: "fail('no luck')" in _text(chromium, "calls"))
     chromium.execute_script("[...document.querySelectorAll('#calls tr')].find(r => /fail/.test(r.textContent)).click()")
@@ -156,6 +157,7 @@ def test_nothing_is_wider_than_the_window(pool: sky.ComputePool, width: int) -> 
 
 
 def test_data_needs_the_key_and_an_address_works_once(pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-23."""
     address = str(pool.view())
     base = address.partition("?")[0]
     assert _get(base + "?token=wrong")[0] == 403
@@ -174,10 +176,28 @@ def test_data_needs_the_key_and_an_address_works_once(pool: sky.ComputePool, mon
 
 
 def test_a_site_whose_name_leads_to_this_computer_gets_nothing(pool: sky.ComputePool) -> None:
-    """DNS rebinding: the browser believes that the page is of that site."""
+    """DNS rebinding: the browser believes that the page is of that site (SEC-23)."""
     address = str(pool.view())
     assert _get(address, host="evil.example:8000")[0] == 403
     assert _get(address, host="localhost:8000")[0] == 200  # ssh -L
+    assert _get(str(pool.view()), host="[::1]:8000")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed_through_the_page(pool: sky.ComputePool, method: str) -> None:
+    """SEC-23."""
+    request = urllib.request.Request(str(pool.view()), method=method, data=b"x")
+    with pytest.raises(urllib.error.HTTPError, match="405") as caught:
+        urllib.request.urlopen(request, timeout=30)
+    caught.value.close()
+
+
+def test_another_site_that_asks_from_the_users_browser_is_refused(pool: sky.ComputePool) -> None:
+    """SEC-23."""
+    request = urllib.request.Request(str(pool.view()), headers={"Origin": "https://evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+        urllib.request.urlopen(request, timeout=30)
+    caught.value.close()
 
 
 def test_questions_that_make_no_sense_are_refused_in_words(pool: sky.ComputePool) -> None:

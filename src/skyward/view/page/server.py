@@ -151,9 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        host = (self.headers.get("Host") or "").rpartition(":")[0] or (self.headers.get("Host") or "")
-        if host not in _HOSTS:  # a page of the internet whose name leads to this computer
-            self._refuse("this page is served to the computer that it runs on")
+        origin = self.headers.get("Origin")
+        if _host(self.headers.get("Host") or "") not in _HOSTS or (
+            origin and _host(urlsplit(origin).netloc) not in _HOSTS
+        ):
+            self._refuse("this page is served to the computer that it runs on")  # not to a site that leads here
             return
         parts = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
@@ -165,6 +167,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._data(parts.path.removeprefix("/data/"), query)
         else:
             self._send(b"there is nothing here\n", "text/plain", HTTPStatus.NOT_FOUND)
+
+    def refuse_method(self) -> None:
+        """Nothing can be changed here."""
+        self._send(b"this page can be read, and nothing else\n", "text/plain", HTTPStatus.METHOD_NOT_ALLOWED)
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = refuse_method
 
     def _shell(self, token: str | None) -> None:
         key = "" if token is None else self.page.key_for(token)
@@ -230,6 +238,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is printed for a request."""
+
+
+def _host(text: str) -> str:
+    """The host of `host:port`, with the brackets of an IPv6 address."""
+    return text if text.endswith("]") else text.rpartition(":")[0] or text
 
 
 def _static(path: str) -> bytes:
