@@ -1,4 +1,7 @@
-"""Frameworks on a function: decorators that take effect on the node, below `@sky.compute`; pools for one framework."""
+"""Frameworks on a function: decorators that take effect on the node, below `@sky.compute`; pools for one framework.
+
+Also a listener that tells OpenTelemetry of a pool.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import Allocation, Worker
+from skyward.history.telemetry import opentelemetry
 from skyward.plugins._huggingface import transformers
 from skyward.plugins._jax import decorated as jax
 from skyward.plugins._joblib import joblib_backend
@@ -23,6 +27,7 @@ __all__ = [
     "jax",
     "joblib_backend",
     "keras",
+    "opentelemetry",
     "sklearn_backend",
     "torch",
     "transformers",

@@ -1,0 +1,101 @@
+"""A listener that tells OpenTelemetry of a pool: spans of the pool and its calls, figures of calls and nodes.
+
+Where they go is the user's: whatever tracer and meter providers the program has set up. Without any, nothing happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from skyward import events
+from skyward.errors import MissingPackage
+from skyward.events import Event
+
+__all__ = ["opentelemetry"]
+
+_NANO = 1_000_000_000
+
+
+def opentelemetry() -> Callable[[Event], None]:
+    """A listener for `pool.on_event`, or for a pool that is opened later: spans of calls, figures of calls and nodes.
+
+    Uses the tracer and meter providers that the program has set; needs the extra `otel` (opentelemetry-api).
+    """
+    try:
+        from opentelemetry import metrics, trace
+    except ModuleNotFoundError:
+        raise MissingPackage(
+            "sky.integrations.opentelemetry() needs opentelemetry-api on this computer: pip install opentelemetry-sdk."
+        ) from None
+    return _Telemetry(trace, metrics.get_meter("skyward"))
+
+
+class _Telemetry:
+    """Spans begin and end when events say so; times are theirs, not those of the listener."""
+
+    def __init__(self, trace: Any, meter: Any) -> None:
+        self._trace, self._tracer = trace, trace.get_tracer("skyward")
+        self._pools: dict[str, Any] = {}
+        self._calls: dict[str, Any] = {}
+        self._seconds = meter.create_histogram("skyward.call.duration", "s", "How long bodies ran.")
+        self._ended = meter.create_counter("skyward.calls", "{call}", "Calls that have ended, by outcome.")
+        self._cpu = meter.create_gauge("skyward.node.cpu", "%", "Per cent of one core that a node's processes use.")
+        self._memory = meter.create_gauge("skyward.node.memory", "By", "Memory of a node's processes.")
+        self._reported = meter.create_gauge("skyward.progress", "1", "What bodies report with sky.progress, by name.")
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case events.PoolOpening():
+                about = {"skyward.pool": event.pool, "skyward.provider": event.provider, "skyward.nodes": event.nodes}
+                start = int(event.time * _NANO)
+                self._pools[event.pool] = self._tracer.start_span("skyward.pool", start_time=start, attributes=about)
+            case events.CallStarted():
+                self._start(event)
+            case events.CallEnded():
+                self._end(event)
+            case events.NodeSample():
+                where = {"skyward.pool": event.pool, "skyward.node": event.node}
+                self._cpu.set(event.cpu, where)
+                self._memory.set(event.memory, where)
+            case events.Progress():
+                where = {"skyward.pool": event.pool, "skyward.node": event.node}
+                for name, value in event.metrics.items():
+                    self._reported.set(value, {**where, "skyward.metric": name, "skyward.rank": event.rank or 0})
+            case events.Notice() | events.NodeDown():
+                span = self._pools.get(event.pool)
+                if span is not None:
+                    text = event.text if isinstance(event, events.Notice) else f"node {event.node}: {event.reason}"
+                    span.add_event(text, timestamp=int(event.time * _NANO))
+            case events.PoolClosed():
+                for call in list(self._calls):
+                    self._calls.pop(call).end(int(event.time * _NANO))
+                span = self._pools.pop(event.pool, None)
+                if span is not None:
+                    span.end(int(event.time * _NANO))
+            case _:
+                pass
+
+    def _start(self, event: events.CallStarted) -> None:
+        before = self._calls.pop(event.call, None)
+        if before is not None:  # it was lost with its node, and is tried again
+            before.end(int(event.time * _NANO))
+        pool = self._pools.get(event.pool)
+        parent = self._trace.set_span_in_context(pool) if pool is not None else None
+        about = {"skyward.call": event.call, "skyward.node": event.node, "skyward.attempt": event.attempt}
+        about |= {"skyward.rank": event.rank} if event.rank is not None else {}
+        self._calls[event.call] = self._tracer.start_span(
+            event.name, context=parent, start_time=int(event.time * _NANO), attributes=about
+        )
+
+    def _end(self, event: events.CallEnded) -> None:
+        about = {"skyward.pool": event.pool, "skyward.function": event.name, "skyward.outcome": event.outcome}
+        self._ended.add(1, about)
+        self._seconds.record(event.seconds, about)
+        span = self._calls.pop(event.call, None)
+        if span is None:
+            return
+        if event.outcome not in ("ok", "cancelled"):
+            why = event.error.rstrip().rpartition("\n")[2] or event.outcome
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, why))
+        span.end(int(event.time * _NANO))
