@@ -42,6 +42,7 @@ __all__ = [
     "SharedQueue",
     "SharedSet",
     "SkywardError",
+    "Slurm",
     "Spec",
     "Worker",
     "accelerators",
@@ -93,7 +94,7 @@ _NAMES = {
     "skyward.node.shared.wait_handles": "SharedBarrier SharedEvent SharedLock",
     "skyward.node.output": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
-    "skyward.providers": "AWS SSH Join Local",
+    "skyward.providers": "AWS SSH Join Local Slurm",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -124,7 +125,7 @@ if TYPE_CHECKING:
     from skyward.node.shared.names import set as set
     from skyward.node.shared.wait_handles import SharedBarrier, SharedEvent, SharedLock
     from skyward.pool.pool import ComputePool, plan
-    from skyward.providers import AWS, SSH, Join, Local
+    from skyward.providers import AWS, SSH, Join, Local, Slurm
 else:  # hidden from type checkers, for which every name would exist otherwise
 
     def __getattr__(name: str) -> object:

@@ -27,6 +27,7 @@ __all__ = ["CACHE", "Cluster", "unavailable_slurm"]
 CACHE = "/run/cache"
 _DIRECTORY = "/run/slurm"
 _SOCKET = f"{_DIRECTORY}/munge.socket"
+_USABLE = {"idle", "mixed", "allocated", "completing"}
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun", "sacct")
 
 
@@ -49,9 +50,8 @@ class Cluster:
         self._tracking, self._kill_wait = tracking, kill_wait
         self._key = secrets.token_hex(128)
         share = {CACHE: cache}
-        variables = {"SKYWARD_CACHE": CACHE}
-        checkout = HostSpec(share=share, setenv=variables, see_checkout=True)
-        self.network = Network([checkout, *[HostSpec(share=share, setenv=variables)] * nodes], internet=True)
+        compute = HostSpec(share=share)
+        self.network = Network([HostSpec(share=share, see_checkout=True), *[compute] * nodes], internet=True)
         # what cgroups are named after is seen by the whole machine
         self._mark = secrets.token_hex(3)
 
@@ -128,11 +128,11 @@ class Cluster:
             if not any(process.argv[0].endswith("slurmd") for process in node.processes()):
                 self._start_slurmd(node)
         for node in self.nodes:
-            if self.state(node).rstrip("*") not in ("idle", "mixed", "allocated"):
+            if self.state(node) not in _USABLE:
                 self.login.run(
                     ["scontrol", "update", f"nodename={self.name(node)}", "state=resume"], user="root", check=False
                 )
-        self._wait_idle()
+        self._wait_usable()
 
     def fail(self, node: Host) -> None:
         """Kills a node with everything on it, and has Slurm notice at once."""
@@ -141,7 +141,7 @@ class Cluster:
 
     def logs(self) -> str:
         """What the daemons have written down."""
-        show = ["sh", "-c", f"tail -n 60 {_DIRECTORY}/*.log"]
+        show = ["sh", "-c", f"tail -n 30 {_DIRECTORY}/slurm*.log"]
         return "\n".join(host.run(show, user="root").stdout for host in self.network if host.alive)
 
     @contextmanager
@@ -162,7 +162,7 @@ class Cluster:
         for node in self.nodes:
             self._start_slurmd(node)
         self._write_machine()
-        self._wait_idle()
+        self._wait_usable()
 
     def _write_machine(self) -> None:
         """Commands for programs of this machine: they see the login node's files, and act as sky."""
@@ -178,6 +178,10 @@ class Cluster:
     def _settle(self, host: Host) -> None:
         """Settings where sites have them, and a munged."""
         host.run(["mkdir", "-p", "/etc/slurm", "/run/slurmd", _DIRECTORY], user="root")
+        # what a login finds, jobs find as well: Slurm asks a login shell
+        variables = {"SKYWARD_CACHE": CACHE, **self.network.setenv}
+        profile = "".join(f"export {name}={value}\n" for name, value in variables.items())
+        host.put("/etc/profile.d/tests.sh", profile.encode())
         host.put("/etc/slurm/slurm.conf", self._config().encode())
         host.put("/etc/slurm/cgroup.conf", _CGROUP.encode())
         devices = "rm -f /run/a100-*; mknod /run/a100-0 c 1 3; mknod /run/a100-1 c 1 3"  # each is a /dev/null
@@ -191,14 +195,14 @@ class Cluster:
     def _start_slurmd(self, node: Host) -> None:
         node.run(["/usr/sbin/slurmd", "-N", self.name(node)], user="root")
 
-    def _wait_idle(self) -> None:
+    def _wait_usable(self) -> None:
         deadline = time.monotonic() + 60
         while True:
-            said = self.login.run(["sinfo", "-h", "-p", "main", "-o", "%D %T"], user="root", check=False).stdout
-            if said.split() == [str(len(self.nodes)), "idle"]:
+            said = self.login.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%T"], user="root", check=False).stdout
+            if len(said.split()) == len(self.nodes) and set(said.split()) <= _USABLE:
                 return
             if time.monotonic() > deadline:
-                raise AssertionError(f"the nodes of Slurm are not idle but {said!r}:\n{self.logs()}")
+                raise AssertionError(f"the nodes of Slurm are {said.split()}:\n{self.logs()}")
             time.sleep(0.1)
 
     def _config(self) -> str:
@@ -259,6 +263,7 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 GresTypes=gpu
+DefMemPerCPU=500
 KillWait={kill_wait}
 DebugFlags=NO_CONF_HASH
 SchedulerParameters=sched_min_interval=50000,batch_sched_delay=0,bf_interval=1

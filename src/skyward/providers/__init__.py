@@ -3,19 +3,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["AWS", "SSH", "Join", "Local"]
+__all__ = ["AWS", "SSH", "Join", "Local", "Slurm"]
 
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "SSH": "skyward.providers.ssh",
     "Join": "skyward.providers.join",
     "Local": "skyward.providers.local",
+    "Slurm": "skyward.providers.slurm.provider",
 }
 
 if TYPE_CHECKING:
     from skyward.providers.aws.provider import AWS
     from skyward.providers.join import Join
     from skyward.providers.local import Local
+    from skyward.providers.slurm.provider import Slurm
     from skyward.providers.ssh import SSH
 else:
 

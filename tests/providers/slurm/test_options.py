@@ -26,7 +26,7 @@ def test_a_plain_pool_asks_for_nodes_and_leaves_the_rest_to_the_site() -> None:
     options = job_options(NONE, (), Spec(), 4, None)
     assert options[:2] == ["--nodes=4", "--ntasks-per-node=1"]
     assert not [option for option in options if option.startswith(("--time", "--mem", "--cpus", "--gres"))]
-    assert {"--no-requeue", "--no-kill", "--signal=TERM@120"} <= set(options)
+    assert {"--no-requeue", "--no-kill", "--output=/dev/null"} <= set(options)
 
 
 def test_a_spec_becomes_cpus_memory_gpus_and_time() -> None:

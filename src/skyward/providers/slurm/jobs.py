@@ -78,6 +78,10 @@ class Job:
         """Whether nothing of it runs any more."""
         return not self.waits and not self.runs and self.state not in _ENDING
 
+    def time_over(self, now: float) -> bool:
+        """Whether its time limit is what ended it, or will within a minute."""
+        return self.state == "TIMEOUT" or (self.runs and self.end is not None and self.end - now < 60)
+
     def ended(self) -> str:
         """What became of a job that does not run any more, for people."""
         text = {

@@ -14,7 +14,6 @@ from skyward.errors import InvalidArgument, NoOffer
 
 __all__ = [
     "SETTINGS",
-    "WARNING",
     "Gpus",
     "check_time",
     "extra_options",
@@ -23,9 +22,6 @@ __all__ = [
     "parse_gpus",
     "seconds",
 ]
-
-WARNING = 120
-"""How many seconds before the time limit bodies are told; Slurm may be up to a minute early."""
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d{1,2}){0,2})")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -115,8 +111,8 @@ def job_options(
     made |= {name: value for name, value in settings.items() if value is not None}
     if spec.ttl != WEEK and seconds(made["time"]) > spec.ttl:
         made["time"] = str(max(1, math.ceil(spec.ttl / 60)))
-    made |= dict(extra)
-    made |= {"no-requeue": True, "no-kill": True, "signal": f"TERM@{WARNING}"}
+
+    made |= {"no-requeue": True, "no-kill": True, "output": "/dev/null", "chdir": "/"} | dict(extra)
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in made.items()]
 
 

@@ -31,6 +31,8 @@ start='for python in python3 /usr/bin/python3 /usr/local/bin/python3; do
 done
 exit {no_python}'
 
+SKYWARD_JOB_END=${{SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null)}}
+export SKYWARD_JOB_END
 place={first}
 steps=
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do

@@ -1,0 +1,366 @@
+"""Nodes of a Slurm cluster: one job for a pool, one step a node, and each step connects to the client by itself."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from skyward.api.image import check_number
+from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
+from skyward.api.shell import Access, SshTarget
+from skyward.api.spec import Spec
+from skyward.errors import InvalidArgument, MissingPackage, SkywardError
+from skyward.machines.ledger import History, Ledger, remove
+from skyward.providers.slurm.commands import Commands
+from skyward.providers.slurm.jobs import Job, comment, job_name
+from skyward.providers.slurm.options import SETTINGS, check_time, extra_options, gpu_request, job_options, parse_gpus
+from skyward.providers.slurm.queue import (
+    cancel,
+    end,
+    failed_nodes,
+    jobs_of,
+    kill_wait,
+    listed,
+    steps_of,
+    when_started,
+    why_ended,
+)
+from skyward.providers.slurm.script import VARIABLE, batch_script
+from skyward.providers.ssh import parse_host
+
+__all__ = ["Slurm", "SlurmMachine"]
+
+_NOTICES = "skyward.providers.slurm.notices:wait"
+_OPEN: dict[str, Commands] = {}
+
+
+@dataclass(frozen=True)
+class SlurmMachine(Machine):
+    """A node of a job."""
+
+    job: str = ""
+    node: str = ""
+    reason: str = ""
+    """Why it is not the pool's any more."""
+
+    @property
+    def preemptible(self) -> bool:
+        """Slurm may take a node away at any time; where it can, the pool gets another."""
+        return True
+
+    @property
+    def gone(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, repr=False)
+class Slurm(Provider):
+    """Nodes of a Slurm cluster, as a job that waits in its queue; used on a login node, or over ssh to one.
+
+    Args:
+        partition: where the job is queued. Default: the site's own default, as for all settings here.
+        account: which account is charged.
+        qos: the quality of service.
+        time: the job's time limit as Slurm writes it, "2:00:00" or "1-12:00:00". Without it, the pool's `ttl` is the
+            limit if that was given, and the partition's own limit if not.
+        constraint: features that nodes must have.
+        gres: what each node must have, such as "gpu:a100:2"; without it, that follows from the pool's accelerator.
+        nodelist: nodes that must be among them.
+        exclude: nodes that must not.
+        login: "user@login" or an SshTarget: the login node on which the commands of Slurm are run. Default: None, this
+            computer.
+        options: further long options of sbatch, {"reservation": "course", "exclusive": True}.
+        wait: how many seconds the job may wait in the queue. Default: None, as long as it takes.
+        lease: how many seconds nodes go on when they hear nothing of us. Default: 900.
+        ssh_timeout: how many seconds the login node may take to let us in. Default: 60.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    constraint: str | None = None
+    gres: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    login: str | SshTarget | None = None
+    options: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    wait: float | None = None
+    lease: float = 900.0
+    ssh_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in SETTINGS:
+            value = getattr(self, name)
+            if (
+                value is not None
+                and name != "time"
+                and (not isinstance(value, str) or not value.isprintable() or not value)
+            ):
+                raise InvalidArgument(f"{name}={value!r}: a text as sbatch takes it is wanted, like {name}='...'.")
+        if self.time is not None:
+            check_time(self.time)
+        object.__setattr__(self, "options", extra_options(self.options))
+        for name in ("wait", "lease", "ssh_timeout"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), whole=False)
+        _ = self._target
+
+    def __repr__(self) -> str:
+        shown = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        return f"Slurm({', '.join(f'{name}={value!r}' for name, value, default in shown if value != default)})"
+
+    @property
+    def access(self) -> Access:
+        return Access(lease=self.lease, ssh_timeout=self.ssh_timeout, notices=_NOTICES)
+
+    @property
+    def rented(self) -> bool:
+        return True
+
+    @property
+    def elastic(self) -> bool:
+        return True
+
+    # opening
+
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        """The partition's nodes, as sinfo counts them. Asks for no place."""
+        commands = self._commands()
+        try:
+            self._gpu_request(commands, spec)
+            said = commands.run("sinfo", "-h", *self._partition, "-o", "%R|%D|%c|%m|%l")
+        finally:
+            commands.close()
+        rows = [row.split("|") for row in said.splitlines() if row.count("|") == 4]
+        return [
+            Offer(f"{name}: {nodes} nodes, time limit {limit}", 0.0, _number(cpus), _number(memory, 1 / 1024))
+            for name, nodes, cpus, memory, limit in rows
+        ]
+
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        from skyward.setup.joined.arrivals import close_arrivals, open_arrivals
+
+        commands = self._commands()
+        ledger: Ledger | None = None
+        try:
+            gpus = self._gpu_request(commands, spec)
+            expires = time.time() + spec.ttl
+            login = None if self._target is None else asdict(self._target)
+            ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, "login": login})
+            _OPEN[pool] = commands
+            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=kill_wait(commands))
+            return self._job(ledger, commands, spec, count, gpus, timeout, report)
+        except BaseException:
+            close_arrivals(pool)
+            if ledger is None:
+                commands.close()
+            else:
+                self.give_back(pool, lambda text: None)
+            raise
+
+    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        ledger, commands = Ledger.held(pool), _OPEN.get(pool)
+        if ledger is None or commands is None:
+            raise InvalidArgument(f"no pool {pool!r} is open in this process, so none can be given more nodes.")
+        for job in jobs_of(commands, pool):
+            if job.id in ledger.history.made("job") and job.time_over(time.time()):
+                raise SkywardError(
+                    f"the time limit of job {job.id} is reached, so the pool gets no other nodes. Give "
+                    "sky.Slurm(time=...) a longer one, or open the pool again."
+                )
+        return self._job(ledger, commands, spec, count, self._gpu_request(commands, spec), timeout, report)
+
+    # while a pool is open
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        fresh: dict[str, str] = {}
+        for pool, ours in _by_pool(machines).items():
+            fresh |= self._reasons(pool, ours)
+        return [
+            replace(machine, reason=fresh[machine.id]) if isinstance(machine, SlurmMachine) else machine
+            for machine in machines
+        ]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        from skyward.setup.joined.arrivals import find_arrivals
+
+        for pool, ours in _by_pool(machines).items():
+            commands, arrivals = _OPEN.get(pool), find_arrivals(pool)
+            if commands is None or arrivals is None:
+                raise SkywardError(f"pool {pool} is not open in this process, so its nodes cannot be ended one by one.")
+            known = {job.id: job for job in jobs_of(commands, pool) if not job.over}
+            for machine in ours:
+                assert machine.joined is not None
+                arrivals.dismiss(machine.joined.place)
+                job = known.get(machine.job)
+                if job is not None and job.count == 1:
+                    cancel(commands, [job])
+                elif job is not None and (step := steps_of(commands, job.id).get(machine.joined.place)):
+                    commands.run("scancel", step, check=False)
+
+    # closing, and what is left
+
+    def give_back(self, pool: str, report: Report) -> object:
+        from skyward.setup.joined.arrivals import close_arrivals
+
+        told = close_arrivals(pool)
+        ledger = Ledger.held(pool) or Ledger.resume(pool)
+        commands = _OPEN.pop(pool, None)
+        here = self if ledger is None or commands is not None else self.reopened(ledger.history.metadata)
+        try:
+            commands = commands or here._commands()
+            history = History(pool) if ledger is None else ledger.history
+            receipt = end(commands, pool, list(history.made("job")), told, bool(history.unanswered), report)
+            remove(pool) if ledger is None else ledger.remove()
+            return receipt
+        except BaseException:
+            if ledger is not None:
+                ledger.let_go()  # whoever finishes it has to be able to take it over
+            raise
+        finally:
+            if commands is not None:
+                commands.close()
+
+    def find(self) -> list[Leftover]:
+        if self._target is None and shutil.which("squeue") is None:
+            raise MissingPackage("this computer has no commands of Slurm.")
+        commands = self._commands()
+        try:
+            jobs = [job for job in listed(commands) if not job.over]
+        finally:
+            commands.close()
+        return [item for job in jobs for item in _leftovers(job)]
+
+    def reopened(self, metadata: Mapping[str, Any]) -> Slurm:
+        login: Any = metadata.get("login")
+        if not login:
+            return self
+        known: dict[str, Any] = {**login, "proxy_logins": tuple[str, ...](login["proxy_logins"])}
+        return replace(self, login=SshTarget(**known))
+
+    # how
+
+    @property
+    def _target(self) -> SshTarget | None:
+        if self.login is None or isinstance(self.login, SshTarget):
+            return self.login
+        user, host, port = parse_host(self.login)
+        return SshTarget(host, user, port)
+
+    @property
+    def _partition(self) -> list[str]:
+        return [] if self.partition is None else ["-p", self.partition]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    def _commands(self) -> Commands:
+        told = {**self._settings, "options": dict(self.options), "partitions": "`sinfo -s` lists them"}
+        return Commands(self._target, self.ssh_timeout, told)
+
+    def _gpu_request(self, commands: Commands, spec: Spec) -> str | None:
+        """What --gres is given; in the words of the site, which is asked."""
+        if spec.accelerator is None or self.gres is not None:
+            return self.gres
+        said = commands.run("sinfo", "-h", *self._partition, "-o", "%D|%G")
+        where = f"Slurm's partition {self.partition}" if self.partition else "Slurm's default partition"
+        return gpu_request(spec.accelerator, parse_gpus(said), where)
+
+    def _job(
+        self,
+        ledger: Ledger,
+        commands: Commands,
+        spec: Spec,
+        count: int,
+        gpus: str | None,
+        timeout: float,
+        report: Report,
+    ) -> Holding:
+        """Submits a job, waits until it runs, and until its nodes have connected to us."""
+        from skyward.setup.joined.arrivals import find_arrivals
+        from skyward.setup.joined.program import join_program
+
+        pool, arrivals = ledger.pool, find_arrivals(ledger.pool)
+        assert arrivals is not None
+        first = max((r.data["first"] + r.data["count"] for r in ledger.history.records if "first" in r.data), default=0)
+        places = range(first, first + count)
+        expires = float(ledger.history.metadata["expires"])
+        options = job_options(self._settings, extra_options(self.options), spec, count, gpus)
+        options += [f"--job-name={job_name(pool)}", f"--comment={comment(pool, expires)}"]
+        arrivals.expect(places)
+        report("submitting a job to Slurm")
+        call = ledger.intent("job", first=first, count=count)
+        try:
+            id = commands.submit(options, VARIABLE, arrivals.text, batch_script(join_program(), first))
+        except SkywardError as exc:
+            ledger.refused(call, "job", str(exc))
+            raise
+        ledger.answer(call, "job", id)
+        try:
+            job = when_started(commands, id, self.wait, report)
+            machines = arrivals.wait(places, time.monotonic() + timeout, report, lambda: self._failed(commands, id))
+        except BaseException:
+            for place in places:
+                arrivals.dismiss(place)
+            cancel(commands, [Job(id, "RUNNING")])
+            raise
+        made = [
+            SlurmMachine(f"{id}/{node}", joined=machine.joined, job=id, node=node)
+            for machine, node in zip(machines, job.nodes, strict=True)
+        ]
+        return Holding(pool, tuple(made))
+
+    def _failed(self, commands: Commands, id: str) -> str | None:
+        """Why the nodes of a job that ran will not connect any more."""
+        job = next(iter(listed(commands, id)), None)
+        return f"{why_ended(commands, id, job)}." if job is None or job.over else None
+
+    def _reasons(self, pool: str, machines: Sequence[SlurmMachine]) -> dict[str, str]:
+        """Why machines are gone; empty for those that are there."""
+        from skyward.setup.joined.arrivals import find_arrivals
+
+        commands, arrivals = _OPEN.get(pool), find_arrivals(pool)
+        if commands is None or arrivals is None:
+            return {machine.id: f"pool {pool} is not open in this process" for machine in machines}
+        jobs = {job.id: job for job in jobs_of(commands, pool)}
+        steps = {id: steps_of(commands, id) for id in {machine.job for machine in machines}}
+        down = failed_nodes(commands, [machine.node for machine in machines])
+        found: dict[str, str] = {}
+        for machine in machines:
+            job = jobs.get(machine.job)
+            assert machine.joined is not None
+            place = machine.joined.place
+            if job is None or not job.runs:
+                found[machine.id] = why_ended(commands, machine.job, job)
+            elif machine.node in down:
+                found[machine.id] = down[machine.node]
+            elif place not in steps[machine.job]:
+                found[machine.id] = f"its step of job {job.id} has ended on node {machine.node}"
+            else:
+                found[machine.id] = arrivals.gone(place)
+        return found
+
+
+def _by_pool(machines: Sequence[Machine]) -> dict[str, list[SlurmMachine]]:
+    found: dict[str, list[SlurmMachine]] = {}
+    for machine in machines:
+        if isinstance(machine, SlurmMachine) and machine.joined is not None:
+            found.setdefault(machine.joined.pool, []).append(machine)
+    return found
+
+
+def _leftovers(job: Job) -> list[Leftover]:
+    detail = f"job {job.id}, {job.state.lower()}"
+    if not job.nodes:
+        return [Leftover(job.pool, job.id, "job", job.state.lower(), expires=job.expires)]
+    return [Leftover(job.pool, f"{job.id}/{node}", "machine", detail, expires=job.expires) for node in job.nodes]
+
+
+def _number(text: str, factor: float = 1.0) -> float | None:
+    digits = text.rstrip("+")
+    return float(digits) * factor if digits.isdigit() else None

@@ -1,0 +1,106 @@
+"""What dies in a Slurm pool, and what happens then: nodes are named and replaced, bodies are told in time."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward import events
+from tests.support.hosts import Host
+from tests.support.slurm import Cluster
+from tests.support.waiting import until
+
+
+@sky.compute
+def hostname() -> str:
+    return socket.gethostname()
+
+
+@sky.compute
+def until_told() -> tuple[float, list[int]]:
+    """Waits for the notice and for SIGTERM; how many seconds are left then, and which signals came."""
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    deadline = time.monotonic() + 110
+    while not (notice := sky.preempted()) or not came:
+        assert time.monotonic() < deadline, (notice, came)
+        time.sleep(0.05)
+    return notice.seconds_left, came
+
+
+@contextmanager
+def opened(nodes: int, **settings: Any) -> Generator[tuple[sky.ComputePool, list[str]]]:
+    """A pool, and what becomes of its nodes, in words."""
+    said: list[str] = []
+    provider = sky.Slurm(**settings)
+    pool = sky.ComputePool(provider=provider, nodes=nodes, console=False)
+    pool.on_event(lambda event: said.append(str(event)) if isinstance(event, events.Event) else None)
+    with pool:
+        yield pool, said
+
+
+def joiner(node: Host) -> int:
+    """The program on a node that has joined the pool."""
+    found = [p.pid for p in node.processes("sky") if "--place" in p.argv and "python3" in p.argv[0]]
+    return min(found)
+
+
+def test_a_failed_node_is_named_and_replaced_by_another_job(cluster: Cluster) -> None:
+    with opened(2) as (pool, said):
+        assert sorted(hostname() @ pool) == ["h1", "h2"]
+        cluster.fail(cluster.nodes[1])
+        until(lambda: any("node h2 is down (killed by a test" in text for text in said), 60, said)
+        until(lambda: len(cluster.jobs()) == 2, 60, "another job")
+        assert sorted(hostname() @ pool) == ["h1", "h3"]
+
+
+@pytest.mark.parametrize("victim", ["joiner", "slurmstepd", "keeper"])
+def test_a_node_whose_first_process_is_killed_is_replaced(cluster: Cluster, victim: str) -> None:
+    with opened(1) as (pool, said):
+        first = hostname() >> pool
+        node = next(node for node in cluster.nodes if node.name == first)
+        if victim == "joiner":
+            node.signal(joiner(node))
+        elif victim == "keeper":
+            keepers = [p.pid for p in node.processes("sky") if "skyward.node.keeper" in p.argv]
+            node.signal(min(keepers))
+        else:
+            steps = [p.pid for p in node.processes() if "slurmstepd" in p.argv[0] and ".0" in p.argv[0]]
+            node.signal(steps[0])
+        assert hostname() >> pool
+        assert any(isinstance(text, str) and ("NodeDown" in text or "NodeUp" in text) for text in said), said
+
+
+def test_a_job_that_somebody_cancels_is_replaced(cluster: Cluster) -> None:
+    with opened(1) as (pool, said):
+        assert hostname() >> pool
+        (job,) = cluster.jobs()
+        cluster.admin("scancel", job.split()[0])
+        until(lambda: any(f"job {job.split()[0]} was cancelled" in text for text in said), 60, said)
+        assert hostname() >> pool
+        assert len(cluster.jobs()) == 1
+
+
+def test_bodies_are_told_before_their_job_is_preempted(cluster: Cluster) -> None:
+    more = ["sbatch", "-p", "high", "-w", "h1", "--exclusive", "--time=1", "--output=/dev/null", "--wrap", "sleep 1"]
+    with opened(1, partition="low", nodelist="h1") as (pool, said):
+        told = pool.submit(until_told())
+        until(lambda: any("CallStarted" in text for text in said))
+        cluster.run(*more)
+        left, came = told.result(90)
+        assert came == [signal.SIGTERM]
+        assert 0 < left <= 30
+
+
+def test_bodies_are_told_before_the_time_limit_is_reached(cluster: Cluster) -> None:
+    with opened(1, time="1") as (pool, _):
+        left, came = until_told() >> pool
+        assert came == [signal.SIGTERM]
+        assert 5 < left <= 20
