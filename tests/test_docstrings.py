@@ -12,7 +12,17 @@ import pytest
 import skyward as sky
 
 # what only Skyward makes: users hold these, and their constructors are not for them
-MADE_BY_US = {"Compute", "History", "InstanceInfo", "Once", "PendingCompute", "PendingComputeGroup", "Preempted", "Ref"}
+MADE_BY_US = {
+    "Compute",
+    "History",
+    "InstanceInfo",
+    "Once",
+    "PendingCompute",
+    "PendingComputeGroup",
+    "Preempted",
+    "Ref",
+    "Stream",
+}
 MADE_BY_US |= {name for name in sky.__all__ if name.startswith("Shared")}
 # their docstrings have a section `Args:`, in which defaults are said, too
 EXPLAINED = (

@@ -44,6 +44,7 @@ __all__ = [
     "SkywardError",
     "Slurm",
     "Spec",
+    "Stream",
     "Worker",
     "accelerators",
     "barrier",
@@ -74,8 +75,10 @@ __all__ = [
 _MODULES = ("accelerators", "errors", "events", "integrations", "plugins", "providers", "testing")
 _NAMES = {
     "skyward.accelerators": "Accelerator",
-    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute gather",
+    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute",
     "skyward.api.image": "Image PipIndex",
+    "skyward.api.futures": "Stream",
+    "skyward.api.gathering": "gather",
     "skyward.api.info": "InstanceInfo instance_info is_head",
     "skyward.api.once": "Once once",
     "skyward.api.plugin": "Cluster Plugin",
@@ -103,7 +106,9 @@ if TYPE_CHECKING:
     from skyward import providers as providers
     from skyward import testing as testing
     from skyward.accelerators import Accelerator
-    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, gather
+    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute
+    from skyward.api.futures import Stream
+    from skyward.api.gathering import gather
     from skyward.api.image import Image, PipIndex
     from skyward.api.info import InstanceInfo, instance_info, is_head
     from skyward.api.once import Once, once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from concurrent.futures import Future
 
 # assert_type is in typing from 3.11 on, the oldest Python we support
@@ -48,6 +48,16 @@ def count(n: int) -> Iterator[int]:
 async def ticks(n: int) -> AsyncIterator[str]:
     for i in range(n):
         yield str(i)
+
+
+@sky.compute
+def generated(n: int) -> Generator[int, None, None]:
+    yield from range(n)
+
+
+@sky.compute
+def untyped(x: Any) -> Any:
+    return x
 
 
 @sky.compute
@@ -106,9 +116,16 @@ def one_call(pool: sky.ComputePool) -> None:
     assert_type(train(3) > pool, AwaitableFuture[float])
     assert_type(later(3) >> pool, list[int])
     assert_type(later(3) @ pool, list[list[int]])
-    assert_type(count(3) >> pool, Iterator[int])
-    assert_type(ticks(3) >> pool, Iterator[str])
+    assert_type(count(3) >> pool, sky.Stream[int])
+    assert_type(ticks(3) >> pool, sky.Stream[str])
+    assert_type(generated(3) >> pool, sky.Stream[int])
+    assert_type(count(3) @ pool, list[sky.Stream[int]])
+    assert_type(count(3) > pool, AwaitableFuture[sky.Stream[int]])
+    assert_type(count(3) >> sky, sky.Stream[int])
     assert_type(list(count(3) >> pool), list[int])
+    items: Iterator[int] = count(3) >> pool
+    assert_type(next(items), int)
+    (count(3) >> pool).close()
     assert_type(Model().fit(2) >> pool, dict[str, float])
 
 
@@ -141,20 +158,30 @@ def gathers(pool: sky.ComputePool) -> None:
     )
     assert_type(sky.gather(*[train(i) for i in range(3)]) >> pool, tuple[float, ...])
     assert_type(sky.gather(*[train(i) for i in range(3)], stream=True), PendingStream[float])
-    assert_type(sky.gather(*[train(i) for i in range(3)], stream=True, ordered=False) >> pool, Iterator[float])
-    assert_type(sky.gather(train(1), train(2), stream=True) >> pool, Iterator[float])
+    assert_type(sky.gather(*[train(i) for i in range(3)], stream=True, ordered=False) >> pool, sky.Stream[float])
+    assert_type(sky.gather(train(1), train(2), stream=True) >> pool, sky.Stream[float])
 
 
 def failures_in_their_places(pool: sky.ComputePool) -> None:
     calls = [train(i) for i in range(3)]
     assert_type(sky.gather(*calls, return_exceptions=True) >> pool, tuple[float | BaseException, ...])
-    assert_type(sky.gather(*calls, stream=True, return_exceptions=True) >> pool, Iterator[float | BaseException])
+    assert_type(sky.gather(*calls, stream=True, return_exceptions=True) >> pool, sky.Stream[float | BaseException])
     assert_type(pool.map(bare_call, [1, 2], return_exceptions=True), list[str | BaseException])
     assert_type(pool.map(str, [1, 2], return_exceptions=True), list[str | BaseException])
 
 
 def pool_methods(pool: sky.ComputePool) -> None:
     assert_type(pool.run(train(3)), float)
+    assert_type(pool.run(count(3)), sky.Stream[int])
+    assert_type(pool.submit(count(3)), AwaitableFuture[sky.Stream[int]])
+    assert_type(pool.broadcast(ticks(3)), list[sky.Stream[str]])
+    assert_type(pool.run(untyped(3)), Any)
+    assert_type(untyped(3) >> pool, Any)
+    assert_type(untyped(3) @ pool, list[Any])
+    assert_type(untyped(3) > pool, AwaitableFuture[Any])
+    assert_type(pool.stream_parallel(sky.gather(train(1), stream=True)), sky.Stream[float])
+    assert_type(pool.run_async(train(3)), AwaitableFuture[float])
+    assert_type(pool.submit_all([train(3)]), list[AwaitableFuture[float]])
     assert_type(pool.submit(train(3)), AwaitableFuture[float])
     assert_type(pool.broadcast(train(3)), list[float])
     assert_type(pool.run_parallel(train(3) & limited("x")), tuple[float, bytes])
@@ -174,6 +201,14 @@ async def with_asyncio() -> None:
         assert_type(await ((train(3) & limited("x")) > pool), tuple[float, bytes])
         future: Future[float] = train(3) > pool
         assert_type(future.result(), float)
+        async for item in await (count(3) > pool):
+            assert_type(item, int)
+        async for tick in await pool.submit(ticks(3)):
+            assert_type(tick, str)
+        async for result in sky.gather(train(1), train(2), stream=True) >> pool:
+            assert_type(result, float)
+        async for each in count(3) >> pool:
+            assert_type(each, int)
 
 
 def objects_that_stay(pool: sky.ComputePool) -> None:
@@ -191,6 +226,17 @@ def what_is_refused(pool: sky.ComputePool) -> None:
     Model().fit("x")  # pyright: ignore[reportArgumentType]
     train(3) >> 3  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
     train(3) & 3  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
-    pool.run(train)  # pyright: ignore[reportArgumentType]
+    pool.run(train)  # pyright: ignore[reportArgumentType, reportCallIssue]
     sky.gather(train)  # pyright: ignore[reportArgumentType, reportCallIssue]
     train(3).timeout = 5  # pyright: ignore[reportAttributeAccessIssue]
+    print(train(3).shape)  # pyright: ignore
+    train(3) + 1  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+    train.remote(3)  # pyright: ignore
+    3 >> pool  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+    pool.gather(train(3))  # pyright: ignore
+    pool.map(bare_call, [1], [2])  # pyright: ignore[reportCallIssue]
+    pool.submit(train, 3)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    sky.ComputePool(node=4)  # pyright: ignore[reportCallIssue]
+    sky.ComputePool(nodes=(1, 2))  # pyright: ignore[reportArgumentType]
+    sky.Image(packages=["numpy"])  # pyright: ignore[reportCallIssue]
+    sky.Pool()  # pyright: ignore

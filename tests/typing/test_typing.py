@@ -30,7 +30,7 @@ def test_types_hold_through_all_of_it() -> None:
 def test_mypy_agrees_on_every_line() -> None:
     pytest.importorskip("mypy")
     lines = (HERE / "check_types.py").read_text().splitlines()
-    refused = {number for number, line in enumerate(lines, 1) if "pyright: ignore[" in line}
+    refused = {number for number, line in enumerate(lines, 1) if "pyright: ignore" in line}
     command = [
         sys.executable,
         "-m",

@@ -17,10 +17,10 @@ import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MethodType, ModuleType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.brief import brief, described
-from skyward.api.futures import AwaitableFuture
+from skyward.api.futures import AwaitableFuture, Stream, Untyped
 from skyward.api.targets import Target, resolve
 from skyward.api.unsent import Unsent
 from skyward.errors import InvalidArgument
@@ -30,9 +30,9 @@ __all__ = [
     "PendingCompute",
     "PendingComputeGroup",
     "PendingStream",
+    "checked_member",
     "checked_retries",
     "compute",
-    "gather",
     "name_of",
 ]
 
@@ -43,10 +43,6 @@ Q = ParamSpec("Q")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
 Ts = TypeVarTuple("Ts")
 
 
@@ -74,17 +70,35 @@ class PendingCompute(Unsent, Generic[T_co]):
         """Returns this call with other `retries`: how often it is started again after the loss of its node."""
         return replace(self, retries=checked_retries(retries))
 
-    def __rshift__(self, target: Target | ModuleType) -> T_co:
+    @overload
+    def __rshift__(self: PendingCompute[Untyped], target: Target | ModuleType) -> Any: ...
+    @overload
+    def __rshift__(self: PendingCompute[Iterator[U]], target: Target | ModuleType) -> Stream[U]: ...
+    @overload
+    def __rshift__(self, target: Target | ModuleType) -> T_co: ...
+    def __rshift__(self, target: Target | ModuleType) -> Any:
         return resolve(target, ">>").run(self)
 
-    def __matmul__(self, target: Target | ModuleType) -> list[T_co]:
+    @overload
+    def __matmul__(self: PendingCompute[Untyped], target: Target | ModuleType) -> list[Any]: ...
+    @overload
+    def __matmul__(self: PendingCompute[Iterator[U]], target: Target | ModuleType) -> list[Stream[U]]: ...
+    @overload
+    def __matmul__(self, target: Target | ModuleType) -> list[T_co]: ...
+    def __matmul__(self, target: Target | ModuleType) -> Any:
         return resolve(target, "@").broadcast(self)
 
-    def __gt__(self, target: Target | ModuleType) -> AwaitableFuture[T_co]:
+    @overload
+    def __gt__(self: PendingCompute[Untyped], target: Target | ModuleType) -> AwaitableFuture[Any]: ...
+    @overload
+    def __gt__(self: PendingCompute[Iterator[U]], target: Target | ModuleType) -> AwaitableFuture[Stream[U]]: ...
+    @overload
+    def __gt__(self, target: Target | ModuleType) -> AwaitableFuture[T_co]: ...
+    def __gt__(self, target: Target | ModuleType) -> Any:
         return resolve(target, ">").submit(self)
 
     def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[T_co, U]:
-        return PendingComputeGroup((self, _checked_member(other)))
+        return PendingComputeGroup((self, checked_member(other)))
 
     def _spelled(self) -> str:
         return f"{self.name}(...)"
@@ -113,7 +127,7 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
     progress: bool = True
 
     def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[*Ts, U]:
-        return replace(cast(Any, self), items=(*self.items, _checked_member(other)))
+        return replace(cast(Any, self), items=(*self.items, checked_member(other)))
 
     def with_timeout(self, seconds: float | None) -> PendingComputeGroup[*Ts]:
         """Returns this group with a time limit of so many `seconds` for each of its calls."""
@@ -147,88 +161,11 @@ class PendingStream(Unsent, Generic[T]):
     return_exceptions: bool = False
     progress: bool = True
 
-    def __rshift__(self, target: Target | ModuleType) -> Iterator[T]:
+    def __rshift__(self, target: Target | ModuleType) -> Stream[T]:
         return resolve(target, ">>").stream_parallel(self)
 
     def _spelled(self) -> str:
         return "sky.gather(..., stream=True)"
-
-
-No = Literal[False]
-Yes = Literal[True]
-
-
-@overload
-def gather(
-    a: PendingCompute[A], /, *, stream: No = ..., return_exceptions: No = ..., progress: bool = ...
-) -> PendingComputeGroup[A]: ...
-@overload
-def gather(
-    a: PendingCompute[A],
-    b: PendingCompute[B],
-    /,
-    *,
-    stream: No = ...,
-    return_exceptions: No = ...,
-    progress: bool = ...,
-) -> PendingComputeGroup[A, B]: ...
-@overload
-def gather(
-    a: PendingCompute[A],
-    b: PendingCompute[B],
-    c: PendingCompute[C],
-    /,
-    *,
-    stream: No = ...,
-    return_exceptions: No = ...,
-    progress: bool = ...,
-) -> PendingComputeGroup[A, B, C]: ...
-@overload
-def gather(
-    a: PendingCompute[A],
-    b: PendingCompute[B],
-    c: PendingCompute[C],
-    d: PendingCompute[D],
-    /,
-    *,
-    stream: No = ...,
-    return_exceptions: No = ...,
-    progress: bool = ...,
-) -> PendingComputeGroup[A, B, C, D]: ...
-@overload
-def gather(
-    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: No = ..., progress: bool = ...
-) -> PendingComputeGroup[*tuple[T, ...]]: ...
-@overload
-def gather(
-    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: Yes, progress: bool = ...
-) -> PendingComputeGroup[*tuple[T | BaseException, ...]]: ...
-@overload
-def gather(
-    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: No = ..., progress: bool = ...
-) -> PendingStream[T]: ...
-@overload
-def gather(
-    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: Yes, progress: bool = ...
-) -> PendingStream[T | BaseException]: ...
-def gather(
-    *calls: PendingCompute[Any],
-    stream: bool = False,
-    ordered: bool = True,
-    return_exceptions: bool = False,
-    progress: bool = True,
-) -> Any:
-    """Puts calls together, to be sent with `>> pool` or `> pool`; the result is a tuple in their order.
-
-    `stream`: results come one by one instead, as an iterator; with `ordered=False`, as they are ready.
-    `return_exceptions`: a call that fails has its exception in its place, and the others go on. Otherwise (the default)
-    the first failure is raised and the others are stopped; what had finished is in the `partial` of the exception.
-    `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
-    """
-    items = tuple(_checked_member(c) for c in calls)
-    if stream:
-        return PendingStream[Any](items, ordered, return_exceptions, progress)
-    return PendingComputeGroup[Any](items, None, return_exceptions, progress)
 
 
 class Compute(Generic[P, T]):
@@ -359,7 +296,8 @@ def name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__name__
 
 
-def _checked_member(call: object) -> PendingCompute[Any]:
+def checked_member(call: object) -> PendingCompute[Any]:
+    """The call, if it is one that can be part of a group."""
     if isinstance(call, PendingCompute):
         return cast("PendingCompute[Any]", call)
     if isinstance(call, list | tuple | Iterator):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["AsyncItems", "AwaitableFuture"]
+__all__ = ["AsyncItems", "AwaitableFuture", "Stream", "Untyped"]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _END = object()
 
@@ -40,6 +41,21 @@ class AwaitableFuture(Future[T]):
     def is_light(self) -> bool:
         """Whether `result` of a future that has ended takes no time worth a thread."""
         return False
+
+
+class Untyped:
+    """No type that a function returns: for type checkers, only what has no annotation passes for it."""
+
+
+class Stream(Protocol[T_co]):
+    """What a generator or `gather(..., stream=True)` gives: read with `for` or `async for`, once; `close()` ends it."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+    def __next__(self) -> T_co: ...
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+    def close(self) -> None:
+        """Ends the calls behind it; what has not been read is dropped."""
+        ...
 
 
 class AsyncItems(AsyncIterator[T]):

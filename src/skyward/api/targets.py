@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple, cast
 
 from skyward.api.brief import brief
-from skyward.api.futures import AwaitableFuture
+from skyward.api.futures import AwaitableFuture, Stream
 from skyward.errors import PoolClosed
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Target(Protocol):
     def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]: ...
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]: ...
-    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]: ...
+    def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]: ...
 
 
 class Innermost:
@@ -54,7 +53,7 @@ class Innermost:
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         return innermost().submit_parallel(group)
 
-    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
+    def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]:
         return innermost().stream_parallel(group)
 
 

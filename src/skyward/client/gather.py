@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from skyward.api.brief import brief, glance
 from skyward.api.compute import PendingCompute, name_of
-from skyward.api.futures import AsyncItems, AwaitableFuture
+from skyward.api.futures import AsyncItems, AwaitableFuture, Stream
 from skyward.client.callbacks import UserFuture, when_done
 from skyward.client.partial import failed_part, say_how_many, set_partial
 from skyward.transport import exceptions
@@ -43,7 +43,7 @@ def gathered(
 
 def streamed(
     futures: Sequence[Future[T]], ordered: bool, calls: Sequence[PendingCompute[Any]] = (), keep: bool = False
-) -> Iterator[T]:
+) -> Stream[T]:
     """Results one by one, in order or as they come; leaving early cancels the rest."""
     return _Results(futures, ordered, calls, keep)
 

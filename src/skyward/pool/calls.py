@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
 from skyward.api.compute import PendingCompute
-from skyward.api.futures import AwaitableFuture
+from skyward.api.futures import AwaitableFuture, Stream, Untyped
 from skyward.client.executor import PoolExecutor
 from skyward.pool.mistakes import called_like_an_executor
 
@@ -26,7 +26,13 @@ class Calls:
         _state: PoolState
         _sender: Sender
 
-    def run(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> T:
+    @overload
+    def run(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> Any: ...
+    @overload
+    def run(self, call: PendingCompute[Iterator[T]], /, *args: Never, **kwargs: Never) -> Stream[T]: ...
+    @overload
+    def run(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> T: ...
+    def run(self, call: PendingCompute[Any], /, *args: Never, **kwargs: Never) -> Any:
         """Runs a call on one node and returns its result; Ctrl-C stops it there. The same as `call >> pool`."""
         if args or kwargs:
             raise called_like_an_executor(call, "run", args, kwargs)
@@ -37,7 +43,15 @@ class Calls:
             future.cancel()
             raise
 
-    def submit(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> AwaitableFuture[T]:
+    @overload
+    def submit(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> AwaitableFuture[Any]: ...
+    @overload
+    def submit(
+        self, call: PendingCompute[Iterator[T]], /, *args: Never, **kwargs: Never
+    ) -> AwaitableFuture[Stream[T]]: ...
+    @overload
+    def submit(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> AwaitableFuture[T]: ...
+    def submit(self, call: PendingCompute[Any], /, *args: Never, **kwargs: Never) -> AwaitableFuture[Any]:
         """Sends a call to one node; the future's cancel() stops it there. The same as `call > pool`."""
         if args or kwargs:
             raise called_like_an_executor(call, "submit", args, kwargs)
@@ -53,7 +67,13 @@ class Calls:
         """The same as `submit(call)`."""
         return self.submit(call)
 
-    def broadcast(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> list[T]:
+    @overload
+    def broadcast(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> list[Any]: ...
+    @overload
+    def broadcast(self, call: PendingCompute[Iterator[T]], /, *args: Never, **kwargs: Never) -> list[Stream[T]]: ...
+    @overload
+    def broadcast(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> list[T]: ...
+    def broadcast(self, call: PendingCompute[Any], /, *args: Never, **kwargs: Never) -> list[Any]:
         """Runs a call on every rank at once; results in rank order. If one fails, the others are stopped.
 
         There is one rank on each node, or as many as `processes_per_node` says.

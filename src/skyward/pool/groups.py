@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream
-from skyward.api.futures import AwaitableFuture
+from skyward.api.futures import AwaitableFuture, Stream
 from skyward.client import gather
 from skyward.client.progress import GroupCounter
 from skyward.pool.mistakes import not_mapped
@@ -61,7 +61,7 @@ class Groups:
             "AwaitableFuture[tuple[*Ts]]", gather.combined(self._followed(group, calls), calls, group.return_exceptions)
         )
 
-    def stream_parallel(self, group: PendingStream[T], /) -> Iterator[T]:
+    def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]:
         """Runs the calls of a `group` at once and yields results as they come (or in order)."""
         futures = self._followed(group, group.items)
         return gather.streamed(futures, group.ordered, group.items, group.return_exceptions)

@@ -1,0 +1,91 @@
+"""`sky.gather`: many calls as one, to be sent together; their results as a tuple, or one by one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar, overload
+
+from skyward.api.compute import PendingCompute, PendingComputeGroup, PendingStream, checked_member
+
+__all__ = ["gather"]
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+No = Literal[False]
+Yes = Literal[True]
+
+
+@overload
+def gather(
+    a: PendingCompute[A], /, *, stream: No = ..., return_exceptions: No = ..., progress: bool = ...
+) -> PendingComputeGroup[A]: ...
+@overload
+def gather(
+    a: PendingCompute[A],
+    b: PendingCompute[B],
+    /,
+    *,
+    stream: No = ...,
+    return_exceptions: No = ...,
+    progress: bool = ...,
+) -> PendingComputeGroup[A, B]: ...
+@overload
+def gather(
+    a: PendingCompute[A],
+    b: PendingCompute[B],
+    c: PendingCompute[C],
+    /,
+    *,
+    stream: No = ...,
+    return_exceptions: No = ...,
+    progress: bool = ...,
+) -> PendingComputeGroup[A, B, C]: ...
+@overload
+def gather(
+    a: PendingCompute[A],
+    b: PendingCompute[B],
+    c: PendingCompute[C],
+    d: PendingCompute[D],
+    /,
+    *,
+    stream: No = ...,
+    return_exceptions: No = ...,
+    progress: bool = ...,
+) -> PendingComputeGroup[A, B, C, D]: ...
+@overload
+def gather(
+    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: No = ..., progress: bool = ...
+) -> PendingComputeGroup[*tuple[T, ...]]: ...
+@overload
+def gather(
+    *calls: PendingCompute[T], stream: No = ..., ordered: bool = ..., return_exceptions: Yes, progress: bool = ...
+) -> PendingComputeGroup[*tuple[T | BaseException, ...]]: ...
+@overload
+def gather(
+    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: No = ..., progress: bool = ...
+) -> PendingStream[T]: ...
+@overload
+def gather(
+    *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: Yes, progress: bool = ...
+) -> PendingStream[T | BaseException]: ...
+def gather(
+    *calls: PendingCompute[Any],
+    stream: bool = False,
+    ordered: bool = True,
+    return_exceptions: bool = False,
+    progress: bool = True,
+) -> Any:
+    """Puts calls together, to be sent with `>> pool` or `> pool`; the result is a tuple in their order.
+
+    `stream`: results come one by one instead, as an iterator; with `ordered=False`, as they are ready.
+    `return_exceptions`: a call that fails has its exception in its place, and the others go on. Otherwise (the default)
+    the first failure is raised and the others are stopped; what had finished is in the `partial` of the exception.
+    `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
+    """
+    items = tuple(checked_member(c) for c in calls)
+    if stream:
+        return PendingStream[Any](items, ordered, return_exceptions, progress)
+    return PendingComputeGroup[Any](items, None, return_exceptions, progress)
