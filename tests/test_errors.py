@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "HostUnreachable": ("connecting", "no answer", 2, 255),
     "NoCapacity": ("2 x A100", ("2 x p4d.24xlarge (spot, us-east-1a): InsufficientInstanceCapacity",)),
     "NoOffer": ("H100", "AWS in eu-north-1", ("p5.48xlarge: not offered",)),
+    "NoPlace": ("1 of 2 nodes have a place", ("the cluster starts no more workers",)),
     "NodeDiskFull": ("train", 1, 50_000_000, "No space left on device"),
     "NodeLost": (1, "train", "its agent was restarted", 3, False),
     "NoneAvailable": ("2 specs", ("2 x A100, from AWS: no capacity", "1 node, from SSH: no answer")),

@@ -17,6 +17,7 @@ __all__ = [
     "Cluster",
     "Compute",
     "ComputePool",
+    "Dask",
     "History",
     "Image",
     "InstanceInfo",
@@ -97,7 +98,7 @@ _NAMES = {
     "skyward.node.shared.wait_handles": "SharedBarrier SharedEvent SharedLock",
     "skyward.node.output": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
-    "skyward.providers": "AWS SSH Join Local Slurm",
+    "skyward.providers": "AWS SSH Dask Join Local Slurm",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -130,7 +131,7 @@ if TYPE_CHECKING:
     from skyward.node.shared.names import set as set
     from skyward.node.shared.wait_handles import SharedBarrier, SharedEvent, SharedLock
     from skyward.pool.pool import ComputePool, plan
-    from skyward.providers import AWS, SSH, Join, Local, Slurm
+    from skyward.providers import AWS, SSH, Dask, Join, Local, Slurm
 else:  # hidden from type checkers, for which every name would exist otherwise
 
     def __getattr__(name: str) -> object:

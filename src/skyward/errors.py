@@ -34,6 +34,7 @@ SkywardError
 └── CloudError                          something that a cloud did not do
     ├── NoOffer (InvalidArgument)       ask for something else; nothing was created
     ├── NoCapacity                      try later, elsewhere, or something else; nothing was left running
+    │   ├── NoPlace                     ... on a cluster of yours, which gave too few places
     │   └── NoneAvailable               ... and so it went with every one of several specs
     ├── NotGivenBack                    machines may still cost money
     └── CloudRefused                    a call that was not carried out, or not answered
@@ -56,6 +57,7 @@ from skyward.api.cloud_errors import (
     NoCapacity,
     NoneAvailable,
     NoOffer,
+    NoPlace,
     NotGivenBack,
     PermissionDenied,
     QuotaExceeded,
@@ -74,11 +76,11 @@ from skyward.api.stacks import Stacks
 __all__ = [
     "AcceleratorMismatch", "AuthenticationFailed", "BarrierBroken", "BootstrapError", "CloudError", "CloudRefused",
     "CredentialsExpired", "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable",
-    "InvalidArgument", "LockLost", "MissingPackage", "NestedPoolError", "NoCapacity", "NoOffer", "NodeDiskFull",
-    "NodeLost", "NoneAvailable", "NotGivenBack", "NotSerializable", "PermissionDenied", "PluginError", "PoolClosed",
-    "Preempted", "PythonMismatch", "QuotaExceeded", "RemoteError", "ResultNotSerializable", "ResultTooLarge",
-    "SharedError", "SharedLost", "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled", "TaskCrashed",
-    "TaskError", "TaskOutOfMemory", "TaskTimeout",
+    "InvalidArgument", "LockLost", "MissingPackage", "NestedPoolError", "NoCapacity", "NoOffer", "NoPlace",
+    "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack", "NotSerializable", "PermissionDenied", "PluginError",
+    "PoolClosed", "Preempted", "PythonMismatch", "QuotaExceeded", "RemoteError", "ResultNotSerializable",
+    "ResultTooLarge", "SharedError", "SharedLost", "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled",
+    "TaskCrashed", "TaskError", "TaskOutOfMemory", "TaskTimeout",
 ]
 # fmt: on
 

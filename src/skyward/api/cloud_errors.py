@@ -10,7 +10,7 @@ from skyward.api.base_errors import InvalidArgument, SkywardError
 # fmt: off
 __all__ = [
     "CloudError", "CloudRefused", "CredentialsExpired", "CredentialsMissing", "NoCapacity", "NoOffer",
-    "NoneAvailable", "NotGivenBack", "PermissionDenied", "QuotaExceeded",
+    "NoPlace", "NoneAvailable", "NotGivenBack", "PermissionDenied", "QuotaExceeded",
 ]
 # fmt: on
 
@@ -63,6 +63,13 @@ class NoneAvailable(NoCapacity):
             f"none of {self.wish} could be had; nothing was left running. Tried, in this order:{tried}\n"
             "Do what the lines above say, give another sky.Spec(...) to fall back on, or try again later."
         )
+
+
+class NoPlace(NoCapacity):
+    """A cluster of the user's has not given as many places as were asked for; nothing was left running there."""
+
+    def __str__(self) -> str:
+        return f"{self.wish}: {'; '.join(self.attempts)}. Nothing was left running."
 
 
 class NotGivenBack(CloudError):

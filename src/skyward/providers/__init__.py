@@ -3,11 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["AWS", "SSH", "Join", "Local", "Slurm"]
+__all__ = ["AWS", "SSH", "Dask", "Join", "Local", "Slurm"]
 
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "SSH": "skyward.providers.ssh",
+    "Dask": "skyward.providers.dask",
     "Join": "skyward.providers.join",
     "Local": "skyward.providers.local",
     "Slurm": "skyward.providers.slurm.provider",
@@ -15,6 +16,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from skyward.providers.aws.provider import AWS
+    from skyward.providers.dask import Dask
     from skyward.providers.join import Join
     from skyward.providers.local import Local
     from skyward.providers.slurm.provider import Slurm

@@ -1,0 +1,218 @@
+"""Nodes beside the workers of a dask cluster that exists: a pool is a guest there.
+
+    workers that the scheduler knows -> places -> an actor on each -> its program joins the pool -> machines
+
+The actor has the program's standard input: when it is dropped, or its worker ends in whatever way, the program and all
+that it started end too. A task beside it, which waits, keeps adaptive clusters from taking the worker away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args
+
+from skyward.api.image import check_number, check_one_of
+from skyward.api.provider import Holding, Machine, Offer, Provider, Report
+from skyward.api.shell import Access
+from skyward.api.spec import Spec
+from skyward.errors import InvalidArgument, NoPlace
+from skyward.providers.dask_places import (
+    Guest,
+    Per,
+    Place,
+    Worker,
+    connect,
+    free_places,
+    more_tasks,
+    no_more_will_come,
+    release,
+)
+
+__all__ = ["Dask", "DaskMachine"]
+
+_POLL = 0.2
+_guests: dict[str, Guest] = {}
+"""Pools of this process that have places, by name."""
+
+
+@dataclass(frozen=True)
+class DaskMachine(Machine):
+    """A place on a worker, which whoever has the cluster may take away."""
+
+    pool: str = ""
+    place: int = 0
+    reason: str = ""
+
+    @property
+    def preemptible(self) -> bool:
+        return True
+
+    @property
+    def gone(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, repr=False)
+class Dask(Provider):
+    """A dask cluster that you have: nodes run beside its workers, in an environment of their own.
+
+    A pool is a guest there: it shares the machines with everything that dask runs on them.
+
+    Args:
+        cluster: a dask cluster, a `Client` (which stays open), or the address of a scheduler.
+        per: "machine": one node for each machine that has workers; "worker": one for each worker. Default: "machine".
+        security: dask's `Security` for an address with TLS; a cluster or a client brings its own. Default: none.
+        lease: seconds for which nodes go on when they hear nothing of you; then they end everything. Default: 900.
+    """
+
+    cluster: Any
+    per: Per = "machine"
+    security: Any = field(default=None, repr=False)
+    lease: float = 900.0
+
+    def __post_init__(self) -> None:
+        check_one_of("per", self.per, get_args(Per))
+        check_number("lease", self.lease, whole=False)
+        if not self.cluster:
+            raise InvalidArgument(
+                f"cluster={self.cluster!r}: give a dask cluster, a Client, or the scheduler's address."
+            )
+        if self.security is not None and not isinstance(self.cluster, str):
+            raise InvalidArgument("security= goes with an address; a cluster or a Client brings its own.")
+
+    def __repr__(self) -> str:
+        shown = repr(self.cluster) if isinstance(self.cluster, str) else f"<{type(self.cluster).__name__}>"
+        settings = [(item.name, getattr(self, item.name), item.default) for item in fields(self) if item.repr][1:]
+        return (
+            f"Dask({', '.join([shown, *(f'{name}={value!r}' for name, value, usual in settings if value != usual)])})"
+        )
+
+    @property
+    def access(self) -> Access:
+        return Access(self.lease)
+
+    @property
+    def elastic(self) -> bool:
+        return True
+
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        place = "a machine with dask workers" if self.per == "machine" else "beside a dask worker"
+        return [Offer(f"{place} ({self!r})")]
+
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        """Places on `count` workers; an adaptive cluster is made to start them. Waits for them until `timeout`."""
+        from skyward.setup.joined.arrivals import open_arrivals
+
+        try:
+            guest = _guests[pool] = Guest(*connect(self.cluster, self.security, timeout), pool)
+            open_arrivals(pool, ttl=spec.ttl, lease=self.lease)
+            guest.check_versions()
+            return self._take(guest, pool, count, timeout, report)
+        except BaseException:
+            self.give_back(pool, report)
+            raise
+
+    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        return self._take(_guests[pool], pool, count, timeout, report)
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        return [replace(item, reason=_gone(item)) if isinstance(item, DaskMachine) else item for item in machines]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            if isinstance(machine, DaskMachine) and (guest := _guests.get(machine.pool)) is not None:
+                guest.drop([place for place in list(guest.places.values()) if place.number == machine.place])
+
+    def give_back(self, pool: str, report: Report) -> None:
+        """Drops the pool's actors, with which everything ends that they hold."""
+        from skyward.setup.joined.arrivals import close_arrivals
+
+        guest = _guests.pop(pool, None)
+        if guest is not None:
+            guest.close()
+        close_arrivals(pool)
+
+    def _take(self, guest: Guest, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        from skyward.setup.joined.arrivals import find_arrivals
+        from skyward.setup.joined.program import join_program
+
+        arrivals = find_arrivals(pool)
+        assert arrivals is not None
+        deadline = time.monotonic() + timeout
+        taken: list[Place] = []
+        tasks: list[Any] = []
+        try:
+            while len(taken) < count:
+                _check(guest, taken)
+                with guest.lock:  # others may look for places at the same time
+                    workers = guest.workers()
+                    for worker in free_places(workers, self.per, guest.taken())[: count - len(taken)]:
+                        arrivals.expect([number := guest.next_number()])
+                        taken.append(guest.start(number, worker, join_program(), arrivals.text))
+                if len(taken) < count:
+                    self._wait_for_more(guest, workers, tasks, len(taken), count, deadline, report)
+            release(tasks)  # actors need a thread to start on
+            tasks.clear()
+            numbers = [place.number for place in taken]
+            machines = arrivals.wait(numbers, deadline, report, lambda: _first_lost(guest, taken))
+        except BaseException:
+            guest.drop(taken)
+            raise
+        finally:
+            release(tasks)
+        return Holding(pool, tuple(_machine(pool, *pair) for pair in zip(machines, taken, strict=True)))
+
+    def _wait_for_more(
+        self,
+        guest: Guest,
+        workers: Sequence[Worker],
+        tasks: list[Any],
+        found: int,
+        count: int,
+        deadline: float,
+        report: Report,
+    ) -> None:
+        """Has an adaptive cluster start workers, and gives them a moment; refuses to wait for what cannot come."""
+        have = f"{found} of {count} nodes have a place on dask's {len(workers)} workers"
+        why = no_more_will_come(self.cluster, self.per)
+        if why or time.monotonic() > deadline:
+            raise NoPlace(have, [why or "no others came in time; start more workers, or raise provision_timeout"])
+        report(f"{have}; waiting for more workers")
+        tasks += guest.wait_for(more_tasks(workers, count - found, len(tasks)))
+        time.sleep(_POLL)
+
+
+def _check(guest: Guest, taken: Sequence[Place]) -> None:
+    if why := _first_lost(guest, taken):
+        raise NoPlace(why, ["open the pool again"])
+
+
+def _first_lost(guest: Guest, taken: Sequence[Place]) -> str | None:
+    return next((why for place in taken if (why := guest.lost(place))), None)
+
+
+def _machine(pool: str, machine: Machine, place: Place) -> DaskMachine:
+    return DaskMachine(
+        place.worker.address,
+        machine.private_ip,
+        machine.public_ip,
+        joined=machine.joined,
+        pool=pool,
+        place=place.number,
+    )
+
+
+def _gone(machine: DaskMachine) -> str:
+    from skyward.setup.joined.arrivals import find_arrivals
+
+    guest, arrivals = _guests.get(machine.pool), find_arrivals(machine.pool)
+    if guest is None or arrivals is None:
+        return "its pool was closed"
+    place = guest.places.get(machine.place)
+    return (
+        f"its place on {machine.id} was given back"
+        if place is None
+        else guest.lost(place) or arrivals.gone(place.number)
+    )
