@@ -108,6 +108,9 @@ class CallEnded(Event):
     rank: int | None = None
     error: str = ""
     """What it failed with: type and message, then the traceback where there is one."""
+    attempt: int = 0
+    arguments: str = ""
+    """What it was called with, shortened."""
 
 
 @dataclass(frozen=True, slots=True)

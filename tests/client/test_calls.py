@@ -20,7 +20,7 @@ EVENTS = sorted({event for _, event in CALLS})
 
 
 def made(retries: int = 0, name: str = "f", **about: Any) -> Call:
-    pending: Any = SimpleNamespace(name=name)
+    pending: Any = SimpleNamespace(name=name, fn=None, args=(), kwargs={})
     call = Call(pending, {"name": name, "attempt": 0, **about}, [b"piece"], {}, {}, retries)
     call.made = 0.0
     return call

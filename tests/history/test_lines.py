@@ -43,34 +43,32 @@ def test_every_kind_of_event_comes_back_as_it_was() -> None:
         written = line(event)
         assert written.count(b"\n") == 1
         assert written.endswith(b"\n")
-        assert parsed(written) == (event,)
+        assert parsed(written) == event
 
 
-def test_a_call_that_began_and_ended_between_two_writings_gives_both_events() -> None:
-    ended = events.CallEnded("p", "c1", "train", 2, "ok", 0.5, 2, time=100.0)
-    started = events.CallStarted("p", "c1", "train", 2, 1, 2, 'ü"3\n', time=99.4)
-    assert parsed(call_line(started, ended)) == (replace(started, time=99.5), ended)
-    failed = replace(ended, rank=None, outcome="error", error='"no"\n\\')
-    assert parsed(call_line(started, failed))[1] == failed
+def test_the_quick_line_of_a_call_says_the_same_as_the_other() -> None:
+    ended = events.CallEnded("p", "c1", "train", 2, "ok", 0.5, 2, "", 1, 'ü"3\n', time=100.0)
+    for event in (ended, replace(ended, rank=None, outcome="error", error='"no"\n\\')):
+        assert parsed(call_line(event)) == parsed(line(event)) == event
 
 
 def test_a_line_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:
     known = json.loads(line(events.NodeUp("p", 1, time=3.0)))
-    assert parsed(json.dumps({**known, "colour": "red"}).encode()) == (events.NodeUp("p", 1, time=3.0),)
-    assert parsed(json.dumps({**known, "event": "NodeDancing"}).encode()) == ()
+    assert parsed(json.dumps({**known, "colour": "red"}).encode()) == events.NodeUp("p", 1, time=3.0)
+    assert parsed(json.dumps({**known, "event": "NodeDancing"}).encode()) is None
 
 
 def test_a_line_without_a_field_that_is_wanted_gives_nothing() -> None:
-    assert parsed(b'{"event": "NodeUp", "pool": "p"}') == ()
+    assert parsed(b'{"event": "NodeUp", "pool": "p"}') is None
 
 
 @given(st.binary(max_size=200))
 def test_nonsense_gives_nothing(text: bytes) -> None:
-    assert parsed(text) == ()
+    assert parsed(text) is None
 
 
 def test_a_very_long_line_of_output_is_cut() -> None:
-    (event,) = parsed(line(events.Output("p", 0, "stdout", "x" * 1_000_000)))
+    event = parsed(line(events.Output("p", 0, "stdout", "x" * 1_000_000)))
     assert isinstance(event, events.Output)
     assert len(event.text) < 70_000
     assert event.text.endswith(" ...")

@@ -34,8 +34,8 @@ class PoolContext:
     max_result: int
     stall_timeout: float | None
     emit: Callable[[events.Event], None]
-    listening: Callable[[], bool]
-    """Whether anybody listens to events of calls."""
+    listening: Callable[[], object]
+    """Whether anybody listens to events of calls; "ends" if it is enough for them to hear of a short call's end."""
     hurried: Callable[[], bool]
     """Whether the user has pressed Ctrl-C while the pool was closing: then nothing waits any more."""
 

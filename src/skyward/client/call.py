@@ -186,8 +186,7 @@ class Call:
         self.id = f"{_PREFIX}{next(_COUNT):08x}"
         self.name = pending.name
         watched = user is not None and user.listeners.any()
-        shown = getattr(pending.fn, "glance", glance)  # a function of ours that has others in its arguments says which
-        self.arguments = shown(pending.args, pending.kwargs) if watched else ""
+        self.arguments = _glance(pending) if watched else ""
         self.about, self.pieces, self.uploads, self.inputs = about, pieces, uploads, inputs
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
         self.attempt = 0
@@ -323,6 +322,11 @@ class Packing:
                 pieces.append(b"")
         chosen = retries if item.retries is None else item.retries
         return Call(item, about, pieces, uploads, inputs, chosen, self._user)
+
+
+def _glance(pending: PendingCompute[Any]) -> str:
+    """The arguments in short; a function of ours that has others in its arguments says which."""
+    return getattr(pending.fn, "glance", glance)(pending.args, pending.kwargs)
 
 
 def _digest(packed: Packed) -> str:

@@ -63,6 +63,10 @@ class Listeners:
         """Whether anybody listens."""
         return bool(self._listeners) or self.record is not None
 
+    def wants(self) -> str:
+        """Which events of calls somebody hears: "" for none, "ends" if a history alone is kept, else "all"."""
+        return "all" if self._listeners else "ends" if self.record is not None else ""
+
     def emit(self, event: Event | Chunk) -> None:
         """Passes an event on to the listeners' thread; waits for a moment if they are very far behind."""
         listeners = self._listeners

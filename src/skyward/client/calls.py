@@ -40,7 +40,7 @@ Failure = tuple[BaseException, outcomes.Outcome, float]
 class ClientCalls:
     """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
 
-    def __init__(self, pool: str, nodes: int, slots: int, listening: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, pool: str, nodes: int, slots: int, listening: Callable[[], object] = lambda: True) -> None:
         self._pool, self._listening = pool, listening
         self.calls: dict[str, Call] = {}
         self.dispatch: Dispatch[Call] = Dispatch(nodes, slots)
@@ -325,12 +325,12 @@ class ClientCalls:
             self._emit(events.CallStarted(self._pool, *begun))
 
     def _tell_end(self, call: Call, outcome: outcomes.Outcome, seconds: float, error: str = "") -> None:
-        if not self._listening():
-            return
-        self._tell_started(call)
-        node = -1 if call.node is None else call.node
-        ended = (call.id, call.name, node, outcome, seconds, self._rank(call), error)
-        self._emit(events.CallEnded(self._pool, *ended))
+        if (listening := self._listening()) and listening != "ends":
+            self._tell_started(call)
+        if listening:
+            node = -1 if call.node is None else call.node
+            ended = (call.id, call.name, node, outcome, seconds, self._rank(call), error, call.attempt, call.arguments)
+            self._emit(events.CallEnded(self._pool, *ended))
 
     def _rank(self, call: Call) -> int | None:
         return call.rank if self.ranks.many else call.node

@@ -118,10 +118,10 @@ class GroupCounter:
             )
         )
 
-    def _ended(self, future: Future[Any]) -> None:
+    def _ended(self, future: Any) -> None:
         if future.cancelled():
             self.add(0, stopped=1)
-        elif Future.exception(future) is None:
-            self.add(1)
-        else:
+        elif future._exception is not None:  # it has ended: asking properly would take a lock, for every call
             self.add(0, 1)
+        else:
+            self.add(1)

@@ -31,7 +31,7 @@ class PoolSettings:
     """Connects to a node's agent; both sides have checked who the other is."""
     setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
     emit: Callable[[events.Event], None]
-    listening: Callable[[], bool]
+    listening: Callable[[], object]
     """Whether anybody wants to hear of calls that start and end."""
     release: Callable[[Sequence[str]], None]
     gang: bool

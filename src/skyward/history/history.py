@@ -108,8 +108,9 @@ class History:
             elif isinstance(event, events.CallEnded):
                 e = event
                 began = e.time - e.seconds
-                known = found.get(e.call) or CallRecord(e.call, e.name, "", e.node, e.rank, began)
-                found[e.call] = replace(known, seconds=e.seconds, outcome=e.outcome, error=e.error)
+                if e.call not in found:
+                    found[e.call] = CallRecord(e.call, e.name, e.arguments, e.node, e.rank, began, attempt=e.attempt)
+                found[e.call] = replace(found[e.call], seconds=e.seconds, outcome=e.outcome, error=e.error)
         return list(found.values())
 
     def output(self, node: int | None = None, call: str | None = None) -> list[events.Output]:

@@ -28,35 +28,25 @@ def line(event: Event) -> bytes:
     return _encode({"event": type(event).__name__, **values}).encode() + b"\n"
 
 
-def call_line(start: events.CallStarted, end: events.CallEnded) -> bytes:
-    """A call that began and ended between two writings, as one line; there are many of these, so it is quick."""
+def call_line(end: events.CallEnded) -> bytes:
+    """The end of a call as a line; there are many of these, so it is quick."""
     error = f',"error":{_quoted(end.error)}' if end.error else ""
     return (
         f'{{"event":"CallEnded","pool":{_quoted(end.pool)},"time":{end.time!r},"call":{_quoted(end.call)},'
         f'"name":{_quoted(end.name)},"node":{end.node},"outcome":"{end.outcome}","seconds":{end.seconds!r},'
-        f'"rank":{"null" if end.rank is None else end.rank},"attempt":{start.attempt},'
-        f'"arguments":{_quoted(start.arguments)}{error}}}\n'
+        f'"rank":{"null" if end.rank is None else end.rank},"attempt":{end.attempt},'
+        f'"arguments":{_quoted(end.arguments)}{error}}}\n'
     ).encode()
 
 
-def parsed(text: bytes) -> tuple[Event, ...]:
-    """The events of a line; none for a line that is damaged, or of a kind that is not known.
-
-    A call that began and ended between two writings has one line, which gives both.
-    """
+def parsed(text: bytes) -> Event | None:
+    """The event of a line; None for a line that is damaged, or of a kind that is not known."""
     try:
         found: Any = json.loads(text)
         kind = _KINDS.get(found["event"])
-        if kind is None:
-            return ()
-        event = kind(**_known(kind, found))
-        if isinstance(event, events.CallEnded) and "attempt" in found:
-            e, attempt, arguments = event, int(found["attempt"]), str(found.get("arguments", ""))
-            at = (e.pool, e.call, e.name, e.node, attempt, e.rank, arguments)
-            return events.CallStarted(*at, time=e.time - e.seconds), event
+        return None if kind is None else kind(**_known(kind, found))
     except (ValueError, TypeError, KeyError, RecursionError):
-        return ()
-    return (event,)
+        return None
 
 
 def _known(kind: type[Event], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,16 +79,11 @@ class Recorder:
         with self._writing:
             batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
             ended = {event.call for event in batch if type(event) is events.CallEnded}
-            began = {event.call: event for event in batch if type(event) is events.CallStarted and event.call in ended}
             lines: list[bytes] = []
             for event in batch:
-                if not self._wanted(event, began):
+                if not self._wanted(event, ended):
                     continue
-                start = began.get(event.call) if type(event) is events.CallEnded else None
-                if start is not None and type(event) is events.CallEnded:
-                    written = call_line(start, event)
-                else:
-                    written = line(_told(event))
+                written = call_line(event) if type(event) is events.CallEnded else line(_told(event))
                 self._size += len(written)
                 lines.append(written)
             if lines:
@@ -119,9 +114,9 @@ class Recorder:
                 self._failed = True
                 return
 
-    def _wanted(self, event: Event, began: dict[str, events.CallStarted]) -> bool:
-        """Whether an event gets a line of its own."""
-        if type(event) is events.CallStarted and event.call in began:
+    def _wanted(self, event: Event, ended: set[str]) -> bool:
+        """Whether an event gets a line; `ended` are the calls that have ended since the last writing."""
+        if type(event) is events.CallStarted and event.call in ended:
             return False
         if type(event) is events.Output and event.progress:
             return False

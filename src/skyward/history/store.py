@@ -73,7 +73,9 @@ class Tail:
                 self._offset += len(chunk)
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
                 for each in lines:
-                    yield from parsed(each)
+                    event = parsed(each)
+                    if event is not None:
+                        yield event
                 if len(self._rest) > _LONGEST_LINE:
                     self._rest = b""  # of no file of ours
 

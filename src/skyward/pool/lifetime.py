@@ -60,10 +60,10 @@ class Reference(Generic[T]):
 
         return act
 
-    def ask(self, method: Callable[[T], bool]) -> Callable[[], bool]:
+    def ask(self, method: Callable[[T], object]) -> Callable[[], object]:
         """A function that says what the method does; False when there is no object any more."""
 
-        def answer() -> bool:
+        def answer() -> object:
             target = self._target()
             return target is not None and method(target)
 

@@ -341,8 +341,8 @@ class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes
     def __reduce__(self) -> Any:
         raise StaysHere("a pool stays in the process that opened it: send calls to it from there, not from a body.")
 
-    def _listening(self) -> bool:
-        return self._user.listeners.any()
+    def _listening(self) -> object:
+        return self._user.listeners.wants()
 
     def _emit(self, event: events.Event) -> None:
         self._user.listeners.emit(event)

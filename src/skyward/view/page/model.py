@@ -281,7 +281,12 @@ class PageModel:
 
     def _on_CallEnded(self, event: events.CallEnded) -> None:
         call = self._by_id.get(event.call)
-        if call is None or call.outcome != "running":
+        if (call is None or call.outcome != "running") and event.node >= 0:  # it was over before it was told of
+            e, began = event, event.time - event.seconds
+            at = (e.pool, e.call, e.name, e.node, e.attempt, e.rank, e.arguments)
+            self._on_CallStarted(events.CallStarted(*at, time=began))
+            call = self._by_id.get(event.call)
+        if call is None:
             self._outcomes[event.outcome] += 1  # one that never began
             return
         self._finish(call, event.time, event.seconds, event.outcome, event.error)
