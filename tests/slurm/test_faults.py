@@ -28,9 +28,7 @@ def until_told() -> tuple[float, list[int]]:
     """Waits for the notice and for SIGTERM; how many seconds are left then, and which signals came."""
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
-    deadline = time.monotonic() + 110
     while not (notice := sky.preempted()) or not came:
-        assert time.monotonic() < deadline, (notice, came)
         time.sleep(0.05)
     return notice.seconds_left, came
 
@@ -74,8 +72,8 @@ def test_a_node_whose_first_process_is_killed_is_replaced(cluster: Cluster, vict
         else:
             steps = [p.pid for p in node.processes() if "slurmstepd" in p.argv[0] and ".0" in p.argv[0]]
             node.signal(steps[0])
+        until(lambda: any("NodeDown" in text for text in said), 60, said)
         assert hostname() >> pool
-        assert any(isinstance(text, str) and ("NodeDown" in text or "NodeUp" in text) for text in said), said
 
 
 def test_a_job_that_somebody_cancels_is_replaced(cluster: Cluster) -> None:
@@ -83,9 +81,9 @@ def test_a_job_that_somebody_cancels_is_replaced(cluster: Cluster) -> None:
         assert hostname() >> pool
         (job,) = cluster.jobs()
         cluster.admin("scancel", job.split()[0])
-        until(lambda: any(f"job {job.split()[0]} was cancelled" in text for text in said), 60, said)
+        until(lambda: any("its machine is taken away in" in text for text in said), 60, said)
+        until(lambda: job not in cluster.jobs() and cluster.jobs(), 60, "another job")
         assert hostname() >> pool
-        assert len(cluster.jobs()) == 1
 
 
 def test_bodies_are_told_before_their_job_is_preempted(cluster: Cluster) -> None:
@@ -95,12 +93,12 @@ def test_bodies_are_told_before_their_job_is_preempted(cluster: Cluster) -> None
         until(lambda: any("CallStarted" in text for text in said))
         cluster.run(*more)
         left, came = told.result(90)
-        assert came == [signal.SIGTERM]
+        assert set(came) == {signal.SIGTERM}  # of Slurm itself, too, where it signals every process
         assert 0 < left <= 30
 
 
 def test_bodies_are_told_before_the_time_limit_is_reached(cluster: Cluster) -> None:
     with opened(1, time="1") as (pool, _):
         left, came = until_told() >> pool
-        assert came == [signal.SIGTERM]
+        assert set(came) == {signal.SIGTERM}  # of Slurm itself, too, where it signals every process
         assert 5 < left <= 20

@@ -56,6 +56,7 @@ def test_calls_run_on_the_nodes_that_slurm_has_given(pool: sky.ComputePool, clus
 
 
 def test_the_secret_is_in_no_argument_script_or_variable_of_a_body(pool: sky.ComputePool, cluster: Cluster) -> None:
+    """SEC-10"""
     number = cluster.jobs()[0].split()[0]
     shown = cluster.run("scontrol", "show", "job", number)
     script = cluster.run("scontrol", "write", "batch_script", number, "-")

@@ -45,12 +45,20 @@ class Cluster:
     by jobs in high. Jobs of the user sky find the directory `cache` of this machine at CACHE.
     """
 
-    def __init__(self, cache: Path, nodes: int = 3, *, tracking: str = "linuxproc", kill_wait: int = 5) -> None:
-        """`tracking` is "linuxproc" or "cgroup"."""
+    def __init__(
+        self,
+        cache: Path,
+        nodes: int = 3,
+        *,
+        tracking: str = "linuxproc",
+        kill_wait: int = 5,
+        hide: Sequence[str] = (),
+    ) -> None:
+        """`tracking` is "linuxproc" or "cgroup"; `hide` are programs that compute nodes do not have."""
         self._tracking, self._kill_wait = tracking, kill_wait
         self._key = secrets.token_hex(128)
         share = {CACHE: cache}
-        compute = HostSpec(share=share)
+        compute = HostSpec(share=share, hide=hide)
         self.network = Network([HostSpec(share=share, see_checkout=True), *[compute] * nodes], internet=True)
         # what cgroups are named after is seen by the whole machine
         self._mark = secrets.token_hex(3)

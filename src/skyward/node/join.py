@@ -150,7 +150,10 @@ class _Joiner:
                 continue
             self._addresses.sort(key=lambda known: known != address)
             return sock
-        kind = ConnectionRefusedError if all(isinstance(r, ConnectionRefusedError) for r in reasons) else OSError
+        told = (
+            reasons[:1] if self._joined else reasons
+        )  # where the pool was is tried first; nobody ever was at the others
+        kind = ConnectionRefusedError if all(isinstance(r, ConnectionRefusedError) for r in told) else OSError
         raise kind("; ".join(reason.strerror or str(reason) for reason in reasons))
 
     def _secured(self, sock: socket.socket) -> ssl.SSLSocket:

@@ -102,4 +102,5 @@ def test_what_may_change_is_waited_for(reason: str) -> None:
 def test_the_end_of_a_job_is_told_in_words() -> None:
     assert "preempted" in Job("7", "PREEMPTED").ended()
     assert "time limit" in Job("7", "TIMEOUT").ended()
+    assert "put back into the queue" in Job("7", "PENDING").ended()
     assert Job("7", "SOMETHING_NEW").ended() == "job 7 is something new"

@@ -16,10 +16,12 @@ __all__ = ["Commands"]
 # Some sites put the commands on the path only for logins that people type at. Variables by which people adapt the
 # commands to their taste must not change what we read.
 _PRELUDE = """
-command -v squeue >/dev/null 2>&1 || { [ ! -r /etc/profile ] || . /etc/profile >/dev/null 2>&1; }
+command -v squeue >/dev/null 2>&1 || {
+  [ ! -r /etc/profile ] || . /etc/profile >/dev/null 2>&1
+  PATH=$PATH:/opt/slurm/bin:/usr/local/slurm/bin
+}
 for name in $(env | sed -n 's/^\\(SQUEUE_[A-Z_]*\\|SINFO_[A-Z_]*\\|SCANCEL_[A-Z_]*\\)=.*/\\1/p'); do unset "$name"; done
-PATH=$PATH:/opt/slurm/bin:/usr/local/slurm/bin:/usr/local/bin:/usr/bin:/bin
-export PATH LC_ALL=C SLURM_TIME_FORMAT=%s
+export LC_ALL=C SLURM_TIME_FORMAT=%s
 """
 _PLAIN = _PRELUDE + 'exec "$@"'
 _WITH_SECRET = _PRELUDE + 'secret=$1; shift; IFS= read -r value; export "$secret=$value"; unset value; exec "$@"'

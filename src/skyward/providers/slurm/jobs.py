@@ -94,9 +94,10 @@ class Job:
             "OUT_OF_MEMORY": "ran out of memory; ask for more with memory_gb=",
             "COMPLETED": "is over",
             "COMPLETING": "is being ended",
-            "REQUEUED": "was put back into the queue, although the pool had asked that it is not",
             "FAILED": "has failed",
         }.get(self.state, f"is {self.state.lower().replace('_', ' ')}")
+        if self.waits:
+            text = "was put back into the queue, although the pool had asked Slurm not to do that"
         return f"job {self.id} {text}"
 
 

@@ -12,48 +12,21 @@ from skyward.api.image import check_number
 from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
-from skyward.errors import InvalidArgument, MissingPackage, SkywardError
+from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NotGivenBack, SkywardError
 from skyward.machines.ledger import History, Ledger, remove
 from skyward.providers.slurm.commands import Commands
+from skyward.providers.slurm.errors import SlurmRefused
 from skyward.providers.slurm.jobs import Job, comment, job_name
+from skyward.providers.slurm.machines import SlurmMachine, by_pool, end_machines, leftovers, why_gone
 from skyward.providers.slurm.options import SETTINGS, check_time, extra_options, gpu_request, job_options, parse_gpus
-from skyward.providers.slurm.queue import (
-    cancel,
-    end,
-    failed_nodes,
-    jobs_of,
-    kill_wait,
-    listed,
-    steps_of,
-    when_started,
-    why_ended,
-)
+from skyward.providers.slurm.queue import cancel, end, jobs_of, kill_wait, listed, steps_of, when_started, why_ended
 from skyward.providers.slurm.script import VARIABLE, batch_script
 from skyward.providers.ssh import parse_host
 
-__all__ = ["Slurm", "SlurmMachine"]
+__all__ = ["Slurm"]
 
 _NOTICES = "skyward.providers.slurm.notices:wait"
 _OPEN: dict[str, Commands] = {}
-
-
-@dataclass(frozen=True)
-class SlurmMachine(Machine):
-    """A node of a job."""
-
-    job: str = ""
-    node: str = ""
-    reason: str = ""
-    """Why it is not the pool's any more."""
-
-    @property
-    def preemptible(self) -> bool:
-        """Slurm may take a node away at any time; where it can, the pool gets another."""
-        return True
-
-    @property
-    def gone(self) -> str:
-        return self.reason
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,35 +145,31 @@ class Slurm(Provider):
                     f"the time limit of job {job.id} is reached, so the pool gets no other nodes. Give "
                     "sky.Slurm(time=...) a longer one, or open the pool again."
                 )
-        return self._job(ledger, commands, spec, count, self._gpu_request(commands, spec), timeout, report)
+        here = self._elsewhere(commands, pool)
+        return here._job(ledger, commands, spec, count, self._gpu_request(commands, spec), timeout, report)
 
     # while a pool is open
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        fresh: dict[str, str] = {}
-        for pool, ours in _by_pool(machines).items():
-            fresh |= self._reasons(pool, ours)
-        return [
-            replace(machine, reason=fresh[machine.id]) if isinstance(machine, SlurmMachine) else machine
-            for machine in machines
-        ]
+        from skyward.setup.joined.arrivals import find_arrivals
+
+        reasons: dict[str, str] = {}
+        for pool, ours in by_pool(machines).items():
+            commands, arrivals = _OPEN.get(pool), find_arrivals(pool)
+            if commands is None or arrivals is None:
+                reasons |= {machine.id: f"pool {pool} is not open in this process" for machine in ours}
+            else:
+                reasons |= why_gone(commands, arrivals, ours)
+        return [replace(m, reason=reasons[m.id]) if isinstance(m, SlurmMachine) else m for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
         from skyward.setup.joined.arrivals import find_arrivals
 
-        for pool, ours in _by_pool(machines).items():
+        for pool, ours in by_pool(machines).items():
             commands, arrivals = _OPEN.get(pool), find_arrivals(pool)
             if commands is None or arrivals is None:
                 raise SkywardError(f"pool {pool} is not open in this process, so its nodes cannot be ended one by one.")
-            known = {job.id: job for job in jobs_of(commands, pool) if not job.over}
-            for machine in ours:
-                assert machine.joined is not None
-                arrivals.dismiss(machine.joined.place)
-                job = known.get(machine.job)
-                if job is not None and job.count == 1:
-                    cancel(commands, [job])
-                elif job is not None and (step := steps_of(commands, job.id).get(machine.joined.place)):
-                    commands.run("scancel", step, check=False)
+            end_machines(commands, arrivals, ours)
 
     # closing, and what is left
 
@@ -217,9 +186,12 @@ class Slurm(Provider):
             receipt = end(commands, pool, list(history.made("job")), told, bool(history.unanswered), report)
             remove(pool) if ledger is None else ledger.remove()
             return receipt
-        except BaseException:
+        except BaseException as exc:
             if ledger is not None:
                 ledger.let_go()  # whoever finishes it has to be able to take it over
+            if isinstance(exc, SlurmRefused | BootstrapError):
+                jobs = [] if ledger is None else [f"job {id}" for id in ledger.history.left("job")]
+                raise NotGivenBack(pool, here.where, jobs, 0.0, f"Slurm could not be asked: {exc}") from exc
             raise
         finally:
             if commands is not None:
@@ -233,7 +205,7 @@ class Slurm(Provider):
             jobs = [job for job in listed(commands) if not job.over]
         finally:
             commands.close()
-        return [item for job in jobs for item in _leftovers(job)]
+        return [item for job in jobs for item in leftovers(job)]
 
     def reopened(self, metadata: Mapping[str, Any]) -> Slurm:
         login: Any = metadata.get("login")
@@ -252,12 +224,25 @@ class Slurm(Provider):
         return SshTarget(host, user, port)
 
     @property
+    def where(self) -> str:
+        """Where the commands of Slurm are run, for people."""
+        return str(self._target or "this computer")
+
+    @property
     def _partition(self) -> list[str]:
         return [] if self.partition is None else ["-p", self.partition]
 
     @property
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS}
+
+    def _elsewhere(self, commands: Commands, pool: str) -> Slurm:
+        """This provider without the nodes that the pool has: no two of its nodes are on one machine."""
+        jobs = [job.id for job in jobs_of(commands, pool) if job.runs]
+        taken = [node for job in jobs for _, node in steps_of(commands, job).values()]
+        if not taken:
+            return self
+        return replace(self, exclude=",".join(dict.fromkeys([*filter(None, [self.exclude]), *taken])))
 
     def _commands(self) -> Commands:
         told = {**self._settings, "options": dict(self.options), "partitions": "`sinfo -s` lists them"}
@@ -297,8 +282,9 @@ class Slurm(Provider):
         call = ledger.intent("job", first=first, count=count)
         try:
             id = commands.submit(options, VARIABLE, arrivals.text, batch_script(join_program(), first))
-        except SkywardError as exc:
-            ledger.refused(call, "job", str(exc))
+        except SlurmRefused as exc:
+            if not exc.unanswered:
+                ledger.refused(call, "job", str(exc))
             raise
         ledger.answer(call, "job", id)
         try:
@@ -319,46 +305,6 @@ class Slurm(Provider):
         """Why the nodes of a job that ran will not connect any more."""
         job = next(iter(listed(commands, id)), None)
         return f"{why_ended(commands, id, job)}." if job is None or job.over else None
-
-    def _reasons(self, pool: str, machines: Sequence[SlurmMachine]) -> dict[str, str]:
-        """Why machines are gone; empty for those that are there."""
-        from skyward.setup.joined.arrivals import find_arrivals
-
-        commands, arrivals = _OPEN.get(pool), find_arrivals(pool)
-        if commands is None or arrivals is None:
-            return {machine.id: f"pool {pool} is not open in this process" for machine in machines}
-        jobs = {job.id: job for job in jobs_of(commands, pool)}
-        steps = {id: steps_of(commands, id) for id in {machine.job for machine in machines}}
-        down = failed_nodes(commands, [machine.node for machine in machines])
-        found: dict[str, str] = {}
-        for machine in machines:
-            job = jobs.get(machine.job)
-            assert machine.joined is not None
-            place = machine.joined.place
-            if job is None or not job.runs:
-                found[machine.id] = why_ended(commands, machine.job, job)
-            elif machine.node in down:
-                found[machine.id] = down[machine.node]
-            elif place not in steps[machine.job]:
-                found[machine.id] = f"its step of job {job.id} has ended on node {machine.node}"
-            else:
-                found[machine.id] = arrivals.gone(place)
-        return found
-
-
-def _by_pool(machines: Sequence[Machine]) -> dict[str, list[SlurmMachine]]:
-    found: dict[str, list[SlurmMachine]] = {}
-    for machine in machines:
-        if isinstance(machine, SlurmMachine) and machine.joined is not None:
-            found.setdefault(machine.joined.pool, []).append(machine)
-    return found
-
-
-def _leftovers(job: Job) -> list[Leftover]:
-    detail = f"job {job.id}, {job.state.lower()}"
-    if not job.nodes:
-        return [Leftover(job.pool, job.id, "job", job.state.lower(), expires=job.expires)]
-    return [Leftover(job.pool, f"{job.id}/{node}", "machine", detail, expires=job.expires) for node in job.nodes]
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:

@@ -144,11 +144,11 @@ def why_ended(commands: Commands, id: str, job: Job | None) -> str:
     return f"{job.ended()}: {meaning}" if meaning else job.ended() + (f" ({reason})" if reason else "")
 
 
-def steps_of(commands: Commands, id: str) -> dict[int, str]:
-    """The steps of a job that run, by the places that they hold."""
-    rows = commands.run("squeue", "-h", "-s", "-j", id, "-o", "%i|%j", check=False).splitlines()
-    found = [(step, re.fullmatch(r"place-(\d+)", name)) for step, _, name in (row.partition("|") for row in rows)]
-    return {int(place[1]): step for step, place in found if place is not None}
+def steps_of(commands: Commands, id: str) -> dict[int, tuple[str, str]]:
+    """The steps of a job that run, by the places that they hold: the id of each, and its node."""
+    rows = commands.run("squeue", "-h", "-s", "-j", id, "-o", "%i|%N|%j", check=False).splitlines()
+    found = [(row.split("|", 2), re.fullmatch(r".*\|place-(\d+)", row)) for row in rows]
+    return {int(place[1]): (parts[0], parts[1]) for parts, place in found if place is not None}
 
 
 def kill_wait(commands: Commands) -> float:
