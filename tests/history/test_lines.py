@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward import events
-from skyward.history.lines import call_line, line, parsed
+from skyward.history.lines import line, parsed
 
 _EVENTS = (
     events.PoolOpening("p", 4, "AWS", "gpu"),
@@ -46,10 +46,14 @@ def test_every_kind_of_event_comes_back_as_it_was() -> None:
         assert parsed(written) == event
 
 
-def test_the_quick_line_of_a_call_says_the_same_as_the_other() -> None:
+def test_texts_with_quotes_and_control_characters_come_back() -> None:
     ended = events.CallEnded("p", "c1", "train", 2, "ok", 0.5, 2, "", 1, 'ü"3\n', time=100.0)
-    for event in (ended, replace(ended, rank=None, outcome="error", error='"no"\n\\')):
-        assert parsed(call_line(event)) == parsed(line(event)) == event
+    for event in (
+        ended,
+        replace(ended, rank=None, outcome="error", error='"no"\n\\'),
+        events.Output("p", 0, "stdout", 'say "no"\x00\x1b\\\ud800'),
+    ):
+        assert parsed(line(event)) == event
 
 
 def test_a_line_of_a_newer_version_is_read_as_far_as_it_is_known() -> None:

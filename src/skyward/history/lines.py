@@ -13,22 +13,26 @@ from typing import Any, cast
 from skyward import events
 from skyward.events import Event
 
-__all__ = ["call_line", "line", "parsed"]
+__all__ = ["line", "parsed"]
 
 _LONGEST = 64 << 10
 
 
 def line(event: Event) -> bytes:
     """An event as one line, with its line end."""
+    if isinstance(event, events.Output):
+        return _output_line(event)
+    if isinstance(event, events.CallEnded):
+        return _call_line(event)
     values = {name: getattr(event, name) for name in _NAMES.get(type(event), ())}
     if isinstance(event, events.NodeSample):
         values["gpus"] = [[getattr(gpu, name) for name in _GPU] for gpu in event.gpus]
-    if isinstance(event, events.Output | events.Log) and len(event.text) > _LONGEST:
+    if isinstance(event, events.Log) and len(event.text) > _LONGEST:
         values["text"] = event.text[:_LONGEST] + " ..."
     return _encode({"event": type(event).__name__, **values}).encode() + b"\n"
 
 
-def call_line(end: events.CallEnded) -> bytes:
+def _call_line(end: events.CallEnded) -> bytes:
     """The end of a call as a line; there are many of these, so it is quick."""
     error = f',"error":{_quoted(end.error)}' if end.error else ""
     return (
@@ -36,6 +40,16 @@ def call_line(end: events.CallEnded) -> bytes:
         f'"name":{_quoted(end.name)},"node":{end.node},"outcome":"{end.outcome}","seconds":{end.seconds!r},'
         f'"rank":{"null" if end.rank is None else end.rank},"attempt":{end.attempt},'
         f'"arguments":{_quoted(end.arguments)}{error}}}\n'
+    ).encode()
+
+
+def _output_line(event: events.Output) -> bytes:
+    """A line of output as a line, likewise."""
+    text = event.text if len(event.text) <= _LONGEST else event.text[:_LONGEST] + " ..."
+    return (
+        f'{{"event":"Output","pool":{_quoted(event.pool)},"time":{event.time!r},"node":{event.node},'
+        f'"stream":"{event.stream}","text":{_quoted(text)},"call":{_quoted(event.call) if event.call else "null"},'
+        f'"progress":{"true" if event.progress else "false"},"rank":{"null" if event.rank is None else event.rank}}}\n'
     ).encode()
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from skyward import events
 from skyward.events import Event
-from skyward.history.lines import call_line, line
+from skyward.history.lines import line
 from skyward.history.store import FILE, FOLDER, prune
 from skyward.machines.ledger import state_dir
 from skyward.transport import private
@@ -33,7 +33,8 @@ log = logging.getLogger("skyward.history")
 
 _PAUSE = 0.5
 _MOST_BYTES = 64 << 20
-_MOST_WAITING = 200_000
+_MOST_WAITING = 100_000
+_MOST_LINES = 2_000
 _NODES_A_SECOND = 10
 _CLOSING = 5.0
 _DISPENSABLE = (events.Output, events.Log, events.CallStarted, events.NodeSample, events.Progress, events.GroupProgress)
@@ -66,9 +67,11 @@ class Recorder:
         self._thread.start()
 
     def record(self, event: Event) -> None:
-        """Keeps an event; returns at once."""
+        """Keeps an event; returns at once, but for output that comes faster than it can be written."""
         if len(self._waiting) < _MOST_WAITING:
             self._waiting.append(event)
+            if isinstance(event, events.Output) and len(self._waiting) > _MOST_LINES:
+                self.flush()  # in the listeners' thread: nodes send no more output than was taken
         else:
             self._skipped += 1
 
@@ -83,7 +86,7 @@ class Recorder:
             for event in batch:
                 if not self._wanted(event, ended):
                     continue
-                written = call_line(event) if type(event) is events.CallEnded else line(_told(event))
+                written = _written(event)
                 self._size += len(written)
                 lines.append(written)
             if lines:
@@ -145,10 +148,10 @@ class Recorder:
             log.warning("the history of this pool is not written any more: %s (%s)", exc.strerror, self.path)
 
 
-def _told(event: Event) -> Event:
+def _written(event: Event) -> bytes:
     if isinstance(event, events.BroadcastStalled):
-        return events.Notice(event.pool, event.text, "warning", time=event.time)
-    return event
+        return line(events.Notice(event.pool, event.text, "warning", time=event.time))
+    return line(event)
 
 
 def _directory() -> str:
