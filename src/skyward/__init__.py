@@ -33,6 +33,7 @@ __all__ = [
     "Preempted",
     "Preemption",
     "Provider",
+    "Ray",
     "Ref",
     "Secret",
     "SharedBarrier",
@@ -98,7 +99,7 @@ _NAMES = {
     "skyward.node.shared.wait_handles": "SharedBarrier SharedEvent SharedLock",
     "skyward.node.output": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
-    "skyward.providers": "AWS SSH Dask Join Local Slurm",
+    "skyward.providers": "AWS SSH Dask Join Local Ray Slurm",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -131,7 +132,7 @@ if TYPE_CHECKING:
     from skyward.node.shared.names import set as set
     from skyward.node.shared.wait_handles import SharedBarrier, SharedEvent, SharedLock
     from skyward.pool.pool import ComputePool, plan
-    from skyward.providers import AWS, SSH, Dask, Join, Local, Slurm
+    from skyward.providers import AWS, SSH, Dask, Join, Local, Ray, Slurm
 else:  # hidden from type checkers, for which every name would exist otherwise
 
     def __getattr__(name: str) -> object:

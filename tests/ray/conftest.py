@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import skyward as sky
 from tests.support.hosts import lacks_python, unavailable
 from tests.support.ray_cluster import RayCluster
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +30,26 @@ def cluster(hosts_cache: Path, client_cache: Path, tmp_path_factory: pytest.Temp
         del os.environ["SKYWARD_CACHE"]
     else:
         os.environ["SKYWARD_CACHE"] = before
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers of a test are its own, and no variable of Ray's says where a cluster is."""
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def provider(cluster: RayCluster) -> sky.Ray:
+    """The cluster by its Jobs API."""
+    return sky.Ray(cluster.url, token=cluster.token)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test neither processes nor files of ours are on any host, and Ray holds nothing for us."""
+    yield
+    if "cluster" in request.fixturenames:
+        cluster: RayCluster = request.getfixturevalue("cluster")
+        until(lambda: not cluster.left(), 60, cluster.left)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
-from tests.support.hosts import Host, HostSpec, Network
+from uv import find_uv_bin
+
+from tests.support.hosts import Host, HostSpec, Network, Process
 from tests.support.waiting import until
 
 __all__ = ["GPUS", "PYTHON", "RayCluster"]
@@ -25,7 +28,8 @@ PYTHON = "/home/sky/ray/bin/python"
 """The cluster's Python: it has Ray, and neither Skyward nor anything that Skyward needs."""
 GPUS = 2
 """What h1 and h2 have of GPUs, as far as Ray and nvidia-smi say."""
-_SITE, _BIN, _CACHE = "/run/ray-packages", "/run/stand-ins", "/run/cache"
+_SITE, _BIN, _CACHE, _SKYWARD = "/run/ray-packages", "/run/stand-ins", "/run/cache", "/run/skyward"
+_SOURCE = Path(__file__).parents[2] / "src"
 # Ray says within 14 s that a node is lost; with these within 3 s.
 _QUICK = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "1000"}
 _QUICK |= {"RAY_health_check_failure_threshold": "4", "RAY_health_check_initial_delay_ms": "0"}
@@ -39,9 +43,12 @@ class RayCluster:
         found = find_spec("ray")
         assert found is not None, "ray is not installed"
         assert found.origin is not None
+        self._cache = cache
         self.token = secrets.token_hex(16) if token else None
+        stand_ins.chmod(0o755)
         _write_nvidia_smi(stand_ins / "nvidia-smi")
-        shown = {_SITE: Path(found.origin).parents[1], _BIN: stand_ins}
+        shutil.copy(find_uv_bin(), stand_ins / "uv")
+        shown = {_SITE: Path(found.origin).parents[1], _BIN: stand_ins, _SKYWARD: _SOURCE}
         setenv = {"SKYWARD_CACHE": _CACHE, "RAY_USAGE_STATS_ENABLED": "0", **_QUICK}
         setenv |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}
         plain = HostSpec(share={_CACHE: cache}, show=shown, setenv=setenv)
@@ -65,6 +72,11 @@ class RayCluster:
         self.network.close()
 
     @property
+    def python(self) -> str:
+        """The cluster's Python, on each host."""
+        return PYTHON
+
+    @property
     def head(self) -> Host:
         """The host with Ray's head."""
         return self.network[0]
@@ -85,11 +97,29 @@ class RayCluster:
         done = (host or self.head).run([PYTHON, "-c", source], check=check, timeout=timeout)
         return done.stdout + ("" if check else done.stderr)
 
+    def client(self, source: str, host: Host | None = None) -> subprocess.Popen[str]:
+        """Starts a program that uses Skyward on a host, the head if none is named, with the cluster's Python."""
+        where = host or self.head
+        where.run(["ln", "-sf", f"{_BIN}/uv", str(Path(PYTHON).with_name("uv"))])
+        argv = ["env", f"PYTHONPATH={_SKYWARD}", "PYTHONUNBUFFERED=1", PYTHON, "-c", source]
+        return where.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
     def nodes(self) -> dict[str, dict[str, Any]]:
         """What Ray knows of each host that it takes for alive, by address."""
         told = self.driver("import json, ray; ray.init('auto', log_to_driver=False); print(json.dumps(ray.nodes()))")
         known: list[dict[str, Any]] = json.loads(told.strip().splitlines()[-1])
         return {node["NodeManagerAddress"]: node for node in known if node["Alive"]}
+
+    def left(self) -> list[str]:
+        """What is there of pools: processes and directories on hosts, jobs that run, groups that hold resources."""
+        found = [f"{host.name}: {' '.join(p.argv)[:200]}" for host in self.network for p in _ours(host)]
+        found += [f"pool {path.name}" for path in self._cache.glob("pools/*")]
+        jobs = self.get("/api/jobs/")
+        found += [
+            f"job {j['submission_id']}" for j in jobs if j["submission_id"] and j["status"] in ("RUNNING", "PENDING")
+        ]
+        groups = self.get("/api/v0/placement_groups")["data"]["result"]["result"]
+        return found + [f"group {group['name']} {group['state']}" for group in groups if group["state"] != "REMOVED"]
 
     def restart(self, host: Host) -> None:
         """Starts Ray on a host again whose raylet, or all of it, was killed; returns when Ray counts it in."""
@@ -114,6 +144,13 @@ class RayCluster:
         options += [] if first else [f"--address={self.head.address}:6379", f"--num-gpus={GPUS}"]
         argv = [PYTHON, "-m", "ray.scripts.scripts", "start", *options]
         return host.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _ours(host: Host) -> list[Process]:
+    """Processes of Skyward's on a host: joiners, and what they have started."""
+    words = ("/proc/self/fd/", "skyward.node.")
+    found = host.processes() if host.alive else []
+    return [process for process in found if any(word in " ".join(process.argv) for word in words)]
 
 
 def _make_python(host: Host) -> None:

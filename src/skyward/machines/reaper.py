@@ -115,7 +115,7 @@ def renting_providers(endpoint_url: str | None = None) -> list[Provider]:
         except Exception as exc:  # a package that is broken must not hide what others have left
             log.warning("the provider %s (%s) cannot be used: %s", name, point.value, exc)
             continue
-        if provider is not None and provider.rented:
+        if provider is not None:  # with other settings it may rent: ledgers say which
             if endpoint_url is not None and hasattr(provider, "endpoint_url"):
                 provider = replace(cast("Any", provider), endpoint_url=endpoint_url)
             made.append(provider)
@@ -280,13 +280,14 @@ def _ask_all(
     """What is left in the providers' own regions and in `regions`; an error if no provider can be asked at all."""
     asked_for = profile is not None or bool(regions)
     used = {provider.name for provider in answers}
+    providers = [provider for provider in providers if provider.rented]  # with its default settings
     own = [_ask(provider, {"profile": profile}, answers) for provider in providers]
     unused = [] if asked_for else [a for a in own if isinstance(a.error, MissingPackage) and a.place.name not in used]
     own = [answer for answer in own if answer not in unused]
     for answer in unused:
         log.info("%s was not asked, since nothing here can use it: %s", answer.place.name, answer.error)
     failed = [answer.error for answer in own if answer.error is not None]
-    if failed and len(failed) == len(own):
+    if failed and all(answer.error is not None for answer in answers.values()):
         raise failed[0]
     more = [_ask(p, {"profile": profile, "region": region}, answers) for p in providers for region in regions]
     for answer in (*own, *more):

@@ -215,8 +215,18 @@ class _Joiner:
             self._poll.unregister(control)
         if self._wake.fileno() in ready:
             self._wake.recv(1 << 12)
-        if 0 in ready and not os.read(0, 1 << 12):
+        if 0 in ready:
+            self._hear(os.read(0, 1 << 12))
+
+    def _hear(self, piece: bytes) -> None:
+        """Whoever holds the place says when it is taken away, in a line of JSON; it is gone when the pipe ends."""
+        if not piece:
             raise Over("standard input has ended: this place is gone")
+        for line in piece.splitlines():
+            try:
+                self._give_notice(float(json.loads(line)["notice"]))
+            except (ValueError, KeyError, TypeError):
+                pass  # not for us
 
     def _order(self, order: dict[str, Any]) -> None:
         if "run" in order:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["AWS", "SSH", "Dask", "Join", "Local", "Slurm"]
+__all__ = ["AWS", "SSH", "Dask", "Join", "Local", "Ray", "Slurm"]
 
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
@@ -11,6 +11,7 @@ _HOMES = {
     "Dask": "skyward.providers.dask",
     "Join": "skyward.providers.join",
     "Local": "skyward.providers.local",
+    "Ray": "skyward.providers.ray.provider",
     "Slurm": "skyward.providers.slurm.provider",
 }
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from skyward.providers.dask import Dask
     from skyward.providers.join import Join
     from skyward.providers.local import Local
+    from skyward.providers.ray.provider import Ray
     from skyward.providers.slurm.provider import Slurm
     from skyward.providers.ssh import SSH
 else:

@@ -1,0 +1,309 @@
+"""Holds the places of a pool on a Ray cluster: a placement group, and for each bundle an actor that runs the joiner.
+
+    client ──order──> driver ──> placement group
+                        └──────> an actor a bundle ──pipe──> joiner ══ dials ══> client
+
+A program of its own, for the cluster's Python: it needs Ray and the standard library, nothing of Skyward is there. It
+reads its order from the file that it is given, which it removes; without one from a line of its standard input, whose
+end then is the end of everything. What happens it says in lines of JSON after a mark.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+__all__ = ["MARK", "main"]
+
+MARK = "skyward: "
+_INFEASIBLE = 5.0
+"""Seconds after which Ray's word counts that no node fits; just after a start it does not know all nodes yet."""
+_PAUSES = (1.0, 2.0, 5.0, 10.0, 15.0)
+_LASTING = 60.0
+"""A joiner that ran for so many seconds was in its place; what ends it then is not a mistake of the beginning."""
+_LOOK = 2.0
+_GRACE = 30.0
+"""Seconds that a node has left of which Ray does not say when it is taken away."""
+
+
+def main() -> None:
+    """Reads the order, holds the places, and ends with whoever gave it."""
+    if len(sys.argv) > 1:
+        with open(sys.argv[1]) as file:
+            order = json.load(file)
+        os.unlink(sys.argv[1])  # it holds a secret
+    else:
+        order = json.loads(sys.stdin.readline())
+    holder = Holder(order)
+    signal.signal(signal.SIGTERM, holder.on_sigterm)
+    if len(sys.argv) == 1:
+        threading.Thread(target=holder.until_input_ends, daemon=True).start()
+    try:
+        holder.connect()
+        signal.signal(signal.SIGTERM, holder.on_sigterm)  # Ray has put in its own
+        holder.hold()
+    except Exception as exc:  # the client tells its user
+        say({"failed": f"{type(exc).__name__}: {exc}"})
+        holder.finish(1)
+    holder.finish(0)
+
+
+def say(message: dict[str, Any]) -> None:
+    """Tells the client, which reads our output or the job's log."""
+    print(MARK + json.dumps(message), flush=True)
+
+
+class Joiner:
+    """An actor in a bundle: runs the joiner, whose standard input ends with this process. Standard library only."""
+
+    def __init__(self) -> None:
+        self._argv: list[str] = []
+        self._text = b""
+        self._source = -1
+        self._process: Any = None
+        self._errors: Any = None
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray may ignore it, and then no exit code is ever known
+
+    def start(self, place: int, program: str, text: str) -> dict[str, Any]:
+        """Starts it, and says where: it gets the secret through a pipe, and the program is a file without a name."""
+        ray: Any = importlib.import_module("ray")
+        self._source = os.memfd_create("join.py")
+        os.write(self._source, program.encode())
+        self._argv = [sys.executable, "-I", f"/proc/self/fd/{self._source}", "--stdin", "--place", str(place)]
+        self._text = text.encode() + b"\n"
+        self._run()
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        node = ray.get_runtime_context().get_node_id()
+        return {"node": node, "address": ray.util.get_node_ip_address(), "gpus": gpus}
+
+    def wait(self) -> tuple[int, str]:
+        """Waits for its end: its exit code, and what it has said last.
+
+        While the client still takes an earlier one for alive it lets none in: then it is tried again.
+        """
+        pause = 1.0
+        while True:
+            code = self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().decode("utf-8", "replace")[-2000:].strip()
+            if "does not let this machine in" not in said:
+                return code, said.rpartition("\n")[2]
+            time.sleep(pause)
+            pause = min(2 * pause, 10.0)
+            self._run()
+
+    def warn(self, seconds: float) -> None:
+        """Tells it that its machine is taken away in so many seconds."""
+        try:
+            self._process.stdin.write(json.dumps({"notice": seconds}).encode() + b"\n")
+        except OSError:
+            pass  # it has ended
+
+    def _run(self) -> None:
+        import subprocess
+        import tempfile
+
+        dropped = ("RAY_", "PYTHON", "OMP_NUM_THREADS")  # what Ray sets for this process is not for users' bodies
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the joiner has ended
+        self._process = subprocess.Popen(
+            self._argv,
+            env={name: value for name, value in os.environ.items() if not name.startswith(dropped)},
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors, pass_fds=[self._source],
+            start_new_session=True, cwd="/", bufsize=0,
+        )  # fmt: skip
+        self._process.stdin.write(self._text)
+
+
+class Bundle:
+    """One bundle of the group, and the joiner that runs in it, if one does."""
+
+    def __init__(self, index: int, place: int) -> None:
+        self.index, self.place = index, place
+        self.actor: Any = None
+        self.node = ""
+        self.began = 0.0
+        self.failures = 0
+        self.due: float | None = 0.0
+        """When a joiner is to be started; None while one runs, or when none is to run any more."""
+        self.leaving = False
+
+
+class Holder:
+    """Makes the group and keeps a joiner in each of its bundles, until it is told to end."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = order
+        self._group: Any = None
+        self._waits: dict[Any, tuple[Bundle, str]] = {}
+        self._draining: list[str] = []
+        self._finishing = threading.Lock()
+
+    def connect(self) -> None:
+        """Connects to the cluster as a job of its own, whose actors get none of the files that we came with."""
+        import logging
+
+        config = json.loads(os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+        config.pop("runtime_env", None)
+        config.setdefault("metadata", {})["skyward"] = self._order["pool"]
+        os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(config)
+        address = self._order.get("address")
+        _module("ray").init(address=address, namespace="skyward", log_to_driver=False, logging_level=logging.ERROR)
+
+    def hold(self) -> None:
+        """Gets the places, then keeps a joiner in each, until all were sent away or cannot stay."""
+        ray = _module("ray")
+        demand = self._demand()
+        name = f"skyward-{self._order['pool']}-{self._order['first']}"
+        self._group = _module("ray.util").placement_group(
+            [demand] * self._order["count"], strategy=self._order["strategy"], name=name
+        )
+        self._await_group(demand)
+        bundles = [Bundle(index, self._order["first"] + index) for index in range(self._order["count"])]
+        say({"placed": len(bundles)})
+        looked = 0.0
+        while self._waits or any(bundle.due is not None for bundle in bundles):
+            now = time.monotonic()
+            for bundle in bundles:
+                if bundle.due is not None and bundle.due <= now:
+                    self._start(bundle, demand)
+            if not self._waits:
+                time.sleep(0.2)
+                continue
+            done: list[Any] = ray.wait(list(self._waits), timeout=0.5)[0]
+            for ref in done:
+                self._settle(ref, *self._waits.pop(ref))
+            if now - looked > _LOOK:
+                looked = now
+                self._look_for_drains(bundles)
+        say({"over": True})
+
+    def finish(self, code: int) -> None:
+        """Gives the places back and ends. Ray does it for a process that was killed."""
+        if not self._finishing.acquire(blocking=False):
+            return
+        try:
+            threading.Timer(5.0, os._exit, [code]).start()  # Ray may not answer
+            if self._group is not None:
+                _module("ray.util").remove_placement_group(self._group)
+        finally:
+            os._exit(code)
+
+    def on_sigterm(self, number: int, frame: Any) -> None:
+        """The job is being stopped."""
+        self.finish(0)
+
+    def until_input_ends(self) -> None:
+        """Ends everything when whoever started us is gone, or says so."""
+        while sys.stdin.readline():
+            pass
+        self.finish(0)
+
+    def _demand(self) -> dict[str, float]:
+        """What a bundle asks for, with the type of GPU if a node of this cluster says that it has it."""
+        known = {name for node in _nodes() for name in node["resources"]}
+        fitting = [name for name in self._order["types"] if name in known]
+        return {**self._order["resources"], **dict.fromkeys(fitting[:1], 0.001)}
+
+    def _await_group(self, demand: dict[str, float]) -> None:
+        began, last = time.monotonic(), ""
+        while not self._group.wait(0.5):
+            state = _module("ray.util").placement_group_table(self._group)["stats"]["scheduling_state"]
+            hopeless = state == "INFEASIBLE" and time.monotonic() - began > _INFEASIBLE
+            if hopeless and not self._order["autoscaling"]:
+                say({"infeasible": demand, "nodes": _nodes()})
+                self.finish(1)
+            if state != last:
+                say({"waiting": state, "nodes": _nodes()})
+            last = state
+
+    def _start(self, bundle: Bundle, demand: dict[str, float]) -> None:
+        ray, strategies = _module("ray"), _module("ray.util.scheduling_strategies")
+        rest = {name: amount for name, amount in demand.items() if name not in ("CPU", "GPU", "memory")}
+        strategy = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle.index)
+        # all of the bundle: an actor that asks for no GPU sees every GPU of its machine
+        bundle.actor = ray.remote(Joiner).options(
+            num_cpus=demand.get("CPU", 0), num_gpus=demand.get("GPU", 0), memory=demand.get("memory"), resources=rest,
+            scheduling_strategy=strategy, max_restarts=0, max_task_retries=0, max_concurrency=3,
+            name=f"skyward-{self._order['pool']}-{bundle.index}-{time.monotonic_ns()}",
+        ).remote()  # fmt: skip
+        bundle.due, bundle.node = None, ""
+        ref = bundle.actor.start.remote(bundle.place, self._order["program"], self._order["text"])
+        self._waits[ref] = bundle, "start"
+
+    def _settle(self, ref: Any, bundle: Bundle, what: str) -> None:
+        """A joiner was started, or has ended."""
+        ray = _module("ray")
+        try:
+            result = ray.get(ref)
+        except ray.exceptions.ActorUnavailableError:  # its machine does not answer: Ray says soon whether it is lost
+            if what == "wait":
+                self._waits[bundle.actor.wait.remote()] = bundle, "wait"
+                return
+            why = "the machine did not answer"
+        except ray.exceptions.RayError as exc:
+            why = str(exc).strip().replace("\n", " ")[:500]
+        else:
+            if what == "start":
+                bundle.node, bundle.began = result["node"], time.monotonic()
+                say({"started": bundle.index, **result})
+                self._waits[bundle.actor.wait.remote()] = bundle, "wait"
+                return
+            code, said = result
+            if code == 0:  # the client has sent it away
+                say({"ended": bundle.index, "why": ""})
+                ray.kill(bundle.actor)
+                return
+            why = said or f"it ended with status {code}"
+        ray.kill(bundle.actor)
+        self._again(bundle, why)
+
+    def _again(self, bundle: Bundle, why: str) -> None:
+        """A joiner has ended that should not have: another is started, elsewhere if Ray has moved the bundle."""
+        lasted = bundle.began and time.monotonic() - bundle.began > _LASTING
+        bundle.failures = 0 if lasted else bundle.failures + 1
+        bundle.began = 0.0
+        given_up = bundle.leaving or bundle.failures > len(_PAUSES)
+        bundle.due = None if given_up else time.monotonic() + _PAUSES[max(0, bundle.failures - 1)]
+        say({"ended": bundle.index, "why": why, "given_up": given_up})
+
+    def _look_for_drains(self, bundles: list[Bundle]) -> None:
+        """Tells joiners whose machines Ray is about to take away; what is public in Ray does not show it."""
+        try:
+            draining = _module("ray._private.state").state.get_draining_nodes()
+        except Exception:  # an older or newer Ray: then a node is lost without a notice
+            return
+        for bundle in bundles:
+            if bundle.node in draining and bundle.node not in self._draining:
+                self._draining.append(bundle.node)
+                bundle.leaving = True
+                left = max(0.0, draining[bundle.node] / 1000 - time.time()) if draining[bundle.node] else _GRACE
+                say({"draining": bundle.index, "seconds": left})
+                bundle.actor.warn.remote(left)
+
+
+def _module(name: str) -> Any:
+    """A module of Ray's, which is imported when it is first used and has no types."""
+    return importlib.import_module(name)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """What each node of the cluster has, as far as it can be asked for."""
+    hidden = ("node:", "object_store_memory")
+    alive: list[dict[str, Any]] = [node for node in _module("ray").nodes() if node["Alive"]]
+    return [
+        {
+            "address": node["NodeManagerAddress"],
+            "resources": {name: amount for name, amount in node["Resources"].items() if not name.startswith(hidden)},
+        }
+        for node in alive
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Nodes of a Ray cluster: a placement group for the pool, and in each of its bundles a machine that connects to us."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast, get_args
+
+from skyward.api.image import check_number, check_one_of
+from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
+from skyward.api.shell import Access
+from skyward.api.spec import Spec
+from skyward.errors import InvalidArgument, NotGivenBack, SkywardError
+from skyward.machines.ledger import Ledger, pool_dir, read, remove
+from skyward.providers.ray.drivers import BesideDriver, Driver, JobDriver, driver_source
+from skyward.providers.ray.held import HeldPool, RayMachine
+from skyward.providers.ray.jobs import Jobs, RayRefused, known_token
+from skyward.providers.ray.reports import amounts
+from skyward.providers.ray.settings import (
+    Strategy,
+    accelerator_types,
+    check_port,
+    check_token,
+    demand,
+    parse_address,
+    parse_resources,
+)
+from skyward.setup.joined.arrivals import NOTICES, close_arrivals, open_arrivals
+from skyward.setup.joined.program import join_program
+
+__all__ = ["Ray"]
+
+_ENDING = 30.0
+_TOKEN = "ray-token"
+_HELD: dict[str, HeldPool] = {}
+
+
+@dataclass(frozen=True)
+class Ray(Provider):
+    """Nodes of a Ray cluster, held by a placement group for as long as the pool is open.
+
+    Args:
+        address: "http://head:8265", the Jobs API, for which neither Ray nor the cluster's Python is needed here; or,
+            on a machine of the cluster that has Ray, "auto" or "head:6379". Default: "auto", what the variables
+            RAY_API_SERVER_ADDRESS or RAY_ADDRESS say, else the cluster of this machine.
+        resources: what each node asks for, in Ray's words: {"CPU": 4, "GPU": 1}. Default: what `vcpus`, `memory_gb` and
+            `accelerator` say, and at least 1 CPU.
+        strategy: that of the placement group. Default: "STRICT_SPREAD", every node is another machine.
+        token: the cluster's token; "" if it has none. Default: None, it is looked for where Ray's own programs do.
+        autoscaling: whether the cluster grows, so that what no node has now is waited for. Default: False.
+        lease: how many seconds nodes go on when they hear nothing of us. Default: 900.
+        host: the address at which this computer listens for nodes. Default: "", all of its addresses.
+        port: the port there. Default: 0, one that is free.
+        request_timeout: how many seconds one request to the Jobs API may take. Default: 30.
+    """
+
+    address: str = "auto"
+    resources: Mapping[str, float] | Sequence[tuple[str, float]] = ()
+    strategy: Strategy = "STRICT_SPREAD"
+    token: str | None = field(default=None, repr=False)
+    autoscaling: bool = False
+    lease: float = 900.0
+    host: str = ""
+    port: int = 0
+    request_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "address", parse_address(self.address))
+        object.__setattr__(self, "resources", parse_resources(self.resources))
+        check_one_of("strategy", self.strategy, get_args(Strategy))
+        check_number("lease", self.lease, whole=False)
+        check_number("request_timeout", self.request_timeout, whole=False)
+        check_token(self.token)
+        check_port(self.port)
+
+    @property
+    def rented(self) -> bool:
+        """Whether a job holds the places, which could outlive us; a driver beside us cannot."""
+        return self.address.startswith(("http://", "https://"))
+
+    @property
+    def elastic(self) -> bool:
+        return True
+
+    @property
+    def access(self) -> Access:
+        return Access(lease=self.lease, notices=NOTICES)
+
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        asked = self._demand(spec)
+        memory = asked.get("memory")
+        return [Offer(f"Ray: {amounts(asked)}", 0.0, asked.get("CPU"), None if memory is None else memory / 1e9)]
+
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        """`count` nodes, once Ray has given them and all have connected to us."""
+        try:
+            if self.rented:
+                self._start_ledger(spec, pool)
+            arrivals = open_arrivals(
+                pool, ttl=spec.ttl, lease=self.lease, host=self.host, port=self.port, warn=_warning(pool, report)
+            )
+            _HELD[pool] = HeldPool(arrivals, self.address)
+            return self.acquire_more(spec, pool, count, timeout, report)
+        except BaseException:
+            self.give_back(pool, _ignore)
+            raise
+
+    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        """More nodes: those that Ray moves because their machines were lost, or new ones."""
+        held = _HELD.get(pool)
+        if held is None:
+            raise SkywardError(f"the pool {pool} is not open in this process.")
+
+        def start(first: int) -> Driver:
+            return self._start(spec, pool, count, first, held.arrivals.text)
+
+        return Holding(pool, tuple(held.get(count, self._demand(spec), timeout, report, start)))
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        fresh: list[Machine] = []
+        for machine in cast("Sequence[RayMachine]", machines):
+            assert machine.joined is not None
+            held = _HELD.get(machine.joined.pool)
+            fresh.append(replace(machine, left="the pool was closed" if held is None else held.gone(machine)))
+        return fresh
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        """Sends machines away; a driver whose machines have all gone ends, and gives its places back."""
+        for machine in cast("Sequence[RayMachine]", machines):
+            assert machine.joined is not None
+            held = _HELD.get(machine.joined.pool)
+            if held is not None:
+                held.dismiss(machine)
+
+    def give_back(self, pool: str, report: Report) -> object:
+        held = _HELD.pop(pool, None)
+        close_arrivals(pool)
+        for driver in held.drivers if held is not None else ():
+            if isinstance(driver, BesideDriver):
+                driver.stop(_ENDING)
+        if self.rented:
+            self._stop_jobs(pool, report)
+        return None
+
+    def find(self) -> list[Leftover]:
+        if not self.rented:
+            return []
+        mine = [job for job in self._jobs().listed() if job["metadata"].get("skyward-user") == _user()]
+        return [
+            Leftover(
+                pool=job["metadata"]["skyward"],
+                id=f"{job['metadata']['skyward']}-{place}",
+                detail=f"{job['status'].lower()}, job {job['submission_id']}",
+                expires=_number(job["metadata"].get("skyward-expires")),
+            )
+            for job in mine
+            for place in _places(job["metadata"].get("skyward-places", ""))
+        ]
+
+    def reopened(self, metadata: Mapping[str, Any]) -> Provider:
+        if "address" not in metadata:
+            return self
+        # a token of this user's variables never goes to an address that only a ledger says
+        token = _kept_token(str(metadata.get("pool", "")))
+        return replace(self, address=str(metadata["address"]), token=self.token or token)
+
+    def _start(self, spec: Spec, pool: str, count: int, first: int, text: str) -> Driver:
+        """Starts a driver for places from `first` on: as a job, or beside us."""
+        order = {
+            "pool": pool,
+            "text": text,
+            "program": join_program(),
+            "count": count,
+            "first": first,
+            "strategy": self.strategy,
+            "resources": self._demand(spec),
+            "types": accelerator_types(spec),
+            "autoscaling": self.autoscaling,
+            "address": None if self.rented else self.address,
+        }
+        if not self.rented:
+            return BesideDriver(order)
+        ledger = Ledger.held(pool)
+        assert ledger is not None
+        tags = {
+            "skyward": pool,
+            "skyward-user": _user(),
+            "skyward-expires": f"{ledger.history.metadata['expires']:.0f}",
+            "skyward-places": f"{first}-{first + count - 1}",
+        }
+        jobs = self._jobs()
+        package = jobs.upload(driver_source(), order)
+        call = ledger.intent("job", address=self.address)
+        try:
+            id = jobs.submit(package, tags)
+        except RayRefused as exc:
+            if not exc.unanswered:
+                ledger.refused(call, "job", str(exc))
+            raise
+        ledger.answer(call, "job", id)
+        return JobDriver(jobs, id)
+
+    def _start_ledger(self, spec: Spec, pool: str) -> None:
+        settings = {"provider": self.name, "address": self.address, "pool": pool, "expires": time.time() + spec.ttl}
+        ledger = Ledger.start(pool, settings)
+        # whoever ends the pool if we cannot needs the token; the directory is the user's alone
+        path = ledger.directory / _TOKEN
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            file.write(self._known_token() or "")
+
+    def _stop_jobs(self, pool: str, report: Report) -> None:
+        """Stops the jobs of a pool, those that we know of and those that carry its name, and reads that back."""
+        ledger = Ledger.held(pool) or Ledger.resume(pool)
+        history = None if ledger is None else ledger.history
+        ids = list(history.left("job")) if history is not None else []
+        if ledger is not None and history is not None and not ids and not history.unanswered:
+            ledger.remove()  # nothing was ever created
+            return
+        try:
+            jobs = self._jobs()
+            named = [job["submission_id"] for job in jobs.listed() if job["metadata"]["skyward"] == pool]
+            for id in dict.fromkeys([*ids, *named]):
+                report(f"stopping the job {id}")
+                jobs.stop(id, _ENDING)
+                if ledger is not None:
+                    ledger.gone("job", id)
+        except RayRefused as exc:
+            if ledger is not None:
+                ledger.let_go()  # so that `sky down` can take it over
+            raise NotGivenBack(pool, self.address, ids, 0.0, str(exc)) from exc
+        if ledger is not None:
+            ledger.remove()
+        else:
+            remove(pool)
+
+    def _jobs(self) -> Jobs:
+        return Jobs(self.address, self._known_token(), self.request_timeout)
+
+    def _known_token(self) -> str | None:
+        return known_token() if self.token is None else self.token
+
+    def _demand(self, spec: Spec) -> dict[str, float]:
+        return demand(dict(cast("Sequence[tuple[str, float]]", self.resources)), spec)
+
+
+def _warning(pool: str, report: Report) -> Report:
+    """Tells of whoever was not let in; machines are expected that Ray has moved, and that nobody waits for yet."""
+
+    def warn(text: str) -> None:
+        held = _HELD.get(pool)
+        if held is None or not held.expected():
+            report(text)
+
+    return warn
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return str(os.getuid())
+
+
+def _number(text: object) -> float | None:
+    try:
+        return float(str(text))
+    except ValueError:
+        return None
+
+
+def _places(text: str) -> Iterable[int]:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() and len(last) < 6 else ()
+
+
+def _kept_token(pool: str) -> str:
+    try:
+        return (pool_dir(pool) / _TOKEN).read_text() if read(pool) is not None else ""
+    except (OSError, InvalidArgument):
+        return ""
+
+
+def _ignore(text: str) -> None:
+    """Nobody is told."""
