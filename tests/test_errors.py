@@ -38,6 +38,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Stalled": ("train", "train: rank 1 has returned", 300.0, Stacks([Stack(0, 0, "running", "c", "train")])),
     "TaskCrashed": ("train", 1, 2, -11, "SIGSEGV", "last words", 3, 5),
     "TaskOutOfMemory": ("train", 1, 0, -9, "SIGKILL", "", 0, None),
+    "TransferError": (1, "data/x", "No space left on device", 28),
     "TaskTimeout": ("train", 1, 2.5, 1, True, None),
 }
 

@@ -47,6 +47,7 @@ __all__ = [
     "Slurm",
     "Spec",
     "Stream",
+    "Transfer",
     "Worker",
     "accelerators",
     "barrier",
@@ -92,6 +93,7 @@ _NAMES = {
     "skyward.api.sharding": "shard",
     "skyward.api.spec": "Spec Worker",
     "skyward.api.targets": "sky",
+    "skyward.api.transfer": "Transfer",
     "skyward.errors": "Preempted SkywardError",
     "skyward.history.history": "History",
     "skyward.node.shared.handles": "SharedCounter SharedDict SharedQueue SharedSet",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from skyward.api.sharding import shard
     from skyward.api.spec import Spec, Worker
     from skyward.api.targets import sky
+    from skyward.api.transfer import Transfer
     from skyward.errors import Preempted, SkywardError
     from skyward.history.history import History
     from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout

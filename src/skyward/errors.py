@@ -22,6 +22,7 @@ SkywardError
 │   ├── SharedLost                      node 0 was lost: the collections are empty again
 │   └── SharedTooLarge (ValueError)     pass large data as arguments and results
 ├── Preempted                           raise it in a body whose machine is being taken away: it is run again
+├── TransferError                       make room, or choose another path; then push or pull again
 ├── RemoteError                         an exception whose class cannot travel, as text
 ├── BootstrapError                      a node could not be set up
 │   ├── PythonMismatch                  both sides need the same minor version of Python
@@ -47,6 +48,8 @@ The user's own exceptions are never wrapped: they keep their type and carry the 
 """
 
 from __future__ import annotations
+
+import errno as _errno
 
 from skyward.api.base_errors import InvalidArgument, MissingPackage, SkywardError
 from skyward.api.cloud_errors import (
@@ -81,6 +84,7 @@ __all__ = [
     "PoolClosed", "Preempted", "PythonMismatch", "QuotaExceeded", "RemoteError", "ResultNotSerializable",
     "ResultTooLarge", "SharedError", "SharedLost", "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled",
     "TaskCrashed", "TaskError", "TaskOutOfMemory", "TaskTimeout",
+    "TransferError",
 ]
 # fmt: on
 
@@ -248,6 +252,23 @@ class NodeDiskFull(TaskError):
             f"({self.reason}: its disk or its memory file system is full). Free some space there, or send less at a "
             "time; data that every call needs is better read on the node, from a file or a bucket."
         )
+
+
+class TransferError(SkywardError):
+    """A file could not be copied by `pool.push` or `pool.pull`; `node` is None if the reason is on this computer."""
+
+    def __init__(self, node: int | None, path: str, reason: str, errno: int = 0) -> None:
+        super().__init__(node, path, reason, errno)
+        self.node, self.path, self.reason, self.errno = node, path, reason, errno
+
+    def __str__(self) -> str:
+        where = "on this computer" if self.node is None else f"on node {self.node}"
+        text = f"{self.path!r} {where}: {self.reason[:1].lower()}{self.reason[1:]}."
+        if self.errno in (_errno.ENOSPC, _errno.EDQUOT):
+            return f"{text} Make room there and call it again: what was copied stays."
+        if self.errno in (_errno.EACCES, _errno.EPERM, _errno.EROFS):
+            return f"{text} Choose another path, or have this user allowed to use it."
+        return text
 
 
 class RemoteError(SkywardError):

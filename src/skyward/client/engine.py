@@ -33,6 +33,7 @@ from skyward.client.places import NodePlaces
 from skyward.client.settings import PoolSettings
 from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
+from skyward.client.transfers import NodeFileAccess, Transfers
 from skyward.client.uploads import Uploads
 from skyward.errors import BootstrapError, PoolClosed
 from skyward.machines.replacement import Requests
@@ -61,7 +62,7 @@ class Surroundings:
     feed: Callable[..., Producer] = feed
 
 
-class Engine(NodePlaces):
+class Engine(NodePlaces, NodeFileAccess):
     """Moves calls to nodes and results back."""
 
     def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
@@ -82,7 +83,10 @@ class Engine(NodePlaces):
         streams = StreamActions(self._connections.post, self._stream_closed, self._defer)
         self._arrivals = Arrivals(plan, self._core, self._uploads, streams)
         self.shared = ClientShared(self._connections.post, plan.nodes)
-        self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals, self.shared, checks=CHECKS)
+        self._transfers = Transfers(self._connections.post)
+        self._receiver = Receiver(
+            AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers, checks=CHECKS
+        )
         own = ("load", "feed", "settle", "fail", "end", "emit")
         self._acts: dict[str, Callable[..., None]] = {kind: getattr(self, f"_do_{kind}") for kind in own} | {
             "post": self._connections.post,
@@ -91,7 +95,7 @@ class Engine(NodePlaces):
             "renounce": self._connections.renounce,
             "inquire": self.requests.inquire,
             "forget blobs": self._uploads.forget,
-            "shared lost": self.shared.lost,
+            "shared lost": self._do_shared_lost,
         }
         self.abouts, self.after_fork = self._connections.abouts, self._connections.after_fork
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
@@ -150,6 +154,7 @@ class Engine(NodePlaces):
     def _refuse_more(self) -> None:
         self._closing = self._meetings.closing = True
         self.shared.close()
+        self._transfers.close()
         self._stopping.set()
         self._connections.stop_connecting()
 
@@ -273,6 +278,11 @@ class Engine(NodePlaces):
         for producer in call.feeders.values():
             producer.close()
         call.future.on_cancel = None  # future and call must not keep each other
+
+    def _do_shared_lost(self, number: int, rank: int | None, reason: str) -> None:
+        self.shared.lost(number, rank, reason)
+        if rank is None:
+            self._transfers.lost(number, reason)
 
     def _do_emit(self, event: events.Event) -> None:
         self._defer(self._plan.emit, event)

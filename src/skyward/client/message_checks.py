@@ -94,6 +94,12 @@ def _ports(message: list[Any], buffers: list[Any]) -> None:
         raise Malformed("what is no port")
 
 
+def _files(message: list[Any], buffers: list[Any]) -> None:
+    _look(message[2], _FILES, (), "an answer about files")
+    if len(buffers) > 1:
+        raise Malformed("an answer about files with several buffers")
+
+
 def _look(given: Mapping[str, Any], tests: Mapping[str, Test], required: tuple[str, ...], what: str) -> None:
     for name, value in given.items():
         test = tests.get(name)
@@ -141,6 +147,10 @@ def _is_error(value: Any) -> bool:
         return False
     known = cast("dict[str, Any]", value)
     return all(known.get(name).__class__ is str for name in ("type", "message", "traceback"))
+
+
+def _is_file_error(value: dict[str, Any]) -> bool:
+    return is_whole(value.get("errno")) and _is_text(value.get("text")) and _is_text(value.get("path"))
 
 
 def _is_frames(value: Any) -> bool:
@@ -215,6 +225,16 @@ _BODY: dict[str, Test] = {
     "facts": _is_dict,
 }
 _FACTS: dict[str, Test] = {"collectives": lambda value: value is None or is_whole(value), "shards": _is_shards}
+_FILES: dict[str, Test] = {
+    "error": lambda value: value.__class__ is dict and _is_file_error(value),
+    "entries": lambda value: value.__class__ is list,
+    "root": _is_text,
+    "left_out": is_texts,
+    "have": lambda value: value.__class__ is list and all(part is None or is_whole(part) for part in value),
+    "pieces": lambda value: value.__class__ is list,
+    "folder": _is_bool,
+    "missing": _is_bool,
+}
 _ABOUT: dict[str, Test] = {
     "node": is_whole,
     "python": is_numbers,
@@ -234,6 +254,7 @@ _ABOUT: dict[str, Test] = {
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(VERDICTS, _verdict),
     "failed": _failed,
+    "files": _files,
     "items": _items,
     "notice": _notice,
     "out": _out,

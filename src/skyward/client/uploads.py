@@ -75,6 +75,12 @@ class Uploads:
                 self._holders.setdefault(name, set()).add(node)
                 self._upload(node, name)
 
+    def drop(self, name: str) -> None:
+        """Nobody will ask for a buffer again."""
+        with self._lock:
+            self._holders.pop(name, None)
+            self._files.pop(name, None)
+
     def forget(self, node: int) -> None:
         """A node has lost what it had."""
         with self._lock:

@@ -28,6 +28,7 @@ from skyward.node.agent_tables import NodeCall, Slot
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
 from skyward.node.client_listener import ClientListener
+from skyward.node.files import NodeFiles
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said
@@ -83,8 +84,9 @@ class Agent:
         self._mark = b"\0" + self._token.encode()
         self._output = OutputRelay(self._calls.slots, self._mark, self._clock)
         passed = PassedOn(self._calls, self._runners.send_all, self._do)
-        hear = Receiver(ClientToAgent, self, passed, standing, self._shared, self._output, checks=CHECKS)
-        hear_client = hear.hear_all
+        self._files = NodeFiles(blob_cache, self._wake, lambda message, buffers: self._tell(message, buffers))
+        owners = (self, passed, standing, self._shared, self._output, self._files)
+        hear_client = Receiver(ClientToAgent, *owners, checks=CHECKS).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell, self._output.home = self._home.tell, self._home
         self._shared.tell = self._tell
@@ -186,6 +188,7 @@ class Agent:
         while (admitted := self._listener.next()) is not None:
             (self._shared.admit if "share" in admitted[1] else self._home.attach)(*admitted)
         self._shared.look()
+        self._files.look()
         while not self._blob_cache.arrivals.empty():
             name, good = self._blob_cache.arrivals.get()
             if good:
@@ -256,6 +259,7 @@ class Agent:
         now = self._clock()
         self._settings, self._hooks, self._shared.settings = settings, buffers, settings
         self._blob_cache.shared, self._output.window = settings["shared"], settings["output"]
+        self._files.cwd = settings["cwd"]
         if self._gpus:
             self._gpus.watch(settings["gpus"])
         for name in list(self._calls.slots):

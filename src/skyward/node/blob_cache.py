@@ -133,6 +133,18 @@ class BlobCache:
             raise
         return True
 
+    def awaited(self, name: str, seconds: float) -> str | None:
+        """Waits, in a thread that is not the agent's, for a blob; None if it does not come."""
+        with self._lock:
+            self._lock.wait_for(lambda: name not in self._coming or self._present.get(name) is not None, seconds)
+            blob = self._present.get(name)
+            return None if blob is None else blob[0]
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Removes blobs that nobody will ask for again, unless a call needs them."""
+        with self._lock:
+            self._present.discard(names)
+
     def fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
         """Gets a blob from another node, in a thread; `arrivals` says whether it has come."""
         with self._lock:

@@ -157,12 +157,14 @@ class _Keeper:
     def _from_client_start(self, nodes: list[dict[str, Any]], own_scratch: bool) -> None:
         if own_scratch:
             self._scratch = blobs.make_directory()
+        work = Path(self._directory, "work")  # on other machines, where bodies start
         if os.path.exists(archive := os.path.join(self._directory, "includes.tar")):
             from skyward.transport import includes
 
             with open(archive, "rb") as file:
-                includes.unpack(file, Path(self._directory) / "includes")
+                includes.unpack(file, work)
             os.unlink(archive)
+        work.mkdir(0o700, exist_ok=True)
         for index, node in enumerate(nodes):
             place: list[Any]
             if node["local"]:

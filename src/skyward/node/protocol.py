@@ -163,6 +163,12 @@ class ClientToAgent(Direction):
         return ["head", place, 0]
 
     @staticmethod
+    def files(request: int, order: dict[str, Any]) -> Message:
+        """Do something with files of the node (`node/files.py`). Order: `do`, which is `scan`, `look`, `compare`,
+        `write`, `finish`, `read` or `drop`, and what that needs. Each has an answer; `scan` may have several."""
+        return ["files", request, order, 0]
+
+    @staticmethod
     def bye(grace: float) -> Message:
         """The pool is closing."""
         return ["bye", grace, 0]
@@ -271,6 +277,11 @@ class AgentToClient(Direction):
 
     # as the client sends it
     share = staticmethod(ClientToAgent.share)
+
+    @staticmethod
+    def files(request: int, answer: dict[str, Any], buffers: int) -> Message:
+        """The answer to `files`, with `error` if it could not be done. Buffers: what was read."""
+        return ["files", request, answer, buffers]
 
     @staticmethod
     def bye() -> Message:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, overload
 
 from skyward.api.compute import PendingCompute
 from skyward.api.futures import AwaitableFuture, Stream, Untyped
-from skyward.client.executor import PoolExecutor
 from skyward.pool.mistakes import called_like_an_executor
 
 if TYPE_CHECKING:
+    from skyward.client.executor import PoolExecutor
     from skyward.pool.sending import Sender
     from skyward.pool.state import PoolState
 
@@ -89,6 +89,8 @@ class Calls:
     def executor(self) -> PoolExecutor:
         """A concurrent.futures.Executor over this pool; shutting it down leaves the pool open."""
         self._state.check_open()
+        from skyward.client.executor import PoolExecutor
+
         return PoolExecutor(self._send)
 
     def _send(self, calls: Sequence[PendingCompute[Any]], alone: bool = False) -> list[AwaitableFuture[Any]]:

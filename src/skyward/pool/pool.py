@@ -32,6 +32,7 @@ from skyward.pool.awaiting import AsyncPool
 from skyward.pool.calls import Calls
 from skyward.pool.closing import Steps
 from skyward.pool.facts import Facts
+from skyward.pool.files import Files
 from skyward.pool.groups import Groups
 from skyward.pool.mistakes import Mistakes
 from skyward.pool.objects import Objects
@@ -64,7 +65,7 @@ def plan(*specs: Spec, **options: Any) -> Any:
 
 
 @corrects(FOR_POOLS)
-class ComputePool(Collections, Calls, Groups, Objects, Facts, Recorded, Mistakes, AsyncPool):
+class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, Mistakes, AsyncPool):
     """Machines that exist while the with-block lasts, and take calls: `train(x) >> pool`.
 
     Args:

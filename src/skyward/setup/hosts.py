@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # pools on this computer do not need them
 __all__ = ["Host", "HostSetup"]
 
 _STOP_TIMEOUT = 20
+_LARGE_INCLUDES = 100 << 20
 _UNREACHABLE = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 
@@ -51,6 +52,7 @@ class Host:
     env: dict[str, str]
     paths: tuple[str, ...]
     cwd: str
+    """The working directory: where bodies start."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,8 @@ class HostSetup:
                 self._watchdog.drop(key)
             raise
         self._running.append(_Running(key, keeper, stop))
-        return Host(
-            keeper, (node,), {**made.env, **revealed(context.image.env)}, self._paths(made.directory), made.directory
-        )
+        env = {**made.env, **revealed(context.image.env)}
+        return Host(keeper, (node,), env, self._paths(made.directory), _work(made.directory))
 
     def _keep(self, machine: Machine, shell: Shell, node: int, settled: Callable[[], None], made: Environment) -> None:
         """Has the environment kept for the next pool, before anything of the user's is on the machine."""
@@ -311,6 +312,13 @@ class HostSetup:
             self._archive = Path(directory, "includes.tar")
             with open(self._archive, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as archive:
                 pack(self._context.image, Path.cwd(), archive)
+                size = archive.tell()
+            if size > _LARGE_INCLUDES:
+                text = (
+                    f"includes hold {size >> 20:,} MB, which are sent to every machine at every opening. For data use "
+                    "pool.push(local, remote): it sends only what has changed."
+                )
+                self._context.emit(Notice(self._context.name, text))
 
     def _send_includes(self, shell: Shell, directory: str) -> None:
         if self._archive is not None:
@@ -322,7 +330,7 @@ class HostSetup:
         from skyward.transport.includes import import_paths
 
         found = import_paths(self._context.image, Path.cwd())
-        return tuple(f"{directory}/includes/{path}".rstrip("/.") for path in found)
+        return tuple(f"{_work(directory)}/{path}".rstrip("/.") for path in found)
 
 
 def _shell_for(machine: Machine) -> Shell:
@@ -368,6 +376,11 @@ def _enough_or_error(parts: Sequence[Future[Host]], context: PoolContext) -> lis
     for text in dict.fromkeys(str(other) for other in failed[1:] if str(other) != str(failed[0])):
         failed[0].add_note(f"also: {text}")
     raise failed[0]
+
+
+def _work(directory: str) -> str:
+    """Where bodies start on another machine, and where included files lie there; the keeper makes it."""
+    return f"{directory}/work"
 
 
 def _working_directory() -> str:

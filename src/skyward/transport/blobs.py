@@ -156,6 +156,13 @@ class BlobIndex:
             if self._uses[name] <= 0:
                 del self._uses[name]
 
+    def discard(self, names: Iterable[str]) -> None:
+        """Removes blobs at once, unless a call needs them."""
+        for name in names:
+            if name not in self._uses and (blob := self._blobs.pop(name, None)) is not None:
+                remove([blob[0]])
+                self._bytes -= blob[1]
+
     def make_room(self) -> None:
         """Removes blobs that no call needs until the rest is within the limit."""
         limit = self._limit()
@@ -195,6 +202,13 @@ class Store:
         """Says that one more call needs these blobs."""
         with self._lock:
             self._index.use(digests)
+
+    def discard(self, digests: Iterable[str]) -> None:
+        """Says that a call no longer needs these blobs, and removes those that no other call needs."""
+        names = list(digests)
+        with self._lock:
+            self._index.release(names)
+            self._index.discard(names)
 
     def release(self, digests: Iterable[str]) -> None:
         """Says that a call no longer needs these blobs; they stay as long as there is room."""

@@ -67,8 +67,8 @@ def pack(image: Image, root: Path, archive: IO[bytes]) -> None:
                 if size > MAX_BYTES or len(seen) > MAX_FILES:
                     raise InvalidArgument(
                         f"includes={list(image.includes)!r} hold more than {MAX_BYTES >> 20} MB or {MAX_FILES:,} files "
-                        f"(reached at {inner!r}); they are for code. Leave data out with excludes=[...], and put it "
-                        "where the nodes can read it."
+                        f"(reached at {inner!r}); they are for code. Leave data out with excludes=[...], and send "
+                        "it with pool.push(local, remote)."
                     )
     rules.warn()
 

@@ -21,6 +21,10 @@ GUIDES = Path(__file__).parents[3] / "examples" / "guides"
         ("13_who_is_heard.py", r"node 2 of 3, with \d+ GPUs.*6 lines were heard from 3 nodes"),
         ("15_borrowed_pool.py", r"best: .* found by 2 nodes"),
         (
+            "21_files.py",
+            r"3 files sent, 558 bytes.*node-1/2025.txt 2025: 450.00.*1 file sent, 2 unchanged; 2025 is 100",
+        ),
+        (
             "18_sweeps.py",
             r"rate=0.01, depth=4; 9 runs finished, 3 failed.*stopped by.*400 texts in.*awaited: \[0.5, 1.0, 0.5\]",
         ),

@@ -1,0 +1,192 @@
+"""Files of a node, for `pool.push` and `pool.pull`: listed, compared, written and read in a thread of the agent's.
+
+A disk that hangs must not stop the agent, so its loop only passes orders and answers on. The client asks for every
+piece, and so decides how much is under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import Any
+
+from skyward.node.blob_cache import BlobCache
+from skyward.node.fields import is_whole
+from skyward.node.protocol import AgentToClient
+from skyward.node.receiver import Malformed, Message
+from skyward.transport.frames import Buffer
+
+__all__ = ["NodeFiles"]
+
+log = logging.getLogger("skyward.engine")
+
+_PAGE = 1000
+_LARGEST_READ = 8 << 20
+_PATIENCE = 60.0
+
+Answer = tuple[dict[str, Any], list[Buffer]]
+
+
+class NodeFiles:
+    """Does what the client asks for, one thing after the other; `look` tells what came of it, on the agent's loop."""
+
+    def __init__(self, cache: BlobCache, wake: Callable[[], None], tell: Callable[[Message, list[Any]], None]) -> None:
+        self._cache, self._wake, self._tell = cache, wake, tell
+        self.cwd = os.sep
+        """The working directory of bodies: what relative paths are relative to."""
+        self._orders: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._acts: dict[str, Callable[[dict[str, Any]], Iterable[Answer]]] = {
+            "scan": self._scan,
+            "look": self._look,
+            "compare": self._compare,
+            "write": self._write,
+            "finish": self._finish,
+            "read": self._read,
+            "drop": self._drop,
+        }
+
+    def look(self) -> None:
+        """Tells the client what the thread has done."""
+        while not self._answers.empty():
+            request, (answer, buffers) = self._answers.get()
+            self._tell(AgentToClient.files(request, answer, len(buffers)), buffers)
+
+    def _from_client_files(self, request: int, order: dict[str, Any]) -> None:
+        self._orders.put((request, order))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="skyward-files", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            request, order = self._orders.get()
+            try:
+                for answer in self._do(order):
+                    self._answer(request, answer)
+            except OSError as exc:
+                error = {"errno": exc.errno or 0, "text": exc.strerror or str(exc), "path": _text(exc.filename)}
+                self._answer(request, ({"error": error}, []))
+            except Exception as exc:  # an order that is none: the client hears of it
+                log.debug("an order about files cannot be carried out", exc_info=True)
+                self._answer(request, ({"error": {"errno": 0, "text": repr(exc)[:500], "path": ""}}, []))
+
+    def _answer(self, request: int, answer: Answer) -> None:
+        self._answers.put((request, answer))
+        self._wake()
+
+    def _do(self, order: dict[str, Any]) -> Iterable[Answer]:
+        act = self._acts.get(str(order.get("do")))
+        if act is None:
+            raise Malformed(f"{str(order.get('do'))[:80]!r} is nothing that is done with files")
+        return act(order)
+
+    def _at(self, path: str) -> str:
+        return os.path.join(self.cwd, os.path.expanduser(path))
+
+    def _look(self, order: dict[str, Any]) -> Iterable[Answer]:
+        return [({"folder": os.path.isdir(self._at(order["path"]))}, [])]
+
+    def _drop(self, order: dict[str, Any]) -> Iterable[Answer]:
+        self._cache.discard([str(name) for name in order["blobs"]])
+        return [({}, [])]
+
+    def _scan(self, order: dict[str, Any]) -> Iterator[Answer]:
+        from skyward.transport.trees import scan
+
+        path = self._at(order["path"])
+        left_out: list[str] = []
+        root, entries = scan(path, left_out)
+        page: list[Any] = []
+        for entry in entries:
+            page.append(list(entry))
+            if len(page) == _PAGE:
+                yield {"entries": page}, []
+                page = []
+        yield {"entries": page, "root": root, "folder": root == os.path.realpath(path), "left_out": left_out[:100]}, []
+
+    def _compare(self, order: dict[str, Any]) -> Iterable[Answer]:
+        """Which files are to be sent, and how much of each is here; folders are made."""
+        from skyward.transport.trees import Writer, checked_entries
+
+        found: list[int | None] = []
+        with closing(Writer(self._at(order["root"]))) as writer:
+            for entry in checked_entries(order["entries"]):
+                if entry.kind == "d":
+                    writer.make_folder(entry.path)
+                found.append(writer.has(entry) if entry.kind == "f" else None)
+                if entry.kind == "f" and entry.size > _LARGEST_READ and found[-1] is not None:
+                    writer.forget_parts(entry)
+        return [({"have": found}, [])]
+
+    def _write(self, order: dict[str, Any]) -> Iterable[Answer]:
+        from skyward.transport.trees import Writer, checked_entries
+
+        blob, segments = order["blob"], order["segments"]
+        path = self._blob(blob) if blob is not None else os.devnull
+        if path is None:
+            return [({"missing": True}, [])]
+        entries = checked_entries([segment[0] for segment in segments])
+        try:
+            with open(path, "rb", buffering=0) as file, closing(Writer(self._at(order["root"]))) as writer:
+                for entry, (_, offset, start, length) in zip(entries, segments, strict=True):
+                    if not (is_whole(offset) and is_whole(start) and is_whole(length)):
+                        raise Malformed("a piece of a file without its place")
+                    writer.write(entry, offset, os.pread(file.fileno(), length, start) if length else b"")
+        finally:
+            if blob is not None and not self._cache.shared:
+                self._cache.drop([blob[0]])
+        return [({}, [])]
+
+    def _blob(self, blob: Any) -> str | None:
+        """Where the bytes lie that are to be written, when they have come."""
+        name, _ = blob
+        if self._cache.shared:
+            return str(name)
+        self._cache.take({"": blob})
+        path = self._cache.awaited(str(name), _PATIENCE)
+        if path is None:
+            self._cache.drop([name])
+        return path
+
+    def _finish(self, order: dict[str, Any]) -> Iterable[Answer]:
+        """Makes links, and gives folders their modes: the deepest first, as they may forbid to look inside."""
+        from skyward.transport.trees import Writer, checked_entries
+
+        with closing(Writer(self._at(order["root"]))) as writer:
+            entries = checked_entries(order["entries"])
+            for entry in entries:
+                if entry.kind == "l":
+                    writer.link(entry)
+            for entry in sorted(entries, reverse=True):
+                if entry.kind == "d":
+                    writer.finish_folder(entry.path, entry.mode)
+        return [({}, [])]
+
+    def _read(self, order: dict[str, Any]) -> Iterable[Answer]:
+        from skyward.transport.trees import Reader
+
+        pieces: list[list[Any]] = order["pieces"]
+        told: list[list[int]] = []
+        parts: list[bytes] = []
+        if sum(length for _, _, length in pieces) > _LARGEST_READ:
+            raise Malformed("more than is read at once")
+        with closing(Reader(self._at(order["root"]))) as reader:
+            for path, offset, length in pieces:
+                try:
+                    data, size, mtime = reader.read(path, offset, length)
+                except OSError as exc:
+                    told.append([-1, exc.errno or 0, 0])
+                    continue
+                told.append([len(data), size, mtime])
+                parts.append(data)
+        return [({"pieces": told}, [b"".join(parts)])]
+
+
+def _text(path: Any) -> str:
+    return os.fsdecode(path) if isinstance(path, str | bytes) else ""
