@@ -127,7 +127,7 @@ def test_the_job_s_reason_to_wait_is_told_while_it_waits(cluster: Cluster) -> No
     [
         ({"partition": "small"}, 2, "PartitionNodeLimit"),
         ({"partition": "short", "time": "10:00"}, 1, "PartitionTimeLimit"),
-        ({"options": {"cpus-per-task": 99}}, 1, ""),
+        ({"options": {"cpus-per-task": 99}}, 1, "Slurm refused the job: no nodes|PartitionConfig"),
     ],
 )
 def test_a_job_that_would_never_start_ends_the_wait_with_a_sentence(

@@ -9,6 +9,7 @@ import pytest
 
 import skyward as sky
 from skyward.api.shell import SshTarget
+from skyward.machines.ledger import read
 from tests.support.slurm import Cluster
 
 
@@ -42,6 +43,7 @@ def test_a_login_node_without_slurm_says_where_to_go(cluster: Cluster) -> None:
     try:
         with pytest.raises(sky.SkywardError, match=r'no cluster that they belong to.*login="user@login"'):
             sky.Slurm(login=target).acquire(sky.Spec(), "nowhere", 1, 60, lambda text: None)
+        assert read("nowhere") is None
     finally:
         bare.run(["umount", "/etc/slurm"], user="root")
 

@@ -58,8 +58,8 @@ class Cluster:
         self._tracking, self._kill_wait = tracking, kill_wait
         self._key = secrets.token_hex(128)
         share = {CACHE: cache}
-        compute = HostSpec(share=share, hide=hide)
-        self.network = Network([HostSpec(share=share, see_checkout=True), *[compute] * nodes], internet=True)
+        hosts = [HostSpec(share=share), *[HostSpec(share=share, hide=hide)] * nodes]
+        self.network = Network(hosts, internet=True)
         # what cgroups are named after is seen by the whole machine
         self._mark = secrets.token_hex(3)
 

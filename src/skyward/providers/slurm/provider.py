@@ -129,10 +129,13 @@ class Slurm(Provider):
             return self._job(ledger, commands, spec, count, gpus, timeout, report)
         except BaseException:
             close_arrivals(pool)
-            if ledger is None:
-                commands.close()
-            else:
+            if ledger is not None and (ledger.history.made("job") or ledger.history.unanswered):
                 self.give_back(pool, lambda text: None)
+            else:
+                _OPEN.pop(pool, None)
+                commands.close()
+                if ledger is not None:
+                    ledger.remove()
             raise
 
     def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
@@ -289,6 +292,7 @@ class Slurm(Provider):
         ledger.answer(call, "job", id)
         try:
             job = when_started(commands, id, self.wait, report)
+            report(f"job {id} has {', '.join(job.nodes[:3])}{', ...' if len(job.nodes) > 3 else ''}")
             machines = arrivals.wait(places, time.monotonic() + timeout, report, lambda: self._failed(commands, id))
         except BaseException:
             for place in places:
