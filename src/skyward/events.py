@@ -31,6 +31,7 @@ __all__ = [
     "PoolOpening",
     "Progress",
     "QueueLength",
+    "Warned",
 ]
 
 
@@ -143,6 +144,27 @@ class Log(Event):
     function: str
     call: str | None = None
     rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warned(Event):
+    """A body has given a warning (`warnings.warn`) that the filters of this program let through."""
+
+    node: int
+    kinds: tuple[str, ...]
+    """Its category and the classes that this comes from, as `module:name`."""
+    text: str
+    path: str
+    line: int
+    source: str
+    """The line of code that it is about, if that is known."""
+    call: str | None = None
+    rank: int | None = None
+
+    @property
+    def category(self) -> str:
+        """The name of its category, such as `UserWarning`."""
+        return self.kinds[0].rpartition(":")[2]
 
 
 @dataclass(frozen=True, slots=True)

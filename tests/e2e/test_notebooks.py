@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.support.waiting import until
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
+jupyter_client = pytest.importorskip("jupyter_client")
 
 Run = Callable[..., list[Any]]
 
@@ -41,6 +42,55 @@ def text(outputs: Any) -> str:
 
 def displays(outputs: Any) -> list[Any]:
     return [output for output in outputs if output["output_type"] == "display_data"]
+
+
+class Kernel:
+    """A kernel that is interrupted and restarted as Jupyter does it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.manager = jupyter_client.KernelManager()
+        self.manager.start_kernel(cwd=str(directory))
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=120)
+
+    def run(self, cell: str, during: Callable[[str], object] = lambda shown: None) -> tuple[str, str]:
+        """Runs a cell; returns what it shows at its end, and the name of its error. `during` sees all that comes."""
+        id, shown, kept = self.client.execute(cell), list[str](), dict[str, int]()
+        error = ""
+        while True:
+            message = self.client.get_iopub_msg(timeout=120)
+            if message["parent_header"].get("msg_id") != id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                return "".join(shown), error
+            if kind == "stream":
+                shown.append(content["text"])
+            elif kind == "display_data":
+                kept[content["transient"]["display_id"]] = len(shown)
+                shown.append(content["data"]["text/plain"] + "\n")
+            elif kind == "update_display_data":
+                shown[kept[content["transient"]["display_id"]]] = content["data"]["text/plain"] + "\n"
+            elif kind == "error":
+                error = content["ename"]
+            during("".join(shown))
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    kernel = Kernel(tmp_path)
+    yield kernel
+    kernel.close()
 
 
 DEFINE = """
@@ -177,3 +227,44 @@ def test_a_group_that_is_interrupted_or_fails_leaves_a_line_that_says_so(run: Ru
     assert re.fullmatch(r"slow: \d+/900, stopped after [\d.]+ s\ninterrupted\n", text(outputs[2]))
     assert re.fullmatch(r"slow: \d+/1,000, 1 failed, stopped after [\d.]+ s\nfailed\n", text(outputs[3]))
     assert text(outputs[4]) == "[node-0] doubling 2\n4\n" or text(outputs[4]) == "[node-1] doubling 2\n4\n"
+
+
+def of_the_pool() -> list[str]:
+    return [process for process in leftover_processes() if "ipykernel" not in process]
+
+
+def test_a_kernel_is_interrupted_and_restarted(kernel: Kernel) -> None:
+    interrupted = list[str]()
+
+    def interrupt(shown: str) -> None:
+        if "/900, " in shown and not interrupted:
+            interrupted.append(shown)
+            kernel.manager.interrupt_kernel()
+
+    assert kernel.run(DEFINE + SLOW) == ("", "")
+    kernel.run("pool = sky.ComputePool(nodes=2, name='kernel').open()")
+    shown, error = kernel.run("sky.gather(*(slow(n) for n in range(100, 1000))) >> pool", interrupt)
+    assert error == "KeyboardInterrupt"
+    assert re.fullmatch(r"slow: \d+/900, stopped after [\d.]+ s\n", shown), "one line, which is up to date"
+    shown, error = kernel.run("print(double(2) >> pool)")
+    assert (shown.endswith("doubling 2\n4\n"), error) == (True, ""), "the pool goes on"
+    assert of_the_pool()
+    kernel.client.stop_channels()
+    kernel.manager.restart_kernel(now=True)
+    until(lambda: not of_the_pool())
+    kernel.connect()
+    assert kernel.run("print(1)") == ("1\n", "")
+
+
+def test_the_example_of_the_guide_runs_in_cells(run: Run) -> None:
+    example = Path(__file__).parents[2] / "examples" / "guides" / "24_notebooks.py"
+    _, *cells = example.read_text().split("\n# %%")
+    outputs = run(*(cell.partition("\n")[2] for cell in cells))
+    assert "notebook: open: 2 nodes" in text(outputs[1])
+    assert re.fullmatch(r"simulate: 40/40, [\d.]+ s\n20540\n", text(outputs[2]))
+    assert "[node-1] 20/20 (100%) loss 0.1216\n" in text(displays(outputs[3]))
+    assert text(outputs[3]).count("UserWarning: the loss is still high") == 1
+    assert "[0.122, 0.122]" in text(outputs[3])
+    assert text(outputs[5]).endswith("20540\n")
+    assert "still high" not in text(outputs[6])
+    assert "pool closed" in text(outputs[7])

@@ -23,6 +23,7 @@ _EVENTS = (
     events.Log("p", 1, "app", 20, 5.0, "text", "a.py", 3, "f", "c1", 1),
     events.Progress("p", 1, 3.0, 10.0, {"loss": 0.25}, "c1", 1),
     events.GroupProgress("p", 1, "map", 3, 10, 2.0),
+    events.Warned("p", 1, ("builtins:UserWarning", "builtins:Warning"), "text", "a.py", 3, "warn()", "c1", 1),
     events.NodeSample("p", 1, 50.0, 1 << 30, 2, (events.GpuSample(0, "A100", 99.0, 5, 10, None, 300.0),)),
     events.NodeDown("p", 1, "lost"),
     events.NodeLeaving("p", 1, 120.0),

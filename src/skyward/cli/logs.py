@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from skyward.events import CallEnded, Event, Log, NodeDown, Notice, Output, PoolClosed
+from skyward.events import CallEnded, Event, Log, NodeDown, Notice, Output, PoolClosed, Warned
 
 __all__ = ["add", "run"]
 
@@ -77,6 +77,8 @@ def _told(event: Event) -> str | None:
             return text
         case Log(logger=logger, text=text):
             return f"{logger}: {text}"
+        case Warned(path=path, line=at, text=text):
+            return f"{path}:{at}: {event.category}: {text}"
         case Notice(level="warning", text=text):
             return text
         case NodeDown(reason=reason):

@@ -71,6 +71,10 @@ class Arrivals:
                 case ("log", about):
                     about["text"] = hide(about["text"])  # again: as JSON, it was written otherwise
                     yield events.Log(self._plan.pool, number, **about, call=id, rank=rank)
+                case ("warning", about):
+                    about |= {"text": hide(about["text"]), "source": hide(about["source"])}
+                    about["kinds"] = tuple(about["kinds"])
+                    yield events.Warned(self._plan.pool, number, **about, call=id, rank=rank)
                 case ("progress", about) if wanted:
                     yield events.Progress(self._plan.pool, number, **about, call=id, rank=rank)
                 case _ if wanted:

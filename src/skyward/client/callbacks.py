@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from skyward.api.futures import AwaitableFuture
-from skyward.client.logs import relay
+from skyward.client import logs
 from skyward.client.output_lines import Chunk
 from skyward.client.worker import Worker
-from skyward.events import Event, Log
+from skyward.events import Event, Log, Warned
 from skyward.transport.exceptions import PackedError
 
 __all__ = ["Listener", "Listeners", "UserCode", "UserFuture", "when_done"]
@@ -33,6 +33,21 @@ _DELIVERY = 10.0  # a result waits at most so long for slow listeners to hear wh
 _LAG = 0.1
 _MOST_EVENTS = 100_000
 _CLOSING = 2.0
+
+
+def _relay_warning(event: Warned) -> None:
+    from skyward.client.python_warnings import relay  # most bodies warn of nothing
+
+    relay(event)
+
+
+_RELAYS: dict[type[Event], Any] = {Log: logs.relay, Warned: _relay_warning}
+
+
+def _relays(event: Event) -> tuple[Listener, ...]:
+    """Who hears of it before listeners do: what this program has set up for its own records and warnings."""
+    relay = _RELAYS.get(type(event))
+    return () if relay is None else (relay,)
 
 
 class Listeners:
@@ -78,8 +93,7 @@ class Listeners:
             return
         if self.record is not None:
             self.record(event)
-        if isinstance(event, Log):
-            listeners = (relay, *listeners)
+        listeners = (*_relays(event), *listeners)
         if not listeners:
             return
         worker = self.worker
@@ -101,20 +115,19 @@ class Listeners:
         """Takes output apart, and has listeners hear of it."""
         try:
             for event in chunk.events(self.any()):
-                if isinstance(event, Log) and not self.worker.is_current():
+                if isinstance(event, Log | Warned) and not self.worker.is_current():
                     self.emit(event)  # where nobody else listens, the user's handlers do
                     continue
                 self.worker.go_on()
                 if self.record is not None:
                     self.record(event)
-                listeners: tuple[Any, ...] = (relay,) if isinstance(event, Log) else ()
-                self._deliver(event, (*listeners, *self._listeners))
+                self._deliver(event, (*_relays(event), *self._listeners))
         finally:
             chunk.taken()
 
     def _deliver(self, event: Event, listeners: tuple[Listener, ...]) -> None:
         for listener in listeners:
-            if listener not in self._listeners and listener is not relay:
+            if listener not in self._listeners and listener not in _RELAYS.values():
                 continue  # it was removed meanwhile
             try:
                 listener(event)

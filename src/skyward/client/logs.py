@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import re
+import warnings
+from typing import TYPE_CHECKING, Any, cast
 
 from skyward.events import Log
 
-__all__ = ["Watch", "relay", "snapshot"]
+if TYPE_CHECKING:
+    from skyward.node.python_warnings import Filter
+
+__all__ = ["Watch", "relay", "snapshot", "warning_filters"]
 
 
 def snapshot() -> dict[str, Any]:
-    """The levels that this program has set, by logger ("" is the root), and whether it has handlers at all."""
+    """The levels that this program has set, by logger ("" is the root), whether it has handlers, and filters."""
     levels = {"": logging.root.level}
     records = bool(logging.root.handlers)
     for name, logger in list(logging.root.manager.loggerDict.items()):
@@ -19,11 +24,23 @@ def snapshot() -> dict[str, Any]:
             if logger.level:
                 levels[name] = logger.level
             records = records or any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers)
-    return {"levels": levels, "records": records}
+    return {"levels": levels, "records": records, "warnings": warning_filters()}
+
+
+def warning_filters() -> list[Filter]:
+    """The filters of this program, as nodes are told of them."""
+    found: list[Filter] = []
+    for action, message, category, module, line in cast("list[Any]", warnings.filters):
+        text: str | None = rf"{re.escape(message)}\Z" if isinstance(message, str) else getattr(message, "pattern", None)
+        where: str | None = module if isinstance(module, str) else getattr(module, "pattern", None)
+        found.append(
+            (action, text, f"{category.__module__}:{category.__qualname__}", where, not isinstance(module, str), line)
+        )
+    return found
 
 
 class Watch:
-    """Whether logging was configured since nodes were told: asked before each call, so it costs next to nothing."""
+    """Whether logging or warnings were configured since nodes were told: asked before each call, so it costs little."""
 
     def __init__(self) -> None:
         self._told = snapshot()
@@ -34,7 +51,7 @@ class Watch:
     def news(self) -> dict[str, Any] | None:
         """What a call takes along: nothing, as long as nodes know it all."""
         cache: dict[Any, Any] = getattr(logging.root, "_cache", {})
-        if self not in cache or self._handlers != len(logging.root.handlers):
+        if self not in cache or self._handlers != len(logging.root.handlers) or self._filters != warnings.filters:
             self._mark()
             now = snapshot()
             if self._news is not None or now != self._told:  # once nodes were told otherwise, also of the way back
@@ -43,7 +60,7 @@ class Watch:
 
     def _mark(self) -> None:
         """Leaves a mark in a cache of the root logger, which every `setLevel` clears."""
-        self._handlers = len(logging.root.handlers)
+        self._handlers, self._filters = len(logging.root.handlers), list(cast("list[Any]", warnings.filters))
         cache: dict[Any, Any] | None = getattr(logging.root, "_cache", None)
         if cache is not None:
             cache[self] = True

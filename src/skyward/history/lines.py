@@ -27,7 +27,7 @@ def line(event: Event) -> bytes:
     values = {name: getattr(event, name) for name in _NAMES.get(type(event), ())}
     if isinstance(event, events.NodeSample):
         values["gpus"] = [[getattr(gpu, name) for name in _GPU] for gpu in event.gpus]
-    if isinstance(event, events.Log) and len(event.text) > _LONGEST:
+    if isinstance(event, events.Log | events.Warned) and len(event.text) > _LONGEST:
         values["text"] = event.text[:_LONGEST] + " ..."
     return _encode({"event": type(event).__name__, **values}).encode() + b"\n"
 
@@ -71,6 +71,8 @@ def _known(kind: type[Event], found: Mapping[str, Any]) -> dict[str, Any]:
     if kind is events.NodeSample:
         given = cast("list[list[Any]]", values.get("gpus") or [])
         values["gpus"] = tuple(events.GpuSample(*gpu[: len(_GPU)]) for gpu in given)
+    if kind is events.Warned:
+        values["kinds"] = tuple(map(str, values["kinds"]))
     return values
 
 

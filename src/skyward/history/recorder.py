@@ -38,6 +38,7 @@ _MOST_LINES = 2_000
 _NODES_A_SECOND = 10
 _CLOSING = 5.0
 _DISPENSABLE = (events.Output, events.Log, events.CallStarted, events.NodeSample, events.Progress, events.GroupProgress)
+_DISPENSABLE += (events.QueueLength, events.Warned)
 
 
 class Recorder:

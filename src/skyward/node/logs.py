@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from skyward.api import reporting
+from skyward.node import python_warnings
 from skyward.node.marked_lines import LONGEST_NAME, write
 
 __all__ = ["apply", "install"]
@@ -19,7 +20,7 @@ __all__ = ["apply", "install"]
 _MOST = 1 << 16
 
 Settings = dict[str, Any]
-"""`levels`: of loggers by name, as the client has set them; `records`: whether the client has handlers."""
+"""`levels`: of loggers by name, as the client has set them; `records`: whether it has handlers; `warnings`: filters."""
 
 _applied: Settings = {}
 
@@ -28,12 +29,13 @@ def install(settings: Settings | None) -> None:
     """Sends on what no handler of the body's takes, and what it says with `sky.progress`."""
     logging.lastResort = _Forward()
     reporting.send_by(partial(write, "progress"))
+    python_warnings.install()
     if settings:
         apply(settings)
 
 
 def apply(settings: Settings) -> None:
-    """Has loggers log what the client would."""
+    """Has loggers log what the client would, and warnings given as it would have them."""
     global _applied
     if settings == _applied:
         return
@@ -42,6 +44,7 @@ def apply(settings: Settings) -> None:
             logging.getLogger(name).setLevel(logging.NOTSET)
     for name, level in settings["levels"].items():
         logging.getLogger(name or None).setLevel(level)
+    python_warnings.apply(settings.get("warnings", []))
     _applied = settings
 
 

@@ -1,4 +1,4 @@
-"""Lines of stderr that are more than text: a mark, a kind, and JSON. Records of loggers, and reports of progress.
+"""Lines of stderr that are more than text: a mark, a kind, and JSON. Records, warnings, and reports of progress.
 
 They take the way of all output, so they come in the order in which the body said things, and are held back, silenced
 and redirected with the rest. Bodies can write what they like: a line that is not quite right stays a line.
@@ -12,10 +12,11 @@ from typing import Any, Literal, cast
 
 __all__ = ["LONGEST_NAME", "MARK", "Kind", "parsed", "write"]
 
-Kind = Literal["log", "progress"]
+Kind = Literal["log", "progress", "warning"]
 
 MARK = "\x1eskyward-"
 LONGEST_NAME = 1000
+_MOST_NAMES = 20
 _LARGEST = 1 << 64
 _LAST_YEAR = 253_402_300_800.0  # the end of the last that dates can have
 _NUMBER = (int, float)
@@ -29,6 +30,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "line": (int,),
         "function": (str,),
     },
+    "warning": {"kinds": (list,), "text": (str,), "path": (str,), "line": (int,), "source": (str,)},
     "progress": {"step": _NUMBER, "total": (*_NUMBER, type(None)), "metrics": (dict,)},
 }
 
@@ -64,4 +66,12 @@ def parsed(text: str) -> tuple[Kind, dict[str, Any]] | None:
         return None
     if kind == "log" and not (len(about["logger"]) <= LONGEST_NAME and 0 <= about["created"] < _LAST_YEAR):
         return None
+    if kind == "warning" and not _are_names(about["kinds"]):
+        return None
     return cast(Kind, kind), {name: about[name] for name in fields}
+
+
+def _are_names(names: list[Any]) -> bool:
+    if not 0 < len(names) <= _MOST_NAMES:
+        return False
+    return all(isinstance(name, str) and len(name) <= LONGEST_NAME for name in names)

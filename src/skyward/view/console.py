@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from skyward import events as on
 from skyward.errors import InvalidArgument
@@ -23,6 +23,9 @@ from skyward.view.activity import group_text, progress_text
 from skyward.view.cells import Cells, in_notebook
 from skyward.view.overview import NODE_COLOURS, Overview
 from skyward.view.terminal import Cell, Feed, Terminal, clean, is_terminal, plain, styled
+
+if TYPE_CHECKING:
+    from skyward.view.warned import WarningLines
 
 __all__ = ["Console", "attach"]
 
@@ -106,6 +109,7 @@ class Console:
         self._overview = Overview(live=live)
         self._tags: dict[tuple[int, int | None, bool], str] = {}
         self._unwritten = False
+        self._warned: WarningLines | None = None
         self._due: dict[int, float] = {}  # when the next line about a group may be written, in its own time
         self._stderr = styled("|", _RED).split("|") if live else ["", ""]
 
@@ -116,10 +120,18 @@ class Console:
         if isinstance(event, on.Output):
             self._show(feed, event)
             return
+        if isinstance(event, on.Warned):
+            self._warn(feed, event)
+            return
         if isinstance(event, on.Progress) and self._cells is None:
             text = progress_text(event)
             self._show(feed, on.Output(event.pool, event.node, "stdout", text, event.call, True, event.rank))
             return
+        if self._warned is not None and isinstance(event, on.NodeSample | on.PoolClosing | on.PoolClosed):
+            for text in self._warned.rest(time.monotonic(), not isinstance(event, on.NodeSample)):
+                self._tell(feed, on.Notice(event.pool, text, "warning"), text)
+        if isinstance(event, on.PoolClosing):
+            self._end_bars(feed)
         if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
             self._unwritten = False
             feed.flush()  # the lines of a call come before what the program prints of its result
@@ -134,6 +146,16 @@ class Console:
             # Without the lock: the feed may make this thread wait for the one that draws, and that one needs the lock.
             self._tell(feed, event, sentence)
 
+    def _warn(self, feed: Feed, event: on.Warned) -> None:
+        """Writes a warning of a body as Python would, unless the program has its own way to show warnings."""
+        from skyward.view.warned import WarningLines, shown_by_program  # most bodies warn of nothing
+
+        if shown_by_program():
+            return
+        self._warned = self._warned or WarningLines()
+        for line in self._warned.lines(event, time.monotonic()):
+            self._show(feed, on.Output(event.pool, event.node, "stderr", line, event.call, False, event.rank))
+
     def close(self) -> None:
         """Write what is left and take the view away; a second call does nothing."""
         global _terminal
@@ -141,10 +163,7 @@ class Console:
         if feed is None:
             return
         atexit.unregister(self.close)
-        for number, node in self._overview.nodes.items():
-            for rank, bar in node.bars.items():
-                if bar.text and not self.live:
-                    feed.put("stdout", f"{self._tag(number, rank)}{bar.text}\n")
+        self._end_bars(feed)
         with _guard:
             _attached.remove(self)
             last, terminal = not any(console.live for console in _attached), _terminal
@@ -156,6 +175,14 @@ class Console:
             terminal.close()
         else:
             feed.flush()
+
+    def _end_bars(self, feed: Feed) -> None:
+        """Writes the last state of progress bars that were cut off."""
+        for number, node in self._overview.nodes.items():
+            for rank, bar in node.bars.items():
+                if bar.text and not self.live:
+                    feed.put("stdout", f"{self._tag(number, rank)}{bar.text}\n")
+                    bar.text = ""
 
     def silence(self) -> None:
         """Show nothing from here on."""

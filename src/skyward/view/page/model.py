@@ -307,6 +307,10 @@ class PageModel:
     def _on_Log(self, event: events.Log) -> None:
         self._line(event, event.node, "stderr", f"{event.logger}: {event.text}", event.call)
 
+    def _on_Warned(self, event: events.Warned) -> None:
+        text = f"{event.path}:{event.line}: {event.category}: {event.text}"
+        self._line(event, event.node, "stderr", text, event.call)
+
     def _on_Progress(self, event: events.Progress) -> None:
         for name, value in event.metrics.items():
             if math.isfinite(value):
