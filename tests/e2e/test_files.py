@@ -315,3 +315,21 @@ def test_a_closed_pool_copies_nothing(tmp_path: Path) -> None:
         pool.push(tmp_path, "x")
     with pytest.raises(sky.errors.PoolClosed):
         pool.pull("x", tmp_path)
+
+
+def test_large_includes_hint_at_push_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("skyward.setup.hosts._LARGE_INCLUDES", 1 << 20)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_bytes(bytes(2 << 20))
+    pool = sky.ComputePool(nodes=2, image=sky.Image(includes=["data"]), console=False)
+    listener = Listener(pool)
+    with pool:
+        pass
+    assert listener.notices().count("includes hold 2 MB, which are sent to every machine at every opening.") == 1
+    assert "pool.push(local, remote)" in listener.notices()
+
+
+def test_min_nodes_means_nothing_on_this_computer_and_is_accepted() -> None:
+    with sky.ComputePool(nodes=2, min_nodes=1, console=False) as pool:
+        assert len(where() @ pool) == 2

@@ -171,7 +171,7 @@ def test_what_looks_like_a_secret_stays_at_home(net: Network, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with sky.ComputePool(provider=reached(net, 1), image=sky.Image(includes=["code"]), console=False) as pool:
         assert add(1, 2) >> pool == 3
-        found = net[0].run(["find", f"{CACHE}/pools", "-path", "*includes/*", "-type", "f"], user="root").stdout
+        found = net[0].run(["find", f"{CACHE}/pools", "-path", "*/work/*", "-type", "f"], user="root").stdout
         assert [os.path.basename(line) for line in found.splitlines()] == ["__init__.py"]
 
 
