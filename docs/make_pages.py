@@ -17,8 +17,8 @@ from skyward import errors
 DOCS = Path(__file__).parent
 
 GROUPS = {
-    "Pools and calls": "ComputePool compute Compute PendingCompute PendingComputeGroup gather plan sky Ref once Once "
-    "History Transfer",
+    "Pools and calls": "ComputePool compute Compute PendingCompute PendingComputeGroup gather Stream plan sky Ref once "
+    "Once History Transfer",
     "Where machines come from": "Local SSH AWS Join Slurm Ray Dask Provider Machine Offer",
     "What nodes have": "Image PipIndex Secret Spec Worker Accelerator",
     "Inside a body": "instance_info InstanceInfo is_head shard progress preempted Preemption Preempted "

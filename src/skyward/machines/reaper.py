@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from skyward import extensions
 from skyward.api.provider import Leftover, Provider
-from skyward.errors import CredentialsMissing, InvalidArgument, MissingPackage, SkywardError
+from skyward.errors import CloudRefused, CredentialsMissing, InvalidArgument, MissingPackage, SkywardError
 from skyward.machines.ledger import History, histories, in_use, read
 from skyward.machines.names import shown, usable
 from skyward.machines.offers import money
@@ -282,10 +282,12 @@ def _ask_all(
     used = {provider.name for provider in answers}
     providers = [provider for provider in providers if provider.rented]  # with its default settings
     own = [_ask(provider, {"profile": profile}, answers) for provider in providers]
-    unused = [] if asked_for else [a for a in own if isinstance(a.error, MissingPackage) and a.place.name not in used]
+    # a provider that no pool of this computer has used need not work here: no package, no commands, no cluster
+    unused = [answer for answer in own if not asked_for and answer.place.name not in used and _not_here(answer.error)]
     own = [answer for answer in own if answer not in unused]
     for answer in unused:
-        log.info("%s was not asked, since nothing here can use it: %s", answer.place.name, answer.error)
+        level = logging.INFO if isinstance(answer.error, MissingPackage) else logging.WARNING
+        log.log(level, "%s was not asked what is left there: %s", answer.place.name, answer.error)
     failed = [answer.error for answer in own if answer.error is not None]
     if failed and all(answer.error is not None for answer in answers.values()):
         raise failed[0]
@@ -294,6 +296,11 @@ def _ask_all(
         if answer.error is not None:
             log.warning("%s could not be asked what is left there: %s", answer.place.name, answer.error)
     return own + more
+
+
+def _not_here(error: SkywardError | None) -> bool:
+    """Whether nothing here can ask that provider; a missing login and a line that is down are another matter."""
+    return error is not None and (not isinstance(error, CloudRefused) or error.kind == "other")
 
 
 def _ended(item: Found) -> Outcome:

@@ -6,6 +6,8 @@ with sky.ComputePool(nodes=4) as pool:      console, image, machines, environmen
 
 from __future__ import annotations
 
+import inspect
+import os
 import threading
 import time
 import weakref
@@ -175,6 +177,19 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         self._weak = lifetime.Reference(self)
         self.receipt: object = None
         """What was created, what is confirmed gone and what it cost, once the pool is closed; None where nothing is."""
+
+    @classmethod
+    def from_config(
+        cls, name: str | None = None, /, *, path: str | os.PathLike[str] | None = None, **options: Any
+    ) -> ComputePool:
+        """The pool `name` (or the default one) of this project's sky.toml, or of pyproject.toml under [tool.skyward].
+
+        `path` is another file. `options` count before those of the file: `from_config("gpu", nodes=2)`.
+        """
+        from skyward.pool.settings import pool_options, read_settings
+
+        known = [parameter for parameter in inspect.signature(cls).parameters if parameter != "specs"]
+        return cls(**{**pool_options(read_settings(path), name, known), **options})
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name} {self._state.now}, {self.nodes} x {self.provider.name}>"

@@ -1,0 +1,101 @@
+"""What commands share: how their help is written, which options say what pool is meant, and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyward.pool.pool import ComputePool
+
+__all__ = ["EXIT_CODES", "add_command", "add_json", "add_pool_options", "make_pool", "print_json"]
+
+EXIT_CODES = "exit status: 0 if all went well, 1 if not, 2 for a wrong command line, 130 after Ctrl-C."
+
+
+def add_command(
+    commands: Any, name: str, summary: str, description: str, examples: Sequence[str], codes: str = EXIT_CODES
+) -> argparse.ArgumentParser:
+    """A command with its help: what it does, its options, examples, and what its exit status means."""
+    lines = "\n".join(f"  {example}" for example in examples)
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=f"examples:\n{lines}\n\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for output that programs read."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_pool_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which pool is opened: one of the project's settings, or described here."""
+    group = parser.add_argument_group("the pool")
+    group.add_argument("--pool", metavar="NAME", help="a pool of sky.toml or pyproject.toml (default: the default one)")
+    group.add_argument("--config", metavar="FILE", help="another file with settings")
+    group.add_argument("--provider", metavar="KIND", help="aws, local, ssh, ...: where machines come from")
+    group.add_argument(
+        "--host", action="append", default=[], metavar="HOST", help="a host to log in to by ssh (repeat)"
+    )
+    group.add_argument("--nodes", type=int, metavar="N", help="how many nodes")
+    group.add_argument("--accelerator", metavar="NAME", help='what each node has, such as A100 or "H100:8"')
+    group.add_argument("--pip", action="append", default=[], metavar="PACKAGE", help="a package for the nodes (repeat)")
+    group.add_argument("--plugin", action="append", default=[], metavar="NAME", help="torch, jax, ... (repeat)")
+    group.add_argument("--console", choices=("auto", "live", "plain", "silent"), help="what is shown of the pool")
+
+
+def make_pool(arguments: argparse.Namespace) -> ComputePool:
+    """The pool that is meant, not opened yet; with neither settings nor options, one node of this computer."""
+    from skyward import extensions
+    from skyward.errors import InvalidArgument
+    from skyward.pool.pool import ComputePool
+    from skyward.pool.settings import find_settings
+
+    options: dict[str, Any] = {"nodes": arguments.nodes, "accelerator": arguments.accelerator}
+    options["console"] = arguments.console
+    if arguments.host:
+        from skyward.providers.ssh import SSH
+
+        options["provider"] = SSH(hosts=arguments.host)
+    elif arguments.provider:
+        kinds = {name.lower(): point for name, point in extensions.found("providers").items()}
+        if arguments.provider.lower() not in kinds:
+            raise InvalidArgument(f"--provider {arguments.provider}: there are {', '.join(sorted(kinds))}.")
+        if arguments.provider.lower() == "ssh":
+            raise InvalidArgument("--provider ssh: name the hosts instead, --host gpu1 --host gpu2.")
+        options["provider"] = kinds[arguments.provider.lower()].load()()
+    if arguments.plugin:
+        from skyward import plugins
+
+        options["plugins"] = [getattr(plugins, name)() for name in arguments.plugin]
+    options = {name: value for name, value in options.items() if value is not None}
+    described = arguments.provider or arguments.host
+    if arguments.pool or arguments.config or (not described and find_settings() is not None):
+        pool = ComputePool.from_config(arguments.pool, path=arguments.config, **options)
+        if not arguments.pip:
+            return pool
+        options["image"] = pool.image.adding(pip=arguments.pip)
+        return ComputePool.from_config(arguments.pool, path=arguments.config, **options)
+    if arguments.pip:
+        from skyward.api.image import Image
+
+        options["image"] = Image(pip=arguments.pip)
+    return ComputePool(**options)
+
+
+def print_json(value: object) -> None:
+    """Prints a value as JSON, on one line."""
+    print(json.dumps(value, default=_plain, allow_nan=False))
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value)

@@ -1,0 +1,70 @@
+"""`sky version`: which Skyward this is; with --verbose also Python, the system and the packages that matter."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from skyward.cli.common import add_command, add_json, print_json
+
+__all__ = ["add", "facts", "run"]
+
+_PACKAGES = ("cloudpickle", "cryptography", "uv", "boto3", "distributed", "joblib", "numpy", "torch", "jax", "ray")
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = add_command(
+        commands,
+        "version",
+        "say which version this is",
+        "Says which Skyward this is. With --verbose also where it lies, which Python and system it runs on, and the "
+        "versions of packages that matter: what a report of a defect should have.",
+        ["sky version", "sky version --verbose", "sky version --verbose --json"],
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what else a report should have")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    found = facts() if arguments.verbose else {"skyward": facts()["skyward"]}
+    if arguments.json:
+        print_json(found)
+    elif not arguments.verbose:
+        print(f"skyward {found['skyward']}")
+    else:
+        width = max(map(len, found))
+        for name, value in found.items():
+            print(f"{name:{width}}  {value}")
+    return 0
+
+
+def facts() -> dict[str, str]:
+    """Versions and places, by name."""
+    import platform
+    import subprocess
+    import sys
+    from importlib import metadata
+    from pathlib import Path
+
+    import skyward
+
+    found = {
+        "skyward": skyward.__version__,
+        "at": str(Path(skyward.__file__).parent),
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": platform.platform(),
+    }
+    try:
+        said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, timeout=10).stderr.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        said = "not found"
+    found["ssh"] = said
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,114 @@
+"""`sky run` and `sky exec`: real pools on this computer, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.cli.init import SETTINGS
+
+PROGRAM = """
+import sys
+import skyward as sky
+
+
+@sky.compute
+def square(n: int) -> int:
+    return n * n
+
+
+print(sys.argv[1:], square(3) >> pool, square(4) >> sky, pool.nodes)
+if "raise" in sys.argv:
+    raise LookupError("of the program")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def sky_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skyward", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def test_a_program_gets_the_pool_of_the_settings_and_its_arguments(project: Path) -> None:
+    (project / "sky.toml").write_text("[pools.two]\nnodes = 2\n")
+    done = sky_command(project, "run", "train.py", "--console", "silent", "--", "3", "--epochs")
+    assert done.stdout == "['3', '--epochs'] 9 16 2\n", done.stderr
+    assert done.returncode == 3
+
+
+def test_options_count_before_settings_and_errors_are_those_of_the_program(project: Path) -> None:
+    (project / "sky.toml").write_text("[pools.two]\nnodes = 2\n")
+    done = sky_command(project, "run", "train.py", "--nodes", "1", "--console", "silent", "--", "0", "raise")
+    assert done.stdout == "['0', 'raise'] 9 16 1\n", done.stderr
+    assert done.returncode == 1
+    assert "LookupError: of the program" in done.stderr
+    assert "runpy" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["run", "nothing.py"], 1, "nothing.py is no file"),
+        (["run", "train.py", "--provider", "azure"], 1, "there are"),
+        (["run", "train.py", "--pool", "gpu"], 1, "`sky init` writes one"),
+        (["ps", "--", "x"], 2, "only `sky run` and `sky exec`"),
+        (["run"], 2, "FILE"),
+    ],
+)
+def test_a_wrong_command_line_says_what_to_write(project: Path, words: list[str], status: int, said: str) -> None:
+    done = sky_command(project, *words)
+    assert done.returncode == status
+    assert said in done.stderr
+
+
+def test_a_command_runs_on_every_node(project: Path) -> None:
+    (project / "sky.toml").write_text("[pools.two]\nnodes = 2\n")
+    done = sky_command(project, "exec", "--console", "plain", "--", "echo hello; exit 3")
+    assert done.returncode == 3, done.stderr
+    assert sum("hello" in line for line in done.stdout.splitlines() + done.stderr.splitlines()) == 2
+    done = sky_command(project, "exec", "--json", "--", sys.executable, "-c", "print(1)")
+    assert json.loads(done.stdout) == [{"node": node, "code": 0, "out": "1\n", "err": ""} for node in (0, 1)]
+    done = sky_command(project, "exec", "--nodes", "1", "--", "no-such-program-here")
+    assert done.returncode == 127
+    assert "No such file" in done.stdout + done.stderr
+    assert sky_command(project, "exec").returncode == 1
+
+
+def test_the_example_project_runs(tmp_path: Path) -> None:
+    assert "written" in sky_command(tmp_path, "init", "mine").stdout
+    done = subprocess.run(
+        [sys.executable, "main.py"], cwd=tmp_path / "mine", capture_output=True, text=True, timeout=240
+    )
+    assert "2262 primes, by node: [" in done.stdout, done.stderr
+    (tmp_path / "mine" / "main.py").write_text("changed")
+    again = sky_command(tmp_path / "mine", "init", "--json")
+    assert json.loads(again.stdout) == {"written": [], "kept": ["sky.toml", "main.py"]}
+    assert (tmp_path / "mine" / "main.py").read_text() == "changed"
+
+
+def test_all_of_the_example_settings_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "token-of-a-test")
+    lines = SETTINGS.splitlines()
+    commented = [line.removeprefix("# ") for line in lines if re.match(r"# (\[|\w+ = )", line)]
+    (tmp_path / "sky.toml").write_text("\n".join([*commented, "[pools.here]", "nodes = 2"]))
+    for name in ("here", "lab", "cloud"):
+        sky.ComputePool.from_config(name, path=tmp_path / "sky.toml")
+
+
+def test_the_version_has_what_a_report_needs(tmp_path: Path) -> None:
+    assert sky_command(tmp_path, "version").stdout == f"skyward {sky.__version__}\n"
+    found = json.loads(sky_command(tmp_path, "version", "--verbose", "--json").stdout)
+    assert {"skyward", "python", "system", "ssh", "uv", "torch"} <= set(found)
+    assert "python" in sky_command(tmp_path, "version", "-v").stdout
