@@ -264,6 +264,7 @@ def test_the_example_of_the_guide_runs_in_cells(run: Run) -> None:
     assert re.fullmatch(r"simulate: 40/40, [\d.]+ s\n20540\n", text(outputs[2]))
     assert "[node-1] 20/20 (100%) loss 0.1216\n" in text(displays(outputs[3]))
     assert text(outputs[3]).count("UserWarning: the loss is still high") == 1
+    assert text(outputs[3]).count("skyward: the same UserWarning") == 1
     assert "[0.122, 0.122]" in text(outputs[3])
     assert text(outputs[5]).endswith("20540\n")
     assert "still high" not in text(outputs[6])

@@ -127,9 +127,8 @@ class Console:
             text = progress_text(event)
             self._show(feed, on.Output(event.pool, event.node, "stdout", text, event.call, True, event.rank))
             return
-        if self._warned is not None and isinstance(event, on.NodeSample | on.PoolClosing | on.PoolClosed):
-            for text in self._warned.rest(time.monotonic(), not isinstance(event, on.NodeSample)):
-                self._tell(feed, on.Notice(event.pool, text, "warning"), text)
+        if self._warned is not None:
+            self._tell_repeated(feed, self._warned, event)
         if isinstance(event, on.PoolClosing):
             self._end_bars(feed)
         if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
@@ -155,6 +154,16 @@ class Console:
         self._warned = self._warned or WarningLines()
         for line in self._warned.lines(event, time.monotonic()):
             self._show(feed, on.Output(event.pool, event.node, "stderr", line, event.call, False, event.rank))
+
+    def _tell_repeated(self, feed: Feed, warned: WarningLines, event: on.Event) -> None:
+        """Says which other nodes gave a warning that was shown: when the last call has ended, or a moment later."""
+        if not isinstance(event, on.NodeSample | on.CallEnded | on.PoolClosing | on.PoolClosed):
+            return
+        with self._lock:
+            at_once = not isinstance(event, on.NodeSample) and self._overview.is_idle_after(event)
+        for text in warned.rest(time.monotonic(), at_once):
+            self._tell(feed, on.Notice(event.pool, text, "warning"), text)
+            self._unwritten = True
 
     def close(self) -> None:
         """Write what is left and take the view away; a second call does nothing."""

@@ -103,6 +103,11 @@ class Overview:
         """The progress bar of a node's process."""
         return self.node(node).bars.setdefault(rank or 0, Bar())
 
+    def is_idle_after(self, event: on.Event) -> bool:
+        """Whether no call runs any more when this one has ended."""
+        ended = event.call if isinstance(event, on.CallEnded) else None
+        return not any(call != ended for node in self.nodes.values() for call in node.running)
+
     def cost(self, now: float) -> str:
         """What machines cost an hour, and have cost so far; nothing where they cost nothing."""
         if self._hourly is None:

@@ -72,11 +72,13 @@ function showSummary(summary) {
     row.append(make("dt", name), make("dd", value, name === "failed" && summary.failed ? "bad" : ""));
     return row;
   }));
-  $("groups").replaceChildren(...summary.groups.filter((g) => g.done < g.total || summary.state === "open").slice(-3).map((g) => {
+  $("groups").replaceChildren(...summary.groups.filter((g) => !g.over || summary.state === "open").slice(-3).map((g) => {
     const row = make("div", "", "group"), bar = make("progress");
-    bar.max = g.total; bar.value = g.done;
-    const left = g.done >= g.total ? "done" : g.left === null ? "" : `${duration(g.left)} left`;
-    row.append(make("span", g.name), bar, make("span", `${number(g.done)} of ${number(g.total)}  ${g.rate < 10 ? g.rate.toFixed(1) : number(Math.round(g.rate))}/s  ${left}`));
+    if (g.total !== null) { bar.max = g.total; bar.value = g.done; }
+    const complete = g.total !== null && g.done >= g.total;
+    const left = complete ? "done" : g.over ? "stopped" : g.left === null ? "" : `${duration(g.left)} left`;
+    const of = g.total === null ? "done" : `of ${number(g.total)}`;
+    row.append(make("span", g.name), bar, make("span", `${number(g.done)} ${of}  ${g.rate < 10 ? g.rate.toFixed(1) : number(Math.round(g.rate))}/s  ${left}`));
     return row;
   }));
   if (first) { fillNodes(summary.nodes); }
