@@ -22,6 +22,7 @@ MADE_BY_US = {
     "Preempted",
     "Ref",
     "Stream",
+    "Transfer",
 }
 MADE_BY_US |= {name for name in sky.__all__ if name.startswith("Shared")}
 # their docstrings have a section `Args:`, in which defaults are said, too
