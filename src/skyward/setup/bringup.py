@@ -208,7 +208,8 @@ class PoolHosts:
         """Sets up a machine that was missing, or another one."""
         node, supply, machine = len(self._machines), self._supply, missing.machine
         if machine is None:
-            assert supply is not None
+            if supply is None:
+                raise BootstrapError("joining", f"{self._context.provider.name} has no more machines for an open pool.")
             spent = sum(machine.hourly_cost for machine in self._machines)
             machine = supply.another(spent, lambda text: self._context.report(text, node))
         patience = self._context.image.bootstrap_timeout
