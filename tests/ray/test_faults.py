@@ -15,6 +15,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NodeLost
 from tests.support.hosts import Host
+from tests.support.leftovers import watchdogs
 from tests.support.ray_cluster import RayCluster
 from tests.support.waiting import read_until, until
 
@@ -155,6 +156,21 @@ def test_a_pool_whose_job_is_stopped_says_so_and_leaves_nothing(
         with pytest.raises(NodeLost):
             call.result(timeout=90)
         until(lambda: not any(processes(host, "/proc/self/fd/") for host in cluster.network))
+
+
+def test_a_job_ends_by_itself_when_client_and_watchdog_are_killed(cluster: RayCluster) -> None:
+    env = {**os.environ, "RAY_AUTH_TOKEN": cluster.token or ""}
+    argv = [sys.executable, "-c", CLIENT, cluster.url]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as client:
+        read_until(client, "open")
+        (watchdog,) = [pid for pid in watchdogs() if _parent(pid) == client.pid]
+        os.kill(watchdog, signal.SIGKILL)
+        client.send_signal(signal.SIGKILL)
+        until(lambda: not cluster.left(), 120, cluster.left)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_killed_client_leaves_no_job_and_no_process(cluster: RayCluster, tmp_path: Path) -> None:

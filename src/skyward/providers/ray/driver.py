@@ -93,7 +93,9 @@ class Joiner:
             self._errors.seek(0)
             said = self._errors.read().decode("utf-8", "replace")[-2000:].strip()
             if "does not let this machine in" not in said:
-                return code, said.rpartition("\n")[2]
+                # what it runs at its end may print after it
+                own = [line[len(MARK) :] for line in said.splitlines() if line.startswith(MARK)]
+                return code, own[-1] if own else said.rpartition("\n")[2]
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
             self._run()
@@ -132,6 +134,7 @@ class Bundle:
         self.due: float | None = 0.0
         """When a joiner is to be started; None while one runs, or when none is to run any more."""
         self.leaving = False
+        """Whether it is of no use to start another joiner: its machine is taken away, or the client is gone."""
 
 
 class Holder:
@@ -260,6 +263,7 @@ class Holder:
                 ray.kill(bundle.actor)
                 return
             why = said or f"it ended with status {code}"
+            bundle.leaving = bundle.leaving or "the pool is gone" in said  # its client died
         ray.kill(bundle.actor)
         self._again(bundle, why)
 
