@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from collections.abc import Generator
@@ -15,6 +16,8 @@ PACKAGES = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 
 def unavailable() -> str:
     """Why there is no browser here; empty if there is one."""
+    if importlib.util.find_spec("selenium") is None:
+        return "selenium is not installed: `make test` does that"
     missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
     return f"there is no {' and no '.join(missing)} here: `make hosts` installs them" if missing else ""
 

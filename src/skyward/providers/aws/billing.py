@@ -106,7 +106,8 @@ class Receipt:
 
     @property
     def _head(self) -> str:
-        return f"pool {self.pool} in {self.region}: {len(self.created)} things created, {len(self.gone)} confirmed gone"
+        things = f"{len(self.created)} thing{'' if len(self.created) == 1 else 's'}"
+        return f"pool {self.pool} in {self.region}: {things} created, {len(self.gone)} confirmed gone"
 
     @property
     def _total(self) -> str:
