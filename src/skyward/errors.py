@@ -14,6 +14,7 @@ SkywardError
 │   ├── TaskTimeout (TimeoutError)      the body was stopped at its time limit
 │   ├── Stalled                         ranks waited for each other, and nothing could come of it
 │   ├── NodeLost                        the machine or its agent is gone
+│   ├── RefLost                         ... and with it a result that was kept there
 │   └── NodeDiskFull                    a large argument found no room on the machine
 ├── SharedError                         something that a shared collection did not do
 │   ├── SharedTimeout (TimeoutError)    nothing came in time; says who holds the lock, who is missing
@@ -81,9 +82,9 @@ __all__ = [
     "CredentialsExpired", "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable",
     "InvalidArgument", "LockLost", "MissingPackage", "NestedPoolError", "NoCapacity", "NoOffer", "NoPlace",
     "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack", "NotSerializable", "PermissionDenied", "PluginError",
-    "PoolClosed", "Preempted", "PythonMismatch", "QuotaExceeded", "RemoteError", "ResultNotSerializable",
-    "ResultTooLarge", "SharedError", "SharedLost", "SharedTimeout", "SharedTooLarge", "SkywardError", "Stalled",
-    "TaskCrashed", "TaskError", "TaskOutOfMemory", "TaskTimeout",
+    "PoolClosed", "Preempted", "PythonMismatch", "QuotaExceeded", "RefLost", "RemoteError",
+    "ResultNotSerializable", "ResultTooLarge", "SharedError", "SharedLost", "SharedTimeout", "SharedTooLarge",
+    "SkywardError", "Stalled", "TaskCrashed", "TaskError", "TaskOutOfMemory", "TaskTimeout",
     "TransferError",
 ]
 # fmt: on
@@ -230,6 +231,20 @@ class NodeLost(TaskError):
             return text + "Send it again when all nodes are there; retries=n has a broadcast started again as a whole."
         tried = "once" if self.attempts == 1 else f"{self.attempts} times"
         return text + f"It was started {tried}; retries=n has it started again on another node."
+
+
+class RefLost(TaskError):
+    """A result that was kept on a node is gone with it, and its call may not be started again."""
+
+    def __init__(self, task: str, node: int, reason: str = "") -> None:
+        super().__init__(task, node, reason)
+        self.task, self.node, self.reason = task, node, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the result of {self.task}, which was kept on node {self.node}, is gone ({self.reason or 'no answer'}). "
+            "Call it again; a call with retries=n makes such a result again by itself, if it was not sent with `@`."
+        )
 
 
 class Preempted(SkywardError):

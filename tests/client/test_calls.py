@@ -13,6 +13,7 @@ from skyward import events
 from skyward.client.call import Call
 from skyward.client.call_table import CALLS
 from skyward.client.calls import Action, ClientCalls
+from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost, PoolClosed, SkywardError
 
 STATES = sorted({state for state, _ in CALLS})
@@ -153,6 +154,11 @@ def apply(bench: Bench, call: Call, event: str) -> list[Action]:
         case "failure" | "doubtful failure":
             failure = (ValueError("no"), "error", 0.1)
             return calls.failure(number, call.id, failure, event.startswith("doubtful"), now)  # type: ignore[arg-type]
+        case "argument lost":
+            call.needs = [KeptResult("0" * 20, "g", state="failed", error=ValueError("no"))]
+            calls.dispatch.settle(call)
+            calls._enqueue(call)
+            return calls._taken()
         case "lost" | "lost for good":
             return calls.lost(number, call.id, "gone", now)
         case "cancel":

@@ -20,6 +20,8 @@ class Item:
     node: int | None = None
     pinned: bool = False
     sent: float = 0.0
+    prefers: int | None = None
+    until: float = 0.0
 
     @property
     def movable(self) -> bool:
@@ -266,3 +268,43 @@ def test_a_call_that_waits_on_a_small_node_is_taken_back_for_a_slot_of_a_larger_
         item.pinned = False
     assert dispatch.crowded()
     assert dispatch.stale(1.0) == [items[1]]
+
+
+def test_a_call_goes_to_the_node_that_it_prefers_if_that_has_room() -> None:
+    dispatch, _ = opened(3, 1)
+    item = Item(prefers=2, until=5.0)
+    dispatch.add(item)
+    assert dispatch.next(1.0) == [(2, item)]
+    assert not dispatch.choosy()
+
+
+def test_a_call_waits_for_the_node_that_it_prefers_and_then_goes_to_another() -> None:
+    dispatch, _ = opened(2, 1)
+    dispatch.pin(Item(), 1)
+    choosy, other = Item(prefers=1, until=5.0), Item()
+    dispatch.add(choosy)
+    dispatch.add(other)
+    assert dispatch.next(1.0) == [(0, other)]  # nobody waits behind it
+    dispatch.settle(other, 1.0)
+    assert dispatch.next(4.9) == []
+    assert dispatch.choosy()
+    assert dispatch.next(5.0) == [(0, choosy)]
+
+
+def test_a_call_does_not_wait_for_a_node_that_is_gone() -> None:
+    dispatch, _ = opened(2, 1)
+    dispatch.up(1, False)
+    item = Item(prefers=1, until=5.0)
+    dispatch.add(item)
+    assert dispatch.next(1.0) == [(0, item)]
+
+
+def test_a_call_that_waits_on_the_node_that_it_prefers_is_left_there_for_a_while() -> None:
+    dispatch, _ = opened(2, 1, 1)
+    dispatch.settle(dispatch.next(0.0)[0][1], 0.0001)  # calls are short: some are sent ahead
+    dispatch.pin(Item(), 0)
+    item = Item(prefers=0, until=2.0)
+    dispatch.add(item)
+    assert dispatch.next(1.0) == [(0, item)]
+    assert dispatch.stale(1.5) == []
+    assert dispatch.stale(2.0) == [item]

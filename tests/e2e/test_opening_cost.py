@@ -44,7 +44,7 @@ def test_the_client_of_a_local_pool_loads_little() -> None:
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {*NEVER, "skyward.providers.aws", "skyward.providers.ssh"}
-    assert len(loaded) < 305
+    assert len(loaded) < 312
 
 
 def test_the_processes_of_a_local_pool_load_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_the_processes_of_a_local_pool_load_little(tmp_path: Path, monkeypatch: 
         loaded = [(process.name(), set((tmp_path / str(process.pid)).read_text().split())) for process in processes]
     for name, modules in loaded:
         assert not modules & {*NEVER, *CLIENT_ONLY}, name
-        assert len(modules) < 225, name  # newer Pythons split some of their own modules
+        assert len(modules) < 225, (name, len(modules))  # newer Pythons split some of their own modules
         assert ("skyward.node.agent" in modules) == (name not in ("skyward-forks", "skyward-runner")), name
 
 

@@ -124,7 +124,7 @@ def make_engine(world: World) -> Engine:
         local=not world.lease,
         lease=world.lease,
         directory="/nowhere",
-        address=lambda node: ("node", node),
+        address=lambda node: None if world.star else ("node", node),
         revive=None,
         stall_timeout=STALL_TIMEOUT,
         present=world.nodes - len(world.joining),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.agent import Agent, Surroundings
+from skyward.node.protocol import AgentToClient
+from skyward.transport.blobs import key_of
 from tests.simulation.network import Connection, Selector
 from tests.simulation.runner import SimRunners
 
@@ -32,6 +34,7 @@ class _Freight:
         self.on_the_way: dict[str, int] = {}
         self.fetches: deque[tuple[str, list[int]]] = deque()
         self.loads: deque[tuple[str, Callable[[], None]]] = deque()
+        self.unwanted: set[str] = set()  # what is on its way, though its result is needed no more
 
     def serve(self, *_: Any) -> None:
         pass
@@ -40,7 +43,7 @@ class _Freight:
         names = {name for name, _ in wanted.values()}
         for name, _ in wanted.values():
             self.uses[name] = self.uses.get(name, 0) + 1
-        return {}, {name for name in names if name not in self.present}
+        return dict(wanted), {name for name in names if name not in self.present}
 
     def drop(self, names: Iterable[str]) -> None:
         for name in names:
@@ -68,8 +71,26 @@ class _Freight:
         if offset + len(data) < total:
             return False
         self.on_the_way.pop(name)
-        self.present[name] = total
+        self._add(name, total)
         return True
+
+    def _add(self, name: str, size: int) -> None:
+        if name in self.unwanted:
+            self.unwanted.discard(name)
+        else:
+            self.present[name] = size
+
+    def forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            for name in [name for name in self.present if key_of(name) == key]:
+                del self.present[name]
+            self.unwanted.update(name for name in self.on_the_way if key_of(name) == key)
+
+    def bring(self, request: int, key: str, tell: Callable[[Any], None]) -> None:
+        names = [name for name in self.present if key_of(name) == key]
+        here = bool(names) and not (self.world.faults and self.world.extra.random() < 0.05)
+        metadata = {"blobs": {"0": [self.world.token() + "0" * 8, 1]}} if here else {}
+        self.loads.append((f"bring {request}", lambda: tell(AgentToClient.brought(request, metadata))))
 
     def fetch(self, name: str, size: int, sources: Sequence[Any]) -> None:
         if name not in self.on_the_way and name not in self.present:
@@ -78,7 +99,7 @@ class _Freight:
 
     def step(self) -> bool:
         """A fetch ends, or a buffer that nobody uses is evicted."""
-        unused = [name for name in self.present if name not in self.uses]
+        unused = [name for name in self.present if name not in self.uses and key_of(name) is None]
         if unused and self.world.faults and self.world.rng.random() < 0.02:
             del self.present[self.world.rng.choice(unused)]
             return True
@@ -89,26 +110,37 @@ class _Freight:
         good = any(m.alive and name in m.blob_cache.present for m in there) and self.world.rng.random() < 0.8
         self.on_the_way.pop(name, None)
         if good:
-            self.present[name] = 1
+            self._add(name, 1)
+        self.unwanted.discard(name)
         self.arrivals.put((name, good))
         return True
 
     def ship(self, call: str, about: Any, tell: Callable[[], None]) -> None:
+        if isinstance(about, dict) and "kept" in about:
+            if not self.shared:
+                self.present |= dict(about["blobs"].values())
+            tell()
+            return
         if self.loads or (not self.shared and self.world.rng.random() < 0.2):
             self.loads.append((call, tell))
         else:
             tell()
+
+    def remove(self, paths: list[str]) -> None:
+        pass  # of a result that nobody gets: in the simulation it was not written yet
 
     def shipping(self, call: str) -> bool:
         return any(load[0] == call for load in self.loads)
 
     def abandon(self) -> None:
         self.loads.clear()
+        self.forget({key for name in self.present if (key := key_of(name)) is not None})
         fetched = {name for name, _ in self.fetches}
         self.on_the_way = {name: at for name, at in self.on_the_way.items() if name in fetched}
 
     def unexpect(self, name: str) -> None:
         self.on_the_way.pop(name, None)
+        self.unwanted.discard(name)
 
     def send(self, room: Any, tell: Any) -> bool:
         while self.loads and self.world.rng.random() < 0.7:

@@ -9,6 +9,8 @@ from skyward.client import call_table, stalls
 from skyward.client.calls import ClientCalls
 from skyward.client.connections import Connection
 from skyward.client.core import Core
+from skyward.client.keeping import Keeping
+from skyward.client.kept import Kept
 from skyward.client.nodes import Nodes
 from skyward.client.stall_watch import StallWatch
 from skyward.client.surveys import Surveys
@@ -125,6 +127,10 @@ def _first_place(real: Any) -> Any:
     return lambda self: 0 if len(self._serving()) < self.processes else None
 
 
+def _always_again(real: Any) -> Any:
+    return lambda self, *about, again: real(self, *about, again=True)
+
+
 _CLIENT, _AGENT, _SLOTS, _RUNNER = call_table.CALLS, agent_tables.CALLS, agent_tables.SLOTS, runner_calls.CALLS
 
 
@@ -199,6 +205,16 @@ MUTATIONS: dict[str, Mutation] = {
     "whoever is idle counts as stuck": _method(stalls, "judge", lambda real: lambda ranks: "stuck"),
     "an answer about stacks is not heard": _method(Surveys, "answered", _nothing),
     "a buffer that a node lacks is not sent": _method(Uploads, "need", _nothing),
+    # results that stay on nodes
+    "a result that was kept on a lost node is thought to be there": _method(Kept, "lose_node", _nothing),
+    "calls are not told that what they wait for was made": _method(Kept, "_unblock", _nothing),
+    "a result that a node cannot get from others is not sent to it": _method(Kept, "need", _nothing),
+    "a lost node is waited for that was asked for a result": _method(Kept, "_ask_again", _nothing),
+    "who takes a result that was not made waits for ever": _without(_CLIENT, ("waiting", "argument lost")),
+    "a result that nobody wants any more is kept": _method(Kept, "release", _nothing),
+    "nodes are not told of results that nobody wants": _method(Keeping, "_do_free", _nothing),
+    "calls that lack a result stay where it does not come": _method(ClientCalls, "_call_back", _nothing),
+    "a result is made again without end": _method(Kept, "made", _always_again),
 }
 
 

@@ -11,6 +11,7 @@ from skyward.node.body import RunnerCall
 from skyward.node.protocol import RunnerToAgent
 from skyward.node.runner_calls import RunnerCalls
 from skyward.node.runners import Ended, Said
+from skyward.transport.blobs import kept_names
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -53,6 +54,7 @@ class SimProcess:
         self.arrived: dict[tuple[str, str], list[Any]] = {}
         self.killed_at: float | None = None
         self.stack = ""
+        self.objects: set[str] = set()  # kept results that were made here, or used
 
     # what the agent asks of a process
 
@@ -107,6 +109,8 @@ class SimProcess:
             self.queue.extend([None] * self.threads)
         elif kind == "facts":
             self.say(RunnerToAgent.facts({"collectives": 1, "shards": {}}))
+        elif kind == "forget":
+            self.objects.difference_update(body[0])
         elif kind == "grant":
             self.credit[body[0]] = self.credit.get(body[0], 0) + body[1]
         elif kind == "close":
@@ -140,6 +144,7 @@ class SimProcess:
         assert call is not None
         if worker.phase == "claimed":
             world.body_started(call, self)
+            self.objects.update(call.about.get("refs", ()))
             plan = world.plans[call.id]
             worker.phase, worker.until, worker.left = "body", world.now + plan.seconds, plan.items
             self.credit.setdefault(call.id, 256)
@@ -213,7 +218,14 @@ class SimProcess:
                     world.check(
                         self.arrived[call.id, "0"] == [*([1] * plan.reads), None], f"input of {call.id} differs"
                     )
-                return self._end(call, worker, ("done", {}, [pickle.dumps(call.id)]))
+                return self._end(call, worker, self._result(call))
+
+    def _result(self, call: RunnerCall) -> tuple[str, dict[str, Any], list[Any]]:
+        if "keep" not in call.about:
+            return "done", {}, [pickle.dumps(call.id)]
+        key = call.about["keep"]
+        self.objects.add(key)
+        return "done", {"kept": key, "blobs": {"0": [kept_names(key, call.about["attempt"], 1)[0], 1]}}, [b""]
 
     def _end(self, call: RunnerCall, worker: _Worker, verdict: tuple[str, dict[str, Any], list[Any]]) -> bool:
         worker.verdict, worker.phase = verdict, "ended"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from skyward.client.call import Call
+from skyward.client.call import Call, CallFuture
+from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["Body", "broadcast", "cancel", "misfortune", "submit"]
+__all__ = ["Body", "broadcast", "cancel", "let_go", "lose_one", "misfortune", "submit"]
 
 
 @dataclass
@@ -30,13 +32,78 @@ class Body:
 
 def submit(world: World, count: int) -> None:
     calls = [_call(world, _any_body(world)) for _ in range(count)]
+    for call in calls:
+        if not world.keeping:
+            continue
+        _take_something(world, call)
+        if world.extra.random() < 0.4 and not world.bodies[call.id].items:
+            _keep(world, call)
+            call.ref = "a Ref"  # type: ignore[assignment]
+            world.keeps(call)
     try:
         world.engine.send(calls)
     except NodeLost:
         for call in calls:
-            world.release(call.uploads)
+            for sent in (*call.inner, call):
+                world.release(sent.uploads)
         return
+    world.refs += [call.keeps for call in calls if call.keeps is not None]
     _adopt(world, calls)
+
+
+def _take_something(world: World, call: Call, depth: int = 0) -> None:
+    """Arguments that are kept results, or other calls."""
+    rng = world.extra
+    if world.refs and rng.random() < 0.5:
+        call.needs = rng.sample(world.refs, min(len(world.refs), rng.randint(1, 2)))
+    while rng.random() < 0.1 and depth < 3:
+        inner = _call(world, _any_body(world, rng))
+        world.bodies[inner.id].items = 0
+        if world.bodies[inner.id].outcome == "stream":
+            world.bodies[inner.id].outcome = "ok"
+        _take_something(world, inner, depth + 1)
+        _keep(world, inner)
+        assert inner.keeps is not None
+        call.needs = [*call.needs, inner.keeps]
+        call.inner = [*call.inner, *inner.inner, inner]
+        inner.inner = []
+
+
+def _keep(world: World, call: Call) -> None:
+    call.keeps = KeptResult(world.token() + "cafe", "f")
+    call.about["keep"] = call.keeps.key
+
+
+def let_go(world: World) -> None:
+    """The user lets go of a Ref, or asks for what it stands for."""
+    if not world.refs:
+        return
+    result = world.extra.choice(world.refs)
+    if world.extra.random() < 0.4:
+        world.refs.remove(result)
+        world.engine.release_kept(result)
+    else:
+        future: CallFuture[Any] = CallFuture("f")
+        try:
+            world.engine.get_kept(result, future)
+        except NodeLost:
+            return
+        world.open.append(future)
+
+
+def lose_one(world: World) -> None:
+    """A node that keeps results dies, or vanishes."""
+    keepers = sorted({number for result in world.refs for number in result.where})
+    if not keepers or not world.tough:
+        return
+    machine = world.machines[world.extra.choice(keepers)]
+    if not machine.alive:
+        return
+    world.t("misfortune: node %d, which keeps results", machine.node)
+    if world.replaces and world.extra.random() < 0.3:
+        machine.vanish()
+    else:
+        machine.kill_agent()
 
 
 def broadcast(world: World) -> None:
@@ -70,8 +137,8 @@ def _adopt(world: World, calls: list[Call]) -> None:
             world.awaited.append(call.id)
 
 
-def _any_body(world: World) -> Body:
-    rng = world.rng
+def _any_body(world: World, rng: random.Random | None = None) -> Body:
+    rng = rng or world.rng
     body = Body(rng.choice((0.0002, 0.001, 0.005, 0.03, 0.3)) if rng.random() < 0.9 else rng.choice((4.0, 40.0)))
     body.outcome = rng.choices(("ok", "error", "crash", "exit", "stream"), (20, 2, 1, 1, 2))[0]
     body.heeds = rng.random() < 0.9
@@ -97,10 +164,26 @@ def _call(world: World, body: Body) -> Call:
         world.kept[name] += 1
     pending: Any = SimpleNamespace(name="f")
     inputs = {"0": range(body.reads)} if body.reads else {}
-    call = Call(pending, about, [], uploads, inputs, body.retries)
+    call: Call = _Call(pending, about, [], uploads, inputs, body.retries)
+    call.world = world  # type: ignore[attr-defined]
     call.made = world.now
     world.bodies[call.id] = body
     return call
+
+
+class _Call(Call):
+    """A call whose body the world knows, also when it is started again for the sake of its result."""
+
+    world: World
+
+    def again(self) -> Call:
+        made = super().again()
+        assert made.keeps is not None
+        self.world.remade[made.keeps.key] += 1
+        often = self.world.remade[made.keeps.key]
+        self.world.check(often <= self.world.bodies[self.id].retries, f"{made.keeps.key} is made again too often")
+        made.world, self.world.bodies[made.id] = self.world, self.world.bodies[self.id]  # type: ignore[attr-defined]
+        return made
 
 
 def misfortune(world: World) -> None:

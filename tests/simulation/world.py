@@ -15,12 +15,14 @@ from typing import Any
 from skyward import events
 from skyward.client.call import Call
 from skyward.client.connections import Event, Greeted, NotReached
+from skyward.client.kept import KeptResult
 from skyward.errors import Stalled
+from skyward.transport.blobs import key_of
 from skyward.transport.streams import Stream
 from tests.simulation.client import make_engine
 from tests.simulation.machine import Machine
 from tests.simulation.network import Connection
-from tests.simulation.story import Body, broadcast, cancel, misfortune, submit
+from tests.simulation.story import Body, broadcast, cancel, let_go, lose_one, misfortune, submit
 
 __all__ = ["Broken", "World"]
 
@@ -48,6 +50,11 @@ class World:
         self.lease = rng.choice((0.0, 0.0, 60.0))
         self.groups = self.nodes * places > 1 and rng.random() < 0.25
         self.replaces = self.lease > 0 and rng.random() < 0.5
+        self.extra = random.Random(f"kept {seed}")  # of what has to do with kept results: they change nothing else
+        self.keeping = self.extra.random() < (0.1 if self.groups else 0.8 if self.lease else 0.4)
+        self.star = self.keeping and self.extra.random() < 0.3  # whether nodes cannot reach each other
+        self.refs: list[KeptResult] = []  # results that the user has Refs to
+        self.remade: Counter[str] = Counter()
         self.tough = rng.random() < 0.7  # whether machines, agents and links suffer too
         self.hooks_fail = 0
         self.broken_groups: list[set[str]] = [set() for _ in range(self.nodes)]
@@ -127,7 +134,17 @@ class World:
     def claimed(self, call: Any, process: Any) -> None:
         self.check(not process.calls.leaving, f"{call.id} was begun in a process that had broken off a body")
 
+    def keeps(self, call: Call) -> None:
+        """The user has the Ref to a call's result from the beginning."""
+        assert call.keeps is not None
+        call.keeps.uses += 1
+
     def body_started(self, call: Any, process: Any) -> None:
+        if self.lease:
+            taken = {name for name, _ in call.about.get("blobs", {}).values()}
+            there = self.machines[process.node].blob_cache.present
+            missing = [name for name in taken if key_of(name) and name not in there]
+            self.check(not missing, f"{call.id} was begun without {missing}")
         key = (call.id, call.about["attempt"])
         self.starts[key] += 1
         self.t("node %d %s: body of %s begins, attempt %d", process.node, process.name, *key)
@@ -161,7 +178,7 @@ class World:
                 self.check(self.ends[call.id] == 1, f"{call.id} ended twice")
                 stuck = any(self.plans[rank.id].outcome == "wait" for rank in call.gang)
                 self.check(stuck or not isinstance(rest[0], Stalled), f"{call.id} was stopped, and nobody waited")
-                if name == "settle" and rest[1] and call.stream is None:
+                if name == "settle" and rest[1] and call.stream is None and call.keeps is None:
                     self.check(_unpickled(rest[1][0]) == call.id, f"{call.id} got the result of another call")
                 real(call, *rest)
 
@@ -347,6 +364,8 @@ class World:
         for step in range(length):
             if step % 50 == 0:
                 self._speeds = [10 ** rng.uniform(-2, 0) for _ in self.actors()]
+            if self.keeping and self.extra.random() < 0.04:
+                (let_go if self.extra.random() < 0.8 else lose_one)(self)
             chance = rng.random()
             if chance < 0.012:
                 submit(self, rng.randint(1, 6))
@@ -362,9 +381,27 @@ class World:
                 actors = self.actors()
                 rng.choices(actors, self._speeds)[0][1]()
         self.faults, self.disturbed = False, max(self.now, self.disturbed)
+        for result in [result for result in self.refs if self.extra.random() < 0.5]:
+            self.refs.remove(result)
+            self.engine.release_kept(result)
         self._calm(self._all_done, "calls to end")
+        self._check_refs()
         self._calm(self._nothing_kept, "what was kept to be let go")
         self._check_order()
+
+    def _check_refs(self) -> None:
+        """What the user still has Refs to is where it is said to be, or said to be lost; then all are let go."""
+        for result in self.refs:
+            self.check(result.state in ("there", "lost", "failed"), f"{result.key} is {result.state} in the end")
+            self.check((result.error is None) == (result.state == "there"), f"{result.key}: no error tells of its end")
+            for number in result.where if self.lease else ():
+                lacks = [name for name, _ in result.blobs if name not in self.machines[number].blob_cache.present]
+                gone = not self.machines[number].alive or number in self.reconnecting
+                self.check(gone or not lacks, f"node {number} is said to keep {result.key}, and does not")
+            somewhere = bool(result.where or result.home)
+            self.check(not self.lease or somewhere == (result.state == "there"), f"{result.key} is kept nowhere")
+            self.engine.release_kept(result)
+        self.refs = []
 
     def advance(self, seconds: float) -> None:
         """Time passes; machines that were to be taken away are."""
@@ -410,6 +447,8 @@ class World:
     def _nothing_kept(self) -> bool:
         """Whether nothing is left of calls anywhere, and every slot is free."""
         core = self.engine._core
+        if core.calls.kept.results or core.calls.kept._requests or self.engine._forgotten:
+            return False
         if (
             core.calls.dispatch.load() != (0, 0)
             or +self.kept
@@ -434,6 +473,8 @@ class World:
             if any(places[place] != self.processes // self.places for place in range(self.places)):
                 return False
             if any(slot.calls or slot.stops for slot in calls.slots.values()):
+                return False
+            if any(key_of(name) for name in machine.blob_cache.present) or any(p.objects for p in processes.values()):
                 return False
             if any(p.calls.calls or any(w.phase != "idle" for w in p.workers) for p in processes.values()):
                 return False

@@ -25,6 +25,9 @@ from skyward.api.targets import Target, resolve
 from skyward.api.unsent import Unsent
 from skyward.errors import InvalidArgument
 
+if typing.TYPE_CHECKING:
+    from skyward.api.ref import Ref
+
 __all__ = [
     "Compute",
     "PendingCompute",
@@ -56,6 +59,7 @@ class PendingCompute(Unsent, Generic[T_co]):
     timeout: float | None = None
     retries: int | None = None
     label: str = ""
+    kept: bool = False
 
     @property
     def name(self) -> str:
@@ -69,6 +73,16 @@ class PendingCompute(Unsent, Generic[T_co]):
     def with_retries(self, retries: int) -> PendingCompute[T_co]:
         """Returns this call with other `retries`: how often it is started again after the loss of its node."""
         return replace(self, retries=checked_retries(retries))
+
+    def keep(self) -> PendingCompute[Ref[T_co]]:
+        """Returns this call with its result left on its node; sending it gives a `sky.Ref` to it.
+
+        `ref = load().keep() >> pool`, then `train(ref) >> pool` goes to that node if it is free.
+        """
+        from skyward.api.ref import checked_keep  # not every process needs it
+
+        checked_keep(self.fn, self.name)
+        return cast("PendingCompute[Ref[T_co]]", replace(self, kept=True))
 
     @overload
     def __rshift__(self: PendingCompute[Untyped], target: Target | ModuleType) -> Any: ...
@@ -107,14 +121,9 @@ class PendingCompute(Unsent, Generic[T_co]):
         return f"<PendingCompute {described(self.name, self.args, self.kwargs)}>"
 
     def _repr_html_(self) -> str:
-        from skyward.api.html import card
+        from skyward.api.html import call_card
 
-        limits = {"time limit": f"{self.timeout:g} s"} if self.timeout is not None else {}
-        given = {
-            **{f"[{i}]": brief(v) for i, v in enumerate(self.args)},
-            **{k: brief(v) for k, v in self.kwargs.items()},
-        }
-        return card(f"{self.name}(...), not sent yet: {self.name}(...) >> pool", {**given, **limits})
+        return call_card(self.name, self.args, self.kwargs, self.timeout)
 
 
 @dataclass(frozen=True, eq=False)

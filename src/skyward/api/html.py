@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["State", "bar", "card", "status", "table"]
+from skyward.api.brief import brief
+
+__all__ = ["State", "bar", "call_card", "card", "status", "table"]
 
 State = Literal["running", "done", "failed", "stopped"]
 
@@ -67,3 +69,10 @@ def status(name: str, text: str, state: State) -> str:
 
 def _lines(value: object) -> str:
     return "<br>".join(map(escape, str(value).split("\n")))
+
+
+def call_card(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None) -> str:
+    """A call that has not been sent yet."""
+    limits = {"time limit": f"{timeout:g} s"} if timeout is not None else {}
+    given = {**{f"[{i}]": brief(v) for i, v in enumerate(args)}, **{k: brief(v) for k, v in kwargs.items()}}
+    return card(f"{name}(...), not sent yet: {name}(...) >> pool", {**given, **limits})

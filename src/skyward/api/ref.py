@@ -1,14 +1,14 @@
-"""A reference to an object that the nodes of a pool keep: `pool.put(obj)`."""
+"""A reference to an object that the nodes of a pool keep: `pool.put(obj)`, or the result of `call.keep()`."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from skyward.api.brief import brief
-
-__all__ = ["Ref"]
+__all__ = ["Ref", "checked_keep", "not_kept"]
 
 T = TypeVar("T")
 
@@ -23,30 +23,39 @@ else:
 
 
 class Ref(_Anything, Generic[T]):
-    """An object that was sent to a pool once; as an argument of a call it becomes the object."""
+    """An object that nodes of a pool keep; as an argument of a call it becomes the object.
+
+    It was sent there once (`pool.put`), or it is the result of a call and has never left its node (`call.keep()`).
+    """
 
     def __init__(
         self,
         key: str,
-        value: object,
-        size: int,
-        blobs: Sequence[tuple[str, Any]],
-        inner: Sequence[Ref[Any]],
+        words: str,
         owner: object,
-        get: Callable[[Sequence[tuple[str, Any]]], Any],
-        drop: Callable[[str, Sequence[str]], None],
+        get: Callable[[], Any],
+        drop: Callable[[], None],
+        size: int = 0,
+        blobs: Sequence[tuple[str, Any]] = (),
+        inner: Sequence[Ref[Any]] = (),
+        kept: Any = None,
     ) -> None:
-        self.key, self.size = key, size
-        self.kind, self._words = type(value).__name__, brief(value, 40)
-        self.blobs, self.inner, self.owner = tuple(blobs), tuple(inner), owner
+        self.key, self.owner, self._words, self._size = key, owner, words, size
+        self.blobs, self.inner = tuple(blobs), tuple(inner)
+        self.kept = kept  # what the pool knows of a result that stays on its node; None for what was put
         self._get = get
-        self._end = weakref.finalize(self, drop, key, [name for name, _ in blobs])
+        self._end = weakref.finalize(self, drop)
         self._end.atexit = False  # the pool takes everything with it
 
+    @property
+    def size(self) -> int:
+        """How many bytes the object takes, pickled."""
+        return self._size if self.kept is None else self.kept.size
+
     def get(self) -> T:
-        """The object, as it was put: another copy each time."""
+        """The object, brought here: another copy each time."""
         self.check()
-        return self._get(self.blobs)
+        return self._get()
 
     def drop(self) -> None:
         """Frees what nodes and this computer keep of the object; letting go of the Ref does the same."""
@@ -55,12 +64,42 @@ class Ref(_Anything, Generic[T]):
     def check(self) -> None:
         """Raises if the object is not kept any more."""
         if not self._end.alive:
-            raise ValueError(f"{self!r} was dropped: put the object again, `pool.put(...)`.")
+            again = "put the object again, `pool.put(...)`" if self.kept is None else "call it again"
+            raise ValueError(f"{self!r} was dropped: {again}.")
+
+    def _where(self) -> str:
+        """Where a result is that stays on its node; nothing for what was put."""
+        if self.kept is None:
+            return ""
+        nodes = sorted(self.kept.where)
+        if self.kept.state == "there" and nodes:
+            return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
+        return {"making": "being made again", "there": "this computer"}.get(self.kept.state, "lost")
 
     def __repr__(self) -> str:
-        return f"<Ref to {self._words}, {self.size:,} bytes{'' if self._end.alive else ', dropped'}>"
+        where = f", on {self._where()}" if self.kept is not None and self.kept.where else ""
+        return f"<Ref to {self._words}, {self.size:,} bytes{where}{'' if self._end.alive else ', dropped'}>"
 
     def _repr_html_(self) -> str:
         from skyward.api.html import card
 
-        return card(f"Ref to a {self.kind}", {"value": self._words, "bytes": f"{self.size:,}"})
+        if self.kept is None:
+            return card("Ref to an object that was put", {"value": self._words, "bytes": f"{self.size:,}"})
+        shown = {"result of": self._words, "kept on": self._where(), "bytes": f"{self.size:,}"}
+        return card("Ref to a result that stays", shown)
+
+
+def checked_keep(fn: Callable[..., Any], name: str) -> None:
+    """Raises if a call of this function gives items one by one: there is no result that could stay."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError(not_kept(name))
+
+
+def not_kept(name: str) -> str:
+    """What is said of a generator whose result should stay."""
+    return (
+        f"{name} yields its items one by one, so it has no result that could stay on a node or be passed to another "
+        "call. Return a list there, or read the items here: `for item in call >> pool`."
+    )

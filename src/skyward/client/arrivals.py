@@ -21,6 +21,7 @@ from skyward.client.uploads import Parts, Uploads
 from skyward.node.marked_lines import MARK, parsed
 from skyward.node.protocol import ClientToAgent, output_cost
 from skyward.node.receiver import Malformed
+from skyward.transport.blobs import key_of
 from skyward.transport.streams import Consumer, Stream
 
 __all__ = ["Arrivals", "StreamActions"]
@@ -95,7 +96,7 @@ class Arrivals:
     def _from_agent_verdict(
         self, number: int, now: float, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
     ) -> list[Action]:
-        if not self._plan.local:
+        if not self._plan.local and "kept" not in metadata:
             self._parts.place(metadata)
         output = self.rest_of_output(number, id) if self._at(number, id) is not None else []
         return output + self._core.verdict(number, kind, id, metadata, buffers, now)
@@ -174,8 +175,16 @@ class Arrivals:
     def _from_agent_part(self, number: int, now: float, name: str, offset: int, buffers: list[Any]) -> None:
         self._parts.accept(name, offset, buffers[0])
 
-    def _from_agent_need(self, number: int, now: float, blob: str) -> None:
+    def _from_agent_need(self, number: int, now: float, blob: str) -> list[Action]:
+        if key_of(blob) is not None and not self._uploads.has(blob):
+            return self._core.calls.keep("need", number, blob, now=now)
         self._uploads.need(number, blob)
+        return []
+
+    def _from_agent_brought(self, number: int, now: float, request: int, metadata: dict[str, Any]) -> list[Action]:
+        if not self._plan.local:
+            self._parts.place(metadata)
+        return self._core.calls.keep("brought", number, request, metadata, now=now)
 
 
 def _nothing() -> None:

@@ -8,31 +8,26 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from skyward.api.brief import glance
 from skyward.api.compute import PendingCompute
 from skyward.api.ref import Ref
 from skyward.client.callbacks import UserCode, UserFuture
-from skyward.client.functions import remembers_nothing, streamed_parameters, unbound
-from skyward.client.logs import Watch
-from skyward.client.refs import Refs
+from skyward.client.kept import KeptResult
 from skyward.errors import PoolClosed, ResultNotSerializable
 from skyward.transport import blobs
 from skyward.transport.culprits import StaysHere
 from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import nbytes
-from skyward.transport.payload import Packed, Packer, unpack
-from skyward.transport.refs import collected
+from skyward.transport.payload import unpack
 from skyward.transport.streams import Consumer, Producer
 
-__all__ = ["Call", "CallFuture", "Packing", "discard", "unpacked"]
+__all__ = ["Call", "CallFuture", "discard", "unpacked"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -154,15 +149,23 @@ class Call:
         "feeders",
         "future",
         "gang",
+        "given",
         "heard",
+        "holds",
         "id",
+        "inner",
         "inputs",
+        "keeps",
+        "lacks",
         "made",
         "name",
+        "needs",
         "node",
         "pieces",
         "pinned",
+        "prefers",
         "rank",
+        "ref",
         "retries",
         "sent",
         "spoke",
@@ -170,12 +173,13 @@ class Call:
         "state",
         "stopping",
         "stream",
+        "until",
         "uploads",
     )
 
     def __init__(
         self,
-        pending: PendingCompute[Any],
+        pending: PendingCompute[Any] | Call,
         about: dict[str, Any],
         pieces: list[Any],
         uploads: dict[str, blobs.Blob],
@@ -186,7 +190,7 @@ class Call:
         self.id = f"{_PREFIX}{next(_COUNT):08x}"
         self.name = pending.name
         watched = user is not None and user.listeners.any()
-        self.arguments = _glance(pending) if watched else ""
+        self.arguments = _glance(pending) if watched and isinstance(pending, PendingCompute) else ""
         self.about, self.pieces, self.uploads, self.inputs = about, pieces, uploads, inputs
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
         self.attempt = 0
@@ -203,6 +207,15 @@ class Call:
         self.failure: tuple[BaseException, Any, float] | None = None
         self.stream: Consumer | None = None
         self.feeders: dict[str, Producer] = {}
+        self.needs: list[KeptResult] = []  # results of other calls that it takes
+        self.given: list[list[blobs.Blob]] = []  # what they were when it was sent
+        self.lacks: set[str] = set()  # those that are still being made
+        self.keeps: KeptResult | None = None  # its own result, if that stays on its node
+        self.ref: Ref[Any] | None = None  # what the user gets of it
+        self.holds: list[Ref[Any]] = []  # objects that it takes, which must not go while it is open
+        self.inner: list[Call] = []  # calls among its arguments, to be sent with it
+        self.prefers: int | None = None
+        self.until = 0.0
         self.future: CallFuture[Any] = CallFuture(self.name, user)
 
     @property
@@ -210,132 +223,17 @@ class Call:
         """Whether another node may get it: not a rank of a broadcast, nor one that an iterator is being read for."""
         return not self.pinned and not self.inputs
 
-
-class Packing:
-    """Turns pending calls into bytes; a function that occurs many times at once is pickled once."""
-
-    def __init__(self, packer: Packer, store: blobs.Store, shared: bool, user: UserCode | None = None) -> None:
-        self._packer, self._store, self._user = packer, store, user
-        self._shared = shared  # whether nodes read the store's files themselves
-        self._logging = Watch()
-        self._digests: weakref.WeakKeyDictionary[FunctionType, tuple[Packed, str]] = weakref.WeakKeyDictionary()
-
-    def refs(self, forget: Callable[[Sequence[str]], None]) -> Refs:
-        """What makes Refs to objects that these calls may use."""
-        return Refs(self._packer, self._store, forget)
-
-    def calls(self, pending: Sequence[PendingCompute[Any]], retries: int) -> list[Call]:
-        """The calls, ready to be sent; raises NotSerializable before any of them is."""
-        functions: dict[int, tuple[str, list[Any], dict[str, Ref[Any]]]] = {}
-        made: list[Call] = []
-        for item in pending:
-            streams = streamed_parameters(item)
-            fn, args, kwargs = unbound(item)
-            known = functions.get(id(fn))
-            if known is None:
-                with collected(self._store) as refs:
-                    known = functions[id(fn)] = (*self._function(fn, f"function {item.name}"), refs)
-            shift = len(args) - len(item.args)
-            positions = {index + shift for index in streams[0]}
-            made.append(self._call(item, *known, args, kwargs, positions, streams[1], retries))
+    def again(self) -> Call:
+        """The same call once more, since the result that it kept is lost: its next attempt."""
+        made = type(self)(self, dict(self.about), self.pieces, self.uploads, {}, self.retries)
+        made.attempt, made.needs, made.keeps = self.attempt + 1, self.needs, self.keeps
+        made.arguments = self.arguments
         return made
-
-    def copies(self, pending: PendingCompute[Any], count: int, attempt: int) -> list[Call]:
-        """The same call several times over the same bytes, for a broadcast."""
-        first = self.calls([pending], 0)[0]
-        if first.inputs and count > 1:
-            self._store.release(first.uploads)
-            name = next(iter(first.inputs))
-            raise TypeError(
-                f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} ranks."
-            )
-        rest: list[Call] = []
-        for _ in range(count - 1):
-            self._store.retain(first.uploads)
-            rest.append(Call(pending, dict(first.about), first.pieces, first.uploads, {}, 0, self._user))
-        for call in (first, *rest):
-            call.attempt = attempt
-        return [first, *rest]
-
-    def drop(self, calls: Sequence[Call]) -> None:
-        """Lets go of what calls need that were packed and never sent."""
-        for call in calls:
-            self._store.release(call.uploads)
-
-    def _function(self, fn: Callable[..., Any], name: str) -> tuple[str, list[Any]]:
-        packed = self._packer.pack_function(fn, name)
-        head, buffers = packed
-        known = self._digests.get(fn) if isinstance(fn, FunctionType) else None
-        if known is not None and known[0] is packed:
-            return known[1], [head, *buffers]
-        digest = _digest(packed) if remembers_nothing(fn) else ""
-        if isinstance(fn, FunctionType):
-            self._digests[fn] = packed, digest
-        return digest, [head, *buffers]
-
-    def _call(
-        self,
-        item: PendingCompute[Any],
-        digest: str,
-        function: list[Any],
-        refs: dict[str, Ref[Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        positions: set[int],
-        names: set[str],
-        retries: int,
-    ) -> Call:
-        inputs: dict[str, Any] = {}
-        if positions or names:
-            inputs = {str(i): args[i] for i in positions} | {k: kwargs[k] for k in names}
-            args = tuple(None if i in positions else a for i, a in enumerate(args))
-            kwargs = {k: None if k in names else v for k, v in kwargs.items()}
-        with collected(self._store) as found:
-            head, buffers = self._packer.pack((args, kwargs), f"arguments of {item.name}")
-        pieces: list[Any] = [*function, head, *buffers]
-        about: dict[str, Any] = {"name": item.name, "fn": digest, "split": len(function), "attempt": 0}
-        if item.timeout is not None:
-            about["timeout"] = item.timeout
-        if inputs:
-            about["streams"] = list(inputs)
-        if (logging_now := self._logging.news()) is not None:
-            about["log"] = logging_now
-        uploads: dict[str, blobs.Blob] = {}
-        for index, piece in enumerate(pieces):
-            if nbytes(piece) >= blobs.LARGE:
-                key, blob = self._store.put(piece)
-                if key in uploads:
-                    self._store.release([key])  # the same content twice in one call counts once
-                uploads[key] = blob
-                about.setdefault("blobs", {})[str(index)] = blob if self._shared else (key, blob[1])
-                pieces[index] = b""
-            elif isinstance(piece, memoryview):
-                pieces[index] = bytes(
-                    cast("memoryview[int]", piece)
-                )  # the caller may change its array as soon as we return
-        for key, ref in (refs | found).items():
-            about.setdefault("refs", {})[key] = len(pieces), len(ref.blobs)
-            self._store.retain({name for name, _ in ref.blobs if name not in uploads})
-            for name, blob in ref.blobs:
-                uploads[name] = blob
-                about.setdefault("blobs", {})[str(len(pieces))] = blob if self._shared else (name, blob[1])
-                pieces.append(b"")
-        chosen = retries if item.retries is None else item.retries
-        return Call(item, about, pieces, uploads, inputs, chosen, self._user)
 
 
 def _glance(pending: PendingCompute[Any]) -> str:
     """The arguments in short; a function of ours that has others in its arguments says which."""
     return getattr(pending.fn, "glance", glance)(pending.args, pending.kwargs)
-
-
-def _digest(packed: Packed) -> str:
-    import xxhash
-
-    made = xxhash.xxh3_128(packed[0])
-    for buffer in packed[1]:
-        made.update(buffer)
-    return made.hexdigest()
 
 
 def discard(about: dict[str, Any]) -> None:

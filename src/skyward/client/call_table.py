@@ -21,9 +21,10 @@ _WITH_NODE: dict[str, Row] = {
 }
 
 CALLS: dict[tuple[str, str], Row] = {
-    # waits for a node that has room
+    # waits for a node that has room, or for results that it takes
     ("waiting", "send"): ("sent", ("post call",)),
     ("waiting", "cancel"): ("done", ("fail cancelled",)),
+    ("waiting", "argument lost"): ("done", ("fail",)),
     ("waiting", "abandon"): ("done", ("fail",)),
     # a node has it
     **{("sent", event): row for event, row in _WITH_NODE.items()},

@@ -16,7 +16,10 @@ from skyward.api.ranks import Ranks
 from skyward.client import outcomes
 from skyward.client.call import Call
 from skyward.client.call_table import CALLS
+from skyward.client.call_watch import held_by_streams, unheard_of
+from skyward.client.calls_in_need import CallsInNeed
 from skyward.client.dispatch import Dispatch
+from skyward.client.kept import Kept
 from skyward.errors import NodeLost, SkywardError
 from skyward.node.protocol import ClientToAgent
 from skyward.transport.exceptions import as_text
@@ -25,23 +28,26 @@ __all__ = ["CALLS", "Action", "ClientCalls"]
 
 Action = tuple[Any, ...]
 """What the engine is to do: ("post", node, messages, buffers), ("load", node, uploads), ("feed", call, node),
-("settle", call, about, pieces), ("fail", call, error), ("end", call), ("discard", about), ("emit", event)."""
+("settle", call, about, pieces), ("fail", call, error), ("end", call), ("discard", about), ("emit", event).
+Of results that stay on nodes: ("fetch", node, blobs, sources), ("upload", node, files), ("got", future, blobs, remove),
+("get failed", future, error), ("release", uploads), ("free", key, nodes, paths, names)."""
 
 _METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
 _STOP_GRACE = 3.0
 _SUSPICION = 0.5
-_STREAM_WARNING = 5.0
-_ASK = 30.0
 _LOOK = 1.0  # how often all calls are looked at
 
 Failure = tuple[BaseException, outcomes.Outcome, float]
 
 
-class ClientCalls:
+class ClientCalls(CallsInNeed):
     """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
 
-    def __init__(self, pool: str, nodes: int, slots: int, listening: Callable[[], object] = lambda: True) -> None:
+    def __init__(
+        self, pool: str, nodes: int, slots: int, listening: Callable[[], object] = lambda: True, local: bool = True
+    ) -> None:
         self._pool, self._listening = pool, listening
+        self.kept = Kept(pool, local)
         self.calls: dict[str, Call] = {}
         self.dispatch: Dispatch[Call] = Dispatch(nodes, slots)
         self.ranks = Ranks([1] * nodes)
@@ -59,8 +65,9 @@ class ClientCalls:
         """Calls for any node."""
         self._now = now
         for call in calls:
-            self.calls[call.id] = call
-            self.dispatch.add(call)
+            self._take(call)
+        for call in calls:
+            self._enqueue(call)
         return self._settled()
 
     def set_ranks(self, ranks: Ranks, slots: int) -> None:
@@ -73,7 +80,7 @@ class ClientCalls:
         self._now = now
         gang = [call for _, call in calls]
         for rank, call in calls:
-            self.calls[call.id] = call
+            self._take(call)
             call.gang = gang if len(gang) > 1 else ()
             call.about["gang"] = gang[0].id
             call.rank, (number, place) = rank, self.ranks.places[rank]
@@ -89,11 +96,12 @@ class ClientCalls:
         self._cancel(call, why)
         return self._settled()
 
-    def abandon(self, error: Callable[[Call], BaseException], now: float) -> list[Action]:
+    def abandon(self, error: Callable[[Any], BaseException], now: float) -> list[Action]:
         """Every call fails: the pool is closing, or cannot go on."""
         self._now = now
         for call in list(self.calls.values()):
             self._step(call, "abandon", (error(call), "cancelled", 0.0))
+        self.kept.abandon(error)
         return self._taken()
 
     def stream_closed(self, call: Call, now: float) -> list[Action]:
@@ -118,6 +126,7 @@ class ClientCalls:
         if call is not None:
             self.runs_at(number, call_id, place)
             call.heard = now
+            self.kept.seen(call, number)
             self._tell_started(call)
         return self._taken()
 
@@ -133,8 +142,9 @@ class ClientCalls:
         """A body has returned."""
         self._now = now
         call = self._at(number, call_id)
+        self.kept.check(call, about)
         if call is None or not self._step(call, "result", None, (about, pieces)):
-            self._out.append(("discard", about))
+            self._out.append(("discard", self.kept.leftover(about)))
         return self._taken()
 
     def failure(self, number: int, call_id: str, failure: Failure, doubtful: bool, now: float) -> list[Action]:
@@ -150,7 +160,7 @@ class ClientCalls:
         """A large buffer cannot be sent to a node: the calls that wait there for it cannot run."""
         self._now = now
         for call in self.dispatch.at(number):
-            if blob in call.uploads and not call.announced:
+            if not call.announced and (blob in call.uploads or any(blob.startswith(r.key) for r in call.needs)):
                 text = f"an argument of {call.name} cannot be sent to node {number}: {error}."
                 self._post_cancel(call)
                 self._step(call, "failure", (SkywardError(text), "error", 0.0))
@@ -191,6 +201,7 @@ class ClientCalls:
     def lose_node(self, number: int, reason: str, now: float) -> list[Action]:
         """A node is gone, and with it what it had."""
         self._now = now
+        self._lose_kept(number, reason)
         for call in self.dispatch.at(number):
             self._lose(call, reason)
         return self._settled()
@@ -222,12 +233,14 @@ class ClientCalls:
         if now - self._looked > _LOOK:
             self._looked = now
             self._ask(connected)
-            self._warn_of_streams()
+            if not self._warned and (text := held_by_streams(self.calls.values(), now)):
+                self._warned = True
+                self._warn(text)
         return self._settled()
 
     def soon(self) -> bool:
         """Whether `turn` should come again soon."""
-        return bool(self._timers) or self.dispatch.crowded()
+        return bool(self._timers) or self.dispatch.crowded() or self.dispatch.choosy()
 
     # the machinery: one place for each thing that happens to a call
 
@@ -250,6 +263,7 @@ class ClientCalls:
         del self.calls[call.id]
         self.dispatch.settle(call, result[0]["s"] if result is not None else None)
         self.settled += 1
+        self.kept.left(call)
         self._out.append(("end", call))
 
     def _cancel(self, call: Call, why: str) -> None:
@@ -279,33 +293,14 @@ class ClientCalls:
 
     def _ask(self, connected: Callable[[int], bool]) -> None:
         """A call that nothing was heard of for long: its node says whether it has it."""
-        silent: dict[int, list[Call]] = {}
-        for call in self.calls.values():
-            waited = call.node is not None and call.state != "held" and self._now - call.heard > _ASK
-            if waited and call.node is not None and connected(call.node):
-                silent.setdefault(call.node, []).append(call)
-        for number, calls in silent.items():
+        for number, calls in unheard_of(self.calls.values(), connected, self._now).items():
             for call in calls:
                 call.asked, call.heard = True, self._now
             self._out.append(("post", number, [ClientToAgent.ask([call.id for call in calls])], ()))
 
-    def _warn_of_streams(self) -> None:
-        """Says so when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""
-        if self._warned or not any(call.stream for call in self.calls.values()):
-            return
-        busy = [call for call in self.calls.values() if call.announced]
-        waiting = [call for call in self.calls.values() if not call.announced and call.stream is None]
-        if not waiting or not all(call.stream for call in busy):
-            return
-        if self._now - min(call.made for call in waiting) > _STREAM_WARNING:
-            self._warned = True
-            self._warn(
-                f"{waiting[0].name} waits for a slot, and all are held by streams that are not read to their end "
-                f"({busy[0].name if busy else 'a generator'}). Close the stream, or give the pool more slots."
-            )
-
     def _settled(self) -> list[Action]:
         """What is to be done, after nodes have got what they have room for: one frame a node."""
+        self._follow()
         batches: dict[int, list[Call]] = {}
         for number, call in self.dispatch.next(self._now):
             batches.setdefault(number, []).append(call)
@@ -315,6 +310,7 @@ class ClientCalls:
         return self._taken()
 
     def _taken(self) -> list[Action]:
+        self._follow()
         out, self._out = self._out, []
         return out
 
@@ -349,13 +345,14 @@ class ClientCalls:
         call.heard, call.asked = self._now, False
         if call.uploads:
             self._out.append(("load", call.node, call.uploads))
-        message = ClientToAgent.call(call.id, call.about, len(call.pieces))
+        about, pieces = self._given(call) if call.needs or call.keeps else (call.about, call.pieces)
+        message = ClientToAgent.call(call.id, about, len(pieces))
         last = self._out[-1] if self._out else None
         if last is not None and last[0] == "post" and last[1] == call.node and last[2][-1][0] == "call":
             last[2].append(message)  # calls for one node share a frame
-            last[3].extend(call.pieces)
+            last[3].extend(pieces)
         else:
-            self._out.append(("post", call.node, [message], list(call.pieces)))
+            self._out.append(("post", call.node, [message], list(pieces)))
         if call.inputs:
             self._out.append(("feed", call, call.node))
 
@@ -375,13 +372,15 @@ class ClientCalls:
     def _queue_again(self, call: Call, _: Any) -> None:
         self.dispatch.settle(call)
         call.node = call.rank = None
-        self.dispatch.add(call, first=True)
+        self._enqueue(call, first=True)
 
     def _hold(self, call: Call, _: Any) -> None:
         self._after(_SUSPICION, "release", call)
 
     def _settle(self, call: Call, result: tuple[dict[str, Any], list[Any]]) -> None:
         self._tell_end(call, "ok", result[0]["s"])
+        if call.needs or call.keeps:
+            self._ended_well(call, result[0])
         self._out.append(("settle", call, *result))
 
     def _fail_cancelled(self, call: Call, _: Any) -> None:
@@ -397,4 +396,5 @@ class ClientCalls:
         for other in others:
             self._cancel(other, "gang")
         self._tell_end(call, outcome, seconds, as_text(error))
+        self.kept.failed(call, error)
         self._out.append(("fail", call, error))

@@ -41,7 +41,7 @@ class Core:
 
     def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
         self._plan, self._links = plan, links
-        self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening)
+        self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening, plan.local)
         self.nodes = Nodes(plan, links, requests)
         self._gpu_notes: dict[str, float] = {}
         self._queue = 0, -math.inf  # its length, and when that was told

@@ -1,7 +1,7 @@
 """Which node gets which call: a pure bookkeeping of queues, slots and windows.
 
 The node with the fewest calls for its slots is next; of several, the one that ended a call last, since its caches are
-warm.
+warm. A call that prefers a node goes there if it has room, or waits for that a while; then another node gets it.
 
 A node gets as many calls as it has slots, and some ahead when calls are so short that a round trip would cost more than
 it saves. A call that waits behind a long one is taken back when another node has nothing to do.
@@ -20,6 +20,7 @@ __all__ = ["Dispatch", "Queued"]
 _HORIZON = 0.06
 _AHEAD_MOST = 128
 _STALE = 0.05
+_LOOKED_AT = 1000
 
 
 class Queued(Protocol):
@@ -29,6 +30,10 @@ class Queued(Protocol):
     node: int | None
     pinned: bool
     sent: float
+    prefers: int | None
+    """The node that has what it takes, if there is one."""
+    until: float
+    """How long it waits for that node rather than going to another."""
 
     @property
     def movable(self) -> bool:
@@ -57,6 +62,7 @@ class Dispatch(Generic[C]):
         self._queue: OrderedDict[str, C] = OrderedDict()
         self._mean: float | None = None
         self._last = 0  # where a call ended last: of idle nodes this one is warm
+        self._choosy: set[str] = set()  # which of the queue prefer a node
 
     def set_slots(self, slots: Sequence[int]) -> None:
         """Says how many calls each node runs at a time."""
@@ -84,6 +90,8 @@ class Dispatch(Generic[C]):
     def add(self, call: C, *, first: bool = False) -> None:
         """Queues a call for any node."""
         self._queue[call.id] = call
+        if call.prefers is not None:
+            self._choosy.add(call.id)
         if first:
             self._queue.move_to_end(call.id, last=False)
 
@@ -99,7 +107,15 @@ class Dispatch(Generic[C]):
             node = self._roomiest()
             if node is None:
                 break
-            _, call = self._queue.popitem(last=False)
+            if not self._choosy:
+                _, call = self._queue.popitem(last=False)
+            else:
+                found = self._suited(node, now)
+                if found is None:
+                    break
+                node, call = found
+                del self._queue[call.id]
+                self._choosy.discard(call.id)
             call.node, call.sent = node, now
             self._nodes[node].inflight[call.id] = call
             chosen.append((node, call))
@@ -116,6 +132,7 @@ class Dispatch(Generic[C]):
                 self._last = call.node
         else:
             self._queue.pop(call.id, None)
+            self._choosy.discard(call.id)
         if seconds is not None:
             self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
 
@@ -138,10 +155,12 @@ class Dispatch(Generic[C]):
             return []
         idle = sum(max(0, n.slots - len(n.inflight)) for n in self._nodes if n.up)
         chosen: list[C] = []
-        for node in self._nodes:
+        for number, node in enumerate(self._nodes):
             for call in itertools.islice(node.inflight.values(), node.slots, None):
                 if len(chosen) >= idle:
                     break
+                if call.prefers == number and now < call.until:
+                    continue
                 if call.movable and call.id not in node.recalled and now - call.sent > _STALE:
                     node.recalled.add(call.id)
                     chosen.append(call)
@@ -151,6 +170,10 @@ class Dispatch(Generic[C]):
         """Whether a node has more than it runs, so that `stale` is worth asking."""
         return any(len(n.inflight) > n.slots for n in self._nodes)
 
+    def choosy(self) -> bool:
+        """Whether calls wait for a certain node: after a while another one may have them."""
+        return bool(self._choosy)
+
     def load(self) -> tuple[int, int]:
         """How many calls wait here, and how many are with nodes."""
         return len(self._queue), sum(len(n.inflight) for n in self._nodes)
@@ -158,6 +181,19 @@ class Dispatch(Generic[C]):
     def queue_length(self) -> int:
         """How many calls wait for a free slot, here or with a node."""
         return len(self._queue) + sum(max(0, len(n.inflight) - n.slots) for n in self._nodes)
+
+    def _suited(self, roomiest: int, now: float) -> tuple[int, C] | None:
+        """The first call of the queue that need not wait for its node, and where it goes."""
+        for call in itertools.islice(self._queue.values(), _LOOKED_AT):
+            preferred = self._nodes[call.prefers] if call.prefers is not None else None
+            if preferred is None or call.prefers is None or not preferred.up:
+                return roomiest, call
+            held = len(preferred.inflight) - len(preferred.stopping)
+            if held < preferred.slots or (now < call.until and held < self._window(preferred.slots)):
+                return call.prefers, call
+            if now >= call.until:
+                return roomiest, call
+        return None
 
     def _roomiest(self) -> int | None:
         count, even = len(self._nodes), self._even

@@ -27,6 +27,7 @@ from skyward.client.calls import Action
 from skyward.client.connections import MOST_MALFORMED, Connections, Event, Heard
 from skyward.client.core import Core
 from skyward.client.deferred import Deferred
+from skyward.client.keeping import Keeping
 from skyward.client.meetings import Meetings
 from skyward.client.message_checks import CHECKS
 from skyward.client.places import NodePlaces
@@ -62,7 +63,7 @@ class Surroundings:
     feed: Callable[..., Producer] = feed
 
 
-class Engine(NodePlaces, NodeFileAccess):
+class Engine(NodePlaces, NodeFileAccess, Keeping):
     """Moves calls to nodes and results back."""
 
     def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
@@ -75,6 +76,7 @@ class Engine(NodePlaces, NodeFileAccess):
         self._core = Core(plan, self._connections, self.requests)
         self._meetings = Meetings(self._core, self._connections)
         self._byes: set[int] = set()
+        self._forgotten: dict[int, list[str]] = {}
         self._closing = self._stopped = False
         self._stopping, self._deferred = threading.Event(), Deferred()
         self._uploads = around.uploads(
@@ -87,14 +89,17 @@ class Engine(NodePlaces, NodeFileAccess):
         self._receiver = Receiver(
             AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers, checks=CHECKS
         )
-        own = ("load", "feed", "settle", "fail", "end", "emit")
-        self._acts: dict[str, Callable[..., None]] = {kind: getattr(self, f"_do_{kind}") for kind in own} | {
+        own = ("load", "feed", "settle", "fail", "end", "emit", *self.keeping_actions)
+        methods = {kind: getattr(self, f"_do_{kind.replace(' ', '_')}") for kind in own}
+        self._acts: dict[str, Callable[..., None]] = methods | {
             "post": self._connections.post,
             "discard": discard,
             "reconnect": self._connections.reconnect,
             "renounce": self._connections.renounce,
             "inquire": self.requests.inquire,
             "forget blobs": self._uploads.forget,
+            "upload": self._uploads.offer,
+            "release": plan.release,
             "shared lost": self._do_shared_lost,
         }
         self.abouts, self.after_fork = self._connections.abouts, self._connections.after_fork
@@ -175,9 +180,10 @@ class Engine(NodePlaces, NodeFileAccess):
         """Queues calls for any node."""
         with self._lock:
             self._check_open()
-            for call in calls:
+            batch = [*(inner for call in calls for inner in call.inner), *calls]
+            for call in batch:
                 self._adopt(call)
-            self._do(self._core.submit(calls, self._clock()))
+            self._do(self._core.submit(batch, self._clock()))
 
     @property
     def ranks(self) -> Ranks:
@@ -189,14 +195,17 @@ class Engine(NodePlaces, NodeFileAccess):
 
         False, and nothing is queued, if the pool has another number of ranks than `world` by now.
         """
-        with self._lock:
-            self._await_up(sorted({self.ranks.places[rank][0] for rank, _ in calls}))
-            if world not in (None, len(self.ranks)):
-                return False
-            for _, call in calls:
-                self._adopt(call)
-            self._do(self._core.submit_to(calls, self._clock()))
-            return True
+        try:
+            with self._lock, self._arguments_there(calls[0][1]):
+                self._await_up(sorted({self.ranks.places[rank][0] for rank, _ in calls}))
+                if world not in (None, len(self.ranks)):
+                    return False
+                for _, call in calls:
+                    self._adopt(call)
+                self._do(self._core.submit_to(calls, self._clock()))
+                return True
+        except PackedError as exc:  # of a call among the arguments; rebuilt here, where no lock is held
+            raise exc.rebuilt() from None
 
     def up(self) -> list[int]:
         """The numbers of the nodes that take calls now."""
@@ -214,13 +223,6 @@ class Engine(NodePlaces, NodeFileAccess):
                 self._changed.wait(0.5)
             self._core.surveys.close(survey)
         return survey.stacks(self._core.ranks)
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """Has nodes let go of objects that nobody has a Ref to any more."""
-        with self._lock:
-            if not self._closing:
-                for number in self._connected():
-                    self._connections.post(number, [ClientToAgent.forget(list(keys))])
 
     def stop(self, call: Call, why: str = "cancelled") -> None:
         """Ends a call wherever it is; its verdict comes as for any other call."""
@@ -261,7 +263,9 @@ class Engine(NodePlaces, NodeFileAccess):
             call.feeders[key] = self._feed(call, key, source, partial(self._connections.post, number), directory)
 
     def _do_settle(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
-        if call.stream is not None:
+        if call.keeps is not None:
+            self._settle_kept(call)
+        elif call.stream is not None:
             call.stream.end()
         elif call.future.cancelled():
             discard(about)
@@ -271,10 +275,13 @@ class Engine(NodePlaces, NodeFileAccess):
     def _do_fail(self, call: Call, error: BaseException) -> None:
         if call.stream is not None:
             call.stream.end(error)
+        call.ref = None
         self._defer(call.future.fail, error)
 
     def _do_end(self, call: Call) -> None:
-        self._plan.release(list(call.uploads))
+        if call.keeps is None:  # else they may be needed to make its result again
+            self._plan.release(list(call.uploads))
+        call.holds = []
         for producer in call.feeders.values():
             producer.close()
         call.future.on_cancel = None  # future and call must not keep each other
@@ -321,6 +328,7 @@ class Engine(NodePlaces, NodeFileAccess):
                 elif self._connections.current(event.number, event.link):  # else the node was given up meanwhile
                     self._hear(event)
             self._do(self._core.turn(self._clock()))
+            self._tell_forgotten()
             soon = self._core.calls.soon()
         self._deferred.run()
         return soon

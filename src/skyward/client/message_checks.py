@@ -54,6 +54,11 @@ def _items(message: list[Any], buffers: list[Any]) -> None:
         raise Malformed(f"items with {len(buffers)} buffers instead of {total}")
 
 
+def _brought(message: list[Any], buffers: list[Any]) -> None:
+    _look(message[2], _METADATA, (), "a result")
+    _check_blobs(message[2], len(message[2].get("blobs", {})))
+
+
 def _one_buffer(message: list[Any], buffers: list[Any]) -> None:
     if len(buffers) != 1:
         raise Malformed(f"{message[0]!r} with {len(buffers)} buffers")
@@ -189,6 +194,7 @@ _GPU: dict[str, Test] = {
 _METADATA: dict[str, Test] = {
     "s": _is_amount,
     "blobs": _is_dict,
+    "kept": _is_text,
     "group": _is_bool,
     "replaced": _is_bool,
     "preempted": _is_bool,
@@ -253,6 +259,7 @@ _ABOUT: dict[str, Test] = {
 }
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(VERDICTS, _verdict),
+    "brought": _brought,
     "failed": _failed,
     "files": _files,
     "items": _items,

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from skyward.api.masking import hide
 from skyward.client.call import Call
-from skyward.errors import NodeDiskFull, TaskCrashed, TaskOutOfMemory, TaskTimeout
+from skyward.client.kept import KeptResult
+from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.transport import exceptions
 
-__all__ = ["Outcome", "failure", "gang_note", "missing_module"]
+__all__ = ["Outcome", "failure", "gang_note", "missing_module", "of_argument"]
 
 Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
 
@@ -50,6 +51,15 @@ def gang_note(call: Call, others: list[Call], many: bool) -> str:
         ranks = "ranks" if many else "nodes"
         text += f"; {ranks} {', '.join(str(other.rank) for other in others)} had not finished and were stopped"
     return text + "."
+
+
+def of_argument(call: Call, result: KeptResult) -> BaseException:
+    """The error of a call that takes a result which is lost, or was never made."""
+    error = result.error or SkywardError(f"the result of {result.name} is not there.")
+    if result.state == "failed" and not result.noted:
+        result.noted = True
+        error.add_note(f"{result.name} is an argument of {call.name}, which was not started.")
+    return error
 
 
 def _advice(error: BaseException) -> str:

@@ -81,6 +81,19 @@ class Uploads:
             self._holders.pop(name, None)
             self._files.pop(name, None)
 
+    def offer(self, node: int, files: Mapping[str, tuple[str, int]]) -> None:
+        """Sends buffers to a node that cannot get them from its peers."""
+        with self._lock:
+            self._files |= files
+            for name in files:
+                self._holders.setdefault(name, set()).add(node)
+                self._upload(node, name)
+
+    def has(self, name: str) -> bool:
+        """Whether a buffer lies here."""
+        with self._lock:
+            return name in self._files
+
     def forget(self, node: int) -> None:
         """A node has lost what it had."""
         with self._lock:

@@ -78,12 +78,13 @@ class Agent:
         self._selector, self._gpus = around.selector(), around.gpus()
         self._calls, self._timers = AgentCalls(), Timers(self._clock)
         self._runners = around.runners(self._selector, fork_server)
-        standing = Standing(self._calls, self._runners, self._usage, self._timers, lambda message: self._tell(message))
+        tell: Callable[[Message], None] = lambda message: self._tell(message)  # noqa: E731 - the link is made below
+        standing = Standing(self._calls, self._runners, self._usage, self._timers, tell)
         node, send, timers = about.get("node", 0), self._runners.send, self._timers
         self._shared = Shared(node, self._token, self._selector, self._clock, timers, send, around.dial, self._wake)
         self._mark = b"\0" + self._token.encode()
         self._output = OutputRelay(self._calls.slots, self._mark, self._clock)
-        passed = PassedOn(self._calls, self._runners.send_all, self._do)
+        passed = PassedOn(self._calls, blob_cache, self._runners.send_all, self._do, tell)
         self._files = NodeFiles(blob_cache, self._wake, lambda message, buffers: self._tell(message, buffers))
         owners = (self, passed, standing, self._shared, self._output, self._files)
         hear_client = Receiver(ClientToAgent, *owners, checks=CHECKS).hear_all

@@ -21,6 +21,7 @@ def _call(message: list[Any], buffers: list[Any]) -> None:
         "timeout": metadata.get("timeout") is None or is_number(metadata["timeout"]),
         "streams": is_texts(metadata.get("streams", [])),
         "gang": isinstance(metadata.get("gang", ""), str),
+        "keep": isinstance(metadata.get("keep", ""), str),
         "place": is_whole(metadata.get("place", 0)),
         "blobs": isinstance(metadata.get("blobs", {}), dict),
     }

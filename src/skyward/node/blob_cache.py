@@ -71,9 +71,11 @@ class BlobCache:
         self._coming: dict[str, int] = {}
         self._expected: set[str] = set()  # of those, what the client has announced
         self._loads: deque[_Load] = deque()
+        self._kept: dict[str, set[str]] = {}  # the blobs of results that stay here, by the key of the result
+        self._unwanted: set[str] = set()  # of those, what is on its way though nobody wants it any more
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
-            if name.endswith(".part"):
+            if name.endswith(".part") or blobs.key_of(name):
                 os.unlink(path)  # of an agent that died
             elif re.fullmatch(r"[0-9a-f]{32}", name):
                 self._present.add(name, (path, os.path.getsize(path)))
@@ -85,8 +87,9 @@ class BlobCache:
         names = [name for name, _ in needed.values()]
         with self._lock:
             self._present.use(names)
-            missing = {name for name in names if self._present.get(name) is None}
-        return {index: (self._path(name), size) for index, (name, size) in needed.items()}, missing
+            found = {name: self._present.get(name) for name in names}
+        missing = {name for name, blob in found.items() if blob is None}
+        return {index: (found[name] or (self._path(name), size)) for index, (name, size) in needed.items()}, missing
 
     def drop(self, names: Iterable[str]) -> None:
         """Says that a call no longer needs these blobs; they stay as long as there is room."""
@@ -229,9 +232,19 @@ class BlobCache:
         with self._lock:
             self._coming.pop(name, None)
             self._expected.discard(name)
-            self._present.add(name, (self._path(name), size))
+            if name in self._unwanted:
+                self._unwanted.discard(name)
+                blobs.remove([self._path(name)])
+            else:
+                self._add(name, (self._path(name), size))
             self._lock.notify_all()
             self._make_room()
+
+    def _add(self, name: str, blob: blobs.Blob) -> None:
+        self._present.add(name, blob)
+        if (key := blobs.key_of(name)) is not None and name not in self._kept.setdefault(key, set()):
+            self._kept[key].add(name)
+            self._present.use([name])  # it stays, however short room is
 
     def _give_up(self, name: str) -> None:
         """A blob does not come: its part is removed, and nodes that wait for it are told."""
@@ -242,6 +255,7 @@ class BlobCache:
         with self._lock:
             self._coming.pop(name, None)
             self._expected.discard(name)
+            self._unwanted.discard(name)
             self._lock.notify_all()
 
     def _arrived(self, name: str, good: bool) -> None:
@@ -259,6 +273,38 @@ class BlobCache:
             raise ValueError(f"{name[:80]!r} is not the name of a blob")
         return os.path.join(self._directory, name)
 
+    # results that stay
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Nobody has a Ref to these results any more."""
+        with self._lock:
+            for key in keys:
+                names = self._kept.pop(key, set())
+                self._present.release(names)
+                self.remove(self._present.take_out(names))
+                self._unwanted.update(name for name in self._coming if blobs.key_of(name) == key)
+
+    def bring(self, request: int, key: str, tell: Callable[[Message], None]) -> None:
+        """Sends a result that is kept here to the client, and then what its blobs are called there."""
+        with self._lock:
+            found = [self._present.get(name) for name in sorted(self._kept.get(key, ()))]
+        metadata: dict[str, Any] = {}
+        try:
+            # under other names, which are removed as those of any result that was sent
+            copies = [(blobs.duplicate(path), size) for path, size in filter(None, found)]
+            metadata = {"blobs": {str(index): copy for index, copy in enumerate(copies)}} if copies else {}
+        except OSError as exc:
+            log.warning("a kept result cannot be sent: %s", exc)
+        self.ship(f"bring {request}", metadata, lambda: tell(AgentToClient.brought(request, metadata)))
+
+    def _keep(self, metadata: dict[str, Any]) -> None:
+        """A result of this node stays here; the client learns how its blobs are called."""
+        with self._lock:
+            for index, (path, size) in metadata["blobs"].items():
+                name = os.path.basename(str(path))
+                self._add(name, (str(path), size))
+                metadata["blobs"][index] = [name, size]
+
     # results
 
     def remove(self, paths: list[str]) -> None:
@@ -270,6 +316,11 @@ class BlobCache:
 
     def ship(self, call: str, metadata: dict[str, Any] | list[Any], tell: Tell) -> None:
         """Calls `tell` after the blobs that the metadata names have been sent to the client, in order for each call."""
+        if isinstance(metadata, dict) and "kept" in metadata:
+            if not self.shared:
+                self._keep(metadata)
+            tell()
+            return
         found = _with_blobs(metadata)
         if not self.shared and (found or self.shipping(call)):
             files = deque((str(path), int(size), entry) for entry in found for path, size in entry["blobs"].values())
@@ -288,6 +339,7 @@ class BlobCache:
         """The client has begun a new session: it wants no results of the old one, and sends no blob as announced."""
         for name in list(self._expected):
             self._give_up(name)
+        self.forget(list(self._kept))
         for load in self._loads:
             if load.file >= 0:
                 os.close(load.file)

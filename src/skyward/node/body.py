@@ -70,6 +70,10 @@ class Bodies:
             if call.state == "stopping":
                 raise Stopped
             if isinstance(result, Generator | AsyncGenerator):
+                if "keep" in call.about:
+                    from skyward.api.ref import not_kept  # most pools need none
+
+                    raise TypeError(not_kept(call.about["name"]))
                 self._send(RunnerToAgent.streaming(call.id), [])
                 self._stream(call, cast("Generator[Any, None, None]", result))
                 if call.state == "stopping":
@@ -136,12 +140,33 @@ class Bodies:
         return fn
 
     def _packed_result(self, call: RunnerCall, result: Any) -> Verdict:
+        if "keep" in call.about:
+            return self._kept_result(call, result)
         try:
             pieces, about, _ = self._packed(call, result, "result", self._settings["max_result"])
         except NotSerializable as exc:
             text = f"{call.about['name']} ran, but its result cannot come home: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
         return "done", about, pieces
+
+    def _kept_result(self, call: RunnerCall, result: Any) -> Verdict:
+        """A result that stays: packed for other processes and nodes, and as it is for calls of this process."""
+        from skyward.transport import refs
+
+        about, directory = call.about, self._settings["blobs"]
+        try:
+            with Spill(directory, about.get("blobs", {}).values()) as spill:
+                head, buffers = self._packer.pack(result, "result")
+                pieces: list[Any] = [head, *buffers]
+                moved = spill.store(pieces)
+                names = blobs.kept_names(about["keep"], about["attempt"], len(pieces))
+                made = blobs.keep(directory, names, pieces, moved)
+        except NotSerializable as exc:
+            text = f"{about['name']} ran, but its result cannot be kept: {exc}"
+            raise ResultNotSerializable(text) from exc.__cause__
+        refs.keep(about["keep"], result)
+        told = {"kept": about["keep"], "blobs": {str(index): blob for index, blob in enumerate(made)}}
+        return "done", told, [b""] * len(made)
 
     def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], dict[str, Any], int]:
         """The pieces of a value, in which large ones are blobs; what the client must know of these; their size."""

@@ -71,7 +71,7 @@ class ClientToAgent(Direction):
     @staticmethod
     def call(id: str, metadata: dict[str, Any], buffers: int) -> Message:
         """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `refs`,
-        `log`, `gang`, `place`. Buffers: function and arguments, pickled."""
+        `keep`, `log`, `gang`, `place`. Buffers: function and arguments, pickled."""
         return ["call", id, metadata, buffers]
 
     @staticmethod
@@ -96,8 +96,13 @@ class ClientToAgent(Direction):
 
     @staticmethod
     def forget(keys: list[str]) -> Message:
-        """Nobody has a Ref to these objects any more: processes let go of them."""
+        """Nobody has a Ref to these objects any more: nodes and processes let go of them."""
         return ["forget", keys, 0]
+
+    @staticmethod
+    def bring(request: int, key: str) -> Message:
+        """Send the result that is kept here under this key to the client."""
+        return ["bring", request, key, 0]
 
     @staticmethod
     def grant(id: str, count: int) -> Message:
@@ -221,7 +226,7 @@ class AgentToClient(Direction):
     @staticmethod
     def verdict(kind: str, id: str, metadata: dict[str, Any], buffers: int) -> Message:
         """How a call has ended; `kind` is one of VERDICTS. Metadata: `s`, the seconds that the body ran; where needed
-        `blobs`, `group`, `replaced`, `place`. Buffers: the result or the exception, pickled."""
+        `blobs`, `kept`, `group`, `replaced`, `place`. Buffers: the result or the exception, pickled."""
         return [kind, id, metadata, buffers]
 
     @staticmethod
@@ -248,6 +253,11 @@ class AgentToClient(Direction):
     def part(name: str, offset: int, buffers: int) -> Message:
         """A piece of a large result, sent before the message that names it. Buffers: the piece."""
         return ["part", name, offset, buffers]
+
+    @staticmethod
+    def brought(request: int, metadata: dict[str, Any]) -> Message:
+        """The answer to `bring`, after the pieces of the result. Metadata: its `blobs`; none if it is not here."""
+        return ["brought", request, metadata, 0]
 
     @staticmethod
     def need(blob: str) -> Message:

@@ -24,7 +24,7 @@ from skyward.pool.stacks_socket import StacksSocket
 from skyward.transport.payload import Packer
 
 if TYPE_CHECKING:  # imported when a pool is opened
-    from skyward.client.call import Packing
+    from skyward.client.packing import Packing
     from skyward.history.recorder import Recorder
     from skyward.setup.bringup import PoolHosts
 
@@ -117,7 +117,7 @@ def open_nodes(context: PoolContext, holding: Holding, watchdog: Watchdog, steps
 
 def make_packing(context: PoolContext, hosts: PoolHosts, user: UserCode) -> Packing:
     """What turns calls into bytes: modules that nodes can import are sent by name."""
-    from skyward.client.call import Packing
+    from skyward.client.packing import Packing
 
     there = [path for about in hosts.engine.abouts() for path in about.get("path", ())]
     included = [str((Path.cwd() / include).resolve()) for include in context.image.includes]

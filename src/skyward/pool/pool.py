@@ -235,7 +235,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         self._engine, self._store = self._hosts.engine, self._hosts.store
         packing = make_packing(context, self._hosts, self._user)
         self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)
-        self._refs = packing.refs(self._engine.forget)
+        self._refs = packing.refs(self._engine)
         clients = self._dask_clients = weakref.WeakSet[Any]()
         steps.callback(lambda: [client.close(timeout=2) for client in list(clients)])
         hooks.enter(self.plugins, self, context.cluster, steps)

@@ -14,8 +14,9 @@ from skyward.errors import NodeLost
 from skyward.pool.mistakes import not_a_single_call
 
 if TYPE_CHECKING:
-    from skyward.client.call import Call, Packing
+    from skyward.client.call import Call
     from skyward.client.engine import Engine
+    from skyward.client.packing import Packing
 
 __all__ = ["Sender"]
 
@@ -66,7 +67,7 @@ class Sender:
         """Runs a call on every rank at once; if a node is lost and retries are left, all of it starts again."""
         call, attempt = self.limited(call), 0
         while True:
-            ranks = self.packing.copies(call, len(self.engine.ranks), attempt)
+            ranks = self.packing.copies(call, len(self.engine.ranks), attempt, self.retries)
             for rank in ranks:
                 rank.future.owner = owner
             try:

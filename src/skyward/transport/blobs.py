@@ -2,7 +2,8 @@
 
 A blob is written once and read by every process of a machine without copying it; on tmpfs it never touches a disk.
 Arguments are named by their content, so a repeated one is not written again; results by a random name, and their
-reader removes them.
+reader removes them. The blobs of a result that is kept are named by its key (20 characters), the attempt (4) and the
+index of the piece (4).
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from skyward.transport.frames import Buffer
 
 # fmt: off
 __all__ = [
-    "LARGE", "SCRATCH", "Blob", "BlobIndex", "Store",
-    "digest", "draft", "make_directory", "read", "remove", "remove_directory", "room", "write", "write_piece",
+    "KEY", "LARGE", "SCRATCH", "Blob", "BlobIndex", "Store",
+    "digest", "draft", "duplicate", "keep", "kept_names", "key_of", "make_directory", "read", "remove",
+    "remove_directory", "room", "write", "write_piece",
 ]
 # fmt: on
 
+KEY = 20
 LARGE = 1 << 20
 SCRATCH = "SKYWARD_SCRATCH"
 Blob = tuple[str, int]  # path and size
@@ -103,6 +106,16 @@ def remove(paths: Iterable[str]) -> None:
             pass
 
 
+def duplicate(path: str) -> str:
+    """Another name for a blob; a copy of it, where the file system has no second names."""
+    name = os.path.join(os.path.dirname(path), os.urandom(12).hex())
+    try:
+        os.link(path, name)
+    except OSError:
+        return write(os.path.dirname(path), read((path, os.path.getsize(path))))[0]
+    return name
+
+
 def make_directory() -> str:
     """A new private directory for blobs, in memory where possible; removed after this process has ended."""
     import tempfile  # not in runners
@@ -119,6 +132,33 @@ def room(directory: str) -> int:
     """How many bytes of blobs a directory may hold: a quarter of what is free."""
     free = os.statvfs(directory)
     return max(LARGE, free.f_bavail * free.f_frsize // 4)
+
+
+def key_of(name: str) -> str | None:
+    """The key of the kept result that a blob belongs to; None if it is no part of one."""
+    return name[:KEY] if len(name) == KEY + 8 else None
+
+
+def kept_names(key: str, attempt: int, count: int) -> list[str]:
+    """What the blobs of a kept result are called."""
+    return [f"{key}{attempt:04x}{index:04x}" for index in range(count)]
+
+
+def keep(directory: str, names: Sequence[str], pieces: Sequence[Buffer], moved: dict[str, Blob]) -> list[Blob]:
+    """Makes a blob of each piece of a result; `moved` are those that are blobs already, by index."""
+    made = [moved.get(str(index)) for index in range(len(pieces))]
+    kept: list[Blob] = []
+    try:
+        for index, (name, piece) in enumerate(zip(names, pieces, strict=True)):
+            path, size = made[index] = made[index] or write(directory, piece)
+            target = os.path.join(os.path.dirname(path), name)
+            os.rename(path, target)  # in place of one that a process has left which was lost before it told of it
+            made[index] = target, size
+            kept.append((target, size))
+    except BaseException:
+        remove(blob[0] for blob in made if blob is not None)
+        raise
+    return kept
 
 
 class BlobIndex:
@@ -162,6 +202,12 @@ class BlobIndex:
             if name not in self._uses and (blob := self._blobs.pop(name, None)) is not None:
                 remove([blob[0]])
                 self._bytes -= blob[1]
+
+    def take_out(self, names: Iterable[str]) -> list[str]:
+        """Where these blobs lay: they do not belong here any more."""
+        gone = [blob for name in names if (blob := self._blobs.pop(name, None)) is not None]
+        self._bytes -= sum(size for _, size in gone)
+        return [path for path, _ in gone]
 
     def make_room(self) -> None:
         """Removes blobs that no call needs until the rest is within the limit."""

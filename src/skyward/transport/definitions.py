@@ -24,7 +24,7 @@ import cloudpickle
 from skyward.api.once import Once, arrived, identified
 from skyward.api.ref import Ref
 
-__all__ = ["KINDS", "reduce"]
+__all__ = ["KINDS", "add", "reduce"]
 
 _internals: Any = cloudpickle.cloudpickle
 _Cached: type = type(functools.lru_cache(len))
@@ -38,6 +38,13 @@ def reduce(value: Any) -> Any:
     if make is None or (kind not in _NAMELESS and _is_elsewhere(value)):
         return NotImplemented
     return make(value)
+
+
+def add(kind: type, reducer: Callable[[Any], Any]) -> None:
+    """Has values of this type pickled as `reducer` says."""
+    _REDUCERS[kind] = reducer
+    _NAMELESS.add(kind)
+    KINDS.add(kind)
 
 
 def _is_elsewhere(value: Any) -> bool:
@@ -153,7 +160,7 @@ def _make_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
     return cast(Any, typing).TypeAliasType(name, value, type_params=parameters)
 
 
-_NAMELESS = (io.TextIOWrapper, Ref)
+_NAMELESS: set[type] = {io.TextIOWrapper, Ref}
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     FunctionType: _dispatcher,
     _Cached: _cache,
@@ -167,5 +174,5 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 }
 if sys.version_info >= (3, 12):
     _REDUCERS[typing.TypeAliasType] = _alias
-KINDS = frozenset(_REDUCERS)
+KINDS = set(_REDUCERS)
 """The types of what `reduce` may know of."""

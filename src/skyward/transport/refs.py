@@ -1,11 +1,13 @@
-"""Objects that were put into a pool, on their way into calls: named in the pickle, and unpickled once in each process.
+"""Objects that stay in a pool, on their way into calls: named in the pickle, and unpickled once in each process.
 
 client   pack a call ── meets a Ref ──► its key in the pickle, its blobs among those of the call
+                     ── meets another call ──► the key of the result that it will have
 runner   install the call's refs ──► objects by key, made once ──► unpickling the call finds them
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,9 @@ from skyward.api.ref import Ref
 from skyward.transport.culprits import StaysHere
 from skyward.transport.payload import unpack
 
-__all__ = ["collected", "fetched", "forget", "install", "reduce"]
+__all__ = ["KEY_BYTES", "FoundCalls", "collected", "fetched", "forget", "install", "keep", "reduce", "reduce_call"]
+
+KEY_BYTES = 10  # of a result that is kept; `blobs.KEY` counts its characters
 
 _packing = threading.local()
 _objects: dict[str, Any] = {}
@@ -39,7 +43,9 @@ def reduce(ref: Ref[Any]) -> Any:
     """A Ref as it is pickled: a key that `fetched` looks up on the node."""
     now: tuple[object, dict[str, Ref[Any]]] | None = getattr(_packing, "refs", None)
     if now is None or ref.owner is not now[0]:
-        raise StaysHere("a Ref belongs to the pool that the object was put into; put it into this one, too.")
+        raise StaysHere(
+            "a Ref belongs to the pool that the object was put into, or made in; put it into this one, too."
+        )
     try:
         ref.check()
     except ValueError as exc:
@@ -47,6 +53,44 @@ def reduce(ref: Ref[Any]) -> Any:
     for inner in (*ref.inner, ref):
         now[1].setdefault(inner.key, inner)
     return fetched, (ref.key,)
+
+
+class FoundCalls:
+    """Calls among the arguments of calls that are sent together, each with the key of the result that it will have."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Any, str]] = []
+        self._keys: dict[int, str] = {}
+
+    @contextmanager
+    def among(self) -> Generator[list[str]]:
+        """While open, calls that this thread packs are written down; gives the keys of those that were met."""
+        before = getattr(_packing, "calls", None)
+        met: dict[str, None] = {}
+        _packing.calls = self, met
+        keys: list[str] = []
+        try:
+            yield keys
+            keys += met
+        finally:
+            _packing.calls = before
+
+    def key(self, call: object) -> str:
+        """The key of a call's result; the same object has the same one, and so it runs once."""
+        if id(call) not in self._keys:
+            self._keys[id(call)] = os.urandom(KEY_BYTES).hex()
+            self.all.append((call, self._keys[id(call)]))
+        return self._keys[id(call)]
+
+
+def reduce_call(call: object) -> Any:
+    """A call among the arguments of another as it is pickled: the key of its result."""
+    now: tuple[FoundCalls, dict[str, None]] | None = getattr(_packing, "calls", None)
+    if now is None:
+        return NotImplemented
+    key = now[0].key(call)
+    now[1][key] = None
+    return fetched, (key,)
 
 
 def install(named: Mapping[str, Sequence[int]], buffers: Sequence[Any]) -> None:
@@ -61,6 +105,11 @@ def install(named: Mapping[str, Sequence[int]], buffers: Sequence[Any]) -> None:
                 _objects[key] = unpack(buffers[start], buffers[start + 1 : start + count])
         with _lock:
             _making.pop(key, None)
+
+
+def keep(key: str, value: object) -> None:
+    """A result that stays here: calls of this process get the very object."""
+    _objects[key] = value
 
 
 def fetched(key: str) -> Any:
