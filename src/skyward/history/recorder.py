@@ -37,8 +37,10 @@ _MOST_WAITING = 100_000
 _MOST_LINES = 2_000
 _NODES_A_SECOND = 10
 _CLOSING = 5.0
-_DISPENSABLE = (events.Output, events.Log, events.CallStarted, events.NodeSample, events.Progress, events.GroupProgress)
-_DISPENSABLE += (events.QueueLength, events.Warned)
+_DISPENSABLE = (
+    *(events.Output, events.Log, events.Warned, events.CallStarted, events.NodeSample),
+    *(events.Progress, events.GroupProgress, events.QueueLength),
+)
 
 
 class Recorder:
