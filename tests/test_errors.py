@@ -31,6 +31,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "NotGivenBack": ("train-1a2b3c", "us-east-1", ("i-1", "i-2"), 8.5, "The line is down."),
     "PermissionDenied": ("ec2:RunInstances", "UnauthorizedOperation", "no", "us-east-1", "permission"),
     "PluginError": ("torch", "around_app", "no route", 2, 5),
+    "RefLost": ("load", 1, "no answer"),
     "PythonMismatch": ("python", "3.11 here, 3.12 there", 0, None),
     "QuotaExceeded": ("ec2:RunInstances", "VcpuLimitExceeded", "0 vCPUs", "us-east-1", "quota", "'P instances'"),
     "RemoteError": ("mod.Error", "it broke", "Traceback ..."),
