@@ -107,6 +107,23 @@ def test_a_node_that_is_not_replaced_is_lost_and_says_whose_worker_it_was(on_hos
             on_hosts.add_worker(1)
 
 
+def test_joblib_uses_the_cores_of_two_hosts(on_hosts: DaskCluster) -> None:
+    from joblib import Parallel, delayed
+
+    provider = sky.Dask(on_hosts.address, security=on_hosts.security)
+    with sky.ComputePool(provider=provider, nodes=2, plugins=[sky.plugins.joblib()], console=False):
+        found = Parallel(n_jobs=-1)(delayed(node_and_square)(number) for number in range(20))
+    assert [square for _, square in found] == [number**2 for number in range(20)]
+    assert {node for node, _ in found} == {0, 1}
+
+
+def node_and_square(number: int) -> tuple[int, int]:
+    import time
+
+    time.sleep(0.05)
+    return sky.instance_info().node, number**2
+
+
 _PROGRAM = """
 import sys, time
 import skyward as sky
