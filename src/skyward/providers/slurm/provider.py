@@ -6,7 +6,8 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from inspect import signature
+from typing import Any, cast
 
 from skyward.api.image import check_number
 from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
@@ -125,7 +126,8 @@ class Slurm(Provider):
             login = None if self._target is None else asdict(self._target)
             ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, "login": login})
             _OPEN[pool] = commands
-            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=kill_wait(commands))
+            met = {"relay": self._target} if self._target and "relay" in signature(open_arrivals).parameters else {}
+            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=kill_wait(commands), **cast("Any", met))
             return self._job(ledger, commands, spec, count, gpus, timeout, report)
         except BaseException:
             close_arrivals(pool)
