@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from skyward.cli import doctor, down, exec, history, init, logs, ps, run, script, stacks, top, version, view
+from skyward.cli import doctor, down, exec, history, init, join, logs, ps, run, script, stacks, top, version, view
 from skyward.cli.common import EXIT_CODES
 from skyward.errors import SkywardError
 
@@ -45,6 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"skyward {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (init, run, exec, ps, logs, top, view, history, stacks, down, script, doctor, version):
+    for command in (init, run, exec, ps, logs, top, view, history, stacks, down, join, script, doctor, version):
         command.add(commands)
     return parser

@@ -13,8 +13,6 @@ process in a session of its own cleans up when the joiner was killed.
 from __future__ import annotations
 
 import argparse
-import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -33,22 +31,14 @@ from typing import Any
 
 from skyward.node.join_guard import clean_up, kill, start_guard, started_at
 from skyward.node.join_streams import STDERR, STDIN, STDOUT, WAIT, Pump, splice
+from skyward.node.join_text import VARIABLE, Over, read_text
 
 __all__ = ["main", "token"]
 
-_VARIABLE = "SKYWARD_JOIN"
 _PLACES = ("SKYWARD_PLACE", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
-_DROPPED = (_VARIABLE, "OMP_NUM_THREADS")
-_DIAL, _FIRST, _REFUSED, _SILENT = 5.0, 60.0, 10.0, 20.0
+_DROPPED = (VARIABLE, "OMP_NUM_THREADS")
+_DIAL, _FIRST, _SILENT = 5.0, 60.0, 20.0
 _PIECE = 1 << 18
-
-
-class Over(Exception):
-    """There is no reason to be here any more."""
-
-
-class Stranger(Exception):
-    """What answers is not the pool that was meant."""
 
 
 def token(secret: str, pool: str, place: int | None) -> str:
@@ -102,10 +92,10 @@ class _Joiner:
         """Ends everything that was started here."""
         clean_up(self._running, self._at_end)
 
-    def say(self, message: dict[str, Any]) -> None:
+    def say(self, kind: str, *fields: str) -> None:
         """Tells home, from any thread; what cannot be told now is not told later."""
         with self._lock:
-            self._outgoing += json.dumps(message).encode() + b"\n"
+            self._outgoing += _message(kind, *fields)
         self._waker.send(b"x")
 
     def _on_notice(self, number: int, frame: Any) -> None:
@@ -117,6 +107,7 @@ class _Joiner:
 
     def _give_notice(self, seconds: float) -> None:
         """Tells the node, which waits for this file (`node/join_notice.py`), when the place is taken away."""
+        os.makedirs(os.path.dirname(self._notice), 0o700, exist_ok=True)
         with open(self._notice + ".part", "w") as file:
             file.write(str(time.time() + seconds))
         os.rename(self._notice + ".part", self._notice)
@@ -129,10 +120,10 @@ class _Joiner:
                 control = self._dial()
                 self._greet(control)
                 return control
-            except (OSError, ValueError, Stranger) as exc:
+            except (OSError, ValueError) as exc:
                 why, now = str(exc), time.monotonic()
                 refused = (refused or now) if isinstance(exc, ConnectionRefusedError) else 0.0
-            if refused and self._joined and now - refused > self._patience:
+            if refused and now - refused > self._patience:
                 raise Over(f"the pool is gone: {why}")
             if now - (self._heard if self._joined else began) > self._lease:
                 raise Over(f"the pool {self._pool} cannot be reached from here: {why}")
@@ -150,9 +141,7 @@ class _Joiner:
                 continue
             self._addresses.sort(key=lambda known: known != address)
             return sock
-        told = (
-            reasons[:1] if self._joined else reasons
-        )  # where the pool was is tried first; nobody ever was at the others
+        told = reasons[:1] if self._joined else reasons  # where the pool was comes first; it never was at the others
         kind = ConnectionRefusedError if all(isinstance(r, ConnectionRefusedError) for r in told) else OSError
         raise kind("; ".join(reason.strerror or str(reason) for reason in reasons))
 
@@ -177,6 +166,8 @@ class _Joiner:
         control.sendall(json.dumps({"join": hello}).encode() + b"\n")
         with control.makefile("rb") as lines:
             answer = json.loads(lines.readline(1 << 16) or b"{}")
+        if answer.get("again"):
+            raise ConnectionError(answer["refused"])
         if "refused" in answer:
             raise Over(f"the pool {self._pool} does not let this machine in: {answer['refused']}")
         welcome = answer["welcome"]
@@ -204,7 +195,7 @@ class _Joiner:
             self._heard = time.monotonic()
             *lines, received = (received + piece).split(b"\n")
             for line in lines:
-                self._order(json.loads(line))
+                self._order(*json.loads(line))
 
     def _wait(self, seconds: float, control: ssl.SSLSocket | None = None) -> None:
         """Waits for something to do; raises Over when standard input ends, and with it our place."""
@@ -228,30 +219,31 @@ class _Joiner:
             except (ValueError, KeyError, TypeError):
                 pass  # not for us
 
-    def _order(self, order: dict[str, Any]) -> None:
-        if "run" in order:
-            self._run(order)
-        elif "connect" in order:
-            threading.Thread(target=self._connect, args=(order,), daemon=True).start()
-        elif "at_end" in order:
-            self._at_end.append([str(word) for word in order["at_end"]])
-            self._tell_guard(order)
-        elif "notice" in order:
-            self._give_notice(float(order["notice"]))
-        elif "end" in order:
+    def _order(self, kind: str, *fields: Any) -> None:
+        """Does what `node/orders.py: ClientToJoiner` says; the last field is of no use here."""
+        if kind == "run":
+            self._run(*fields[:-1])
+        elif kind == "connect":
+            threading.Thread(target=self._connect, args=fields[:-1], daemon=True).start()
+        elif kind == "at_end":
+            self._at_end.append(fields[0])
+            self._tell_guard({"at_end": fields[0]})
+        elif kind == "notice":
+            self._give_notice(fields[0])
+        elif kind == "end":
             raise Over("")
-        elif "ping" in order:
-            self.say({"pong": order["ping"]})
+        elif kind == "ping":
+            self.say("pong")
 
-    def _run(self, order: dict[str, Any]) -> None:
+    def _run(self, id: str, argv: list[str], given: dict[str, str], keep: bool) -> None:
         """Starts a program, from this thread: it is to die with its parent, which for the kernel is a thread."""
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         env.update(SKYWARD_JOINER=str(os.getpid()), SKYWARD_NOTICE=self._notice)
         pipe, home = subprocess.PIPE, os.environ.get("HOME", "")
         try:
             process = subprocess.Popen(
-                [str(word) for word in order["argv"]],
-                env={**env, **order["env"]},
+                argv,
+                env={**env, **given},
                 cwd=home if os.path.isdir(home) else "/",
                 stdin=pipe,
                 stdout=pipe,
@@ -260,13 +252,13 @@ class _Joiner:
                 bufsize=0,
             )
         except OSError as exc:
-            self.say({"failed": order["run"], "why": f"{order['argv'][0]}: {exc.strerror}"})
+            self.say("failed", id, f"{argv[0]}: {exc.strerror}")
             return
         self._running[process.pid] = started_at(process.pid)
         self._tell_guard({"program": process.pid, "started": self._running[process.pid]})
-        threading.Thread(target=self._attend, args=(order, process), daemon=True).start()
+        threading.Thread(target=self._attend, args=(id, keep, process), daemon=True).start()
 
-    def _attend(self, order: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+    def _attend(self, id: str, keep: bool, process: subprocess.Popen[bytes]) -> None:
         """Connects a program's files with home; one that is not to be kept ends with that connection."""
         files = (process.stdin, process.stdout, process.stderr)
         stdin, stdout, stderr = (os.dup(file.fileno()) for file in files if file is not None)
@@ -275,29 +267,29 @@ class _Joiner:
                 file.close()
         try:
             with self._secured(socket.create_connection(self._addresses[0], _DIAL)) as home:
-                home.sendall(json.dumps({"stream": order["run"]}).encode() + b"\n")
+                home.sendall(json.dumps({"stream": id}).encode() + b"\n")
                 Pump(home, {STDOUT: stdout, STDERR: stderr}, {STDIN: stdin}).run(process.wait)
         except OSError as exc:
-            self.say({"failed": order["run"], "why": f"the machine could not connect to the pool again: {exc}"})
-        if not order["keep"]:
+            self.say("failed", id, f"the machine could not connect to the pool again: {exc}")
+        if not keep:
             kill(process.pid, self._running[process.pid])
         process.wait()
         self._running.pop(process.pid, None)
         self._tell_guard({"gone": process.pid})
 
-    def _connect(self, order: dict[str, Any]) -> None:
+    def _connect(self, id: str, host: str, port: int) -> None:
         """Connects an address here with home."""
         try:
-            near = socket.create_connection((order["host"], order["port"]), _DIAL)
+            near = socket.create_connection((host, port), _DIAL)
         except OSError as exc:
-            self.say({"failed": order["connect"], "why": str(exc.strerror or exc)})
+            self.say("failed", id, str(exc.strerror or exc))
             return
         try:
             far = socket.create_connection(self._addresses[0], _DIAL)
-            far.sendall(order["connect"].encode())
+            far.sendall(id.encode())
         except OSError as exc:
             near.close()
-            self.say({"failed": order["connect"], "why": f"the machine could not connect to the pool again: {exc}"})
+            self.say("failed", id, f"the machine could not connect to the pool again: {exc}")
             return
         for sock in (near, far):
             _tune(sock)
@@ -310,11 +302,16 @@ class _Joiner:
             pass  # it was killed
 
 
+def _message(kind: str, *fields: str) -> bytes:
+    """A message of `node/orders.py: JoinerToClient`, as a line."""
+    return json.dumps([kind, *fields, 0]).encode() + b"\n"
+
+
 def _leave(control: ssl.SSLSocket, why: str) -> None:
     """Says goodbye, so that nobody waits for us."""
     try:
         control.settimeout(1.0)
-        control.sendall(json.dumps({"leaving": why}).encode() + b"\n")
+        control.sendall(_message("leaving", why))
     except OSError:
         pass
 
@@ -341,28 +338,6 @@ def _reset() -> None:
         pass  # it may only be raised here
 
 
-def _text(file: str | None, stdin: bool) -> dict[str, Any]:
-    """What the pool has told this machine, from a file, a variable or, without those, a line of standard input."""
-    given = os.environ.pop(_VARIABLE, "")
-    if file is not None:
-        with open(file) as opened:
-            if os.fstat(opened.fileno()).st_mode & 0o077:
-                raise Over(f"others can read {file}, which holds a secret. Run: chmod 600 {file}")
-            given = opened.read()
-    elif not given and stdin:
-        while not given.endswith("\n"):
-            piece = os.read(0, 1)  # not one byte more than the line
-            if not piece:
-                break
-            given += piece.decode()
-    if not given.strip():
-        raise Over(f"nobody has told which pool to join: give --file FILE, or set {_VARIABLE}")
-    try:
-        return json.loads(base64.urlsafe_b64decode(given.strip()))
-    except (ValueError, binascii.Error):
-        raise Over("what was given is not the text of a pool; copy all of it, and nothing else") from None
-
-
 def main(argv: list[str] | None = None) -> int:
     """Joins a pool, and stays until that is over."""
     _reset()
@@ -375,7 +350,7 @@ def main(argv: list[str] | None = None) -> int:
     place = given.place if given.place is not None else int(numbers[0]) if numbers else None
     joiner: _Joiner | None = None
     try:
-        text = _text(given.file, given.stdin)
+        text = read_text(given.file, given.stdin, globals().get("__file__", ""))
         joiner = _Joiner(text, place, given.stdin, start_guard())
         joiner.serve()
     except (Over, KeyboardInterrupt) as exc:

@@ -91,9 +91,8 @@ class Pump:
         """
         finished = False
         try:
-            while self._outgoing or not finished:
-                if self._code is not None and not self._backlog:
-                    break
+            # The side that ends waits for the other to close: what is unread here would take the exit code with it.
+            while self._code is None or self._backlog:
                 if finish is not None and not self._sources and not finished:
                     self._outgoing += _frame(_EXIT, str(finish()).encode())
                     finished = True

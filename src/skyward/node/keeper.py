@@ -157,6 +157,7 @@ class _Keeper:
     def _from_client_start(self, nodes: list[dict[str, Any]], own_scratch: bool) -> None:
         if own_scratch:
             self._scratch = blobs.make_directory()
+            Path(self._directory, "scratch").write_text(self._scratch)  # for whoever cleans up if we are killed
         work = Path(self._directory, "work")  # on other machines, where bodies start
         if os.path.exists(archive := os.path.join(self._directory, "includes.tar")):
             from skyward.transport import includes
@@ -245,6 +246,8 @@ class _Keeper:
         processes.end_children()
         blobs.remove_directory(self._scratch)
         blobs.remove_directory(self._directory)
+        if self._joiner and os.getppid() != self._joiner:  # it was killed, and whoever cleans up for it may be, too
+            blobs.remove_directory(os.path.dirname(os.environ["SKYWARD_NOTICE"]))
         os._exit(0)
 
 

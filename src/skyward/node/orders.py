@@ -4,6 +4,8 @@
            ◄─ForkServerToAgent─
     client ──ClientToKeeper─► keeper                                 a line of JSON for each message
            ◄─KeeperToClient─
+    client ──ClientToJoiner─► joiner                                 the same; the joiner has a copy of no file of ours
+           ◄─JoinerToClient─
 
 They have the form of those in `node/protocol.py`.
 """
@@ -15,7 +17,14 @@ from typing import Any
 
 from skyward.node.receiver import Direction, Message
 
-__all__ = ["AgentToForkServer", "ClientToKeeper", "ForkServerToAgent", "KeeperToClient"]
+__all__ = [
+    "AgentToForkServer",
+    "ClientToJoiner",
+    "ClientToKeeper",
+    "ForkServerToAgent",
+    "JoinerToClient",
+    "KeeperToClient",
+]
 
 
 class AgentToForkServer(Direction):
@@ -122,3 +131,56 @@ class KeeperToClient(Direction):
     def scheduler_died(code: int) -> Message:
         """The dask scheduler has ended."""
         return ["scheduler_died", code, 0]
+
+
+class ClientToJoiner(Direction):
+    sender = "client"
+
+    @staticmethod
+    def run(id: str, argv: list[str], env: dict[str, str], keep: bool) -> Message:
+        """Run a program, and connect it with the client over TLS, with this id; it may outlive that connection."""
+        return ["run", id, argv, env, keep, 0]
+
+    @staticmethod
+    def connect(id: str, host: str, port: int) -> Message:
+        """Connect an address with the client, with this id and without TLS of its own."""
+        return ["connect", id, host, port, 0]
+
+    @staticmethod
+    def at_end(argv: list[str]) -> Message:
+        """Run this when the place is over, however that comes."""
+        return ["at_end", argv, 0]
+
+    @staticmethod
+    def notice(seconds: float) -> Message:
+        """The place will be taken away: tell its node."""
+        return ["notice", seconds, 0]
+
+    @staticmethod
+    def end() -> Message:
+        """End everything."""
+        return ["end", 0]
+
+    @staticmethod
+    def ping() -> Message:
+        """Answer with `pong`."""
+        return ["ping", 0]
+
+
+class JoinerToClient(Direction):
+    sender = "joiner"
+
+    @staticmethod
+    def failed(id: str, reason: str) -> Message:
+        """What was ordered with this id could not be done."""
+        return ["failed", id, reason, 0]
+
+    @staticmethod
+    def leaving(reason: str) -> Message:
+        """The machine ends everything, and will not come back."""
+        return ["leaving", reason, 0]
+
+    @staticmethod
+    def pong() -> Message:
+        """The machine is there."""
+        return ["pong", 0]

@@ -2,55 +2,150 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from skyward.api.image import check_number
 from skyward.api.provider import Holding, Machine, Offer, Provider, Report
-from skyward.api.shell import Access
+from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
-from skyward.setup.joined.arrivals import close_arrivals, open_arrivals
+from skyward.errors import InvalidArgument, SkywardError
+from skyward.machines.ledger import pool_dir
+from skyward.providers.ssh import parse_host
+from skyward.setup.joined.arrivals import (
+    NOTICES,
+    Arrivals,
+    close_arrivals,
+    find_arrivals,
+    open_arrivals,
+    refreshed,
+)
+from skyward.setup.joined.program import join_file
 
 __all__ = ["Join"]
 
 
 @dataclass(frozen=True)
 class Join(Provider):
-    """Machines on which somebody, or something, runs a command that the pool prints.
+    """Machines on which you, or any scheduler, run a command that the pool prints; it waits until they have joined.
+
+    The command is `python3 FILE`, where FILE is written by the pool: it holds a program without dependencies, and a
+    secret, so give it to nobody else. Machines with Skyward can run `sky join --file FILE` instead. A machine that is
+    lost is replaced by running the command once more, on any machine.
 
     Args:
-        lease: seconds for which machines go on when they hear nothing of you. Default: 900.
-        host: the address of this computer that is listened at. Default: all of them.
-        port: the port that is listened at. Default: 0, a free one.
-        advertise: the addresses that machines are told to try. Default: those of this computer.
+        nodes: how many machines are waited for. Default: 1.
+        login: a host that both you and the machines reach, such as "user@login.example.org", if the machines cannot
+            connect to this computer. You reach it by ssh. Default: none, the machines connect to this computer.
+        port: the port at which they connect, of this computer or of the login host, for firewalls that let only some
+            through. Default: 0, any that is free.
+        addresses: the names or addresses by which machines reach this computer, or the login host. Default: all that
+            it has.
+        file: where FILE is written, such as a directory that all machines see. Default: among Skyward's own files.
+        lease: how many seconds machines go on without hearing from this computer. Default: 900.
     """
 
-    lease: float = 900.0
-    host: str = ""
+    nodes: int = 1
+    login: str | SshTarget | None = None
     port: int = 0
-    advertise: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+    file: str | os.PathLike[str] | None = None
+    lease: float = 900.0
+
+    def __post_init__(self) -> None:
+        check_number("nodes", self.nodes)
+        check_number("lease", self.lease, whole=False)
+        if isinstance(self.addresses, str):
+            raise InvalidArgument(f"addresses={self.addresses!r} is one address; a list is wanted, even for one.")
+        object.__setattr__(self, "addresses", tuple(self.addresses))
+        self._target()
+
+    @property
+    def default_nodes(self) -> int:
+        return self.nodes
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease)
+        return Access(lease=self.lease, notices=NOTICES)
+
+    @property
+    def elastic(self) -> bool:
+        return True
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
-        return [Offer("machines that join")]
+        return [Offer("1 machine that joins" if count == 1 else f"{count} machines that join")]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        import time
-
+        """Writes the file, prints the command, and waits."""
         arrivals = open_arrivals(
-            pool, ttl=spec.ttl, lease=self.lease, host=self.host, port=self.port, advertise=self.advertise
+            pool, ttl=spec.ttl, lease=self.lease, relay=self._target(), port=self.port, advertise=self.addresses
         )
         try:
-            return Holding(pool, tuple(arrivals.wait(range(count), time.monotonic() + timeout, report)))
+            path = self._write(arrivals)
+            self._tell(path, count)
+            machines = arrivals.wait(range(count), time.monotonic() + timeout, report, least=spec.min_nodes)
+            return Holding(pool, tuple(machines))
         except BaseException:
-            close_arrivals(pool)
+            self.give_back(pool, report)
             raise
 
-    def give_back(self, pool: str, report: Report) -> object:
-        close_arrivals(pool)
-        return None
+    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        """Waits for machines in place of those that were lost; they get places that nobody has had."""
+        arrivals = find_arrivals(pool)
+        if arrivals is None:
+            raise SkywardError(f"the pool {pool} is not open in this process.")
+        waiting = f"waiting for another machine: python3 {self._path(pool)}"
+        places = [arrivals.new_place() for _ in range(count)]
+        machines = arrivals.wait(places, time.monotonic() + timeout, report, failed=lambda: report(waiting))
+        return Holding(pool, tuple(machines))
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        return list(machines)
+        return refreshed(machines)
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            arrivals = find_arrivals(machine.joined.pool) if machine.joined is not None else None
+            if arrivals is not None and machine.joined is not None:
+                arrivals.dismiss(machine.joined.place)
+
+    def give_back(self, pool: str, report: Report) -> object:
+        """Tells the machines to end; the file goes, too."""
+        if close_arrivals(pool):
+            self._path(pool).unlink(missing_ok=True)
+            if self.file is None and not any(self._path(pool).parent.iterdir()):
+                self._path(pool).parent.rmdir()
+        return None
+
+    def _path(self, pool: str) -> Path:
+        return pool_dir(pool) / "join.py" if self.file is None else Path(os.path.expanduser(self.file)).absolute()
+
+    def _write(self, arrivals: Arrivals) -> Path:
+        path = self._path(arrivals.pool)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of a pool that was killed
+        with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(join_file(arrivals.text))
+        return path
+
+    def _tell(self, path: Path, count: int) -> None:
+        where = "on a machine" if count == 1 else f"on {count} machines"
+        quoted = shlex.quote(str(path))
+        text = (
+            f"To join this pool, run {where}:\n"
+            f"    python3 {quoted}\n"
+            f"or, where Skyward is installed:\n"
+            f"    sky join --file {quoted}\n"
+            "The file holds a secret: copy it only to machines that are to join.\n"
+        )
+        print(text, end="", file=sys.stderr, flush=True)
+
+    def _target(self) -> SshTarget | None:
+        if self.login is None or isinstance(self.login, SshTarget):
+            return self.login
+        user, host, port = parse_host(self.login)
+        return SshTarget(host, user, port)

@@ -98,10 +98,12 @@ class HostSetup:
             return [self._set_up_local(len(machines), time.monotonic() + patience)]
         from skyward.setup.env.remote import Packages
         from skyward.setup.env.requirements import check_python
+        from skyward.setup.shells import tell_of_strangers
 
         check_python(self._context.image)
         self._pack_includes()
         self._packages = Packages(self._context.image)
+        tell_of_strangers(machines, self._context.warn)
         self._steps.callback(self._close_shells)
         self._steps.callback(self._end_keepers)
         parts = spread(lambda item: self.set_up_one(*item, patience), list(enumerate(machines)))
@@ -115,7 +117,9 @@ class HostSetup:
 
         With `login` it has so many seconds to let us in, and nothing is said if it does not: it is tried again.
         """
-        shell, key = _shell_for(machine), f"{node}-{time.monotonic()}"
+        from skyward.setup.shells import shell_of
+
+        shell, key = shell_of(machine), f"{node}-{time.monotonic()}"
         self._shells.append(shell)
         if self._aborted:
             shell.close()
@@ -331,17 +335,6 @@ class HostSetup:
 
         found = import_paths(self._context.image, Path.cwd())
         return tuple(f"{_work(directory)}/{path}".rstrip("/.") for path in found)
-
-
-def _shell_for(machine: Machine) -> Shell:
-    if machine.joined is not None:
-        from skyward.setup.joined.arrivals import shell_for
-
-        return shell_for(machine.joined)
-    from skyward.setup.ssh.shell import SshShell
-
-    assert machine.ssh is not None
-    return SshShell(machine.ssh)
 
 
 def _run_quietly(shell: Shell, argv: Sequence[str]) -> bool:

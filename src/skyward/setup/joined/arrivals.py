@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import secrets
 import socket
 import ssl
@@ -16,24 +17,41 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 from skyward.api.provider import Machine, Report
-from skyward.api.shell import JoinTarget
+from skyward.api.shell import JoinTarget, SshTarget
 from skyward.errors import BootstrapError, SkywardError
 from skyward.node.addresses import addresses
+from skyward.node.orders import ClientToJoiner, JoinerToClient
+from skyward.node.receiver import Receiver
 from skyward.setup.joined.listener import Listener
 from skyward.setup.joined.members import Control, Member
 from skyward.setup.joined.places import Places, Refused
 from skyward.setup.joined.shell import JoinShell
 from skyward.transport.certificates import Authority
 
-__all__ = ["NOTICES", "Arrivals", "close_arrivals", "find_arrivals", "open_arrivals", "refreshed", "shell_for"]
+if TYPE_CHECKING:  # needed only where machines cannot reach us
+    from skyward.setup.joined.relay import RelayClient
+
+__all__ = [
+    "NOTICES",
+    "Arrivals",
+    "JoinedMachine",
+    "close_arrivals",
+    "find_arrivals",
+    "open_arrivals",
+    "refreshed",
+    "shell_for",
+]
 
 NOTICES = "skyward.node.join_notice:wait"
 """For `Access.notices` of providers whose machines join."""
 
 _REFUSED = 10.0
+_SETTLED = 10.0
+_LONGEST_REASON = 500
 _OPEN: dict[str, Arrivals] = {}
 _LOCK = threading.Lock()
 
@@ -44,6 +62,7 @@ def open_arrivals(
     ttl: float,
     lease: float,
     grace: float = 30.0,
+    relay: SshTarget | None = None,
     host: str = "",
     port: int = 0,
     advertise: Iterable[str] = (),
@@ -51,18 +70,36 @@ def open_arrivals(
 ) -> Arrivals:
     """Listens for the machines of a pool, on `host` (all addresses of this computer if empty).
 
+    With `relay` they connect to that host instead, and we come there by ssh.
+
     They are told all of its addresses, or those to `advertise`. When an engine sends them SIGTERM or SIGUSR1, their
-    nodes have `grace` seconds left. `warn` hears of whoever was not let in.
+    nodes have `grace` seconds left. `warn` hears of whoever was not let in, until hosts are set up; then the user does.
     """
     made = Arrivals(pool, ttl, lease, grace, warn)
     try:
-        made.listen(host, port, tuple(advertise))
+        if relay is None:
+            made.listen(host, port, tuple(advertise))
+        else:
+            made.meet(relay, port, tuple(advertise))
     except BaseException:
         made.close()
         raise
     with _LOCK:
         _OPEN[pool] = made
+        _watch_forks()
     return made
+
+
+@cache
+def _watch_forks() -> None:
+    """Has forked children close their copies: machines must see when this process ends."""
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    for arrivals in _OPEN.values():
+        arrivals.after_fork()
+    _OPEN.clear()
 
 
 def find_arrivals(pool: str) -> Arrivals | None:
@@ -84,7 +121,7 @@ def shell_for(target: JoinTarget) -> JoinShell:
     found = find_arrivals(target.pool)
     if found is None:
         raise SkywardError(f"{target}: the pool {target.pool} is not open in this process.")
-    return JoinShell(found.member(target.place))
+    return JoinShell(found.member(target.place), found.if_we_die)
 
 
 def refreshed(machines: Iterable[Machine]) -> list[Machine]:
@@ -115,18 +152,23 @@ class JoinedMachine(Machine):
 class Arrivals:
     """Lets machines in, and knows who is there. Usable from many threads."""
 
-    def __init__(self, pool: str, ttl: float, lease: float, grace: float, warn: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, pool: str, ttl: float, lease: float, grace: float, warn: Callable[[str], None] | None = None
+    ) -> None:
         self.pool, self.lease, self._grace = pool, lease, grace
-        self.refused: list[str] = []
-        """Who knew the secret and was not let in all the same, in words."""
+        self.warnings: list[str] = []
+        """What the user should know: who knew the secret and was not let in all the same, ports that changed."""
         self._warn = warn
         self._secret = secrets.token_hex(32)
         self._places = Places(pool, self._secret)
         self._changed = threading.Condition()
         self._members: dict[int, Member] = {}
-        self._control = Control(self._heard)
+        self._highest = -1
+        receiver = Receiver(JoinerToClient, self)
+        self._control = Control(lambda member, message: receiver.hear(message, [], member))
         self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
         self._addresses: list[tuple[str, int]] = []
+        self._relay: RelayClient | None = None
 
     def __repr__(self) -> str:
         return f"<Arrivals of {self.pool}, {len(self._members)} machines>"
@@ -136,6 +178,17 @@ class Arrivals:
         port = self._listener.listen(host, port)
         known = advertise or ((host,) if host else (*(entry[1] for entry in addresses()), "127.0.0.1"))
         self._addresses = [(name, port) for name in known]
+
+    def meet(self, target: SshTarget, port: int, advertise: tuple[str, ...]) -> None:
+        """Has machines arrive at a host that we reach by ssh."""
+        from skyward.setup.joined.relay import RelayClient
+
+        self._relay = RelayClient(target, self.lease, port, self._listener.take, self._tell)
+        self._addresses = [(name, self._relay.port) for name in advertise or self._relay.addresses]
+
+    def if_we_die(self) -> tuple[list[str], list[str], str | None]:
+        """What another process of this computer has to do if we die, for machines to end soon: see `Shell.command`."""
+        return self._relay.if_we_die() if self._relay is not None else ([], [], None)
 
     @property
     def text(self) -> str:
@@ -153,6 +206,7 @@ class Arrivals:
         """These places may be taken from now on, also those that a machine had before."""
         places = list(places)
         with self._changed:
+            self._highest = max([self._highest, *places])
             for place in places:
                 self._members.pop(place, None)
             self._places.open(places)
@@ -163,14 +217,16 @@ class Arrivals:
         deadline: float,
         report: Report,
         failed: Callable[[], str | None] = lambda: None,
+        least: int | None = None,
     ) -> list[Machine]:
         """The machines of these places, once all have come; until `deadline` (monotonic), then nobody may any more.
 
-        `failed` gives a sentence when the rest will never come; it is asked about once a second.
+        With `least`, so many are enough if nobody else comes for a while. `failed` gives a sentence when the rest will
+        never come; it is asked about once a second.
         """
         places = list(places)
         self.expect(place for place in places if place not in self._members)
-        told = None
+        told, last = None, time.monotonic()
         try:
             while True:
                 with self._changed:
@@ -178,11 +234,14 @@ class Arrivals:
                     if len(here) == len(places):
                         return [self._machine(member) for member in here]
                 if told != len(here):
-                    told = len(here)
+                    told, last = len(here), time.monotonic()
                     report(f"{len(here)} of {len(places)} machines have joined")
-                if why := failed():
+                why, now = failed(), time.monotonic()
+                if least is not None and len(here) >= least and (why or now > min(deadline, last + _SETTLED)):
+                    return [self._machine(member) for member in here]
+                if why:
                     raise BootstrapError("joining", why)
-                if time.monotonic() > deadline:
+                if now > deadline:
                     missing = len(places) - len(here)
                     raise BootstrapError("joining", f"{missing} of {len(places)} machines did not join in time.")
                 with self._changed:
@@ -190,6 +249,12 @@ class Arrivals:
         finally:
             with self._changed:
                 self._places.close(places)
+
+    def new_place(self) -> int:
+        """A place that nobody has had."""
+        with self._changed:
+            self._highest = max([self._highest, *self._members]) + 1
+            return self._highest
 
     def member(self, place: int) -> Member:
         """The machine of a place."""
@@ -210,7 +275,7 @@ class Arrivals:
 
     def notice(self, place: int, seconds: float) -> None:
         """Tells the node of a place that it is taken away in so many seconds, as an engine has told us."""
-        self.member(place).order({"notice": seconds})
+        self.member(place).order(ClientToJoiner.notice(seconds))
 
     def dismiss(self, place: int, why: str = "it was given up") -> None:
         """Tells the machine of a place to end; it may not come back."""
@@ -218,18 +283,25 @@ class Arrivals:
             self._places.retire(place)
             found = self._members.get(place)
         if found is not None:
-            found.order({"end": why})
+            found.order(ClientToJoiner.end())
             found.leave(why)
+
+    def after_fork(self) -> None:
+        """Closes a forked child's copies."""
+        self._listener.after_fork()
+        self._control.after_fork()
 
     def close(self) -> None:
         """Tells all machines to end, and listens no more."""
         with self._changed:
             members = list(self._members.values())
         for member in members:
-            member.order({"end": "the pool was closed"})
+            member.order(ClientToJoiner.end())
             member.leave("the pool was closed")
         self._listener.close()
         self._control.close(2.0)
+        if self._relay is not None:
+            self._relay.close()
 
     def _count(self, places: Iterable[int]) -> int:
         return sum(place in self._members for place in places)
@@ -254,7 +326,7 @@ class Arrivals:
         except Refused as exc:
             if exc.known:
                 self._tell(f"{name} ({address}) was not let in: {exc.why}.")
-            _say(sock, {"refused": exc.why})
+            _say(sock, {"refused": exc.why, "again": exc.again})
             sock.close()
             return
         _say(sock, {"welcome": {"place": place, "lease": self.lease, "grace": self._grace}})
@@ -268,17 +340,28 @@ class Arrivals:
         if not any(member.arrived(id, sock) for member in members):
             sock.close()
 
-    def _heard(self, member: Member, message: dict[str, Any]) -> None:
-        """A member says something, over its control connection."""
-        if type(id := message.get("failed")) is str:
-            member.failed(id, str(message.get("why"))[:500])
-        elif "leaving" in message:
-            member.leave(str(message["leaving"])[:500])
+    def _from_joiner_failed(self, member: Member, id: str, reason: str) -> None:
+        member.failed(id, reason[:_LONGEST_REASON])
+
+    def _from_joiner_leaving(self, member: Member, reason: str) -> None:
+        member.leave(reason[:_LONGEST_REASON])
+
+    def _from_joiner_pong(self, member: Member) -> None:
+        """It is there; the control connection has noted so."""
+
+    def warn_with(self, warn: Callable[[str], None]) -> None:
+        """Tells warnings to the user, also those that there were before."""
+        with self._changed:
+            self._warn, before = warn, list(self.warnings)
+        for text in before:
+            warn(text)
 
     def _tell(self, text: str) -> None:
-        self.refused.append(text)
-        if self._warn is not None:
-            self._warn(text)
+        with self._changed:
+            warn = self._warn if text not in self.warnings else None
+            self.warnings += [text] if text not in self.warnings else []
+        if warn is not None:
+            warn(text)
 
 
 def _say(sock: ssl.SSLSocket, message: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from skyward.node.join_streams import WAIT
+from skyward.node.orders import ClientToJoiner
+from skyward.node.receiver import Malformed, Message
 
 __all__ = ["Control", "Member", "NotStarted"]
 
@@ -31,7 +33,7 @@ class NotStarted(Exception):
 class Member:
     """A machine that has joined: its place, what it calls itself, and whether it is there now."""
 
-    def __init__(self, place: int, name: str, address: str, send: Callable[[Member, dict[str, Any]], None]) -> None:
+    def __init__(self, place: int, name: str, address: str, send: Callable[[Member, Message], None]) -> None:
         self.place, self.name, self.address = place, name, address
         self.gone = ""
         """Why it will not come back; empty while it may."""
@@ -41,12 +43,12 @@ class Member:
         self._send = send
         self._streams: dict[str, tuple[Future[socket.socket], bool]] = {}
 
-    def order(self, message: dict[str, Any]) -> None:
+    def order(self, message: Message) -> None:
         """Sends an order that has no answer; nothing happens if the machine is not there."""
         self._send(self, message)
 
-    def stream(self, kind: str, order: dict[str, Any], secure: bool, timeout: float = _ANSWER) -> socket.socket:
-        """Orders something for which the machine connects to us once more, and gives that connection.
+    def stream(self, order: Callable[[str], Message], secure: bool, timeout: float = _ANSWER) -> socket.socket:
+        """Orders something for which the machine connects to us once more, with an id, and gives that connection.
 
         Raises NotStarted if the machine says that it cannot, OSError if it is not there.
         """
@@ -60,7 +62,7 @@ class Member:
             id = secrets.token_hex(16)
             future: Future[socket.socket] = Future()
             self._streams[id] = (future, secure)
-        self._send(self, {kind: id, **order})
+        self._send(self, order(id))
         try:
             return future.result(max(1.0, deadline - time.monotonic()))
         except TimeoutError:
@@ -127,7 +129,7 @@ class _Line:
 class Control:
     """Reads and writes all control connections. `heard` is told of every message, in the thread that reads."""
 
-    def __init__(self, heard: Callable[[Member, dict[str, Any]], None]) -> None:
+    def __init__(self, heard: Callable[[Member, Message], None]) -> None:
         self._heard = heard
         self._lock = threading.Lock()
         self._lines: dict[Member, _Line] = {}
@@ -150,7 +152,7 @@ class Control:
         member.set_connected(True)
         self._rouse()
 
-    def send(self, member: Member, message: dict[str, Any]) -> None:
+    def send(self, member: Member, message: Message) -> None:
         """Sends a message, if the member is there."""
         with self._lock:
             line = self._lines.get(member)
@@ -204,14 +206,14 @@ class Control:
             if now - line.asked > _PING:
                 line.asked = now
                 with self._lock:
-                    line.outgoing += b'{"ping": 0}\n'
+                    line.outgoing += json.dumps(ClientToJoiner.ping()).encode() + b"\n"
             if line.outgoing:
                 self._write(line)
             if ready:
                 self._read(line, now)
             if now - line.heard > _SILENT:
                 raise ConnectionError("it does not answer")
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError, Malformed):
             self._drop(line)
 
     def _write(self, line: _Line) -> None:
@@ -230,9 +232,9 @@ class Control:
                     raise ValueError("a line without end")
                 for text in whole:
                     message: Any = json.loads(text)
-                    if type(message) is not dict:
+                    if type(message) is not list or len(cast("Message", message)) < 2:
                         raise ValueError("no message")
-                    self._heard(line.member, cast("dict[str, Any]", message))
+                    self._heard(line.member, cast("Message", message))
         except WAIT:
             return
         raise ConnectionError("it has ended")

@@ -12,11 +12,11 @@ __all__ = ["Places", "Refused"]
 
 
 class Refused(Exception):
-    """Somebody is not let in; if it knows the pool's secret, the user is told of it."""
+    """Somebody is not let in; if it knows the pool's secret, the user is told of it. It may try `again` for a while."""
 
-    def __init__(self, why: str, known: bool) -> None:
-        super().__init__(why, known)
-        self.why, self.known = why, known
+    def __init__(self, why: str, known: bool, again: bool = False) -> None:
+        super().__init__(why, known, again)
+        self.why, self.known, self.again = why, known, again
 
 
 class Places:
@@ -58,7 +58,7 @@ class Places:
             return mine
         if place is None:
             if not self._open:
-                raise Refused("every place is taken", True)
+                raise Refused("every place is taken", True, again=True)
             place = self._open[0]
         elif place in self._bound:
             raise Refused(f"place {place} is taken by another machine", True)

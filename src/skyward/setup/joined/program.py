@@ -6,9 +6,10 @@ import re
 from functools import cache
 from pathlib import Path
 
-from skyward.node import join
+from skyward.node import join, join_relay
+from skyward.node.join_text import MARK
 
-__all__ = ["join_program"]
+__all__ = ["join_file", "join_program", "relay_program"]
 
 _IMPORT = re.compile(r"^from skyward\.node\.(join_\w+) import .*\n", re.MULTILINE)
 _FUTURE = "from __future__ import annotations\n"
@@ -24,3 +25,14 @@ def join_program() -> str:
     first = _IMPORT.search(text)
     assert first is not None
     return text[: first.start()] + inserted + _IMPORT.sub("", text[first.start() :])
+
+
+@cache
+def relay_program() -> str:
+    """The source of the program at which machines and client meet."""
+    return Path(join_relay.__file__).read_text()
+
+
+def join_file(text: str) -> str:
+    """A file of Python that joins the pool with this text: it holds a secret."""
+    return f"{MARK}{text}\n{join_program()}"

@@ -18,6 +18,8 @@ from typing import IO
 from skyward.api.shell import Finished
 from skyward.errors import BootstrapError, HostUnreachable
 from skyward.node.join_streams import STDERR, STDIN, STDOUT, Pump, splice
+from skyward.node.orders import ClientToJoiner
+from skyward.node.receiver import Message
 from skyward.setup.copying import RECEIVE, not_copied
 from skyward.setup.joined.members import Member, NotStarted
 
@@ -27,8 +29,8 @@ __all__ = ["JoinShell"]
 class JoinShell:
     """A machine that has joined; usable from many threads."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
+    def __init__(self, member: Member, if_we_die: Callable[[], tuple[list[str], list[str], str | None]]) -> None:
+        self._member, self._if_we_die = member, if_we_die
         self._closed = threading.Event()
         self._forwards: dict[tuple[str, int], socket.socket] = {}
         self._lock = threading.Lock()
@@ -64,7 +66,7 @@ class JoinShell:
     def reach(self, host: str, port: int) -> socket.socket:
         """A connection by way of the machine, in the clear as far as we go: whoever asks for it brings its own TLS."""
         try:
-            return self._member.stream("connect", {"host": host, "port": port}, secure=False)
+            return self._member.stream(lambda id: ClientToJoiner.connect(id, host, port), secure=False)
         except NotStarted as exc:
             raise ConnectionRefusedError(f"{self.name}: {exc}") from exc
 
@@ -77,12 +79,15 @@ class JoinShell:
         return "127.0.0.1", known.getsockname()[1]
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Has the machine run this by itself when we are gone: no other process of this computer can reach it."""
-        self._member.order({"at_end": list(argv)})
-        return []
+        """Has the machine run this by itself when we are gone: no other process of this computer can reach it.
+
+        What such a process can do is to end the relay, if there is one, so that machines do not wait for us.
+        """
+        self._member.order(ClientToJoiner.at_end(list(argv)))
+        return self._if_we_die()[0]
 
     def ending(self) -> tuple[list[str], str | None]:
-        return [], None
+        return self._if_we_die()[1:]
 
     def said(self) -> str:
         return self._member.gone
@@ -98,9 +103,11 @@ class JoinShell:
             self._forwards.clear()
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes], keep: bool) -> Joined:
-        order = {"argv": list(argv), "env": dict(env), "keep": keep}
+        def order(id: str) -> Message:
+            return ClientToJoiner.run(id, list(argv), dict(env), keep)
+
         try:
-            return Joined(self._member.stream("run", order, secure=True), stderr)
+            return Joined(self._member.stream(order, secure=True), stderr)
         except NotStarted as exc:
             raise BootstrapError(f"starting {argv[0]}", f"{self.name}: {exc}.") from exc
         except OSError as exc:

@@ -177,14 +177,16 @@ class Connection:
         mark = f"echo {READY}; " if self.noisy else ""
         return self.through("-T", "--", self._host, mark + remote_line(argv))
 
-    def listen(self, local: str, host: str, port: int) -> None:
-        """Has connections to `local`, a path or address here, end at an address there."""
-        far = f"[{host}]" if ":" in host else host
-        argv = self.through("-O", "forward", "-L", f"{local}:{far}:{port}", "--", self._host)
+    def listen(self, local: str, host: str, port: int | None) -> None:
+        """Has connections to `local`, a path or address here, end at an address there, or without a port at a file."""
+        far = host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        argv = self.through("-O", "forward", "-L", f"{local}:{far}", "--", self._host)
         env = ssh_environment(os.environ)
         done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LISTENING)
         if done.returncode != 0:
-            words = f"no way to {host} port {port} could be opened. ssh said: {self.said()}"
+            words = (
+                f"no way to {host}{'' if port is None else f' port {port}'} could be opened. ssh said: {self.said()}"
+            )
             raise HostUnreachable(f"ssh {self._host}", words)
 
     def said(self) -> str:

@@ -49,7 +49,7 @@ class SshShell:
         self._connection: Connection | None = None
         self._dialled: Connection | None = None
         self._attempt: Future[str] | None = None
-        self._sockets: dict[tuple[str, int], str] = {}
+        self._sockets: dict[tuple[str, int | None], str] = {}
         self._ports: dict[tuple[str, int], int] = {}
         self._fast = True
         self._at_home: list[str] | None = None
@@ -126,6 +126,13 @@ class SshShell:
 
         A port there that nobody listens on shows as an end of file, at once.
         """
+        return self._reach(host, port)
+
+    def reach_file(self, path: str) -> socket.socket:
+        """The same for a socket file there; who may use that is decided by who may enter its directory."""
+        return self._reach(path, None)
+
+    def _reach(self, host: str, port: int | None) -> socket.socket:
         known = self._sockets.get((host, port))
         if known is not None:
             try:

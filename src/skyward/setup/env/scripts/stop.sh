@@ -17,6 +17,11 @@ if is_keeper; then
     done
     ! is_keeper || kill -KILL "$pid" 2>/dev/null
 fi
+# In memory, where a keeper that was killed has left it.
+scratch=$(cat "$directory/scratch" 2>/dev/null)
+case $scratch in
+    /*/skyward-*) if [ -d "$scratch" ] && [ ! -L "$scratch" ] && [ -O "$scratch" ]; then rm -rf "$scratch"; fi ;;
+esac
 # Processes that the keeper started may write there until they are gone.
 for _ in 1 2 3 4 5; do
     rm -rf "$directory" 2>/dev/null

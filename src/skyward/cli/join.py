@@ -1,0 +1,30 @@
+"""`sky join`: makes this machine a node of a pool that waits for machines."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "join",
+        help="make this machine a node of a pool",
+        description="Makes this machine a node of a pool that was opened with sky.Join, until the pool is closed.",
+    )
+    parser.add_argument("--file", help="the file that the pool has written (default: the variable SKYWARD_JOIN)")
+    parser.add_argument("--place", type=int, help="which node this is to be, from 0 on (default: the next free one)")
+    parser.add_argument("--stdin", action="store_true", help="leave the pool when standard input ends")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from skyward.node import join
+
+    argv = ["--file", arguments.file] if arguments.file is not None else []
+    argv += ["--place", str(arguments.place)] if arguments.place is not None else []
+    return join.main([*argv, "--stdin"] if arguments.stdin else argv)

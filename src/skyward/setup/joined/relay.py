@@ -1,0 +1,182 @@
+"""Meets machines at a host that both sides reach: starts the relay there over ssh, and again when that breaks."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from skyward.api.shell import Process, SshTarget
+from skyward.errors import BootstrapError, SkywardError
+from skyward.setup.joined.program import relay_program
+from skyward.setup.ssh.shell import SshShell
+
+__all__ = ["RelayClient"]
+
+_START = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])).decode())"
+_CONNECT = 60.0
+_LONGEST_PAUSE = 10.0
+_STEP = "meeting machines"
+
+
+class RelayClient:
+    """The relay on a host, as long as it is not closed; `take` gets each connection, with the address it came from."""
+
+    def __init__(
+        self,
+        target: SshTarget,
+        lease: float,
+        port: int,
+        take: Callable[[socket.socket, str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._shell, self._lease, self._take, self._warn = SshShell(target), lease, take, warn
+        self._closed = threading.Event()
+        self._process: Process | None = None
+        self._thread: threading.Thread | None = None
+        self.port, self._pid, self._path = port, 0, ""
+        self.addresses: list[str] = []
+        try:
+            self._shell.connect(time.monotonic() + _CONNECT)
+            self._start()
+        except BaseException:
+            self._shell.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="skyward-relay", daemon=True)
+        self._thread.start()
+
+    def if_we_die(self) -> tuple[list[str], list[str], str | None]:
+        """What ends the relay in our place: its machines are refused then, and end."""
+        return self._shell.command(["sh", "-c", f"kill {self._pid} 2>/dev/null; true"]), *self._shell.ending()
+
+    def close(self) -> None:
+        """Ends the relay."""
+        self._closed.set()
+        self._end_old()
+        process = self._process
+        if process is not None:
+            process.kill()
+        if self._thread is not None:
+            self._thread.join(10)  # it closes the process's pipes
+        self._shell.close()
+
+    def _start(self) -> None:
+        """Starts the relay, and sees that we reach it; raises SkywardError or OSError."""
+        program = relay_program().encode()
+        with tempfile.TemporaryFile() as errors:
+            process = self._shell.start(["python3", "-c", _START, str(len(program))], {}, errors)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            self._process = process
+            try:
+                process.stdin.write(program)
+                process.stdin.write(json.dumps({"port": self.port, "lease": self._lease}).encode() + b"\n")
+                process.stdin.flush()
+                said = _message(process.stdout.readline(1 << 16))
+            except (OSError, ValueError):
+                errors.seek(0)
+                why = errors.read()[-1000:].decode("utf-8", "replace").strip()
+                _let_go(process)
+                text = f"{self._shell.name}: the relay did not start; the host needs python3 of version 3.8 or newer."
+                raise BootstrapError(_STEP, f"{text}\n{why}") from None
+        port, self._pid, self._path = int(said["port"]), int(said["pid"]), str(said["socket"])
+        if self.addresses and port != self.port:
+            self._warn(
+                f"the relay on {self._shell.name} had to take port {port}: {self.port} is in use there by now. "
+                "Machines that lost their connection do not find it, and end when their lease is over."
+            )
+        self.port, self.addresses = port, [str(name) for name in said["addresses"]]
+        try:
+            self._check_way()
+        except BaseException:
+            _let_go(process)
+            raise
+
+    def _check_way(self) -> None:
+        """Sees whether ssh lets us reach the relay, and says in words what to do if it does not."""
+        answer = b""
+        try:
+            with self._claim(0) as sock:
+                while piece := sock.recv(16):
+                    answer += piece
+        except OSError:
+            pass
+        if answer != b"here":
+            said = self._shell.said()
+            raise BootstrapError(
+                _STEP,
+                f"{self._shell.name}: its sshd does not let us reach a socket there, at which we would meet machines. "
+                "Set AllowStreamLocalForwarding yes (or local) in its sshd_config, or open the pool on a computer that "
+                f"the machines can connect to.\nssh said: {said or 'nothing'}",
+            )
+
+    def _serve(self) -> None:
+        """Takes whoever comes; starts the relay again when it, or the connection to it, is gone."""
+        pause = 0.5
+        while not self._closed.is_set():
+            self._listen()
+            while not self._closed.wait(pause):
+                try:
+                    self._end_old()
+                    self._start()
+                    break
+                except (SkywardError, OSError):
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                return
+            pause = 0.5
+
+    def _listen(self) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        try:
+            while line := process.stdout.readline(1 << 16):
+                said = _message(line)
+                number, address = int(said["new"]), str(said["from"])
+                threading.Thread(target=self._fetch, args=(number, address), daemon=True).start()
+        except (OSError, ValueError, KeyError):
+            pass
+        _let_go(process)
+
+    def _fetch(self, number: int, address: str) -> None:
+        try:
+            self._take(self._claim(number), address)
+        except OSError:
+            pass  # it is gone; the machine tries again
+
+    def _claim(self, number: int) -> socket.socket:
+        sock = self._shell.reach_file(self._path)
+        sock.sendall(f"{number:08d}".encode())
+        return sock
+
+    def _end_old(self) -> None:
+        """Ends a relay that may wait for us; its port is wanted."""
+        try:
+            if self._pid:
+                self._shell.run(["kill", str(self._pid)], timeout=5)
+        except Exception:  # it ends by itself when the lease is over
+            pass
+
+
+def _let_go(process: Process) -> None:
+    """Ends the ssh that leads to the relay, and closes its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        try:
+            if pipe is not None:
+                pipe.close()
+        except OSError:
+            pass  # what was still to be written
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    said: Any = json.loads(line)
+    if type(said) is not dict:
+        raise ValueError("no message")
+    return cast("dict[str, Any]", said)
