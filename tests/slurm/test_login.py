@@ -17,8 +17,6 @@ from skyward.machines import reaper
 from tests.support.slurm import Cluster
 from tests.support.waiting import read_until, until
 
-pytest.importorskip("skyward.setup.joined.relay")
-
 
 @sky.compute
 def hostname() -> str:

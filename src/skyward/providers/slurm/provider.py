@@ -6,8 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from inspect import signature
-from typing import Any, cast
+from typing import Any
 
 from skyward.api.image import check_number
 from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
@@ -126,8 +125,8 @@ class Slurm(Provider):
             login = None if self._target is None else asdict(self._target)
             ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, "login": login})
             _OPEN[pool] = commands
-            met = {"relay": self._target} if self._target and "relay" in signature(open_arrivals).parameters else {}
-            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=kill_wait(commands), **cast("Any", met))
+            grace = kill_wait(commands)
+            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=grace, relay=self._target)
             return self._job(ledger, commands, spec, count, gpus, timeout, report)
         except BaseException:
             close_arrivals(pool)
