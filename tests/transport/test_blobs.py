@@ -32,6 +32,12 @@ def test_a_blob_comes_back_equal_and_private(tmp_path: Path) -> None:
     assert bytes(read(blob))[:3] == b"con"
 
 
+def test_an_empty_blob_is_read_as_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    assert bytes(blobs.read((str(path), 0))) == b""
+
+
 def test_a_reader_may_remove_what_it_reads(tmp_path: Path) -> None:
     blob = write(str(tmp_path), b"once")
     view = read(list(blob), unlink=True)

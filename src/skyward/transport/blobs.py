@@ -89,7 +89,8 @@ def read(blob: Sequence[str | int], *, unlink: bool = False) -> memoryview:
     path, size = str(blob[0]), int(blob[1])
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        mapped = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        how = {"flags": mmap.MAP_PRIVATE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
+        mapped = mmap.mmap(fd, size, **how) if size else bytearray()  # the kernel maps no empty file
     finally:
         os.close(fd)
     if unlink:
