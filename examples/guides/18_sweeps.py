@@ -1,9 +1,10 @@
-"""A sweep that loses nothing, a model that is loaded once, and a pool in an asyncio program."""
+"""A sweep that loses nothing, results that stay, a model that is loaded once, and a pool in an asyncio program."""
 
 import argparse
 import asyncio
 import math
 import time
+from typing import Any
 
 import skyward as sky
 
@@ -35,6 +36,24 @@ def length(words: dict[str, int], word: str) -> int:
     return words[word]
 
 
+@sky.compute
+def load(part: int) -> list[float]:
+    """Stands for data that takes a while to read."""
+    return [math.sin(part + n / 1000) for n in range(200_000)]
+
+
+@sky.compute
+def mean(values: list[float], power: int = 1) -> float:
+    """Works on data that is where it runs, or comes there from another node."""
+    return sum(value**power for value in values) / len(values)
+
+
+@sky.compute
+def largest(parts: list[list[float]]) -> float:
+    """Takes what several other calls have made."""
+    return max(map(max, parts))
+
+
 def sweep(pool: sky.ComputePool) -> None:
     settings = [(rate, depth) for rate in (0.001, 0.01, 0.1, 1.0) for depth in (2, 4, 8)]
     results = sky.gather(*(train(*chosen) for chosen in settings), return_exceptions=True) >> pool
@@ -60,6 +79,19 @@ def shared_data(pool: sky.ComputePool) -> None:
     print(f"looked up: {lengths}")
 
 
+def results_that_stay(pool: sky.ComputePool) -> None:
+    data = load(0).keep() >> pool
+    means = sky.gather(*(mean(data, power) for power in (1, 2, 3))) >> pool
+    print(f"means: {[round(value, 3) for value in means]}; {data}")
+    values = data.get()
+    print(f"brought here: {len(values)} values")
+
+
+def calls_as_arguments(pool: sky.ComputePool) -> None:
+    parts: Any = [load(part) for part in range(6)]
+    print(f"the largest value of all parts: {largest(parts) >> pool:.3f}")
+
+
 def inference(pool: sky.ComputePool) -> None:
     batches = [[f"a good text number {n}", "a bad one"] for n in range(200)]
     began = time.perf_counter()
@@ -82,5 +114,7 @@ if __name__ == "__main__":
         sweep(pool)
         first_failure(pool)
         shared_data(pool)
+        results_that_stay(pool)
+        calls_as_arguments(pool)
         inference(pool)
     asyncio.run(in_asyncio(nodes))
