@@ -152,7 +152,7 @@ class Pump:
             data = bytes(self._received[_HEADER.size : _HEADER.size + size])
             del self._received[: _HEADER.size + size]
             if channel == _EXIT:
-                self._code = int(data)
+                self._code = _exit_code(data)
             else:
                 self._backlog.append([channel, data])
 
@@ -172,6 +172,15 @@ class Pump:
             pass
         os.close(self._sinks.pop(channel))
         return True
+
+
+def _exit_code(data: bytes) -> int:
+    try:
+        if len(data) < 12:
+            return int(data)
+    except ValueError:
+        pass
+    raise ConnectionError("what came is no exit code")
 
 
 def _frame(channel: int, data: bytes) -> bytes:

@@ -52,6 +52,7 @@ NOTICES = "skyward.node.join_notice:wait"
 _REFUSED = 10.0
 _SETTLED = 10.0
 _LONGEST_REASON = 500
+_MOST_WARNINGS = 20
 _OPEN: dict[str, Arrivals] = {}
 _LOCK = threading.Lock()
 
@@ -313,7 +314,7 @@ class Arrivals:
     def _join(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
         """Somebody wants to join."""
         place, proof, key = hello.get("place"), hello.get("token"), hello.get("key")
-        name, peer = str(hello.get("name"))[:255], cast("object", sock.getpeername())
+        name, peer = _shown(str(hello.get("name")), 255), cast("object", sock.getpeername())
         address = str(cast("tuple[Any, ...]", peer)[0]) if isinstance(peer, tuple) else ""
         if not (place is None or type(place) is int) or type(proof) is not str or type(key) is not str:
             raise ValueError("no greeting")
@@ -341,10 +342,10 @@ class Arrivals:
             sock.close()
 
     def _from_joiner_failed(self, member: Member, id: str, reason: str) -> None:
-        member.failed(id, reason[:_LONGEST_REASON])
+        member.failed(id, _shown(reason, _LONGEST_REASON))
 
     def _from_joiner_leaving(self, member: Member, reason: str) -> None:
-        member.leave(reason[:_LONGEST_REASON])
+        member.leave(_shown(reason, _LONGEST_REASON))
 
     def _from_joiner_pong(self, member: Member) -> None:
         """It is there; the control connection has noted so."""
@@ -358,10 +359,19 @@ class Arrivals:
 
     def _tell(self, text: str) -> None:
         with self._changed:
-            warn = self._warn if text not in self.warnings else None
-            self.warnings += [text] if text not in self.warnings else []
+            if text in self.warnings or len(self.warnings) > _MOST_WARNINGS:
+                return
+            if len(self.warnings) == _MOST_WARNINGS:
+                text = f"{text} Nothing more is said of the next ones."
+            self.warnings.append(text)
+            warn = self._warn
         if warn is not None:
             warn(text)
+
+
+def _shown(text: str, most: int) -> str:
+    """What a machine says, without what could do something to a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text[:most])
 
 
 def _say(sock: ssl.SSLSocket, message: dict[str, Any]) -> None:

@@ -29,6 +29,13 @@ _PER_ADDRESS = 128
 _TLS_HANDSHAKE = 0x16
 
 
+class _Arrival:
+    """A connection that has not said yet what it is; TLS takes its place when it begins."""
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.sock, self.address = sock, address
+
+
 class Listener:
     """Accepts connections on any number of sockets, each in a thread of its own until it has said what it is.
 
@@ -49,7 +56,7 @@ class Listener:
         self._tls.num_tickets = 0
         self._joins, self._streams = joins, streams
         self._lock = threading.Lock()
-        self._waiting: dict[socket.socket, str] = {}  # in the order in which they came, with their addresses
+        self._waiting: dict[_Arrival, None] = {}  # in the order in which they came
         self._listening: socket.socket | None = None
         self._closed = False
 
@@ -66,11 +73,12 @@ class Listener:
 
     def take(self, sock: socket.socket, address: str) -> None:
         """Hears what a new connection is, in a thread of its own."""
-        self._wait(sock, address)
+        arrival = _Arrival(sock, address)
+        self._wait(arrival)
         try:
-            threading.Thread(target=self._hear, args=(sock,), name="skyward-arrival", daemon=True).start()
+            threading.Thread(target=self._hear, args=(arrival,), name="skyward-arrival", daemon=True).start()
         except RuntimeError:  # no more threads
-            self._forget(sock)
+            self._forget(arrival)
             sock.close()
 
     def close(self) -> None:
@@ -97,8 +105,8 @@ class Listener:
                 continue
             self.take(sock, address[0])
 
-    def _hear(self, sock: socket.socket) -> None:
-        made: socket.socket = sock
+    def _hear(self, arrival: _Arrival) -> None:
+        sock = arrival.sock
         try:
             sock.settimeout(_HANDSHAKE)
             deadline = time.monotonic() + _HANDSHAKE
@@ -107,12 +115,12 @@ class Listener:
             first = sock.recv(1, socket.MSG_PEEK)
             if first and first[0] != _TLS_HANDSHAKE:
                 id = _exactly(sock, ID_LENGTH, deadline).decode("ascii")
-                self._forget(sock)
+                self._forget(arrival)
                 self._streams(sock, id)
                 return
-            made = secured = self._tls.wrap_socket(sock, server_side=True)
+            secured = self._secured(arrival)
             kind, hello = _greeting(_line(secured, deadline))
-            self._forget(sock)
+            self._forget(arrival)
             if kind == "join" and type(hello) is dict:
                 self._joins(secured, cast("dict[str, Any]", hello))
             elif kind == "stream" and type(hello) is str:
@@ -120,28 +128,39 @@ class Listener:
             else:
                 raise ValueError("no greeting")
         except (OSError, ValueError, RecursionError):
-            made.close()  # not one of ours, or too slow
+            arrival.sock.close()  # not one of ours, or too slow
         finally:
-            self._forget(sock)
+            self._forget(arrival)
 
-    def _wait(self, sock: socket.socket, address: str) -> None:
+    def _secured(self, arrival: _Arrival) -> ssl.SSLSocket:
+        """TLS over a connection, which can be sent away in the middle of the handshake as before it."""
+        with self._lock:  # the socket before is of no use from here on
+            made = self._tls.wrap_socket(arrival.sock, server_side=True, do_handshake_on_connect=False)
+            arrival.sock = made
+            if arrival not in self._waiting:
+                raise ConnectionError("it was sent away")
+        made.do_handshake()
+        return made
+
+    def _wait(self, arrival: _Arrival) -> None:
         """Puts a connection in line. When that is too long, the oldest of the address with most is sent away."""
+        address = arrival.address
         with self._lock:
-            self._waiting[sock] = address
-            counts = Counter(self._waiting.values())
+            self._waiting[arrival] = None
+            counts = Counter(known.address for known in self._waiting)
             if len(self._waiting) <= _WAITING and counts[address] <= _PER_ADDRESS:
                 return
             crowded = address if counts[address] > _PER_ADDRESS else counts.most_common(1)[0][0]
-            longest = next(sock for sock, known in self._waiting.items() if known == crowded)
+            longest = next(known for known in self._waiting if known.address == crowded)
             del self._waiting[longest]
             try:
-                socket.socket.shutdown(longest, socket.SHUT_RDWR)
+                socket.socket.shutdown(longest.sock, socket.SHUT_RDWR)
             except OSError:
                 pass  # it has just gone
 
-    def _forget(self, sock: socket.socket) -> None:
+    def _forget(self, arrival: _Arrival) -> None:
         with self._lock:
-            self._waiting.pop(sock, None)
+            self._waiting.pop(arrival, None)
 
 
 def _greeting(line: bytes) -> tuple[str, object]:
