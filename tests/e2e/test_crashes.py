@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -64,6 +66,18 @@ def die(mark: Path, how: Callable[[], None]) -> None:
     started(mark)
     print("last words", file=sys.stderr, flush=True)
     how()
+
+
+@sky.compute
+def report_and_die(steps: int) -> None:
+    print("first words", file=sys.stderr)
+    logging.getLogger("training").warning("the loss rises")
+    warnings.warn("a rate that is high", stacklevel=1)
+    for step in range(steps):
+        sky.progress(step + 1, steps, loss=1.0)
+        time.sleep(0.15 if step == 1 else 0.0)
+    print("last words", file=sys.stderr)
+    os._exit(3)
 
 
 def agents(pool: sky.ComputePool) -> list[int]:
@@ -519,3 +533,13 @@ def test_a_body_whose_environment_cannot_be_made_fails_and_the_pool_goes_on(pool
     with pytest.raises(ValueError, match="not a number"):
         echo(Bomb()) >> pool  # type: ignore[arg-type]
     assert echo(1) >> pool == 1
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_crash_shows_what_the_body_said_in_words_and_no_reports_of_progress(pool: sky.ComputePool) -> None:
+    with pytest.raises(sky.errors.TaskCrashed) as caught:
+        report_and_die(5) >> pool
+    first, record, warning, *rest = caught.value.stderr.splitlines()
+    assert (first, record) == ("first words", "WARNING training: the loss rises")
+    assert warning.endswith(": UserWarning: a rate that is high")
+    assert rest == ["last words"]

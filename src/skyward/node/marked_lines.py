@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any, Literal, cast
 
-__all__ = ["LONGEST_NAME", "MARK", "Kind", "parsed", "write"]
+__all__ = ["LONGEST_NAME", "MARK", "Kind", "parsed", "readable", "write"]
 
 Kind = Literal["log", "progress", "warning"]
 
@@ -69,6 +69,24 @@ def parsed(text: str) -> tuple[Kind, dict[str, Any]] | None:
     if kind == "warning" and not _are_names(about["kinds"]):
         return None
     return cast(Kind, kind), {name: about[name] for name in fields}
+
+
+def readable(text: str) -> str:
+    """The text as people read it: records and warnings in words, no reports of progress."""
+    import logging  # runners, which only write such lines, do without
+
+    shown: list[str] = []
+    for line in text.split("\n"):
+        before, mark, said = line.partition(MARK)
+        shown += [before] if before or not mark else []
+        found = parsed(mark + said) if mark else None
+        if found is not None and found[0] == "log":
+            level: int = found[1]["level"]
+            shown.append(f"{logging.getLevelName(level)} {found[1]['logger']}: {found[1]['text']}")
+        elif found is not None and found[0] == "warning":
+            about = found[1]
+            shown.append(f"{about['path']}:{about['line']}: {about['kinds'][0].rpartition(':')[2]}: {about['text']}")
+    return "\n".join(shown)
 
 
 def _are_names(names: list[Any]) -> bool:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from skyward.node import stack_dump
+from skyward.node.marked_lines import readable
 from skyward.node.orders import AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
@@ -29,6 +30,7 @@ log = logging.getLogger("skyward.engine")
 _READ = 1 << 16
 _SHORT = 1 << 14  # after a read that gave less, the next would find nothing
 _STDERR_TAIL = 4096
+_STDERR_KEPT = 4 * _STDERR_TAIL  # of which reports of progress are left out
 _DRAIN = 2 << 20  # two pipes hold no more, however large they were made
 
 
@@ -53,7 +55,7 @@ class Pipe:
         if not data:
             self.open = False
         elif self.stream == "stderr":
-            self.tail = (self.tail + data)[-_STDERR_TAIL:]
+            self.tail = (self.tail + data)[-_STDERR_KEPT:]
         return data
 
     def take_apart(self, data: bytes, mark: bytes) -> list[tuple[str | None, bytes]]:
@@ -138,7 +140,10 @@ class RunnerProcess:
 
     def stderr_tail(self, mark: bytes) -> str:
         """The last lines that the current call wrote to stderr."""
-        return self._after(mark, self.err.tail).decode("utf-8", "replace").strip()
+        tail = self._after(mark, self.err.tail)
+        if len(self.err.tail) == _STDERR_KEPT and tail is self.err.tail:
+            tail = tail.partition(b"\n")[2] or tail  # its first line is half a line
+        return readable(tail.decode("utf-8", "replace")).strip()[-_STDERR_TAIL:]
 
     def _after(self, mark: bytes, otherwise: bytes) -> bytes:
         """What stderr says after the last mark, which tells where a call begins."""
