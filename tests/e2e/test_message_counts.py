@@ -113,3 +113,45 @@ def test_a_large_argument_crosses_no_socket_on_this_computer(monkeypatch: pytest
         assert sky.compute(len)(bytes(16 << 20)) @ pool == [16 << 20] * 2
         assert sky.compute(len)(bytes(16 << 20)) @ pool == [16 << 20] * 2
     assert sum(sent) < 1 << 20
+
+
+@sky.compute
+def of_fifty_megabytes() -> bytes:
+    return bytes(50 << 20)
+
+
+@sky.compute
+def length_and_node(data: bytes, *_: bytes) -> tuple[int, int]:
+    return len(data), sky.instance_info().node
+
+
+@pytest.mark.parametrize("way", ["kept", "argument"])
+def test_a_large_result_for_another_call_costs_two_small_frames_each_way(counts: Counts, way: str) -> None:
+    """Whether it is kept first or made for the call, where it was made and on the other node: it crosses no socket."""
+    with sky.ComputePool(nodes=2, console=False) as pool:
+        length_and_node(b"") @ pool
+        of_fifty_megabytes() >> pool  # both bodies are known there
+        refs: list[Any] = []
+        counts.clear()
+        began = time.monotonic()
+        for _ in range(3):
+            if way == "kept":
+                refs.append(of_fifty_megabytes().keep() >> pool)
+                assert (length_and_node(refs[-1]) >> pool)[0] == 50 << 20
+            else:
+                made: Any = of_fifty_megabytes()
+                assert (length_and_node(made) >> pool)[0] == 50 << 20
+        seen = dict(counts)
+        beside = 3 * 3 + 2 * (int(time.monotonic() - began) + 2)  # acknowledgements, what is let go, signs of life
+        assert 6 <= seen["frames_out"] <= 6 + beside, seen
+        assert 6 <= seen["frames_in"] <= 6 + beside, seen
+        assert seen["bytes_out"] <= 1500 * (6 + beside), seen
+        assert seen["bytes_in"] <= 500 * (6 + beside), seen
+
+        counts.clear()
+        for ref in refs:
+            assert length_and_node(ref) @ pool == [(50 << 20, 0), (50 << 20, 1)]
+        assert counts["bytes_out"] + counts["bytes_in"] < 100_000, counts
+        if refs:
+            assert len(refs[0].get()) == 50 << 20
+        assert counts["bytes_out"] + counts["bytes_in"] < 100_000, counts

@@ -72,6 +72,11 @@ def quiet(x: int) -> complex:
     return complex(x)
 
 
+@sky.compute
+def takes_float(x: float) -> int:
+    return int(x)
+
+
 class Model:
     @sky.compute
     def fit(self, epochs: int) -> dict[str, float]:
@@ -217,10 +222,28 @@ def objects_that_stay(pool: sky.ComputePool) -> None:
     assert_type(train(ref), sky.PendingCompute[float])
     assert_type(ref.get(), int)
     assert_type(ref.size, int)
+    pending: sky.PendingCompute[sky.Ref[str]] = bare_call(3).keep()
+    print(pending.name)
+    kept = train(3).keep() >> pool
+    assert_type(kept, sky.Ref[float])
+    assert_type(kept.get(), float)
+    assert_type(takes_float(kept), sky.PendingCompute[int])
+    assert_type(takes_float(2.0), sky.PendingCompute[int])
+    assert_type(train(3).keep() @ pool, list[sky.Ref[float]])
+    assert_type(pool.run(train(3).keep()), sky.Ref[float])
+    assert_type(pool.broadcast(train(3).keep()), list[sky.Ref[float]])
+    assert_type(pool.submit(train(3).keep()), AwaitableFuture[sky.Ref[float]])
+    assert_type(sky.gather(train(3).keep(), bare_call(3).keep()) >> pool, tuple[sky.Ref[float], sky.Ref[str]])
+    assert_type(train(3).with_retries(2).keep().with_timeout(5) >> pool, sky.Ref[float])
+    assert_type(train(3).keep() > pool, AwaitableFuture[sky.Ref[float]])
+    assert_type(train(3).keep() >> sky, sky.Ref[float])
+    unchecked: Any = train(3)  # a call as an argument
+    assert_type(takes_float(unchecked), sky.PendingCompute[int])
 
 
 def what_is_refused(pool: sky.ComputePool) -> None:
     train("3")  # pyright: ignore[reportArgumentType]
+    takes_float(train(3))  # pyright: ignore[reportArgumentType] - it would run, but so would no forgotten `>> pool`
     train()  # pyright: ignore[reportCallIssue]
     train(3, speed=1)  # pyright: ignore[reportCallIssue]
     Model().fit("x")  # pyright: ignore[reportArgumentType]

@@ -17,7 +17,7 @@ import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MethodType, ModuleType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.brief import brief, described
 from skyward.api.futures import AwaitableFuture, Stream, Untyped
@@ -66,15 +66,15 @@ class PendingCompute(Unsent, Generic[T_co]):
         """What the call is named in messages and in the live view."""
         return self.label or name_of(self.fn)
 
-    def with_timeout(self, seconds: float | None) -> PendingCompute[T_co]:
+    def with_timeout(self, seconds: float | None) -> Self:
         """Returns this call with a time limit of so many `seconds` (None: no limit)."""
         return replace(self, timeout=_checked_timeout(seconds))
 
-    def with_retries(self, retries: int) -> PendingCompute[T_co]:
+    def with_retries(self, retries: int) -> Self:
         """Returns this call with other `retries`: how often it is started again after the loss of its node."""
         return replace(self, retries=checked_retries(retries))
 
-    def keep(self) -> PendingCompute[Ref[T_co]]:
+    def keep(self) -> PendingKept[T_co]:
         """Returns this call with its result left on its node; sending it gives a `sky.Ref` to it.
 
         `ref = load().keep() >> pool`, then `train(ref) >> pool` goes to that node if it is free.
@@ -82,7 +82,7 @@ class PendingCompute(Unsent, Generic[T_co]):
         from skyward.api.ref import checked_keep  # not every process needs it
 
         checked_keep(self.fn, self.name)
-        return cast("PendingCompute[Ref[T_co]]", replace(self, kept=True))
+        return cast("PendingKept[T_co]", replace(self, kept=True))
 
     @overload
     def __rshift__(self: PendingCompute[Untyped], target: Target | ModuleType) -> Any: ...
@@ -124,6 +124,16 @@ class PendingCompute(Unsent, Generic[T_co]):
         from skyward.api.html import call_card
 
         return call_card(self.name, self.args, self.kwargs, self.timeout)
+
+
+if typing.TYPE_CHECKING:
+
+    class PendingKept(PendingCompute[Ref[T_co]]):
+        """What `keep()` gives, for type checkers: a Ref passes for anything, so overloads alone cannot name it."""
+
+        def __rshift__(self, target: Target | ModuleType) -> Ref[T_co]: ...
+        def __matmul__(self, target: Target | ModuleType) -> list[Ref[T_co]]: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+        def __gt__(self, target: Target | ModuleType) -> AwaitableFuture[Ref[T_co]]: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 __all__ = ["Ref", "checked_keep", "not_kept"]
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
 
@@ -22,7 +22,7 @@ else:
         pass
 
 
-class Ref(_Anything, Generic[T]):
+class Ref(_Anything, Generic[T_co]):
     """An object that nodes of a pool keep; as an argument of a call it becomes the object.
 
     It was sent there once (`pool.put`), or it is the result of a call and has never left its node (`call.keep()`).
@@ -52,7 +52,7 @@ class Ref(_Anything, Generic[T]):
         """How many bytes the object takes, pickled."""
         return self._size if self.kept is None else self.kept.size
 
-    def get(self) -> T:
+    def get(self) -> T_co:
         """The object, brought here: another copy each time."""
         self.check()
         return self._get()

@@ -10,6 +10,8 @@ from skyward.api.futures import AwaitableFuture, Stream, Untyped
 from skyward.pool.mistakes import called_like_an_executor
 
 if TYPE_CHECKING:
+    from skyward.api.compute import PendingKept
+    from skyward.api.ref import Ref
     from skyward.client.executor import PoolExecutor
     from skyward.pool.sending import Sender
     from skyward.pool.state import PoolState
@@ -27,6 +29,8 @@ class Calls:
         _sender: Sender
 
     @overload
+    def run(self, call: PendingKept[T], /, *args: Never, **kwargs: Never) -> Ref[T]: ...
+    @overload
     def run(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> Any: ...
     @overload
     def run(self, call: PendingCompute[Iterator[T]], /, *args: Never, **kwargs: Never) -> Stream[T]: ...
@@ -43,6 +47,8 @@ class Calls:
             future.cancel()
             raise
 
+    @overload
+    def submit(self, call: PendingKept[T], /, *args: Never, **kwargs: Never) -> AwaitableFuture[Ref[T]]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
     def submit(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> AwaitableFuture[Any]: ...
     @overload
@@ -67,6 +73,8 @@ class Calls:
         """The same as `submit(call)`."""
         return self.submit(call)
 
+    @overload
+    def broadcast(self, call: PendingKept[T], /, *args: Never, **kwargs: Never) -> list[Ref[T]]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
     def broadcast(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> list[Any]: ...
     @overload
