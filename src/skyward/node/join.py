@@ -38,6 +38,7 @@ __all__ = ["main", "token"]
 _PLACES = ("SKYWARD_PLACE", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
 _DROPPED = (VARIABLE, "OMP_NUM_THREADS")
 _DIAL, _FIRST, _SILENT = 5.0, 60.0, 20.0
+_TAKEN = 300.0  # a place becomes free when a machine is lost
 _PIECE = 1 << 18
 
 
@@ -45,6 +46,10 @@ def token(secret: str, pool: str, place: int | None) -> str:
     """Proves that somebody was told the secret of a pool: for one place or, without a number, for any."""
     text = f"{pool}:{'' if place is None else place}"
     return hmac.new(bytes.fromhex(secret), text.encode(), "sha256").hexdigest()
+
+
+class _Taken(ConnectionError):
+    """Every place is taken, for now."""
 
 
 class _Joiner:
@@ -114,18 +119,23 @@ class _Joiner:
 
     def _come_home(self) -> ssl.SSLSocket:
         """The control connection; tries until the lease is over, or nobody listens there any more."""
-        pause, began, refused = 0.1, time.monotonic(), 0.0
+        pause, began, refused, told = 0.1, time.monotonic(), 0.0, False
         while True:
             try:
                 control = self._dial()
                 self._greet(control)
                 return control
             except (OSError, ValueError) as exc:
-                why, now = str(exc), time.monotonic()
+                why, now, taken = str(exc), time.monotonic(), isinstance(exc, _Taken)
                 refused = (refused or now) if isinstance(exc, ConnectionRefusedError) else 0.0
             if refused and now - refused > self._patience:
                 raise Over(f"the pool is gone: {why}")
-            if now - (self._heard if self._joined else began) > self._lease:
+            if taken and not told:
+                told = True
+                _tell(f"the pool {self._pool} does not need this machine now ({why}); waiting for {_TAKEN:.0f} s")
+            if taken and now - began > _TAKEN:
+                raise Over(f"the pool {self._pool} did not need this machine: {why}")
+            if not taken and now - (self._heard if self._joined else began) > self._lease:
                 raise Over(f"the pool {self._pool} cannot be reached from here: {why}")
             self._wait(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 5.0)
@@ -167,7 +177,7 @@ class _Joiner:
         with control.makefile("rb") as lines:
             answer = json.loads(lines.readline(1 << 16) or b"{}")
         if answer.get("again"):
-            raise ConnectionError(answer["refused"])
+            raise _Taken(answer["refused"])
         if "refused" in answer:
             raise Over(f"the pool {self._pool} does not let this machine in: {answer['refused']}")
         welcome = answer["welcome"]

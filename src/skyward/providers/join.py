@@ -36,7 +36,7 @@ class Join(Provider):
 
     The command is `python3 FILE`, where FILE is written by the pool: it holds a program without dependencies, and a
     secret, so give it to nobody else. Machines with Skyward can run `sky join --file FILE` instead. A machine that is
-    lost is replaced by running the command once more, on any machine.
+    lost is replaced by running the command once more, on any machine: it gets a place 20 s after the loss.
 
     Args:
         nodes: how many machines are waited for. Default: 1.

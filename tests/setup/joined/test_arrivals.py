@@ -164,6 +164,31 @@ def test_a_second_machine_for_a_place_is_refused_and_the_user_is_told(arrivals: 
     assert "intruder" in warned[0]
 
 
+def test_a_machine_that_finds_every_place_taken_says_that_it_waits(arrivals: Arrivals, tmp_path: Path) -> None:
+    arrivals.expect([0])
+    first, _ = greet(arrivals, None, "key")
+    path = tmp_path / "join.py"
+    path.write_text(join_file(arrivals.text))
+    path.chmod(0o600)
+    with subprocess.Popen([sys.executable, "-I", str(path)], stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert "every place is taken" in waiting.stderr.readline()
+        arrivals.expect([1])
+        assert "as place 1" in waiting.stderr.readline()
+        until(lambda: arrivals.member(1).connected)
+        close_arrivals(arrivals.pool)
+        assert waiting.wait(60) == 0
+    first.close()
+
+
+def test_machines_that_joined_are_replaced_unless_the_user_does_not_want_it(arrivals: Arrivals) -> None:
+    arrivals.expect([0])
+    first, _ = greet(arrivals, None, "key")
+    (machine,) = arrivals.wait([0], time.monotonic() + 60, lambda text: None)
+    assert machine.preemptible
+    first.close()
+
+
 def test_places_that_nobody_took_in_time_cannot_be_taken_later(arrivals: Arrivals) -> None:
     """SEC-34."""
     with pytest.raises(BootstrapError, match="1 of 1 machines did not join in time"):

@@ -146,6 +146,11 @@ class JoinedMachine(Machine):
     left: str = ""
 
     @property
+    def preemptible(self) -> bool:
+        """Whoever ran the command may end it at any time; another machine may take the place."""
+        return True
+
+    @property
     def gone(self) -> str:
         return self.left
 
