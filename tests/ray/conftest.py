@@ -11,25 +11,22 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from tests.support.folder import shared_by
 from tests.support.hosts import lacks_python, unavailable
 from tests.support.ray_cluster import RayCluster
 from tests.support.waiting import until
 
+_shared, pytest_runtest_teardown = shared_by(Path(__file__).parent)
+
 
 @pytest.fixture(scope="session")
-def cluster(hosts_cache: Path, client_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+def cluster(hosts_cache: Path, client_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RayCluster:
     """Ray on three hosts; a test that breaks a node starts it again."""
     if reason := unavailable() or lacks_python() or ("" if find_spec("ray") else "ray is not installed"):
         pytest.skip(reason)
-    before = os.environ.get("SKYWARD_CACHE")
-    os.environ["SKYWARD_CACHE"] = str(client_cache)
+    _shared.enter_context(pytest.MonkeyPatch.context()).setenv("SKYWARD_CACHE", str(client_cache))
     shutil.rmtree(hosts_cache / "pools", ignore_errors=True)  # what other hosts have left by dying
-    with RayCluster(hosts_cache, tmp_path_factory.mktemp("stand-ins")) as started:
-        yield started
-    if before is None:
-        del os.environ["SKYWARD_CACHE"]
-    else:
-        os.environ["SKYWARD_CACHE"] = before
+    return _shared.enter_context(RayCluster(hosts_cache, tmp_path_factory.mktemp("stand-ins")))
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from tests.support.folder import shared_by
 from tests.support.slurm import Cluster, unavailable_slurm
 from tests.support.waiting import until
+
+_shared, pytest_runtest_teardown = shared_by(Path(__file__).parent)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,12 +32,11 @@ def cache(hosts_cache: Path) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _home(client_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _home(client_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The client's own cache and ledgers lie in directories of this run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SKYWARD_CACHE", str(client_cache))
-        patch.setenv("SKYWARD_STATE", str(tmp_path_factory.mktemp("state")))
-        yield
+    patch = _shared.enter_context(pytest.MonkeyPatch.context())
+    patch.setenv("SKYWARD_CACHE", str(client_cache))
+    patch.setenv("SKYWARD_STATE", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture(scope="module")
