@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import selectors
 import shutil
 import signal
@@ -22,6 +23,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections import Counter
 from typing import Any
 
 __all__ = ["main"]
@@ -29,6 +31,7 @@ __all__ = ["main"]
 _PIECE = 1 << 18
 _NUMBER = 8
 _UNCLAIMED, _PER_ADDRESS, _CLAIM = 1024, 256, 15.0
+_UNTOLD, _HIGHEST = 1 << 14, 99_999_999
 _SIOCGIFADDR = 0x8915
 
 
@@ -54,6 +57,7 @@ class Relay:
         self._client.bind(os.path.join(self._directory, "s"))
         self._client.listen(256)
         self._numbers = 0
+        self._untold = bytearray()
         self._unclaimed: dict[int, _End] = {}
         for listening in (self._machines, self._client):
             listening.setblocking(False)
@@ -65,10 +69,13 @@ class Relay:
         port = self._machines.getsockname()[1]
         names = [*_addresses(), socket.gethostname()]
         _say({"port": port, "socket": os.path.join(self._directory, "s"), "addresses": names, "pid": os.getpid()})
+        os.set_blocking(1, False)  # a client that does not listen must not stop us
         while not self._away or time.monotonic() - self._away < self._lease:
             for key, _ in self._selector.select(1.0):
                 if key.fileobj == 0:
                     self._hear()
+                elif key.fileobj == 1:
+                    self._tell()
                 elif key.fileobj is self._machines:
                     self._accept_machine()
                 elif key.fileobj is self._client:
@@ -107,15 +114,33 @@ class Relay:
         end = self._accept(self._machines, "")
         if end is None:
             return
-        same = [number for number, known in self._unclaimed.items() if known.address == end.address]
-        if len(same) >= _PER_ADDRESS or len(self._unclaimed) >= _UNCLAIMED:
-            self._close(self._unclaimed.pop((same or list(self._unclaimed))[0]))
-        if self._away:
-            end.sock.close()
+        if self._away or len(self._untold) > _UNTOLD:
+            end.sock.close()  # it tries again
             return
-        self._numbers += 1
+        counts = Counter(known.address for known in self._unclaimed.values())
+        if counts[end.address] >= _PER_ADDRESS or len(self._unclaimed) >= _UNCLAIMED:
+            crowded = end.address if counts[end.address] >= _PER_ADDRESS else counts.most_common(1)[0][0]
+            oldest = next(number for number, known in self._unclaimed.items() if known.address == crowded)
+            self._close(self._unclaimed.pop(oldest))
+        self._numbers = self._numbers % _HIGHEST + 1
         self._unclaimed[self._numbers] = end
-        _say({"new": self._numbers, "from": end.address})
+        self._untold += json.dumps({"new": self._numbers, "from": end.address}).encode() + b"\n"
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tells the client who has come, as far as it listens."""
+        try:
+            while self._untold:
+                del self._untold[: os.write(1, self._untold)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the client is away
+            self._untold.clear()
+        known = self._selector.get_map().get(1)
+        if self._untold and known is None:
+            self._selector.register(1, selectors.EVENT_WRITE)
+        elif not self._untold and known is not None:
+            self._selector.unregister(1)
 
     def _attend(self, end: _End) -> None:
         try:
@@ -150,7 +175,7 @@ class Relay:
             raise ConnectionError("it has ended")
         if len(end.heard) < _NUMBER:
             return
-        number = int(end.heard)
+        number = int(end.heard) if end.heard.isdigit() else -1
         if number == 0:
             end.sock.send(b"here")
             raise ConnectionError("that was all")
@@ -229,6 +254,8 @@ def main() -> None:
     """Serves a client over ssh."""
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = json.loads(sys.stdin.buffer.readline())
     relay = Relay(int(settings["port"]), float(settings["lease"]))
     try:

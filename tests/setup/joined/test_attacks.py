@@ -17,7 +17,7 @@ import pytest
 
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToJoiner
-from skyward.setup.joined import listener
+from skyward.setup.joined import listener, relay
 from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals
 from skyward.setup.joined.shell import Joined, JoinShell
 from tests.setup.joined.test_arrivals import dial, greet, told
@@ -180,6 +180,27 @@ def test_a_stream_id_opens_one_connection_once(arrivals: Arrivals) -> None:
                 assert ends.enter_context(reached[0]).recv(5) == b"hello"
             else:
                 assert _ended(sock)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b'{"new": null, "from": ""}',
+        b'{"new": Infinity, "from": ""}',
+        b'{"new": -1, "from": ""}',
+        b'{"new": 100000000, "from": ""}',
+        b'{"new": true, "from": ""}',
+        b'{"new": 1, "from": 1}',
+        b'{"new": 1, "from": "\\u0000"}',
+        b'{"new": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_what_a_login_host_says_is_checked_before_it_is_used(line: bytes) -> None:
+    """SEC-7, SEC-34."""
+    with pytest.raises(ValueError):
+        relay._message(line, {"new": int, "from": str})  # pyright: ignore[reportPrivateUsage]
 
 
 def _ended(sock: socket.socket) -> bool:

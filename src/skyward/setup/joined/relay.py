@@ -20,6 +20,7 @@ __all__ = ["RelayClient"]
 _START = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])).decode())"
 _CONNECT = 60.0
 _LONGEST_PAUSE = 10.0
+_FETCHING = 32  # connections that are fetched at the same time
 _STEP = "meeting machines"
 
 
@@ -36,6 +37,7 @@ class RelayClient:
     ) -> None:
         self._shell, self._lease, self._take, self._warn = SshShell(target), lease, take, warn
         self._closed = threading.Event()
+        self._fetching = threading.BoundedSemaphore(_FETCHING)
         self._process: Process | None = None
         self._thread: threading.Thread | None = None
         self.port, self._pid, self._path = port, 0, ""
@@ -76,20 +78,22 @@ class RelayClient:
                 process.stdin.write(program)
                 process.stdin.write(json.dumps({"port": self.port, "lease": self._lease}).encode() + b"\n")
                 process.stdin.flush()
-                said = _message(process.stdout.readline(1 << 16))
-            except (OSError, ValueError):
+                said = _message(
+                    process.stdout.readline(1 << 16), {"port": int, "pid": int, "socket": str, "addresses": list}
+                )
+            except (OSError, ValueError, RecursionError):
                 errors.seek(0)
                 why = errors.read()[-1000:].decode("utf-8", "replace").strip()
                 _let_go(process)
                 text = f"{self._shell.name}: the relay did not start; the host needs python3 of version 3.8 or newer."
                 raise BootstrapError(_STEP, f"{text}\n{why}") from None
-        port, self._pid, self._path = int(said["port"]), int(said["pid"]), str(said["socket"])
+        port, self._pid, self._path = said["port"], said["pid"], said["socket"]
         if self.addresses and port != self.port:
             self._warn(
                 f"the relay on {self._shell.name} had to take port {port}: {self.port} is in use there by now. "
                 "Machines that lost their connection do not find it, and end when their lease is over."
             )
-        self.port, self.addresses = port, [str(name) for name in said["addresses"]]
+        self.port, self.addresses = port, [str(name)[:255] for name in said["addresses"][:64]]
         try:
             self._check_way()
         except BaseException:
@@ -136,10 +140,10 @@ class RelayClient:
         assert process.stdout is not None
         try:
             while line := process.stdout.readline(1 << 16):
-                said = _message(line)
-                number, address = int(said["new"]), str(said["from"])
-                threading.Thread(target=self._fetch, args=(number, address), daemon=True).start()
-        except (OSError, ValueError, KeyError):
+                said = _message(line, {"new": int, "from": str})
+                self._fetching.acquire()  # meanwhile the relay sends newcomers away
+                threading.Thread(target=self._fetch, args=(said["new"], said["from"][:64]), daemon=True).start()
+        except (OSError, ValueError, RecursionError):
             pass
         _let_go(process)
 
@@ -148,6 +152,8 @@ class RelayClient:
             self._take(self._claim(number), address)
         except OSError:
             pass  # it is gone; the machine tries again
+        finally:
+            self._fetching.release()
 
     def _claim(self, number: int) -> socket.socket:
         sock = self._shell.reach_file(self._path)
@@ -175,8 +181,14 @@ def _let_go(process: Process) -> None:
             pass  # what was still to be written
 
 
-def _message(line: bytes) -> dict[str, Any]:
+def _message(line: bytes, fields: dict[str, type]) -> dict[str, Any]:
+    """What the relay says, if it has these fields; raises ValueError. Numbers are positive."""
     said: Any = json.loads(line)
     if type(said) is not dict:
         raise ValueError("no message")
-    return cast("dict[str, Any]", said)
+    known = cast("dict[str, Any]", said)
+    for name, kind in fields.items():
+        value: Any = known.get(name)
+        if type(value) is not kind or (kind is int and not 0 < value < 10**8) or (kind is str and "\0" in value):
+            raise ValueError(f"no message: {name}")
+    return known
