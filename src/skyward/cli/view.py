@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 from typing import Any
 
@@ -35,9 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     address = server.address()
     print(f"{entry.pool}: {address}\nCtrl-C ends it.", flush=True)
     if arguments.open:
-        import webbrowser
-
-        webbrowser.open(address)
+        _open(address)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
@@ -45,3 +44,17 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         server.close()
     return 0
+
+
+def _open(address: str) -> None:
+    """Opens the browser on a file that leads to the address: all users can read the command line of a browser."""
+    import webbrowser
+
+    from skyward.machines.ledger import state_dir
+    from skyward.transport import private
+
+    path = private.make(state_dir(), "view") / "open.html"
+    path.unlink(missing_ok=True)
+    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+    webbrowser.open(path.as_uri())

@@ -139,7 +139,7 @@ class Pull:
                 raise TransferError(self._node, part.name, _NONSENSE)
             length, size, mtime = cast("list[int]", about)
             if length < 0:
-                raise TransferError(self._node, part.name, os.strerror(size), size)
+                raise TransferError(self._node, part.name, os.strerror(min(size, 4095) if size > 0 else 0), size)
             if length > part.length or start + length > data.nbytes:
                 raise TransferError(self._node, part.name, _NONSENSE)
             if length < part.length:

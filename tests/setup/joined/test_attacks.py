@@ -7,10 +7,13 @@ import os
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToJoiner
 from skyward.setup.joined import listener, relay
 from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals
+from skyward.setup.joined.program import join_file
 from skyward.setup.joined.shell import Joined, JoinShell
 from tests.setup.joined.test_arrivals import dial, greet, told
 from tests.support.waiting import until
@@ -246,3 +250,16 @@ def _still_serves(arrivals: Arrivals, good: ssl.SSLSocket) -> None:
     starting.join(15)
     assert failures
     assert "it cannot" in str(failures[0])
+
+
+@pytest.mark.parametrize("options", [[], ["-I"]])
+def test_the_file_imports_nothing_from_where_it_lies(arrivals: Arrivals, tmp_path: Path, options: list[str]) -> None:
+    """Others may write there, as in /tmp (SEC-21, SEC-34)."""
+    for name in ("argparse", "hashlib", "ssl", "json", "base64"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'taken')!r}, 'w').close()\n")
+    path = tmp_path / "join.py"
+    path.write_text(join_file(arrivals.text))
+    path.chmod(0o600)
+    done = subprocess.run([sys.executable, *options, path, "--help"], capture_output=True, timeout=60, check=False)
+    assert b"Makes this machine a node" in done.stdout
+    assert not (tmp_path / "taken").exists()

@@ -13,6 +13,12 @@ __all__ = ["join_file", "join_program", "relay_program"]
 
 _IMPORT = re.compile(r"^from skyward\.node\.(join_\w+) import .*\n", re.MULTILINE)
 _FUTURE = "from __future__ import annotations\n"
+_ALONE = """
+import sys
+
+if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    del sys.path[0]  # nothing is imported from where the file lies: others may write there
+"""
 
 
 @cache
@@ -24,7 +30,8 @@ def join_program() -> str:
     text = (home / "join.py").read_text()
     first = _IMPORT.search(text)
     assert first is not None
-    return text[: first.start()] + inserted + _IMPORT.sub("", text[first.start() :])
+    whole = text[: first.start()] + inserted + _IMPORT.sub("", text[first.start() :])
+    return whole.replace(_FUTURE, _FUTURE + _ALONE, 1)
 
 
 @cache

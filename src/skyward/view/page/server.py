@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ _TICK = 1.0
 _LATEST = 0.2  # seconds for which an answer may be old
 _KEYS = 64
 _VIEWERS = 32
+_CONNECTIONS = 128
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'none'"
@@ -139,6 +141,34 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        super().__init__(address, handler)
+        self._open: dict[Any, None] = {}  # in the order in which they came
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serves a connection; when there are too many, the oldest is closed: anybody on this computer can connect."""
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > _CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                try:
+                    oldest.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it has just ended
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def keep(self, request: Any) -> None:
+        """A connection has shown the key: it makes no room for others."""
+        with self._lock:
+            self._open.pop(request, None)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away is no error."""
 
@@ -169,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(b"there is nothing here\n", "text/plain", HTTPStatus.NOT_FOUND)
 
     def refuse_method(self) -> None:
-        """Nothing can be changed here."""
+        """Nothing can be changed here; what follows the head is not read, so it must not be taken for a request."""
+        self.close_connection = True
         self._send(b"this page can be read, and nothing else\n", "text/plain", HTTPStatus.METHOD_NOT_ALLOWED)
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = refuse_method
@@ -202,6 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.page.viewers.acquire(blocking=False):
             self._send(b"too many pages are open\n", "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
             return
+        cast("_Server", self.server).keep(self.connection)
         try:
             self._head("text/event-stream", None)
             while True:
