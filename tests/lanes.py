@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[1]
 LANES = {
     # torch is installed once, for hosts and for machines
     "ssh": [
-        *("tests/ssh", "tests/ray", "tests/slurm", "tests/cloud/frameworks", "tests/seeds", "tests/simulation"),
+        *("tests/ssh", "tests/ray", "tests/slurm", "tests/dask/frameworks", "tests/cloud/frameworks"),
+        *("tests/seeds", "tests/simulation"),
         *("tests/client", "tests/machines", "tests/node", "tests/plugins", "tests/stress", "tests/transport"),
     ],
     "cloud": [

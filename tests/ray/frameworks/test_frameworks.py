@@ -8,37 +8,18 @@ import sys
 from pathlib import Path
 
 import skyward as sky
-from tests.ssh.places import TORCH, torch_plugin
+from tests.support.groups import check_ddp, check_jax_and_keras
 from tests.support.ray_cluster import RayCluster
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "14_ray.py"
 
 
-@sky.compute
-def trained(steps: int) -> tuple[int, int, list[float]]:
-    """Rank, size of the group, and the weights after some steps of DDP, each rank on data of its own."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(5, 1)
-    shared = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(shared.parameters(), lr=0.1)
-    torch.manual_seed(1 + dist.get_rank())
-    for _ in range(steps):
-        optimizer.zero_grad()
-        shared(torch.randn(8, 5)).square().mean().backward()
-        optimizer.step()
-    weights = [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
-    return dist.get_rank(), dist.get_world_size(), weights
-
-
 def test_ddp_over_two_nodes_keeps_one_model(provider: sky.Ray) -> None:
-    with sky.ComputePool(provider=provider, nodes=2, image=TORCH, plugins=[torch_plugin()], console=False) as pool:
-        first, second = trained(5) @ pool
-    assert (first[:2], second[:2]) == ((0, 2), (1, 2))
-    assert first[2] == second[2]
+    check_ddp(provider)
+
+
+def test_jax_and_keras_span_two_nodes(provider: sky.Ray) -> None:
+    check_jax_and_keras(provider)
 
 
 def test_joblib_runs_on_the_nodes(provider: sky.Ray) -> None:

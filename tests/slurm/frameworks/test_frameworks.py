@@ -8,40 +8,18 @@ import sys
 from pathlib import Path
 
 import skyward as sky
-from tests.ssh.places import TORCH, torch_plugin
+from tests.support.groups import check_ddp, check_jax_and_keras
 from tests.support.slurm import Cluster
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "13_slurm.py"
 
 
-@sky.compute
-def trained(steps: int) -> tuple[int, int, float, list[float]]:
-    """Rank, size of the group, a sum over all ranks, and the weights after some steps of DDP, each on its own data."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(5, 1)
-    shared = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(shared.parameters(), lr=0.1)
-    torch.manual_seed(1 + dist.get_rank())
-    for _ in range(steps):
-        optimizer.zero_grad()
-        shared(torch.randn(8, 5)).square().mean().backward()
-        optimizer.step()
-    total = torch.tensor(dist.get_rank() + 1.0)
-    dist.all_reduce(total)
-    weights = [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
-    return dist.get_rank(), dist.get_world_size(), total.item(), weights
-
-
 def test_ddp_over_two_nodes_keeps_one_model(cluster: Cluster) -> None:
-    provider = sky.Slurm(options={"cpus-per-task": 2})
-    with sky.ComputePool(provider=provider, nodes=2, image=TORCH, plugins=[torch_plugin()], console=False) as pool:
-        first, second = trained(5) @ pool
-    assert (first[:3], second[:3]) == ((0, 2, 3.0), (1, 2, 3.0))
-    assert first[3] == second[3]
+    check_ddp(sky.Slurm(options={"cpus-per-task": 2}))
+
+
+def test_jax_and_keras_span_two_nodes(cluster: Cluster) -> None:
+    check_jax_and_keras(sky.Slurm(options={"cpus-per-task": 2}))
 
 
 def test_joblib_runs_on_the_nodes(cluster: Cluster) -> None:

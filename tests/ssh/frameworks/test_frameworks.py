@@ -21,6 +21,7 @@ import torch
 import skyward as sky
 from skyward.errors import PluginError
 from tests.ssh.places import CACHE, TORCH, left, reached, specs, torch_plugin
+from tests.support.groups import check_jax_and_keras
 from tests.support.hosts import Network
 from tests.support.programs import load_program
 
@@ -264,20 +265,8 @@ def test_joblib_and_searches_of_sklearn_run_on_the_hosts(net: Network) -> None:
     assert np.array_equal(here, there)
 
 
-def test_jax_runs_one_program_over_the_hosts(net: Network) -> None:
-    @sky.compute
-    def summed() -> tuple[int, float]:
-        import jax
-        import jax.numpy as jnp
-
-        mesh = jax.make_mesh((jax.device_count(),), ("nodes",))
-        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("nodes"))
-        own = np.arange(4.0, dtype=np.float32) + 10 * jax.process_index()
-        return jax.process_count(), float(jax.jit(jnp.sum)(jax.make_array_from_process_local_data(rows, own)))
-
-    with sky.ComputePool(provider=reached(net, 2), plugins=[sky.plugins.jax()], console=False) as pool:
-        for _ in range(2):
-            assert summed() @ pool == [(2, 52.0)] * 2
+def test_jax_and_keras_run_one_program_over_the_hosts(net: Network) -> None:
+    check_jax_and_keras(reached(net, 2))
 
 
 @contextmanager
