@@ -13,6 +13,8 @@ import pytest
 
 import skyward as sky
 from skyward import events
+from skyward.api.spec import Spec
+from skyward.providers.slurm import queue
 from tests.support.hosts import Host
 from tests.support.slurm import Cluster
 from tests.support.waiting import until
@@ -50,6 +52,13 @@ def joiner(node: Host) -> int:
     return min(found)
 
 
+def stop_slurmd(node: Host) -> None:
+    """Kills the daemon of a node; what it has started goes on."""
+    for process in node.processes():
+        if process.argv[0].endswith("slurmd"):
+            node.signal(process.pid)
+
+
 def test_a_failed_node_is_named_and_replaced_by_another_job(cluster: Cluster) -> None:
     with opened(2) as (pool, said):
         assert sorted(hostname() @ pool) == ["h1", "h2"]
@@ -84,6 +93,43 @@ def test_a_job_that_somebody_cancels_is_replaced(cluster: Cluster) -> None:
         until(lambda: any("its machine is taken away in" in text for text in said), 60, said)
         until(lambda: job not in cluster.jobs() and cluster.jobs(), 60, "another job")
         assert hostname() >> pool
+
+
+def test_a_pool_is_closed_soon_when_only_slurm_has_to_clean_up_on_a_node_that_it_does_not_reach(
+    cluster: Cluster,
+) -> None:
+    node = cluster.nodes[1]
+    try:
+        with opened(2) as (pool, _):
+            assert sorted(hostname() @ pool) == ["h1", "h2"]
+            stop_slurmd(node)
+            began = time.monotonic()
+        assert time.monotonic() - began < 90  # Slurm takes ten seconds to notice; it would go on for minutes
+        assert not node.processes("sky")
+        assert "Slurm has ended job" in str(pool.receipt)
+        assert "that waits: node h2 does not answer Slurm" in str(pool.receipt)
+    finally:
+        cluster.resume()
+
+
+def test_a_job_is_not_called_ended_while_a_step_of_it_may_run_where_slurm_does_not_reach(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_ENDING", 15.0)
+    node, provider = cluster.nodes[0], sky.Slurm(nodelist="h1")
+    provider.acquire(Spec(), "stuck", 1, 60, lambda text: None)
+    try:
+        stop_slurmd(node)
+        for process in node.processes("sky"):
+            node.signal(process.pid, "STOP")
+        with pytest.raises(sky.SkywardError, match="is completing"):
+            provider.give_back("stuck", lambda text: None)
+        assert node.processes("sky")
+    finally:
+        for process in node.processes("sky"):
+            node.signal(process.pid, "CONT")
+        cluster.resume()
+    assert "Slurm has ended job" in str(provider.give_back("stuck", lambda text: None))
 
 
 def test_bodies_are_told_before_their_job_is_preempted(cluster: Cluster) -> None:

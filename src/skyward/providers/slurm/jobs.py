@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from skyward.machines.names import usable
 from skyward.providers.slurm.options import seconds
 
-__all__ = ["FORMAT", "Job", "comment", "expand", "job_name", "never", "parse_jobs", "waiting"]
+__all__ = ["ENDING", "FORMAT", "Job", "comment", "expand", "job_name", "never", "parse_jobs", "waiting"]
 
 FORMAT = "%i|%T|%r|%S|%e|%D|%N|%l|%j|%k"
 """What squeue is asked for: the order of `parse_jobs`. Times are seconds since 1970, by SLURM_TIME_FORMAT."""
@@ -18,7 +18,7 @@ _NAME = "skyward-"
 _COMMENT = re.compile(r"skyward pool=(?P<pool>\S+) expires=(?P<expires>\d+)")
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
-_ENDING = ("COMPLETING",)
+ENDING = ("COMPLETING",)
 
 # What will not change by waiting, and what can be done.
 _NEVER = {
@@ -76,7 +76,7 @@ class Job:
     @property
     def over(self) -> bool:
         """Whether nothing of it runs any more."""
-        return not self.waits and not self.runs and self.state not in _ENDING
+        return not self.waits and not self.runs and self.state not in ENDING
 
     def time_over(self, now: float) -> bool:
         """Whether its time limit is what ended it, or will within a minute."""

@@ -16,17 +16,19 @@ from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NotG
 from skyward.machines.ledger import History, Ledger, remove
 from skyward.providers.slurm.commands import Commands
 from skyward.providers.slurm.errors import SlurmRefused
-from skyward.providers.slurm.jobs import Job, comment, job_name
+from skyward.providers.slurm.jobs import Job, comment, expand, job_name
 from skyward.providers.slurm.machines import SlurmMachine, by_pool, end_machines, leftovers, why_gone
 from skyward.providers.slurm.options import SETTINGS, check_time, extra_options, gpu_request, job_options, parse_gpus
-from skyward.providers.slurm.queue import cancel, end, jobs_of, kill_wait, listed, steps_of, when_started, why_ended
+from skyward.providers.slurm.queue import cancel, end, jobs_of, kill_wait, listed, when_started, why_ended
 from skyward.providers.slurm.script import VARIABLE, batch_script
+from skyward.providers.slurm.taken import Taken
 from skyward.providers.ssh import parse_host
 
 __all__ = ["Slurm"]
 
 _NOTICES = "skyward.providers.slurm.notices:wait"
 _OPEN: dict[str, Commands] = {}
+_TAKEN: dict[str, Taken] = {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +129,9 @@ class Slurm(Provider):
             _OPEN[pool] = commands
             grace = kill_wait(commands)
             open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=grace, relay=self._target)
-            return self._job(ledger, commands, spec, count, gpus, timeout, report)
+            held = self._job(ledger, commands, spec, count, gpus, timeout, report)
+            assert held is not None, "there is no other job of the pool yet"
+            return held
         except BaseException:
             close_arrivals(pool)
             if ledger is not None and (ledger.history.made("job") or ledger.history.unanswered):
@@ -149,8 +153,11 @@ class Slurm(Provider):
                     f"the time limit of job {job.id} is reached, so the pool gets no other nodes. Give "
                     "sky.Slurm(time=...) a longer one, or open the pool again."
                 )
-        here = self._elsewhere(commands, pool)
-        return here._job(ledger, commands, spec, count, self._gpu_request(commands, spec), timeout, report)
+        gpus = self._gpu_request(commands, spec)
+        while True:
+            held = self._job(ledger, commands, spec, count, gpus, timeout, report)
+            if held is not None:
+                return held
 
     # while a pool is open
 
@@ -183,6 +190,7 @@ class Slurm(Provider):
         told = close_arrivals(pool)
         ledger = Ledger.held(pool) or Ledger.resume(pool)
         commands = _OPEN.pop(pool, None)
+        _TAKEN.pop(pool, None)
         here = self if ledger is None or commands is not None else self.reopened(ledger.history.metadata)
         try:
             commands = commands or here._commands()
@@ -240,13 +248,15 @@ class Slurm(Provider):
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS}
 
-    def _elsewhere(self, commands: Commands, pool: str) -> Slurm:
+    def _elsewhere(self, taken: Sequence[str]) -> Slurm:
         """This provider without the nodes that the pool has: no two of its nodes are on one machine."""
-        jobs = [job.id for job in jobs_of(commands, pool) if job.runs]
-        taken = [node for job in jobs for _, node in steps_of(commands, job).values()]
         if not taken:
             return self
-        return replace(self, exclude=",".join(dict.fromkeys([*filter(None, [self.exclude]), *taken])))
+        wanted = self.nodelist
+        if wanted is not None and "/" not in wanted:  # else it is the name of a file
+            wanted = ",".join(node for node in expand(wanted) if node not in taken) or None
+        exclude = ",".join(dict.fromkeys([*filter(None, [self.exclude]), *taken]))
+        return replace(self, nodelist=wanted, exclude=exclude)
 
     def _commands(self) -> Commands:
         told = {**self._settings, "options": dict(self.options), "partitions": "`sinfo -s` lists them"}
@@ -269,47 +279,74 @@ class Slurm(Provider):
         gpus: str | None,
         timeout: float,
         report: Report,
-    ) -> Holding:
-        """Submits a job, waits until it runs, and until its nodes have connected to us."""
+    ) -> Holding | None:
+        """Submits a job, waits until it runs, and until its nodes have connected to us.
+
+        None if it came to a node that the pool has: two jobs that start at the same time may.
+        """
         from skyward.setup.joined.arrivals import find_arrivals
         from skyward.setup.joined.program import join_program
 
         pool, arrivals = ledger.pool, find_arrivals(ledger.pool)
         assert arrivals is not None
-        first = max((r.data["first"] + r.data["count"] for r in ledger.history.records if "first" in r.data), default=0)
-        places = range(first, first + count)
-        expires = float(ledger.history.metadata["expires"])
-        options = job_options(self._settings, extra_options(self.options), spec, count, gpus)
-        options += [f"--job-name={job_name(pool)}", f"--comment={comment(pool, expires)}"]
-        arrivals.expect(places)
-        report("submitting a job to Slurm")
-        call = ledger.intent("job", first=first, count=count)
-        try:
-            id = commands.submit(options, VARIABLE, arrivals.text, batch_script(join_program(), first))
-        except SlurmRefused as exc:
-            if not exc.unanswered:
-                ledger.refused(call, "job", str(exc))
-            raise
-        ledger.answer(call, "job", id)
+        taken = _TAKEN.setdefault(pool, Taken(pool))
+        with taken.submitting:
+            first = max(
+                (r.data["first"] + r.data["count"] for r in ledger.history.records if "first" in r.data), default=0
+            )
+            places = range(first, first + count)
+            here = self._elsewhere(taken.nodes(commands)) if first else self
+            options = here._options(ledger, spec, count, gpus)
+            arrivals.expect(places)
+            report("submitting a job to Slurm")
+            call = ledger.intent("job", first=first, count=count)
+            try:
+                id = commands.submit(options, VARIABLE, arrivals.text, batch_script(join_program(), first))
+            except SlurmRefused as exc:
+                if not exc.unanswered:
+                    ledger.refused(call, "job", str(exc))
+                raise
+            ledger.answer(call, "job", id)
         try:
             job = when_started(commands, id, self.wait, report)
+            if first and (lost := taken.claim(commands, job)):
+                raise _Occupied(lost)
             report(f"job {id} has {', '.join(job.nodes[:3])}{', ...' if len(job.nodes) > 3 else ''}")
             machines = arrivals.wait(places, time.monotonic() + timeout, report, lambda: self._failed(commands, id))
-        except BaseException:
+        except BaseException as exc:
             for place in places:
                 arrivals.dismiss(place)
             cancel(commands, [Job(id, "RUNNING")])
-            raise
+            if not isinstance(exc, _Occupied):
+                raise
+            report(f"job {id} came to {', '.join(exc.nodes)}, where the pool has a node already: asking for others")
+            return None
+        finally:
+            taken.settle(id)
         made = [
             SlurmMachine(f"{id}/{node}", joined=machine.joined, job=id, node=node)
             for machine, node in zip(machines, job.nodes, strict=True)
         ]
         return Holding(pool, tuple(made))
 
+    def _options(self, ledger: Ledger, spec: Spec, count: int, gpus: str | None) -> list[str]:
+        """The options of sbatch."""
+        expires = float(ledger.history.metadata["expires"])
+        options = job_options(self._settings, extra_options(self.options), spec, count, gpus)
+        return [*options, f"--job-name={job_name(ledger.pool)}", f"--comment={comment(ledger.pool, expires)}"]
+
     def _failed(self, commands: Commands, id: str) -> str | None:
         """Why the nodes of a job that ran will not connect any more."""
         job = next(iter(listed(commands, id)), None)
         return f"{why_ended(commands, id, job)}." if job is None or job.over else None
+
+
+class _Occupied(Exception):
+    """A job has nodes on which the pool has others."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        super().__init__(nodes)
+        self.nodes = nodes
 
 
 def _number(text: str, factor: float = 1.0) -> float | None:

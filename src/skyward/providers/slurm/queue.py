@@ -11,7 +11,7 @@ from skyward.api.provider import Report
 from skyward.errors import BootstrapError, NoCapacity, NotGivenBack
 from skyward.providers.slurm.commands import Commands
 from skyward.providers.slurm.errors import SlurmRefused
-from skyward.providers.slurm.jobs import FORMAT, Job, never, parse_jobs, waiting
+from skyward.providers.slurm.jobs import ENDING, FORMAT, Job, never, parse_jobs, waiting
 from skyward.providers.slurm.script import CANNOT_JOIN, NO_PYTHON
 
 __all__ = [
@@ -39,14 +39,22 @@ _CODES = {
 
 @dataclass(frozen=True)
 class Receipt:
-    """Which jobs a pool had, all of them seen to be over."""
+    """Which jobs a pool had: all of them are over, or only Slurm's own clean-up is left of them."""
 
     pool: str
     jobs: tuple[str, ...]
+    rest: tuple[str, ...] = ()
+    """Where Slurm still has to clean up, and why it cannot yet."""
 
     def __str__(self) -> str:
         ended = ", ".join(self.jobs)
-        return f"Slurm has ended {'job' if len(self.jobs) == 1 else 'jobs'} {ended} of pool {self.pool}."
+        text = f"Slurm has ended {'job' if len(self.jobs) == 1 else 'jobs'} {ended} of pool {self.pool}."
+        if self.rest:
+            text += (
+                f" All of its steps have ended; Slurm shows it as completing until its own clean-up is done, and that "
+                f"waits: {', '.join(self.rest)}."
+            )
+        return text
 
 
 def listed(commands: Commands, id: str | None = None) -> list[Job]:
@@ -121,14 +129,35 @@ def end(
         if due:
             cancel(commands, due)
             cancelled |= {job.id for job in due}
+        if waited > _BY_ITSELF and (rest := _only_clean_up(commands, jobs)):
+            return Receipt(pool, tuple(seen), rest)
         if waited > _ENDING:
-            states = ", ".join(f"{job.id} is {job.state.lower()}" for job in jobs)
-            text = f"Slurm was told to end its jobs {waited:.0f} s ago: {states}."
+            states = [f"{job.id} is {job.state.lower()}" for job in jobs]
+            states += failed_nodes(commands, [node for job in jobs for node in job.nodes]).values()
+            text = f"Slurm was told to end its jobs {waited:.0f} s ago: {', '.join(states)}."
             raise NotGivenBack(pool, commands.where, [f"job {job.id}" for job in jobs], 0.0, text)
         if waited > _BY_ITSELF:
             report(f"waiting for Slurm to end {', '.join(f'job {job.id}' for job in jobs)}")
         time.sleep(pause)
     raise AssertionError("pauses do not end")
+
+
+def _only_clean_up(commands: Commands, jobs: Sequence[Job]) -> tuple[str, ...]:
+    """Which nodes Slurm cannot clean up, if that is all that is left of jobs: then none of them runs anything.
+
+    A step counts until the node itself has told the controller that it has ended, also without its slurmd. Empty if
+    anything else is left, or if that is not known.
+    """
+    if not jobs or any(job.state not in ENDING or not job.nodes for job in jobs):
+        return ()
+    try:
+        if any(steps_of(commands, job.id, check=True) for job in jobs):
+            return ()
+    except SlurmRefused:
+        return ()  # it ended just now, or Slurm does not answer
+    nodes = [node for job in jobs for node in job.nodes]
+    failed = failed_nodes(commands, nodes)
+    return tuple(failed.values()) if set(nodes) <= set(failed) else ()
 
 
 def why_ended(commands: Commands, id: str, job: Job | None) -> str:
@@ -144,9 +173,9 @@ def why_ended(commands: Commands, id: str, job: Job | None) -> str:
     return f"{job.ended()}: {meaning}" if meaning else job.ended() + (f" ({reason})" if reason else "")
 
 
-def steps_of(commands: Commands, id: str) -> dict[int, tuple[str, str]]:
+def steps_of(commands: Commands, id: str, check: bool = False) -> dict[int, tuple[str, str]]:
     """The steps of a job that run, by the places that they hold: the id of each, and its node."""
-    rows = commands.run("squeue", "-h", "-s", "-j", id, "-o", "%i|%N|%j", check=False).splitlines()
+    rows = commands.run("squeue", "-h", "-s", "-j", id, "-o", "%i|%N|%j", check=check).splitlines()
     found = [(row.split("|", 2), re.fullmatch(r".*\|place-(\d+)", row)) for row in rows]
     return {int(place[1]): (parts[0], parts[1]) for parts, place in found if place is not None}
 
@@ -163,7 +192,9 @@ def failed_nodes(commands: Commands, nodes: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in said.splitlines():
         name, state, why = (*row.split("|", 2), "", "")[:3]
-        if re.match(r"down|fail|not_responding|no_respond|unknown|error", state) or state.endswith("*"):
-            reason = "" if why in ("", "none") else f" ({why})"
+        reason = "" if why in ("", "none") else f" ({why})"
+        if re.match(r"down|fail|not_responding|no_respond|unknown|error", state):
             found[name] = f"node {name} is {state.rstrip('*')}{reason}"
+        elif state.endswith("*"):
+            found[name] = f"node {name} does not answer Slurm{reason}"
     return found
