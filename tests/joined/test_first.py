@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 import skyward as sky
 from skyward.providers.join import Join
 from skyward.setup.joined import arrivals as arriving
@@ -20,9 +22,9 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_two_machines_join(tmp_path: Path, hosts_cache: Path, client_cache: Path, monkeypatch) -> None:
+def test_two_machines_join(tmp_path: Path, client_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKYWARD_CACHE", str(client_cache))
-    program = tmp_path / "join.py"
+    program, cache = tmp_path / "join.py", tmp_path / "cache"  # what test hosts share belongs to a user of theirs
     program.write_text(join_program())
     started: list[subprocess.Popen[bytes]] = []
 
@@ -30,7 +32,7 @@ def test_two_machines_join(tmp_path: Path, hosts_cache: Path, client_cache: Path
         until(lambda: arriving._OPEN, 30)
         (arrivals,) = arriving._OPEN.values()
         for place in range(2):
-            env = {**os.environ, "SKYWARD_JOIN": arrivals.text, "SKYWARD_CACHE": str(hosts_cache)}
+            env = {**os.environ, "SKYWARD_JOIN": arrivals.text, "SKYWARD_CACHE": str(cache)}
             started.append(subprocess.Popen([sys.executable, "-I", str(program), "--place", str(place)], env=env))
 
     thread = threading.Thread(target=start)

@@ -79,7 +79,8 @@ class _Joiner:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._on_notice)
-        signal.signal(signal.SIGHUP, self._on_hangup)
+        if signal.getsignal(signal.SIGHUP) is not _disregard:
+            signal.signal(signal.SIGHUP, self._on_hangup)
         self._tell_guard({"at_end": self._at_end[0]})
         while True:
             with self._come_home() as control:
@@ -335,11 +336,18 @@ def _tell(text: str) -> None:
     print(f"skyward: {text}", file=sys.stderr, flush=True)
 
 
+def _disregard(number: int, frame: Any) -> None:
+    """For signals that are to do nothing here, and are not ignored in what is started here."""
+
+
 def _reset() -> None:
     """Undoes what an engine may have set for the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _disregard)  # nohup: it stays when the terminal is closed; its programs choose
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python itself ignores those
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with open("/proc/self/oom_score_adj", "w") as file:

@@ -97,6 +97,7 @@ class RelayClient:
         try:
             self._check_way()
         except BaseException:
+            self._end_old()  # else it would wait for us until the lease is over
             _let_go(process)
             raise
 

@@ -1,0 +1,77 @@
+"""What engines set for the processes that they start does not reach the nodes of a pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward.setup.joined.arrivals import close_arrivals, open_arrivals, shell_for
+from skyward.setup.joined.program import join_program
+from skyward.setup.joined.shell import JoinShell
+from tests.support.waiting import until
+
+IGNORED = [signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM, signal.SIGTSTP]
+
+
+def _as_engines_do() -> None:
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], JoinShell]]:
+    """A machine whose engine blocks and ignores signals, and counts cores its own way."""
+    (tmp_path / "join.py").write_text(join_program())
+    arrivals = open_arrivals("inherited", ttl=3600, lease=60, host="127.0.0.1")
+    env = {**os.environ, "SKYWARD_JOIN": arrivals.text, "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-I", str(tmp_path / "join.py")]
+    process = subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL, preexec_fn=_as_engines_do)
+    try:
+        (found,) = arrivals.wait([0], time.monotonic() + 60, lambda text: None)
+        assert found.joined is not None
+        yield process, shell_for(found.joined)
+    finally:
+        close_arrivals("inherited")
+        assert process.wait(30) in (0, 1)
+
+
+def _masks(status: str) -> dict[str, set[int]]:
+    """Which signals a process blocks and ignores, by what /proc calls that."""
+    rows = (line.split(":") for line in status.splitlines() if line.startswith(("SigBlk", "SigIgn")))
+    return {name: {n for n in range(1, 32) if int(mask, 16) & 1 << (n - 1)} for name, mask in rows}
+
+
+def test_blocked_and_ignored_signals_are_as_usual_in_the_joiner_and_in_what_it_starts(
+    joined: tuple[subprocess.Popen[bytes], JoinShell],
+) -> None:
+    process, machine = joined
+    own = _masks(Path(f"/proc/{process.pid}/status").read_text())
+    assert own == {"SigBlk": set(), "SigIgn": {signal.SIGPIPE, signal.SIGXFSZ}}
+    started = _masks(machine.run(["cat", "/proc/self/status"]).out.decode())
+    assert started == {"SigBlk": set(), "SigIgn": set()}
+    assert machine.run(["sh", "-c", "exit 7"]).code == 7  # is not known where SIGCHLD is ignored
+    assert b"OMP_NUM_THREADS" not in machine.run(["env"]).out
+
+
+def test_a_joiner_that_nohup_started_stays_when_the_terminal_is_closed(
+    joined: tuple[subprocess.Popen[bytes], JoinShell],
+) -> None:
+    process, machine = joined
+    process.send_signal(signal.SIGHUP)
+    assert machine.run(["echo", "here"]).out == b"here\n"
+    assert process.poll() is None
+
+
+def test_ctrl_c_ends_a_joiner_whose_engine_blocks_it(joined: tuple[subprocess.Popen[bytes], JoinShell]) -> None:
+    process, machine = joined
+    assert machine.run(["true"]).code == 0
+    process.send_signal(signal.SIGINT)
+    until(lambda: process.poll() is not None, 30)
