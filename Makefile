@@ -20,7 +20,7 @@ soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simu
 	SKYWARD_STRESS_SECONDS=3600 $(BIN)/pytest -v tests/stress
 	SKYWARD_FUZZ_SECONDS=3600 $(BIN)/pytest --timeout=14400 tests/fuzz
 	SKYWARD_FLOOD_MB=5000 $(BIN)/pytest --timeout=14400 tests/e2e/test_output_flood.py
-	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/providers/aws/test_crashes.py \
+	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/ssh/test_kept_results.py tests/providers/aws/test_crashes.py \
 	  tests/e2e/test_leftovers.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
 
 hosts:                           ## what tests need of the system: sshd, network tools, cloud-init's package, a browser

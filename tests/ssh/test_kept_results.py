@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ def use(made: Made) -> tuple[int, int, bool]:
     """Where it is used, where it was made, whether it is whole."""
     node, digest, data = made
     return sky.instance_info().node, node, hashlib.sha256(data).hexdigest() == digest
+
+
+@sky.compute
+def hold(made: Made, seconds: float) -> None:
+    time.sleep(seconds)
 
 
 @sky.compute
@@ -125,6 +131,49 @@ def test_a_lost_host_takes_results_along_unless_they_may_be_made_again(whole: Ne
         assert [ref.get()[0] for ref in once[1:]] == made[0][1:]
         with pytest.raises(RefLost, match="make"):
             collect([lost, make()]) >> pool
+
+
+@pytest.mark.skipif("SKYWARD_SOAK" not in os.environ, reason="links count as broken after ten seconds: make soak")
+@pytest.mark.timeout(400)
+def test_broken_links_and_a_host_that_vanishes_meanwhile_cost_time_only(whole: Network) -> None:
+    with sky.ComputePool(provider=reached(whole), console=False) as pool:
+        refs = sky.gather(*(make(0.5).keep() for _ in range(3))) >> pool
+        ref = next(ref for ref in refs if (use(ref) >> pool)[1] == 0)
+
+        # the host that has it cannot be reached from the others: through the client
+        for host in (whole[1], whole[2]):
+            whole[0].cut_from(host)
+        assert use(ref) @ pool == [(node, 0, True) for node in range(3)]
+        for host in (whole[1], whole[2]):
+            whole[0].heal_from(host)
+
+        # the client's link breaks while a result comes home: what has come does not come again
+        whole[0].slow(50)
+        kept = (make().keep() @ pool)[0]
+        began = whole.client_bytes().received
+        with ThreadPoolExecutor(1) as threads:
+            home = threads.submit(kept.get)
+            until(lambda: whole.client_bytes().received - began > SIZE // 3)
+            whole.cut_client()
+            time.sleep(12)  # not for luck: a link counts as broken after ten seconds of silence
+            assert not home.done()
+            whole.heal_client()
+            assert len(home.result(120)[2]) == SIZE
+        assert whole.client_bytes().received - began < 1.5 * SIZE
+
+        # the power of the host goes while another gets a result from it: it is made again
+        refs = sky.gather(*(make(0.5).keep() for _ in range(3))) >> pool
+        ref = next(ref for ref in refs if (use(ref) >> pool)[1] == 0)
+        received = [host.bytes().received for host in whole]
+        busy = hold(ref, 60) > pool
+        until(busy.running)
+        elsewhere = use(ref) > pool
+        until(lambda: max(whole[n].bytes().received - received[n] for n in (1, 2)) > SIZE // 3)
+        whole[0].kill(silent=True)
+        node, made, right = elsewhere.result(120)
+        assert right
+        assert 0 not in (node, made)
+        busy.cancel()
 
 
 def test_hosts_that_cannot_reach_each_other_get_it_through_the_client(cache: Path) -> None:
