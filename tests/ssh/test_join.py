@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from skyward.setup.joined import arrivals, places
 from tests.ssh.joining import join, joiners, login, opened
 from tests.ssh.places import left, ours
 from tests.support.hosts import Network
@@ -61,14 +62,32 @@ def test_machines_come_back_when_the_ssh_of_the_relay_breaks(apart: Network, tmp
     until(lambda: not any(ours(host) or joiners(host) for host in apart), 30)
 
 
-def test_a_lost_machine_is_replaced_when_the_command_runs_again(net: Network, tmp_path: Path) -> None:
+def test_a_lost_machine_is_replaced_when_the_command_runs_again(
+    net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_ABSENT", 2.0)
     path = tmp_path / "join.py"
-    with opened([net[0], net[1]], path, addresses=[net.address], replace=True) as pool:
+    with opened([net[0], net[1]], path, addresses=[net.address]) as pool:
         assert sorted(hostname() @ pool) == ["h0", "h1"]
         for line in joiners(net[1]):
             net[1].signal(int(line.split()[0]))
         process = join(net[2], path.read_text())
         until(lambda: _names(pool) == ["h0", "h2"], 120)
+    assert process.wait(60) == 0
+    until(lambda: not any(ours(host) or joiners(host) for host in net), 30)
+
+
+def test_a_pool_opens_with_fewer_machines_and_takes_in_one_that_comes_late(
+    net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "_SETTLED", 1.0)
+    path = tmp_path / "join.py"
+    with opened([net[0]], path, addresses=[net.address], nodes=2, min_nodes=1) as pool:
+        assert hostname() @ pool == ["h0"]
+        assert (pool.nodes, pool.current_nodes()) == (2, 1)
+        process = join(net[1], path.read_text(), "--place", "1")
+        until(lambda: pool.current_nodes() == 2, 120)
+        assert hostname() @ pool == ["h0", "h1"]
     assert process.wait(60) == 0
     until(lambda: not any(ours(host) or joiners(host) for host in net), 30)
 

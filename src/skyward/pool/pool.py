@@ -94,7 +94,8 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         min_nodes: with how many of `nodes` the pool opens if not all can be had; the others join when they come.
             Default: all of them.
         retries: how often a `>>` call is started again after the loss of its node. Default: 3.
-        replace: whether another machine takes the place of a lost one. Default: None, which means: of spot machines.
+        replace: whether another machine takes the place of a lost one. Default: None, which means: of spot machines
+            and of machines of a cluster.
         default_compute_timeout: time limit in seconds for calls that have none. Default: None, no limit.
         provision_timeout: seconds until machines have to run, and hosts to be set up. Default: 300.
         max_result_bytes: the largest result that is sent home, in bytes. Default: 2147483648 (2 GiB).

@@ -83,7 +83,13 @@ class Join(Provider):
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
         """Writes the file, prints the command, and waits."""
         arrivals = open_arrivals(
-            pool, ttl=spec.ttl, lease=self.lease, relay=self._target(), port=self.port, advertise=self.addresses
+            pool,
+            ttl=spec.ttl,
+            lease=self.lease,
+            relay=self._target(),
+            port=self.port,
+            advertise=self.addresses,
+            interchangeable=True,
         )
         try:
             path = self._write(arrivals)
@@ -95,13 +101,14 @@ class Join(Provider):
             raise
 
     def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """Waits for machines in place of those that were lost; they get places that nobody has had."""
+        """Waits for machines in place of those that were lost, or did not come in time."""
         arrivals = find_arrivals(pool)
         if arrivals is None:
             raise SkywardError(f"the pool {pool} is not open in this process.")
         waiting = f"waiting for another machine: python3 {self._path(pool)}"
-        places = [arrivals.new_place() for _ in range(count)]
-        machines = arrivals.wait(places, time.monotonic() + timeout, report, failed=lambda: report(waiting))
+        machines = arrivals.wait(
+            arrivals.vacant(count), time.monotonic() + timeout, report, failed=lambda: report(waiting)
+        )
         return Holding(pool, tuple(machines))
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:

@@ -22,8 +22,9 @@ import pytest
 
 from skyward.errors import BootstrapError
 from skyward.node import join
-from skyward.setup.joined import listener
-from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals, shell_for
+from skyward.setup.joined import arrivals as arrivals_file
+from skyward.setup.joined import listener, places
+from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals, refreshed, shell_for
 from skyward.setup.joined.program import join_file, join_program
 from skyward.setup.joined.shell import JoinShell
 from tests.support.waiting import until
@@ -33,6 +34,15 @@ from tests.support.waiting import until
 def arrivals(request: pytest.FixtureRequest) -> Iterator[Arrivals]:
     name = f"arrivals-{id(request)}"
     yield open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1")
+    close_arrivals(name)
+
+
+@pytest.fixture
+def interchangeable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arrivals]:
+    monkeypatch.setattr(places, "_ABSENT", 0.2)
+    monkeypatch.setattr(arrivals_file, "_SETTLED", 0.2)
+    name = f"interchangeable-{id(request)}"
+    yield open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1", interchangeable=True)
     close_arrivals(name)
 
 
@@ -57,6 +67,13 @@ def greet(arrivals: Arrivals, place: int | None, key: str, **changes: Any) -> tu
     while piece := b"" if answer.endswith(b"\n") else sock.recv(4096):
         answer += piece
     return sock, json.loads(answer or b"{}")
+
+
+def refused(arrivals: Arrivals, place: int, key: str) -> str:
+    """Why a machine is not let in."""
+    sock, answer = greet(arrivals, place, key)
+    sock.close()
+    return answer["refused"]
 
 
 @pytest.fixture
@@ -320,3 +337,56 @@ def _answer(server: socket.socket, text: bytes) -> None:
 
 def _running(command: str) -> bool:
     return subprocess.run(["pgrep", "-f", f"^{command}$"], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_a_machine_that_was_lost_is_given_up_for_one_that_was_started_in_its_place(interchangeable: Arrivals) -> None:
+    """SEC-34."""
+    arrivals = interchangeable
+    arrivals.expect([0])
+    first, _ = greet(arrivals, 0, "first")
+    machines = arrivals.wait([0], time.monotonic() + 60, lambda text: None)
+    assert refused(arrivals, 0, "second") == "place 0 is taken by another machine", "it is there"
+    assert refreshed(machines)[0].gone == ""
+    first.close()
+    until(lambda: "being given up" in refused(arrivals, 0, "second"), 30)
+    assert "it was not there any more" in refreshed(machines)[0].gone
+    assert any("in place of machine 0, which is given up" in text for text in arrivals.warnings)
+    assert refused(arrivals, 0, "first") == "place 0 was given up"
+    (place,) = arrivals.vacant(1)
+    arrivals.expect([place])
+    second, answer = greet(arrivals, 0, "second")
+    assert answer["welcome"]["place"] == place == 1
+    second.close()
+
+
+def test_places_that_nobody_took_in_time_are_for_those_that_come_late(interchangeable: Arrivals) -> None:
+    arrivals = interchangeable
+    arrivals.expect([0, 1])
+    first, _ = greet(arrivals, 0, "first")
+    assert len(arrivals.wait([0, 1], time.monotonic() + 60, lambda text: None, least=1)) == 1
+    second, answer = greet(arrivals, 5, "second")  # nobody waits for it at this moment
+    assert answer["welcome"]["place"] == 1
+    (place,) = arrivals.vacant(1)
+    (machine,) = arrivals.wait([place], time.monotonic() + 60, lambda text: None)
+    assert machine.joined is not None
+    assert machine.joined.place == 1
+    assert arrivals.vacant(1) == [2]
+    first.close()
+    second.close()
+
+
+def test_a_machine_that_leaves_before_the_others_have_come_is_not_counted(interchangeable: Arrivals) -> None:
+    arrivals = interchangeable
+    arrivals.expect([0, 1])
+    first, _ = greet(arrivals, 0, "first")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(arrivals.wait, [0, 1], time.monotonic() + 60, lambda text: None)
+        first.sendall(b'["leaving", "it was interrupted", 0]\n')
+        until(lambda: arrivals.member(0).gone, 30)
+        first.close()
+        second, _ = greet(arrivals, 1, "second")
+        third, answer = greet(arrivals, 0, "third")
+        assert answer["welcome"]["place"] == 0
+        assert len(waiting.result(60)) == 2
+    second.close()
+    third.close()

@@ -11,7 +11,8 @@ from skyward.api.provider import Machine, Report
 from skyward.errors import BootstrapError, SkywardError
 from skyward.providers.ray.drivers import Driver
 from skyward.providers.ray.reports import Busy, NothingFits, amounts
-from skyward.setup.joined.arrivals import Arrivals, JoinedMachine
+from skyward.setup.joined.arrivals import Arrivals
+from skyward.setup.joined.members import JoinedMachine
 
 __all__ = ["HeldPool", "RayMachine"]
 

@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +27,7 @@ from skyward.node.addresses import addresses
 from skyward.node.orders import ClientToJoiner, JoinerToClient
 from skyward.node.receiver import Receiver
 from skyward.setup.joined.listener import Listener
-from skyward.setup.joined.members import Control, Member
+from skyward.setup.joined.members import Control, JoinedMachine, Member
 from skyward.setup.joined.places import Places, Refused
 from skyward.setup.joined.shell import JoinShell
 from skyward.transport.certificates import Authority
@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # needed only where machines cannot reach us
 __all__ = [
     "NOTICES",
     "Arrivals",
-    "JoinedMachine",
     "close_arrivals",
     "find_arrivals",
     "open_arrivals",
@@ -68,6 +67,7 @@ def open_arrivals(
     port: int = 0,
     advertise: Iterable[str] = (),
     warn: Callable[[str], None] | None = None,
+    interchangeable: bool = False,
 ) -> Arrivals:
     """Listens for the machines of a pool, on `host` (all addresses of this computer if empty).
 
@@ -75,8 +75,11 @@ def open_arrivals(
 
     They are told all of its addresses, or those to `advertise`. When an engine sends them SIGTERM or SIGUSR1, their
     nodes have `grace` seconds left. `warn` hears of whoever was not let in, until hosts are set up; then the user does.
+
+    Where machines are `interchangeable`, who comes late, or is started again for a machine that was lost, gets any
+    place that is open, whatever its number; otherwise only the place of its number.
     """
-    made = Arrivals(pool, ttl, lease, grace, warn)
+    made = Arrivals(pool, ttl, lease, grace, warn, interchangeable)
     try:
         if relay is None:
             made.listen(host, port, tuple(advertise))
@@ -139,29 +142,13 @@ def _refreshed(machine: Machine) -> Machine:
     return replace(machine, left=why) if isinstance(machine, JoinedMachine) and why else machine
 
 
-@dataclass(frozen=True)
-class JoinedMachine(Machine):
-    """A machine that has joined; it knows when it has left."""
-
-    left: str = ""
-
-    @property
-    def preemptible(self) -> bool:
-        """Whoever ran the command may end it at any time; another machine may take the place."""
-        return True
-
-    @property
-    def gone(self) -> str:
-        return self.left
-
-
 class Arrivals:
     """Lets machines in, and knows who is there. Usable from many threads."""
 
     def __init__(
-        self, pool: str, ttl: float, lease: float, grace: float, warn: Callable[[str], None] | None = None
+        self, pool: str, ttl: float, lease: float, grace: float, warn: Report | None, interchangeable: bool
     ) -> None:
-        self.pool, self.lease, self._grace = pool, lease, grace
+        self.pool, self.lease, self._grace, self._interchangeable = pool, lease, grace, interchangeable
         self.warnings: list[str] = []
         """What the user should know: who knew the secret and was not let in all the same, ports that changed."""
         self._warn = warn
@@ -170,6 +157,8 @@ class Arrivals:
         self._changed = threading.Condition()
         self._members: dict[int, Member] = {}
         self._highest = -1
+        self._left_open: list[int] = []
+        """Places for which nobody waits now, but somebody will: see `vacant`."""
         receiver = Receiver(JoinerToClient, self)
         self._control = Control(lambda member, message: receiver.hear(message, [], member))
         self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
@@ -227,34 +216,48 @@ class Arrivals:
     ) -> list[Machine]:
         """The machines of these places, once all have come; until `deadline` (monotonic), then nobody may any more.
 
+        Where machines are interchangeable, they may: places stay open, and `vacant` gives them to whoever waits next.
+
         With `least`, so many are enough if nobody else comes for a while. `failed` gives a sentence when the rest will
         never come; it is asked about once a second.
         """
         places = list(places)
-        self.expect(place for place in places if place not in self._members)
+        with self._changed:
+            self.expect(place for place in places if place not in self._members)
         told, last = None, time.monotonic()
         try:
             while True:
                 with self._changed:
-                    here = [self._members[place] for place in places if place in self._members]
+                    here = self._here(places)
                     if len(here) == len(places):
-                        return [self._machine(member) for member in here]
+                        return self._machines(here)
                 if told != len(here):
                     told, last = len(here), time.monotonic()
                     report(f"{len(here)} of {len(places)} machines have joined")
                 why, now = failed(), time.monotonic()
                 if least is not None and len(here) >= least and (why or now > min(deadline, last + _SETTLED)):
-                    return [self._machine(member) for member in here]
+                    return self._machines(here)
                 if why:
                     raise BootstrapError("joining", why)
                 if now > deadline:
                     missing = len(places) - len(here)
                     raise BootstrapError("joining", f"{missing} of {len(places)} machines did not join in time.")
                 with self._changed:
-                    self._changed.wait_for(lambda told=told: self._count(places) != told, 1.0)
+                    self._changed.wait_for(lambda told=told: len(self._here(places)) != told, 1.0)
         finally:
             with self._changed:
-                self._places.close(places)
+                unused = [place for place in places if not self._places.is_used(place)]
+                if self._interchangeable:
+                    self._left_open += unused
+                else:
+                    self._places.close(places)
+
+    def vacant(self, count: int) -> list[int]:
+        """Places that machines may take, or have taken without anybody waiting for them; new ones if there are none."""
+        with self._changed:
+            came = sorted(self._left_open, key=lambda place: place not in self._members)
+            found, self._left_open = came[:count], came[count:]
+            return [*found, *(self.new_place() for _ in range(count - len(found)))]
 
     def new_place(self) -> int:
         """A place that nobody has had."""
@@ -309,12 +312,18 @@ class Arrivals:
         if self._relay is not None:
             self._relay.close()
 
-    def _count(self, places: Iterable[int]) -> int:
-        return sum(place in self._members for place in places)
+    def _here(self, places: Iterable[int]) -> list[Member]:
+        """Who has these places; where machines are interchangeable, another may take that of one that has left."""
+        found = [self._members[place] for place in places if place in self._members]
+        if self._interchangeable:
+            self.expect(member.place for member in found if member.gone)
+        return [member for member in found if not (self._interchangeable and member.gone)]
 
-    def _machine(self, member: Member) -> Machine:
-        target = JoinTarget(self.pool, member.place, member.name)
-        return JoinedMachine(f"{self.pool}-{member.place}", joined=target)
+    def _machines(self, members: list[Member]) -> list[Machine]:
+        with self._changed:
+            self._places.use(member.place for member in members)
+        targets = [JoinTarget(self.pool, member.place, member.name) for member in members]
+        return [JoinedMachine(f"{self.pool}-{target.place}", joined=target) for target in targets]
 
     def _join(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
         """Somebody wants to join."""
@@ -325,11 +334,15 @@ class Arrivals:
             raise ValueError("no greeting")
         try:
             with self._changed:
-                place = self._places.admit(place, proof, key)
+                before = self._places.had_by(key)
+                place = self._places.admit(place, proof, key, self._away() if self._interchangeable else None)
                 member = self._members.get(place)
-                if member is None:
+                if member is None or place != before:
                     member = self._members[place] = Member(place, name, address, self._control.send)
         except Refused as exc:
+            if exc.instead_of is not None:
+                self._tell(f"{name} ({address}) was started in place of machine {exc.instead_of}, which is given up.")
+                self.dismiss(exc.instead_of, f"it was not there any more, and {name} was started in its place")
             if exc.known:
                 self._tell(f"{name} ({address}) was not let in: {exc.why}.")
             _say(sock, {"refused": exc.why, "again": exc.again})
@@ -339,6 +352,9 @@ class Arrivals:
         self._control.add(sock, member)
         with self._changed:
             self._changed.notify_all()
+
+    def _away(self) -> dict[int, float]:
+        return {place: seconds for place, member in self._members.items() if (seconds := member.away()) is not None}
 
     def _stream(self, sock: socket.socket, id: str) -> None:
         with self._changed:

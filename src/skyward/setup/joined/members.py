@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import select
 import socket
@@ -11,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
+from skyward.api.provider import Machine
 from skyward.node.join_streams import WAIT
 from skyward.node.orders import ClientToJoiner
 from skyward.node.receiver import Malformed, Message, split
 
-__all__ = ["Control", "Member", "NotStarted"]
+__all__ = ["Control", "JoinedMachine", "Member", "NotStarted"]
 
 _PING = 5.0
 _SILENT = 20.0
@@ -30,6 +33,22 @@ class NotStarted(Exception):
     """A machine could not do what was ordered: there is no such program, or nobody listens there."""
 
 
+@dataclass(frozen=True)
+class JoinedMachine(Machine):
+    """A machine that has joined; it knows when it has left."""
+
+    left: str = ""
+
+    @property
+    def preemptible(self) -> bool:
+        """Whoever runs the program there may end it at any time; whoever runs it next takes the place."""
+        return True
+
+    @property
+    def gone(self) -> str:
+        return self.left
+
+
 class Member:
     """A machine that has joined: its place, what it calls itself, and whether it is there now."""
 
@@ -39,7 +58,7 @@ class Member:
         """Why it will not come back; empty while it may."""
         self.changed = threading.Condition()
         self.connected = False
-        self.lost_at = 0.0
+        self.lost_at = time.monotonic()
         self._send = send
         self._streams: dict[str, tuple[Future[socket.socket], bool]] = {}
 
@@ -99,6 +118,10 @@ class Member:
             self.changed.notify_all()
         for future, _ in dropped:
             _settle(future, ConnectionResetError(f"the connection of {self.name} was lost"))
+
+    def away(self) -> float | None:
+        """For how many seconds it has not been there; None if it is. For ever, if it will not come back."""
+        return math.inf if self.gone else None if self.connected else time.monotonic() - self.lost_at
 
     def leave(self, why: str) -> None:
         """It will not come back."""

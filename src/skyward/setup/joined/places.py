@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from skyward.node.join import token
 
 __all__ = ["Places", "Refused"]
 
+_ABSENT = 20.0  # seconds; machines whose connection breaks are back sooner
+
 
 class Refused(Exception):
-    """Somebody is not let in; if it knows the pool's secret, the user is told of it. It may try `again` for a while."""
+    """Somebody is not let in; if it knows the pool's secret, the user is told of it. It may try `again` for a while.
 
-    def __init__(self, why: str, known: bool, again: bool = False) -> None:
-        super().__init__(why, known, again)
-        self.why, self.known, self.again = why, known, again
+    One that was started `instead_of` a machine that is absent shows that nobody needs to wait for that machine.
+    """
+
+    def __init__(self, why: str, known: bool, again: bool = False, instead_of: int | None = None) -> None:
+        super().__init__(why, known, again, instead_of)
+        self.why, self.known, self.again, self.instead_of = why, known, again, instead_of
 
 
 class Places:
@@ -27,12 +32,15 @@ class Places:
         self._open: list[int] = []
         self._bound: dict[int, str] = {}
         self._retired: set[int] = set()
+        self._used: set[int] = set()
+        self._followers: set[str] = set()
 
     def open(self, places: Iterable[int]) -> None:
         """These may be taken from now on; one that is bound is bound to whoever takes it next."""
         for place in places:
             self._bound.pop(place, None)
             self._retired.discard(place)
+            self._used.discard(place)
             if place not in self._open:
                 self._open.append(place)
 
@@ -46,24 +54,68 @@ class Places:
         """Whoever has this place may not come back either."""
         self._retired.add(place)
 
-    def admit(self, place: int | None, proof: str, key: str) -> int:
-        """The place of somebody who asks for it; raises Refused. Its first use binds a place to the key."""
+    def use(self, places: Iterable[int]) -> None:
+        """The pool has begun to use whoever has these places."""
+        self._used.update(places)
+
+    def is_used(self, place: int) -> bool:
+        """Whether the pool has begun to use whoever has a place."""
+        return place in self._used
+
+    def had_by(self, key: str) -> int | None:
+        """The place that is bound to a key."""
+        digest = _digest(key)
+        return next((place for place, bound in self._bound.items() if hmac.compare_digest(bound, digest)), None)
+
+    def admit(self, place: int | None, proof: str, key: str, away: Mapping[int, float] | None = None) -> int:
+        """The place of somebody who asks for it; raises Refused. Its first use binds a place to the key.
+
+        With `away`, which says of machines that are not there for how many seconds, any place is as good as another:
+        who comes late, or was started in place of a machine that was lost, gets one that is open.
+        """
         if not hmac.compare_digest(proof.encode(), token(self._secret, self._pool, place).encode()):
             raise Refused("it does not know this pool's secret", False)
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        mine = next((known for known, bound in self._bound.items() if hmac.compare_digest(bound, digest)), None)
+        mine = self.had_by(key)
         if mine is not None and place in (None, mine):
             if mine in self._retired:
                 raise Refused(f"place {mine} was given up", False)
             return mine
+        place = self._asked(place) if away is None else self._any(place, _digest(key), away)
+        if place in self._open:
+            self._open.remove(place)
+        self._bound[place] = _digest(key)
+        return place
+
+    def _asked(self, place: int | None) -> int:
+        """The place that somebody asks for, or the next without a number."""
         if place is None:
             if not self._open:
                 raise Refused("every place is taken", True, again=True)
-            place = self._open[0]
-        elif place in self._bound:
+            return self._open[0]
+        if place in self._bound:
             raise Refused(f"place {place} is taken by another machine", True)
-        elif place not in self._open:
+        if place not in self._open:
             raise Refused(f"there is no place {place}, or the time to take it is over", True)
-        self._open.remove(place)
-        self._bound[place] = digest
         return place
+
+    def _any(self, place: int | None, digest: str, away: Mapping[int, float]) -> int:
+        """The place that somebody asks for, or another; one of an absent machine if the pool has not used it yet."""
+        if place in self._open:
+            return place
+        if place in self._bound and place not in away and place not in self._retired:
+            raise Refused(f"place {place} is taken by another machine", True)
+        gone = {*self._retired, *(known for known, seconds in away.items() if seconds > _ABSENT)}
+        lost = [known for known in self._bound if known in gone and place in (None, known)]
+        unused = [known for known in lost if known not in self._used and known not in self._retired]
+        if found := [*self._open, *unused]:
+            return found[0]
+        used = [known for known in lost if known not in self._retired]
+        if used and digest not in self._followers:  # nobody has more than one machine given up
+            self._followers.add(digest)
+            raise Refused(f"the machine of place {used[0]} is being given up", False, again=True, instead_of=used[0])
+        # the user is told, unless there is a place soon: that of a machine that is given up, or may be
+        raise Refused("every place is taken", not (lost or away or digest in self._followers), again=True)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
