@@ -11,7 +11,7 @@ def train(steps: int) -> float:
     for step in range(steps):
         time.sleep(0.01)
         loss *= 0.95
-        sky.progress(step, steps, loss=loss)
+        sky.progress(step + 1, steps, loss=loss)
     return loss
 
 

@@ -86,12 +86,31 @@ def test_a_command_runs_on_every_node(project: Path) -> None:
     assert sky_command(project, "exec").returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (["exec", "hostname"], "sky exec -- hostname"),
+        (["exec", "--nodes", "2", "nvidia-smi", "-L"], "sky exec --nodes 2 -- nvidia-smi -L"),
+        (["run", "train.py", "--epochs", "3"], "sky run train.py -- --epochs 3"),
+    ],
+    ids=["exec", "exec with options", "run"],
+)
+def test_a_command_without_the_mark_before_it_is_told_where_it_goes(
+    project: Path, words: list[str], right: str
+) -> None:
+    done = sky_command(project, *words)
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith(f"stands after --: {right}")
+
+
 def test_the_example_project_runs(tmp_path: Path) -> None:
     assert "written" in sky_command(tmp_path, "init", "mine").stdout
     done = subprocess.run(
         [sys.executable, "main.py"], cwd=tmp_path / "mine", capture_output=True, text=True, timeout=240
     )
     assert "2262 primes, by node: [" in done.stdout, done.stderr
+    assert min(map(int, re.findall(r"\d+", done.stdout.rpartition("[")[2]))) > 500, "one node has nearly all the work"
+    assert "sky run main.py" not in "".join(path.read_text() for path in (tmp_path / "mine").iterdir())  # two pools
     (tmp_path / "mine" / "main.py").write_text("changed")
     again = sky_command(tmp_path / "mine", "init", "--json")
     assert json.loads(again.stdout) == {"written": [], "kept": ["sky.toml", "main.py"]}

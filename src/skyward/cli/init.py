@@ -12,7 +12,8 @@ __all__ = ["PROGRAM", "SETTINGS", "add", "run"]
 
 SETTINGS = """\
 # Pools of this project, by name: the options of sky.ComputePool. `help(sky.ComputePool)` explains them all.
-# A program says sky.ComputePool.from_config("lab"), or `sky run main.py --pool lab` opens the pool for it.
+# A program says sky.ComputePool.from_config("lab"). One that opens no pool of its own gets it as `pool` from
+# `sky run train.py --pool lab`.
 
 default = "here"
 
@@ -34,14 +35,14 @@ nodes = 2
 """
 
 PROGRAM = '''\
-"""Counts primes on all nodes of a pool. Run it with: sky run main.py"""
+"""Counts primes on all nodes of a pool. Run it with: python main.py"""
 
 import skyward as sky
 
 
 @sky.compute
 def count_primes(numbers: range) -> int:
-    mine = sky.shard(numbers)  # this node's part
+    mine = sky.shard(numbers, shuffle=True)  # this node's part; unshuffled, one of two nodes gets the even numbers
     return sum(n > 1 and all(n % d for d in range(2, int(n**0.5) + 1)) for n in mine)
 
 

@@ -18,7 +18,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     cut = given.index("--") if "--" in given else len(given)
     parser = _parser()
-    arguments = parser.parse_args(given[:cut])
+    arguments, unknown = parser.parse_known_args(given[:cut])
+    if unknown and getattr(arguments, "takes_rest", False):
+        end = " ".join(
+            ["sky", *[word for word in given[:cut] if word not in unknown], "--", *unknown, *given[cut + 1 :]]
+        )
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}. What is not for sky stands after --: {end}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.rest = given[cut + 1 :]  # argparse would lose the place of the mark
     if arguments.rest and not getattr(arguments, "takes_rest", False):
         parser.error(f"only `sky run` and `sky exec` take something after --, not: {' '.join(arguments.rest)}")
