@@ -18,6 +18,7 @@ import hmac
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -349,6 +350,9 @@ def _reset() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # it would hold the secret
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("0")
