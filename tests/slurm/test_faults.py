@@ -126,6 +126,7 @@ def test_a_job_is_not_called_ended_while_a_step_of_it_may_run_where_slurm_does_n
             provider.give_back("stuck", lambda text: None)
         assert node.processes("sky")
     finally:
+        monkeypatch.undo()
         for process in node.processes("sky"):
             node.signal(process.pid, "CONT")
         cluster.resume()
