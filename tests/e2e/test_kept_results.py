@@ -362,3 +362,11 @@ def test_a_ref_of_a_closed_pool_says_so() -> None:
         ref = make(1).keep() >> pool
     with pytest.raises(sky.errors.PoolClosed):
         ref.get()
+
+
+def test_what_a_closed_pool_kept_is_gone_and_that_is_said() -> None:
+    with sky.ComputePool(console=False) as pool:
+        refs = (pool.put({"a": 1}), load(10).keep() >> pool)
+    for ref in refs:
+        with pytest.raises(sky.errors.PoolClosed, match="gone with it"):
+            ref.get()

@@ -11,6 +11,7 @@ from skyward.api.brief import brief
 from skyward.api.ref import Ref
 from skyward.client.call import CallFuture
 from skyward.client.kept import KeptResult
+from skyward.errors import PoolClosed
 from skyward.transport import blobs
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packer, unpack
@@ -53,25 +54,32 @@ class Refs:
         key, size = os.urandom(12).hex(), sum(map(nbytes, pieces))
         drop = partial(_drop_later, partial(_drop, self._store, self._keeper, key, [name for name, _ in kept]))
         words = f"a {type(value).__name__}: {brief(value, 40)}"
-        return Ref(key, words, self._store, partial(_read, kept), drop, size, kept, list(inner.values()))
+        return Ref(key, words, self._store, partial(_read, self._store, kept), drop, size, kept, list(inner.values()))
 
     def kept(self, result: KeptResult, words: str) -> Ref[Any]:
         """The Ref to a result that stays on its node."""
         result.uses += 1
         drop = partial(_drop_later, partial(self._keeper.release_kept, result))
-        get = partial(_brought, self._keeper, result)
+        get = partial(_brought, self._store, self._keeper, result)
         return Ref(result.key, words, self._store, get, drop, kept=result)
 
 
-def _read(kept: Sequence[tuple[str, blobs.Blob]]) -> Any:
+def _read(store: blobs.Store, kept: Sequence[tuple[str, blobs.Blob]]) -> Any:
+    _check_open(store)
     head, *buffers = (blobs.read(blob) for _, blob in kept)
     return unpack(head, buffers, keep_classes=True)
 
 
-def _brought(keeper: Keeper, result: KeptResult) -> Any:
+def _brought(store: blobs.Store, keeper: Keeper, result: KeptResult) -> Any:
+    _check_open(store)
     future: CallFuture[Any] = CallFuture(result.name)
     keeper.get_kept(result, future)
     return future.result()
+
+
+def _check_open(store: blobs.Store) -> None:
+    if not os.path.isdir(store.directory):
+        raise PoolClosed("the pool is closed, and what it kept is gone with it. Call get() while the pool is open.")
 
 
 def _drop(store: blobs.Store, keeper: Keeper, key: str, names: Sequence[str]) -> None:

@@ -107,6 +107,8 @@ class _Joiner:
 
     def _on_notice(self, number: int, frame: Any) -> None:
         """The engine is about to take the place away; it may send SIGTERM to all processes, which is no end yet."""
+        if not self._joined:
+            raise Over("it was ended before it had joined")
         self._give_notice(self._grace)
 
     def _on_hangup(self, number: int, frame: Any) -> None:
