@@ -20,7 +20,7 @@ def train(steps: int, rate: float) -> float:
         total = sum(number * number for number in range(20_000))
         loss = 0.97 * loss + 0.001 * random.random()
         print(f"step {step}: loss {loss:.4f}")
-        sky.progress(step, steps, loss=loss, accuracy=1 - loss)
+        sky.progress(step + 1, steps, loss=loss, accuracy=1 - loss)
         time.sleep(0.02 + 0 * total)
     return loss
 

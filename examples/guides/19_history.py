@@ -14,7 +14,7 @@ def train(rate: float, steps: int = 20) -> float:
     for step in range(steps):
         time.sleep(0.02)
         loss *= 1 - rate
-        sky.progress(step, steps, loss=loss)
+        sky.progress(step + 1, steps, loss=loss)
     if loss > 0.9:
         raise ValueError(f"rate {rate} is too small")
     return loss
