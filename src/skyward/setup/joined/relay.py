@@ -158,7 +158,11 @@ class RelayClient:
 
     def _claim(self, number: int) -> socket.socket:
         sock = self._shell.reach_file(self._path)
-        sock.sendall(f"{number:08d}".encode())
+        try:
+            sock.sendall(f"{number:08d}".encode())
+        except BaseException:
+            sock.close()
+            raise
         return sock
 
     def _end_old(self) -> None:
