@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from tests.support.leftovers import leftover_processes
 from tests.support.waiting import until
-
-MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
 
 HEAD = """
 import atexit, contextlib, gc, multiprocessing, os, sys, threading, time
@@ -308,19 +307,6 @@ pool.close()
 }
 
 
-def processes() -> list[str]:
-    """Processes of this test run but this one."""
-    found: list[str] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if MARK in (entry / "environ").read_bytes().split(b"\0") and (entry / "cmdline").read_bytes():
-                    found.append(entry.name)
-            except OSError:
-                continue
-    return found
-
-
 def finished(path: Path, source: str, *flags: str) -> tuple[int, str, str]:
     """Runs a program to its end: status, output, errors. Nothing is left of it."""
     path.write_text(HEAD + source)
@@ -337,7 +323,7 @@ def finished(path: Path, source: str, *flags: str) -> tuple[int, str, str]:
         os.killpg(program.pid, signal.SIGKILL)
         pytest.fail(f"the program does not end: {program.communicate()}")
     places = {"/dev/shm", tempfile.gettempdir()}
-    until(lambda: not processes(), 20)
+    until(lambda: not leftover_processes(), 20)
     until(lambda: not [p for place in places for p in glob.glob(f"{place}/skyward-{program.pid}-*")], 10)
     return program.returncode, out.strip(), err.strip()
 

@@ -17,5 +17,5 @@ def test_a_pool_that_a_program_does_not_close_leaves_nothing_on_hosts(net: Netwo
     hosts = [host.address for host in net][:2]
     provider = f"sky.SSH(hosts={hosts!r}, user='sky', key={str(net.key)!r}, known_hosts={str(net.known_hosts)!r})"
     late.check(what, *late.finished(tmp_path / "program.py", what, provider))
-    until(lambda: not any(ours(host) for host in net), 10)
-    until(lambda: not any(left(host) for host in net), 10)
+    until(lambda: not any(ours(host) for host in net), 10, [ours(host) for host in net])
+    until(lambda: not any(left(host) for host in net), 10, [left(host) for host in net])
