@@ -5,6 +5,7 @@ Without an address it makes a small cluster of this computer, with a node beside
 
 import argparse
 import os
+from typing import Literal
 
 from dask.distributed import Client, LocalCluster
 
@@ -19,7 +20,7 @@ def largest_prime(numbers: range) -> tuple[int, int]:
     return found, os.getpid()
 
 
-def run(client: Client, nodes: int, per: str) -> None:
+def run(client: Client, nodes: int, per: Literal["machine", "worker"]) -> None:
     with sky.ComputePool(provider=sky.Dask(client, per=per), nodes=nodes) as pool:
         squares = client.map(lambda n: n * n, range(10))  # dask goes on with its own work
         results = largest_prime(range(2, 100_000)) @ pool

@@ -30,6 +30,11 @@ def bare_call(x: int) -> str:
 
 
 @sky.compute
+def with_default(x: int, width: int = 3) -> str:
+    return f"{x:{width}}"
+
+
+@sky.compute
 async def later(x: int) -> list[int]:
     return [x]
 
@@ -193,6 +198,8 @@ def pool_methods(pool: sky.ComputePool) -> None:
     assert_type(pool.submit_parallel(train(3) & limited("x")), AwaitableFuture[tuple[float, bytes]])
     assert_type(pool.map(str, [1, 2]), list[str])
     assert_type(pool.map(bare_call, [1, 2]), list[str])
+    assert_type(pool.map(with_default, [1, 2]), list[str])
+    assert_type(pool.map(with_default, [1, 2], return_exceptions=True), list[str | BaseException])
     assert_type(pool.executor.submit(divmod, 7, 2), Future[tuple[int, int]])
     with sky.ComputePool(nodes=2) as opened:
         assert_type(opened, sky.ComputePool)

@@ -82,13 +82,19 @@ class Groups:
         flush = partial(self._user.listeners.flush, _TOLD)
         return GroupCounter(self.name, name, total, self._emit, flush=flush)
 
+    # a compute function by how it is called: one with more parameters, which have defaults, is no Compute[[S], T]
     @overload
     def map(
-        self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ..., progress: bool = ...
+        self,
+        fn: Callable[[S], PendingCompute[T]],
+        items: Iterable[S],
+        *,
+        return_exceptions: Literal[False] = ...,
+        progress: bool = ...,
     ) -> list[T]: ...
     @overload
     def map(
-        self, fn: Compute[[S], T], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
+        self, fn: Callable[[S], PendingCompute[T]], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
     ) -> list[T | BaseException]: ...
     @overload
     def map(
