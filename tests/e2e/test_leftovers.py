@@ -22,11 +22,10 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NestedPoolError, PoolClosed, TaskTimeout
+from tests.support.leftovers import leftover_processes
 from tests.support.waiting import read_until, until
 
 Script = Callable[..., "subprocess.Popen[str]"]
-
-MARK = f"SKYWARD_TEST_RUN={os.environ['SKYWARD_TEST_RUN']}".encode()
 
 
 @sky.compute
@@ -47,16 +46,8 @@ def solo() -> Iterator[sky.ComputePool]:
 
 
 def processes() -> list[int]:
-    """Processes of this test run but this one."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if MARK in (entry / "environ").read_bytes().split(b"\0") and (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    """Processes of this test run but this one and its ordinary helpers."""
+    return [int(process.partition(":")[0]) for process in leftover_processes()]
 
 
 def files_of(pid: int) -> list[str]:
@@ -301,7 +292,7 @@ def finish(program: subprocess.Popen[str], seconds: float = 45) -> tuple[str, st
         os.killpg(program.pid, signal.SIGKILL)
         program.communicate()
         raise
-    until(lambda: not processes())
+    until(lambda: not processes(), what=leftover_processes)
     until(lambda: not files_of(program.pid))
     return out, err
 
@@ -627,6 +618,6 @@ def test_a_failed_opening_leaves_nothing() -> None:
     plugin = sky.Plugin("bad", around_app=explode)
     with pytest.raises(sky.errors.PluginError, match="bad"), sky.ComputePool(nodes=2, plugins=[plugin], console=False):
         pass
-    until(lambda: not processes())
+    until(lambda: not processes(), what=leftover_processes)
     assert not files_of(os.getpid())
     assert sys.exc_info() == (None, None, None)

@@ -13,11 +13,11 @@ __all__ = ["read_until", "until"]
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0, what: object = None) -> Any:
-    """Waits for a condition and returns its value; fails when it does not come true."""
+    """Waits for a condition and returns its value; fails when it does not come true. `what` may be a function."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {seconds} s without effect for {what or condition}")
+            pytest.fail(f"waited {seconds} s without effect for {what() if callable(what) else what or condition}")
         time.sleep(0.01)
     return value
 
