@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import skyward as sky
-import skyward.cli.main
 from skyward import errors
+from skyward.cli.main import COMMANDS, parser
 
 DOCS = Path(__file__).parent
 
@@ -66,11 +64,13 @@ def _commands() -> str:
     """The help of every command."""
     os.environ["COLUMNS"] = "100"
     os.environ["NO_COLOR"] = "1"
-    parser: Any = sys.modules["skyward.cli.main"]._parser()  # pyright: ignore[reportPrivateUsage] - the page is about all of it
-    lines = ["# Command line", "", "`sky`, or `python -m skyward`. Every command has `--help`.", ""]
-    (action,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
-    for name, command in action.choices.items():
-        lines += [f"## sky {name}", "", "```text", command.format_help().rstrip(), "```", ""]
+    lines = ["# Command line", "", "`sky`, `skyward` or `python -m skyward`. Every command has `--help`.", ""]
+    commands = parser().commands
+    for title, names in COMMANDS.items():
+        if names:
+            lines += [f"## {title.capitalize()}", ""]
+        for name in names:
+            lines += [f"### sky {name}", "", "```text", commands[name].format_help().rstrip(), "```", ""]
     return "\n".join(lines)
 
 

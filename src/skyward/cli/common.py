@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ def add_command(
     return commands.add_parser(
         name,
         help=summary,
-        description=description,
+        description=textwrap.fill(description, min(100, shutil.get_terminal_size().columns - 2)),
         epilog=f"examples:\n{lines}\n\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from skyward.cli import doctor, down, exec, history, init, join, logs, ps, run, script, stacks, top, version, view
-from skyward.cli.common import EXIT_CODES
+from skyward.cli.parser import Parser, command_of, told_unknown
 from skyward.errors import SkywardError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main", "parser"]
+
+COMMANDS = {
+    "start": ("init", "run", "exec"),
+    "look": ("ps", "top", "view", "logs", "history", "stacks"),
+    "money": (),
+    "machines": ("join", "down", "script"),
+    "this computer": ("doctor", "version"),
+}
+"""The commands under the headings that `sky --help` has. Each is a file of this folder with the same name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     cut = given.index("--") if "--" in given else len(given)
-    parser = _parser()
-    arguments, unknown = parser.parse_known_args(given[:cut])
-    if unknown and getattr(arguments, "takes_rest", False):
-        end = " ".join(
-            ["sky", *[word for word in given[:cut] if word not in unknown], "--", *unknown, *given[cut + 1 :]]
-        )
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}. What is not for sky stands after --: {end}")
+    words, rest = given[:cut], given[cut + 1 :]
+    name = command_of(words, [name for names in COMMANDS.values() for name in names])
+    parsing = parser(name)
+    if name is None:
+        parsing.leave(words)
+    arguments, unknown = parsing.parse_known_args(words)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    arguments.rest = given[cut + 1 :]  # argparse would lose the place of the mark
-    if arguments.rest and not getattr(arguments, "takes_rest", False):
-        parser.error(f"only `sky run` and `sky exec` take something after --, not: {' '.join(arguments.rest)}")
+        parsing.commands[name].error(told_unknown(parsing, name, words, unknown, rest))
+    arguments.rest = rest  # argparse would lose the place of the mark
+    if rest and not getattr(arguments, "takes_rest", False):
+        parsing.error(f"only `sky run` and `sky exec` take something after --, not: {' '.join(rest)}")
     try:
         return arguments.run(arguments)
     except SkywardError as exc:
-        print(f"sky: {exc}", file=sys.stderr)
+        print(f"{parsing.prog}: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130  # what was open is closed
@@ -41,17 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    from skyward import __version__
-
-    parser = argparse.ArgumentParser(
-        prog="sky",
-        description="Compute that exists only while it is needed.",
-        epilog=f"`sky COMMAND --help` explains a command, with examples.\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"skyward {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (init, run, exec, ps, logs, top, view, history, stacks, down, join, script, doctor, version):
-        command.add(commands)
-    return parser
+def parser(only: str | None = None) -> Parser:
+    """The parser of all commands, or of one: the files of the others are not imported then."""
+    return Parser({title: names if only is None else [*{only} & {*names}] for title, names in COMMANDS.items()})

@@ -33,11 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     entry = chosen(arguments.pool)
     server = PageServer(entry)
-    address = server.address()
-    print(f"{entry.pool}: {address}\nCtrl-C ends it.", flush=True)
-    if arguments.open:
-        _open(address)
     try:
+        address = server.address()
+        print(f"{entry.pool}: {address}\nCtrl-C ends it.", flush=True)
+        if arguments.open:
+            _open(address)
         threading.Event().wait()
     except KeyboardInterrupt:
         pass
