@@ -34,7 +34,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"groups: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small counts: shows that it works, not how fast")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median is taken (default: 3)")
-    parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="also write every round's figures to this file; docs/comparison.md shows those of benchmarks/figures.json",
+    )
     parser.add_argument("--against", type=Path, metavar="PATH", help="compare with the checkout of Skyward at PATH")
     parser.add_argument("--rows", help=f"with --against: some of {','.join(slices.MEASURES)} (default: all)")
     parser.add_argument("--slices", type=int, help="with --against: slices of each side (default: 12)")
@@ -77,14 +81,15 @@ def _compare_checkouts(parser: argparse.ArgumentParser, args: argparse.Namespace
 def _compare(names: tuple[str, ...] | list[str], rounds: int, quick: bool, into: Path | None) -> None:
     began = time.perf_counter()
     kept: dict[str, contest.Rounds] = {}
-    print(_surroundings() + "\n" + _RATIO, contest.HEADER, sep="\n\n", flush=True)
+    about = f"{time.strftime('%Y-%m-%d')}\n{_surroundings()}"
+    print(about + "\n" + _RATIO, contest.HEADER, sep="\n\n", flush=True)
     for name in names:
         module = _group(name)
         kept[name] = contest.measured(name, list(module.CONTENDERS), rounds, quick)
         for row in module.rows(contest.Medians(kept[name])):
             print(contest.line(row), flush=True)
         if into is not None:
-            into.write_text(json.dumps(kept, indent=1))
+            into.write_text(json.dumps({"about": about, "groups": kept}, indent=1) + "\n")
     print(f"\n{time.perf_counter() - began:.0f} s" + (", QUICK: these figures mean nothing" if quick else ""))
 
 

@@ -1,12 +1,20 @@
-"""Writes the pages that follow from the code: errors.md, cli.md and reference.md. `make docs` and a test run it."""
+"""Writes the pages that follow from the code, and the table of measured rows. `make docs` and a test run it.
+
+errors.md, cli.md and reference.md are made as a whole; in comparison.md the table between its marks is.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import json
+import math
 import os
 import re
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import skyward as sky
 from skyward import errors
@@ -30,7 +38,7 @@ GROUPS = {
 
 def pages() -> dict[str, str]:
     """The generated pages by name."""
-    return {"errors.md": _errors(), "cli.md": _commands(), "reference.md": _reference()}
+    return {"errors.md": _errors(), "cli.md": _commands(), "reference.md": _reference(), "comparison.md": _comparison()}
 
 
 def _errors() -> str:
@@ -43,18 +51,18 @@ def _errors() -> str:
         "the remote traceback in a note.",
         "",
     ]
-    for match in re.finditer(r"^([│ ]*)[├└]── (\w+)(?: \((\w+)\))? +(.+)$", inspect.getdoc(errors) or "", re.M):
-        indent, name, base, advice = match.groups()
+    advice = tomllib.loads((DOCS / "next_steps.toml").read_text())
+    for match in re.finditer(r"^([│ ]*)[├└]── (\w+)(?: \((\w+)\))? +.+$", inspect.getdoc(errors) or "", re.M):
+        indent, name, base = match.groups()
         meaning = (inspect.getdoc(getattr(errors, name)) or "").partition("\n\n")[0].replace("\n", " ")
         level = "##" if not indent.strip(" ") and not indent else "###"
-        also = f" Also a `{base}`." if base and not hasattr(errors, base) else ""
-        advice = advice.lstrip(". ").rstrip(".")
+        also = f" Also {'an' if base[0] in 'AEIO' else 'a'} `{base}`." if base and not hasattr(errors, base) else ""
         lines += [
             f"{level} `{name}`",
             "",
             f"{meaning}{also}",
             "",
-            f"**What to do**: {advice[0].lower()}{advice[1:]}.",
+            f"**What to do**: {advice[name]}",
             "",
         ]
     return "\n".join(lines)
@@ -91,6 +99,40 @@ def _reference() -> str:
             path = f"{homes[name]}.{name}" if name in homes else f"skyward.{name}"
             lines += [f"### `sky.{name}`", "", f"::: {path}", ""]
     return "\n".join(lines)
+
+
+def _comparison() -> str:
+    """The comparison, with the rows that `make bench` has printed for benchmarks/figures.json."""
+    folder = DOCS.parent / "benchmarks"
+    kept = json.loads((folder / "figures.json").read_text())
+    sys.path.insert(0, str(folder))
+    contest: Any = importlib.import_module("contest")
+    date, machine, versions = kept["about"].split("\n")
+    lines = [
+        f"The run of {date}: {machine}; {versions}.",
+        "",
+        "| what | Skyward | peer | ratio | good is | our aim | met |",
+        "|---|---:|---:|---:|---|---|---|",
+    ]
+    for group, rounds in kept["groups"].items():
+        lines += [_row(contest, row) for row in importlib.import_module(group).rows(contest.Medians(rounds))]
+    page = (DOCS / "comparison.md").read_text()
+    return re.sub(
+        r"(<!-- rows -->\n\n).*(\n\n<!-- end of rows -->)",
+        lambda at: at[1] + "\n".join(lines) + at[2],
+        page,
+        flags=re.S,
+    )
+
+
+def _row(contest: Any, row: Any) -> str:
+    better = "large" if row.unit in ("/s", "") else "small"
+    aim = f"at most {row.at_most:.2f}" if row.at_most else f"at least {row.at_least:.2f}" if row.at_least else "none"
+    met = {True: "yes", False: "**no**", None: ""}[row.met]
+    ratio = "" if math.isnan(row.ratio) else f"{row.ratio:.2f}"
+    peer = f"{row.peer}: {contest.figure(row.theirs, row.unit)}"
+    cells = (row.what, contest.figure(row.ours, row.unit), peer, ratio, better, aim, met)
+    return f"| {' | '.join(cell.strip() for cell in cells)} |"
 
 
 if __name__ == "__main__":
