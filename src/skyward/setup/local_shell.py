@@ -32,14 +32,33 @@ _PASSED_PREFIXES = tuple(
     """.split()
 )
 
+# Nodes run elsewhere: what is relative to this program's directory would not be found there.
+_PATHS = frozenset(
+    """
+    PATH LD_LIBRARY_PATH PYTHONPATH TMPDIR VIRTUAL_ENV
+    HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE TRANSFORMERS_CACHE TORCH_HOME KERAS_HOME
+    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+    """.split()
+)
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that nodes on this computer get: what programs need to run, and no secrets."""
+
+def inherited(environ: Mapping[str, str], directory: str | None = None) -> dict[str, str]:
+    """The part of an environment that nodes on this computer get: what programs need to run, and no secrets.
+
+    Paths that are relative to a directory (default: the current one) become absolute.
+    """
     return {
-        name: value
+        name: _absolute(value, directory) if name in _PATHS else value
         for name, value in environ.items()
         if (name in _PASSED or name.startswith(_PASSED_PREFIXES)) and not looks_secret(name)
     }
+
+
+def _absolute(paths: str, directory: str | None) -> str:
+    return os.pathsep.join(
+        os.path.normpath(os.path.join(directory or os.getcwd(), path)) if path and path[0] not in "/~" else path
+        for path in paths.split(os.pathsep)
+    )
 
 
 class Program(subprocess.Popen[bytes]):
