@@ -1,5 +1,6 @@
 """The contract of a provider: where machines come from, and how they are given back. It knows nothing else.
 
+    sky offers            offers -> availability
     pool opens            offers (only to plan) -> acquire
     while it is open      refresh, readmit, acquire_more, terminate      if the provider is `elastic`
     pool closes           give_back
@@ -20,7 +21,7 @@ from skyward.api.shell import Access, JoinTarget, Shell, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 
-__all__ = ["Admission", "Holding", "Leftover", "Machine", "Offer", "Provider", "Report"]
+__all__ = ["Admission", "Availability", "Holding", "Leftover", "Machine", "Offer", "Provider", "Report"]
 
 Report = Callable[[str], None]
 """Tells the user, in a few words, what is being waited for."""
@@ -41,6 +42,15 @@ class Offer:
     hourly_cost: float = 0.0
     vcpus: float | None = None
     memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class Availability:
+    """What is known of whether an offer can be had, before it is asked for: in words, and where that is certain, as
+    True or False."""
+
+    text: str = ""
+    possible: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,10 @@ class Provider(ABC):
 
         The text of what it returns is shown to people, so it may be more than a list.
         """
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        """What is known of whether `count` machines of each of these offers can be had; asked by `sky offers`."""
+        return [Availability() for _ in offers]
 
     @abstractmethod
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:

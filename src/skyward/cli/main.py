@@ -13,7 +13,7 @@ __all__ = ["COMMANDS", "main", "parser"]
 COMMANDS = {
     "start": ("init", "run", "exec"),
     "look": ("ps", "top", "view", "logs", "history", "stacks"),
-    "money": (),
+    "money": ("offers",),
     "machines": ("join", "down", "script"),
     "this computer": ("doctor", "version"),
 }

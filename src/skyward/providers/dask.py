@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.provider import Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoPlace
@@ -100,6 +100,9 @@ class Dask(Provider):
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         place = "a machine with dask workers" if self.per == "machine" else "beside a dask worker"
         return [Offer(f"{place} ({self!r})")]
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        return [Availability("not asked; dask says so when a pool opens") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
         """Places on `count` workers; an adaptive cluster is made to start them. Waits for them until `timeout`."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skyward.api.provider import Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
@@ -26,6 +26,26 @@ class Local(Provider):
         return Access(local=True)
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        self._check(count)
+        if spec.accelerator is not None:
+            from skyward.api.matching import compare
+            from skyward.machines.offers import Plan, RuledOut, wish
+            from skyward.node.gpus import look
+
+            if refusal := compare(spec.accelerator, look()).refusal:
+                return Plan("this computer", wish(spec), count, (), (RuledOut("this computer", refusal),))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+        return [Offer("this computer", vcpus=os.cpu_count(), memory_gb=round(memory, 1))]
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        text = "here" if count == 1 else f"here; {count} nodes share it"
+        return [Availability(text, possible=True) for _ in offers]
+
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        self._check(count)
+        return Holding(pool, tuple(Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)))
+
+    def _check(self, count: int) -> None:
         if not sys.platform.startswith("linux"):
             raise InvalidArgument(
                 f"nodes on this computer need Linux, and this is {sys.platform}. Say where the nodes are: "
@@ -33,8 +53,3 @@ class Local(Provider):
             )
         if count > _MOST:
             raise InvalidArgument(f"nodes={count}: this computer can play {_MOST} nodes at the most.")
-        return [Offer("this computer", vcpus=os.cpu_count())]
-
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        self.offers(spec, count)
-        return Holding(pool, tuple(Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)))

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from skyward.api.image import check_number, check_one_of
 from skyward.api.keywords import FOR_HOSTS, corrects
-from skyward.api.provider import Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
@@ -120,6 +120,9 @@ class SSH(Provider):
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         self._check_count(count)
         return [Offer("1 host" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts")]
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        return [Availability("not asked; `sky hosts check` looks at hosts") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
         """The first `count` hosts; nothing is started and no connection is made."""

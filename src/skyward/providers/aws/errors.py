@@ -17,6 +17,7 @@ __all__ = [
     "QuotaExceeded",
     "kind_of",
     "only_errors_of_ours",
+    "quota_code",
     "quota_of",
     "refusal",
 ]
@@ -146,13 +147,19 @@ def kind_of(code: str, status: int = 400) -> Kind:
 
 def quota_of(kind: str, market: str) -> str:
     """The name and code of the quota that counts the vCPUs of an instance type."""
-    family = kind.partition(".")[0]
-    for prefixes, name, demand, spot in _FAMILIES:
+    family, code = kind.partition(".")[0], quota_code(kind, market)
+    for prefixes, name, _, _ in _FAMILIES:
         if family.startswith(prefixes):
-            code = spot if market == "spot" else demand
             scope = "All" if market == "spot" else "Running On-Demand"
             return f"'{scope} {name}'{f' ({code})' if code else ''}"
     return "of this instance type"
+
+
+def quota_code(kind: str, market: str) -> str:
+    """The code of that quota; empty where it is not known."""
+    family = kind.partition(".")[0]
+    found = next((codes for prefixes, _, *codes in _FAMILIES if family.startswith(prefixes)), ["", ""])
+    return found[1] if market == "spot" else found[0]
 
 
 def refusal(action: str, code: str, message: str, region: str, status: int = 400) -> errors.CloudRefused:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from skyward.api.keywords import FOR_MACHINES, corrects
-from skyward.api.provider import Admission, Holding, Leftover, Machine, Provider
+from skyward.api.provider import Admission, Availability, Holding, Leftover, Machine, Offer, Provider
 from skyward.api.shell import Access, Shell
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoOffer
@@ -19,14 +19,7 @@ from skyward.machines.offers import CloudOffer, Plan
 from skyward.providers.aws.admission import readmit, utc_now, your_group
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
 from skyward.providers.aws.billing import Receipt
-from skyward.providers.aws.checks import (
-    check_endpoint,
-    check_settings,
-    check_zones,
-    tag_pairs,
-    texts,
-    usual_region,
-)
+from skyward.providers.aws.checks import check_endpoint, check_settings, check_zones, tag_pairs, texts, usual_region
 from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
 from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.ends import note_ends
@@ -40,6 +33,7 @@ from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import ADDRESS_SERVICE, Subnet, checked_cidr, own_address, subnets
 from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
 from skyward.providers.aws.prepare import prepare, settle
+from skyward.providers.aws.quotas import allowed
 from skyward.providers.aws.reservation import find_reservation
 from skyward.providers.aws.userdata import LEASE_FILE
 from skyward.providers.aws.warm import UNUSED, Kept, delete, keep, kept, listed, warm_finder
@@ -59,7 +53,9 @@ _NOTICES = "skyward.providers.aws.notices:wait"
 _HASTE = 20.0  # seconds that a look at what exists may wait for one place
 
 
-@only_errors_of_ours("offers", "acquire", "acquire_more", "refresh", "readmit", "terminate", "give_back", "find")
+@only_errors_of_ours(
+    "offers", "availability", "acquire", "acquire_more", "refresh", "readmit", "terminate", "give_back", "find"
+)
 @corrects(FOR_MACHINES)
 @dataclass(frozen=True)
 class AWS(Provider):
@@ -170,6 +166,9 @@ class AWS(Provider):
         api.identity()
         image = image_finder(api, self.ami, self.ubuntu_version)
         return here._planned(api, spec, _count(spec, count), image)
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        return allowed(lambda region: self._hasty(region=region)._api(None), offers, count)
 
     def acquire(
         self, spec: Spec, pool: str, count: int | None = None, timeout: float = 300, report: Report | None = None

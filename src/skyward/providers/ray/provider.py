@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NotGivenBack, SkywardError
@@ -93,6 +93,9 @@ class Ray(Provider):
         asked = self._demand(spec)
         memory = asked.get("memory")
         return [Offer(f"Ray: {amounts(asked)}", 0.0, asked.get("CPU"), None if memory is None else memory / 1e9)]
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        return [Availability("not asked; Ray says so when a pool opens") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
         """`count` nodes, once Ray has given them and all have connected to us."""

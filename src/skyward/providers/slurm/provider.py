@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from skyward.api.image import check_number
-from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NotGivenBack, SkywardError
@@ -107,14 +107,22 @@ class Slurm(Provider):
         commands = self._commands()
         try:
             self._gpu_request(commands, spec)
-            said = commands.run("sinfo", "-h", *self._partition, "-o", "%R|%D|%c|%m|%l")
+            said = commands.run("sinfo", "-h", *self._partition, "-o", "%R|%D|%c|%m|%l|%F")
         finally:
             commands.close()
-        rows = [row.split("|") for row in said.splitlines() if row.count("|") == 4]
+        rows = [row.split("|") for row in said.splitlines() if row.count("|") == 5]
         return [
-            Offer(f"{name}: {nodes} nodes, time limit {limit}", 0.0, _number(cpus), _number(memory, 1 / 1024))
-            for name, nodes, cpus, memory, limit in rows
+            Offer(
+                f"{name}: {nodes} nodes{_idle(counts)}, time limit {limit}",
+                0.0,
+                _number(cpus),
+                _number(memory, 1 / 1024),
+            )
+            for name, nodes, cpus, memory, limit, counts in rows
         ]
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        return [Availability("a job waits for its turn") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
         from skyward.setup.joined.arrivals import close_arrivals, open_arrivals
@@ -352,3 +360,9 @@ class _Occupied(Exception):
 def _number(text: str, factor: float = 1.0) -> float | None:
     digits = text.rstrip("+")
     return float(digits) * factor if digits.isdigit() else None
+
+
+def _idle(counts: str) -> str:
+    """How many nodes of a partition are idle, from what sinfo says: allocated/idle/other/total."""
+    parts = counts.split("/")
+    return f", {parts[1]} idle" if len(parts) == 4 and parts[1].isdigit() else ""
