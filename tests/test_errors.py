@@ -136,3 +136,19 @@ def test_messages_read_well_without_details() -> None:
     assert "f on rank 3 (node 1) ran" in str(errors.TaskTimeout("f", 1, 1.0, rank=3))
     assert "on rank 3 (node 1)" in str(errors.TaskCrashed("f", 1, exit_code=3, rank=3))
     assert "on rank 3 (node 1)" in str(errors.PluginError("p", "around_app", "x", 1, 3))
+
+
+@pytest.mark.parametrize("kind", every_class(), ids=lambda kind: kind.__name__)
+def test_an_error_in_a_list_of_results_is_shown_by_its_type_and_its_first_line(kind: type[Exception]) -> None:
+    error = example(kind)
+    shown = repr([error])
+    assert shown.startswith(f"[{kind.__name__}(")
+    assert str(error).partition("\n")[0][:100] in shown.replace("\\'", "'")
+    assert len(shown) < 500
+
+
+def test_an_attempt_is_named_only_where_there_were_others_and_counted_from_one() -> None:
+    assert "attempt" not in str(errors.TaskCrashed("f", 0, exit_code=3))
+    assert "(attempt 2)" in str(errors.TaskCrashed("f", 0, 1, 3))
+    assert "attempt" not in str(errors.TaskTimeout("f", 0, 1.0))
+    assert "was stopped (attempt 3)." in str(errors.TaskTimeout("f", 0, 1.0, 2))

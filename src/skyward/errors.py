@@ -148,7 +148,7 @@ class TaskCrashed(TaskError):
 
     def __str__(self) -> str:
         how = f"was killed by {self.signal}" if self.signal else f"exited with status {self.exit_code}"
-        text = f"the process running {self.task} on {_where(self.node, self.rank)} {how} (attempt {self.attempt}). "
+        text = f"the process running {self.task} on {_where(self.node, self.rank)} {how}{_again(self.attempt)}. "
         if self.shared_with:
             text += (
                 f"{self.shared_with} other calls ran in that process and fail with it, since nothing tells which one "
@@ -190,8 +190,8 @@ class TaskTimeout(TaskError, TimeoutError):
     def __str__(self) -> str:
         how = "did not end on SIGTERM and was killed" if self.killed else "was stopped"
         return (
-            f"{self.task} on {_where(self.node, self.rank)} ran past its limit of {self.seconds:g} s and {how} "
-            f"(attempt {self.attempt}). Raise it with .with_timeout(seconds) or @sky.compute(timeout=...)."
+            f"{self.task} on {_where(self.node, self.rank)} ran past its limit of {self.seconds:g} s and {how}"
+            f"{_again(self.attempt)}. Raise it with .with_timeout(seconds) or @sky.compute(timeout=...)."
         )
 
 
@@ -349,3 +349,8 @@ for _name in __all__:
 def _where(node: int, rank: int | None) -> str:
     """The node, and the rank where nodes have several: it is None where the node's number says it."""
     return f"node {node}" if rank is None else f"rank {rank} (node {node})"
+
+
+def _again(attempt: int) -> str:
+    """Which attempt it was, where there were others; the first has the number 0."""
+    return f" (attempt {attempt + 1})" if attempt else ""

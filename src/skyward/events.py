@@ -99,7 +99,10 @@ class CallStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallEnded(Event):
-    """A body ended; `outcome` says how. `rank` is None if it never began."""
+    """A body ended; `outcome` says how. `rank` is None if it never began.
+
+    `pool.map` sends several items as one call. It ends with "error" if one of them has failed.
+    """
 
     call: str
     name: str
@@ -112,6 +115,20 @@ class CallEnded(Event):
     attempt: int = 0
     arguments: str = ""
     """What it was called with, shortened."""
+    items: int = 1
+    """How many items of `pool.map` it had; 1 for other calls."""
+    failed_items: int = 0
+    """How many of them have failed, if `return_exceptions` lets the others go on."""
+
+    @property
+    def done(self) -> int:
+        """How many calls it counts as that have ended well: every item is one."""
+        return self.items - self.failed_items if self.failed_items or self.outcome == "ok" else 0
+
+    @property
+    def failed(self) -> int:
+        """How many calls it counts as that have failed."""
+        return self.failed_items or int(self.outcome not in ("ok", "cancelled"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,3 +315,4 @@ class PoolClosed(Event):
 
     seconds: float
     calls: int
+    """How many calls have ended, in any way; every item of `pool.map` is one."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skyward import events
+from skyward.api.compute import PendingCompute
 from skyward.client.call import Call
 from skyward.client.call_table import CALLS
 from skyward.client.calls import Action, ClientCalls
@@ -21,7 +22,7 @@ EVENTS = sorted({event for _, event in CALLS})
 
 
 def made(retries: int = 0, name: str = "f", **about: Any) -> Call:
-    pending: Any = SimpleNamespace(name=name, fn=None, args=(), kwargs={})
+    pending = PendingCompute[Any](abs, label=name)
     call = Call(pending, {"name": name, "attempt": 0, **about}, [b"piece"], {}, {}, retries)
     call.made = 0.0
     return call
@@ -240,7 +241,7 @@ def test_calls_for_one_node_share_a_frame() -> None:
 def test_a_lost_call_is_sent_again_with_the_next_attempt_and_fails_after_the_last() -> None:
     bench, call = sent(retries=1)
     did = bench.calls.lose_node(0, "it fell silent", bench.now)
-    assert notices(did) == ["f was lost with node 0 (it fell silent); attempt 1 of 1 follows."]
+    assert notices(did) == ["f was lost with node 0 (it fell silent); retry 1 of 1 follows."]
     assert (call.state, call.about["attempt"]) == ("sent", 1)
     did = bench.calls.lose_node(0, "it fell silent", bench.now)
     error = failures(did)[call.id]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
+from skyward.api.compute import PendingCompute
 from skyward.client.call import Call
 from skyward.client.core import VERDICTS, Core
 from tests.support.agent_calls import Bench
@@ -38,7 +38,7 @@ def _core(links: _Links, gang: bool = False) -> Core:
 
 
 def _call(retries: int = 0) -> Call:
-    pending: Any = SimpleNamespace(name="f")
+    pending = PendingCompute[Any](abs, label="f")
     return Call(pending, {"name": "f", "attempt": 0}, [b""], {}, {}, retries)
 
 

@@ -235,7 +235,7 @@ def test_what_cannot_be_sent_cancels_what_was() -> None:
         if sent:
             raise RuntimeError("the pool is closed")
         sent.extend(Future() for _ in calls)
-        sent[0].set_result((0.01, [0]))
+        sent[0].set_result((0.01, None, [0]))
         return list(sent)
 
     with pytest.raises(RuntimeError, match="closed"):

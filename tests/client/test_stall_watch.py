@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from skyward import events
+from skyward.api.compute import PendingCompute
 from skyward.client.call import Call
 from skyward.client.stall_watch import StallWatch
 from skyward.client.surveys import Surveys
@@ -24,7 +24,7 @@ class Pool:
         self.now, self.groups = 1000.0, groups
         self.calls: list[Call] = []
         for node in range(ranks):
-            pending: Any = SimpleNamespace(name="train")
+            pending = PendingCompute[Any](abs, label="train")
             call = Call(pending, {"gang": "g"}, [], {}, {}, 0)
             call.node, call.rank, call.state, call.announced = node, node, "sent", True
             self.calls.append(call)

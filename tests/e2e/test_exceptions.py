@@ -147,7 +147,7 @@ def test_type_attributes_and_place_of_an_exception_come_home(pool: sky.ComputePo
     text = notes(caught.value)
     assert "node " in text
     assert "named_body" in text
-    assert "attempt 0" in text
+    assert "attempt 1" in text
     assert "# the user's line" in text
     assert "Plain: ('broken', 42)" in text
 

@@ -12,6 +12,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import InvalidArgument
+from skyward.view.page.model import PageModel
 from tests.support.waiting import until
 
 
@@ -120,3 +121,45 @@ def _known(pool: str) -> list[sky.History]:
         return [sky.History.load(pool)]
     except InvalidArgument:
         return []
+
+
+def odd_only(number: int) -> int:
+    if number % 2 == 0:
+        raise ValueError(f"{number} is even")
+    return number
+
+
+def test_every_item_of_a_map_counts_as_a_call_that_is_done_or_has_failed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with sky.ComputePool(nodes=2, name="map-1", console="plain") as pool:
+        found = pool.map(odd_only, range(1000), return_exceptions=True)
+        assert sum(isinstance(result, ValueError) for result in found) == 500
+    assert "1,000 calls, 500 failed" in capfd.readouterr().err
+    history = pool.history()
+    assert sum(call.items for call in history.calls()) == 1000
+    assert sum(call.failed for call in history.calls()) == 500
+    assert "1000 calls" in repr(history)
+    several = next(call for call in history.calls() if call.items > 2)
+    assert several.outcome == "error"
+    assert f"{several.failed} of {several.items} items have failed, the first of them item" in several.error
+    assert "is even" in several.error
+    assert "raise ValueError" in several.error
+    assert several.arguments.startswith("items ")
+    listed = subprocess.run(
+        [sys.executable, "-m", "skyward", "history", "--json"], capture_output=True, text=True, check=True
+    )
+    row = json.loads(listed.stdout)
+    assert (row["calls"], row["failed"]) == (1000, 500)
+    page = PageModel("map-1")
+    page.apply(history.events)
+    assert (page.summary(0.0)["done"], page.summary(0.0)["failed"]) == (500, 500)
+
+
+def test_a_map_that_stops_at_a_failure_says_that_one_item_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    with sky.ComputePool(nodes=1, name="map-2", console="plain") as pool:
+        with pytest.raises(ZeroDivisionError):
+            pool.map(lambda x: 1 // x, [1] * 50 + [0] + [1] * 500)
+    told = capfd.readouterr().err
+    assert ", 1 failed" in told
+    assert sum(call.failed for call in pool.history().calls()) == 1

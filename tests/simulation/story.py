@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from skyward.api.compute import PendingCompute
 from skyward.client.call import Call, CallFuture
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost
@@ -162,7 +162,7 @@ def _call(world: World, body: Body) -> Call:
         name = f"{world.rng.randint(1, 3):032x}"
         uploads, about["blobs"] = {name: ("/nowhere", 1)}, {"0": (name, 1)}
         world.kept[name] += 1
-    pending: Any = SimpleNamespace(name="f")
+    pending = PendingCompute[Any](abs, label="f")
     inputs = {"0": range(body.reads)} if body.reads else {}
     call: Call = _Call(pending, about, [], uploads, inputs, body.retries)
     call.world = world  # type: ignore[attr-defined]

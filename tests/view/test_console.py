@@ -106,6 +106,13 @@ def test_plain_lines_tell_the_story_of_a_pool() -> None:
     ]
 
 
+def test_a_pool_that_did_not_open_is_not_said_to_have_closed() -> None:
+    assert plain(PoolOpening("demo", 1, "SSH"), PoolClosing("demo"), PoolClosed("demo", 3.21, 0)) == [
+        "skyward: opening 1 node on SSH",
+        "skyward: pool was not opened, 3.2 s",
+    ]
+
+
 def test_plain_lines_go_to_the_stream_they_came_from(capsys: pytest.CaptureFixture[str]) -> None:
     console = attach("plain")
     console(PoolOpening("demo", 1, "Local"))

@@ -49,6 +49,18 @@ U = TypeVar("U")
 Ts = TypeVarTuple("Ts")
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Several items in one call: of `pool.map` from number `first` on, or of joblib.
+
+    With `keep`, one that fails does not stop the others.
+    """
+
+    items: int
+    first: int | None = None
+    keep: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class PendingCompute(Unsent, Generic[T_co]):
     """A call that has not been sent yet."""
@@ -60,6 +72,7 @@ class PendingCompute(Unsent, Generic[T_co]):
     retries: int | None = None
     label: str = ""
     kept: bool = False
+    chunk: Chunk | None = None
 
     @property
     def name(self) -> str:

@@ -145,6 +145,7 @@ class Call:
         "arguments",
         "asked",
         "attempt",
+        "chunk",
         "failure",
         "feeders",
         "future",
@@ -189,6 +190,7 @@ class Call:
     ) -> None:
         self.id = f"{_PREFIX}{next(_COUNT):08x}"
         self.name = pending.name
+        self.chunk = pending.chunk
         watched = user is not None and user.listeners.any()
         self.arguments = _glance(pending) if watched and isinstance(pending, PendingCompute) else ""
         self.about, self.pieces, self.uploads, self.inputs = about, pieces, uploads, inputs
@@ -219,6 +221,11 @@ class Call:
         self.future: CallFuture[Any] = CallFuture(self.name, user)
 
     @property
+    def items(self) -> int:
+        """How many calls it is to the user: each item of a map is one."""
+        return self.chunk.items if self.chunk is not None else 1
+
+    @property
     def movable(self) -> bool:
         """Whether another node may get it: not a rank of a broadcast, nor one that an iterator is being read for."""
         return not self.pinned and not self.inputs
@@ -232,8 +239,13 @@ class Call:
 
 
 def _glance(pending: PendingCompute[Any]) -> str:
-    """The arguments in short; a function of ours that has others in its arguments says which."""
-    return getattr(pending.fn, "glance", glance)(pending.args, pending.kwargs)
+    """The arguments in short; of several items of a map, which they are."""
+    chunk = pending.chunk
+    if chunk is None or chunk.first is None:
+        return glance(pending.args, pending.kwargs)
+    if chunk.items == 1:
+        return glance(tuple(pending.args[1]), {})
+    return f"items {chunk.first} to {chunk.first + chunk.items - 1}"
 
 
 def discard(about: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ from skyward.client.dispatch import Dispatch
 from skyward.client.kept import Kept
 from skyward.errors import NodeLost, SkywardError
 from skyward.node.protocol import ClientToAgent
-from skyward.transport.exceptions import as_text
 
 __all__ = ["CALLS", "Action", "ClientCalls"]
 
@@ -262,7 +261,7 @@ class ClientCalls(CallsInNeed):
         """The one place where a call leaves the books."""
         del self.calls[call.id]
         self.dispatch.settle(call, result[0]["s"] if result is not None else None)
-        self.settled += 1
+        self.settled += call.items
         self.kept.left(call)
         self._out.append(("end", call))
 
@@ -277,7 +276,7 @@ class ClientCalls(CallsInNeed):
         lost = NodeLost(node, call.name, reason, call.attempt + 1, call.pinned)
         if again and call.state != "stopping":
             text = f"{call.name} was lost with node {node} ({reason}); "
-            self._warn(text + f"attempt {call.attempt + 1} of {call.retries} follows.")
+            self._warn(text + f"retry {call.attempt + 1} of {call.retries} follows.")
         self._step(call, "lost" if again else "lost for good", (lost, "lost", 0.0))
 
     def _at(self, number: int, call_id: str) -> Call | None:
@@ -320,13 +319,11 @@ class ClientCalls(CallsInNeed):
             begun = (call.id, call.name, call.node, call.attempt, self._rank(call), call.arguments)
             self._emit(events.CallStarted(self._pool, *begun))
 
-    def _tell_end(self, call: Call, outcome: outcomes.Outcome, seconds: float, error: str = "") -> None:
+    def _tell_end(self, call: Call, end: outcomes.End) -> None:
         if (listening := self._listening()) and listening != "ends":
             self._tell_started(call)
         if listening:
-            node = -1 if call.node is None else call.node
-            ended = (call.id, call.name, node, outcome, seconds, self._rank(call), error, call.attempt, call.arguments)
-            self._emit(events.CallEnded(self._pool, *ended))
+            self._emit(outcomes.event(self._pool, call, self._rank(call), end))
 
     def _rank(self, call: Call) -> int | None:
         return call.rank if self.ranks.many else call.node
@@ -378,7 +375,7 @@ class ClientCalls(CallsInNeed):
         self._after(_SUSPICION, "release", call)
 
     def _settle(self, call: Call, result: tuple[dict[str, Any], list[Any]]) -> None:
-        self._tell_end(call, "ok", result[0]["s"])
+        self._tell_end(call, outcomes.returned(call, result[0]))
         if call.needs or call.keeps:
             self._ended_well(call, result[0])
         self._out.append(("settle", call, *result))
@@ -395,6 +392,6 @@ class ClientCalls(CallsInNeed):
             error.add_note(outcomes.gang_note(call, others, self.ranks.many))
         for other in others:
             self._cancel(other, "gang")
-        self._tell_end(call, outcome, seconds, as_text(error))
+        self._tell_end(call, outcomes.failed(call, outcome, seconds, error))
         self.kept.failed(call, error)
         self._out.append(("fail", call, error))

@@ -6,17 +6,17 @@ import inspect
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from skyward.api.brief import brief, glance
-from skyward.api.compute import PendingCompute, name_of
+from skyward.api.brief import brief
+from skyward.api.compute import Chunk, PendingCompute, name_of
 from skyward.api.futures import AsyncItems, AwaitableFuture, Stream
 from skyward.client.callbacks import UserFuture, when_done
-from skyward.client.partial import failed_part, say_how_many, set_partial
+from skyward.client.partial import failed_part, partial_of, say_how_many, set_partial
 from skyward.transport import exceptions
 from skyward.transport.threads import run_in_thread
 
@@ -28,6 +28,7 @@ Send = Callable[[Sequence[PendingCompute[Any]]], Sequence[Future[Any]]]
 _CHUNK_SECONDS = 0.05
 _LEAST_SECONDS = 0.002
 _LEAST_ITEMS = 256
+_LONGEST = 8 << 10  # of the traceback that listeners and histories get of a chunk's first failure
 
 
 def gathered(
@@ -66,7 +67,7 @@ def mapped(
     items: list[Any],
     slots: int,
     keep: bool = False,
-    count: Callable[[int, int], None] | None = None,
+    count: Callable[[int, int], None] = lambda done, failed: None,
 ) -> list[Any]:
     """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows.
 
@@ -81,10 +82,10 @@ def mapped(
         while pending or at < len(items):
             chunks: list[tuple[int, int]] = []
             while at < len(items) and len(pending) + len(chunks) < 2 * slots:
-                size = 1 if each.timeout is not None else _chunk(len(items) - at, per_item, slots)
+                size = 1 if each.timeout is not None else _chunk_size(len(items) - at, per_item, slots)
                 chunks.append((at, at + size))
                 at += size
-            calls = [replace(each, fn=_apply, args=(each.fn, items[a:b], a, keep), label=each.name) for a, b in chunks]
+            calls = [_chunk_call(each, items[a:b], a, keep) for a, b in chunks]
             sent = dict(zip(send(calls), chunks, strict=True))
             pending |= sent
             for future in sent:
@@ -92,22 +93,26 @@ def mapped(
             future = done.get()
             while future is not None:
                 chunk = range(*pending.pop(future))
-                error = error_of(future) if keep else None
+                error = error_of(future)
+                if error is not None and not keep:
+                    before = partial_of(error)
+                    results.update(before)
+                    count(len(before), 0 if isinstance(error, CancelledError) else 1)
+                    raise error
                 if error is None:
-                    seconds, found = future.result()
+                    seconds, failures, found = future.result()
                     results.update(zip(chunk, found, strict=True))
                     per_item = seconds / len(chunk)
-                    failed = sum(isinstance(result, _Failed) for result in found) if keep else 0
+                    failed = failures[0] if failures else 0
                 else:
                     results.update(dict.fromkeys(chunk, error))
                     failed = len(chunk)
-                if count is not None:
-                    count(len(chunk) - failed, failed)
+                count(len(chunk) - failed, failed)
                 future = None if done.empty() else done.get()
     except BaseException as exc:
         _cancel(list(pending))
         if isinstance(exc, Exception):
-            set_partial(exc, {**results, **getattr(exc, "partial", {})})
+            set_partial(exc, results)
             say_how_many(exc, len(items), "items")
         raise
     return [_restored(results[index]) for index in range(len(items))]
@@ -234,7 +239,7 @@ def _error_as_it_came(future: Future[Any]) -> BaseException | None:
         return exc
 
 
-def _chunk(left: int, per_item: float | None, slots: int) -> int:
+def _chunk_size(left: int, per_item: float | None, slots: int) -> int:
     if per_item is None:
         return 1
     least = min(_LEAST_ITEMS, int(_LEAST_SECONDS / max(per_item, 1e-7)))  # a long tail of tiny chunks costs more
@@ -242,9 +247,18 @@ def _chunk(left: int, per_item: float | None, slots: int) -> int:
     return max(1, min(left, share, int(_CHUNK_SECONDS / max(per_item, 1e-7))))
 
 
-def _apply(fn: Callable[[Any], Any], items: list[Any], start: int, keep: bool) -> tuple[float, list[Any]]:
+def _chunk_call(each: PendingCompute[Any], items: list[Any], start: int, keep: bool) -> PendingCompute[Any]:
+    args = (each.fn, items, start, keep)
+    return replace(each, fn=_apply, args=args, label=each.name, chunk=Chunk(len(items), start, keep))
+
+
+def _apply(
+    fn: Callable[[Any], Any], items: list[Any], start: int, keep: bool
+) -> tuple[float, tuple[int, str] | None, list[Any]]:
+    """The seconds it took, how many have failed and the first of these in words, and the results."""
     began = time.perf_counter()
     results: list[Any] = []
+    failed, first = 0, ""
     for index, item in enumerate(items, start):
         try:
             result = fn(item)
@@ -258,18 +272,11 @@ def _apply(fn: Callable[[Any], Any], items: list[Any], start: int, keep: bool) -
                 set_partial(exc, dict(enumerate(results, start)))
                 raise
             result = _Failed(*exceptions.capture(exc))
+            failed += 1
+            if failed == 1:
+                first = f"item {index}: {name_of(fn)}({brief(item)})\n\n{result.described['traceback'][-_LONGEST:]}"
         results.append(result)
-    return time.perf_counter() - began, results
-
-
-def _glance_at_items(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    items, first = args[1], args[2]
-    if len(items) == 1:
-        return glance((items[0],), {})
-    return f"items {first} to {first + len(items) - 1}"
-
-
-_apply.__dict__["glance"] = _glance_at_items
+    return time.perf_counter() - began, (failed, first) if failed else None, results
 
 
 @dataclass(frozen=True)

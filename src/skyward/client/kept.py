@@ -273,7 +273,7 @@ class Kept:
         if call is not None and not self.closing:
             again = call.again()
             result.state, result.call = "making", again
-            note = f"{text}; it is made again, attempt {again.attempt} of {call.retries}."
+            note = f"{text}; it is made again, retry {again.attempt} of {call.retries}."
             self._out.append(("emit", events.Notice(self._pool, note, "warning")))
             self._out.append(("make again", again))
         else:

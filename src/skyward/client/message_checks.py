@@ -195,6 +195,7 @@ _METADATA: dict[str, Test] = {
     "s": _is_amount,
     "blobs": _is_dict,
     "kept": _is_text,
+    "failed": lambda value: _is_pair(value) and is_whole(value[0]) and _is_text(value[1]),
     "group": _is_bool,
     "replaced": _is_bool,
     "preempted": _is_bool,

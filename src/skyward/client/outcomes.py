@@ -8,15 +8,41 @@ import signal
 from concurrent.futures import CancelledError
 from typing import Any, Literal
 
+from skyward import events
 from skyward.api.masking import hide
 from skyward.client.call import Call
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.transport import exceptions
 
-__all__ = ["Outcome", "failure", "gang_note", "missing_module", "of_argument"]
+__all__ = ["End", "Outcome", "event", "failed", "failure", "gang_note", "missing_module", "of_argument", "returned"]
 
 Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
+End = tuple[Outcome, float, str, int]
+"""How a call has ended, for listeners: its outcome, seconds, error as text, and how many of its items have failed."""
+
+
+def returned(call: Call, about: dict[str, Any]) -> End:
+    """The end of a body that has returned; if items of a map have failed in it, that is an error."""
+    if "failed" not in about:
+        return "ok", about["s"], "", 0
+    count, first = about["failed"]
+    text = f"{count} of {call.items} items have failed, the first of them " if call.items > 1 else ""
+    return "error", about["s"], hide(text + first), min(count, call.items)
+
+
+def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -> End:
+    """The end of a call that gave no result; a map that keeps exceptions has this one in the place of every item."""
+    items = call.items if call.chunk is not None and call.chunk.keep and outcome != "cancelled" else 0
+    return outcome, seconds, exceptions.as_text(error), items
+
+
+def event(pool: str, call: Call, rank: int | None, end: End) -> events.CallEnded:
+    """What listeners are told of the end of a call."""
+    outcome, seconds, error, failed_items = end
+    node = -1 if call.node is None else call.node
+    told = (call.id, call.name, node, outcome, seconds, rank, error, call.attempt, call.arguments)
+    return events.CallEnded(pool, *told, call.items, failed_items)
 
 
 def failure(
@@ -25,7 +51,7 @@ def failure(
     """The exception for a call that gave no result, and how it counts; `rank` where the node has several."""
     if kind == "error":
         place = f"node {node}" if rank is None else f"rank {rank} (node {node})"
-        where = f"raised on {place} in {call.name}, call {call.id}, attempt {call.attempt} (pool {pool})"
+        where = f"raised on {place} in {call.name}, call {call.id}, attempt {call.attempt + 1} (pool {pool})"
         return exceptions.packed(about["error"], buffers[0], where, _advice), "error"
     if kind == "exited":
         code, stderr = about["code"], hide(about["stderr"])

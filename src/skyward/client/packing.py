@@ -158,6 +158,8 @@ class Packing:
             about["timeout"] = item.timeout
         if inputs:
             about["streams"] = list(inputs)
+        if item.chunk is not None and item.chunk.keep:
+            about["each"] = True
         if (logging_now := self._logging.news()) is not None:
             about["log"] = logging_now
         uploads: dict[str, blobs.Blob] = {}

@@ -10,7 +10,7 @@ from skyward.api.brief import described
 from skyward.api.compute import PendingCompute
 from skyward.transport.exceptions import noted
 
-__all__ = ["failed_part", "say_how_many", "set_partial"]
+__all__ = ["failed_part", "partial_of", "say_how_many", "set_partial"]
 
 
 def failed_part(
@@ -38,11 +38,16 @@ def set_partial(error: Exception, results: Mapping[int, Any]) -> None:
         pass
 
 
+def partial_of(error: BaseException) -> dict[int, Any]:
+    """The results on an exception; none if it has no `partial`, or one that is the user's own."""
+    found: Any = getattr(error, "partial", None)
+    return cast("dict[int, Any]", found) if isinstance(found, dict) else {}
+
+
 def say_how_many(error: Exception, count: int, what: str) -> None:
     """Notes how many of `count` had finished."""
-    results: Any = getattr(error, "partial", None)
-    if isinstance(results, dict) and count > 1:
-        finished = len(cast("dict[int, Any]", results))
+    if isinstance(getattr(error, "partial", None), dict) and count > 1:
+        finished = len(partial_of(error))
         noted(error, f"{finished} of {count} {what} had finished: see `partial` of this exception, results by index.")
 
 

@@ -36,6 +36,15 @@ class CallRecord:
     attempt: int = 0
     """How often it was tried before."""
     error: str = ""
+    items: int = 1
+    """How many items of `pool.map` it had; 1 for other calls."""
+    failed_items: int = 0
+    """How many of them have failed, if `return_exceptions` let the others go on."""
+
+    @property
+    def failed(self) -> int:
+        """How many calls it counts as that have failed: every item is one."""
+        return self.failed_items or int(self.outcome not in ("ok", "running", "cancelled"))
 
     @property
     def ended(self) -> float | None:
@@ -69,7 +78,7 @@ class History:
         return read(find(pool))
 
     def __repr__(self) -> str:
-        calls = sum(1 for event in self.events if isinstance(event, events.CallEnded))
+        calls = sum(event.items for event in self.events if isinstance(event, events.CallEnded))
         return f"<History {self.id}, {'running' if self.running else self.state}, {calls} calls>"
 
     @property
@@ -110,7 +119,8 @@ class History:
                 began = e.time - e.seconds
                 if e.call not in found:
                     found[e.call] = CallRecord(e.call, e.name, e.arguments, e.node, e.rank, began, attempt=e.attempt)
-                found[e.call] = replace(found[e.call], seconds=e.seconds, outcome=e.outcome, error=e.error)
+                counts = {"items": e.items, "failed_items": e.failed_items}
+                found[e.call] = replace(found[e.call], seconds=e.seconds, outcome=e.outcome, error=e.error, **counts)
         return list(found.values())
 
     def output(self, node: int | None = None, call: str | None = None) -> list[events.Output]:

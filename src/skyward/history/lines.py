@@ -34,12 +34,14 @@ def line(event: Event) -> bytes:
 
 def _call_line(end: events.CallEnded) -> bytes:
     """The end of a call as a line; there are many of these, so it is quick."""
-    error = f',"error":{_quoted(end.error)}' if end.error else ""
+    rest = f',"error":{_quoted(end.error)}' if end.error else ""
+    if end.items != 1 or end.failed_items:
+        rest += f',"items":{end.items},"failed_items":{end.failed_items}'
     return (
         f'{{"event":"CallEnded","pool":{_quoted(end.pool)},"time":{end.time!r},"call":{_quoted(end.call)},'
         f'"name":{_quoted(end.name)},"node":{end.node},"outcome":"{end.outcome}","seconds":{end.seconds!r},'
         f'"rank":{"null" if end.rank is None else end.rank},"attempt":{end.attempt},'
-        f'"arguments":{_quoted(end.arguments)}{error}}}\n'
+        f'"arguments":{_quoted(end.arguments)}{rest}}}\n'
     ).encode()
 
 

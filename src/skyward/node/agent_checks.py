@@ -22,6 +22,7 @@ def _call(message: list[Any], buffers: list[Any]) -> None:
         "streams": is_texts(metadata.get("streams", [])),
         "gang": isinstance(metadata.get("gang", ""), str),
         "keep": isinstance(metadata.get("keep", ""), str),
+        "each": isinstance(metadata.get("each", True), bool),
         "place": is_whole(metadata.get("place", 0)),
         "blobs": isinstance(metadata.get("blobs", {}), dict),
     }

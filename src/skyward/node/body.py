@@ -147,6 +147,8 @@ class Bodies:
         except NotSerializable as exc:
             text = f"{call.about['name']} ran, but its result cannot come home: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
+        if "each" in call.about and result[1]:
+            about["failed"] = list(result[1])
         return "done", about, pieces
 
     def _kept_result(self, call: RunnerCall, result: Any) -> Verdict:

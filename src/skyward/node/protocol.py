@@ -71,7 +71,7 @@ class ClientToAgent(Direction):
     @staticmethod
     def call(id: str, metadata: dict[str, Any], buffers: int) -> Message:
         """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `refs`,
-        `keep`, `log`, `gang`, `place`. Buffers: function and arguments, pickled."""
+        `keep`, `each`, `log`, `gang`, `place`. Buffers: function and arguments, pickled."""
         return ["call", id, metadata, buffers]
 
     @staticmethod
@@ -226,7 +226,7 @@ class AgentToClient(Direction):
     @staticmethod
     def verdict(kind: str, id: str, metadata: dict[str, Any], buffers: int) -> Message:
         """How a call has ended; `kind` is one of VERDICTS. Metadata: `s`, the seconds that the body ran; where needed
-        `blobs`, `kept`, `group`, `replaced`, `place`. Buffers: the result or the exception, pickled."""
+        `blobs`, `kept`, `failed`, `group`, `replaced`, `place`. Buffers: the result or the exception, pickled."""
         return [kind, id, metadata, buffers]
 
     @staticmethod

@@ -32,7 +32,7 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from skyward.api.compute import PendingCompute, name_of
+from skyward.api.compute import Chunk, PendingCompute, name_of
 from skyward.api.image import check_number
 from skyward.client.callbacks import when_done
 from skyward.errors import InvalidArgument
@@ -263,7 +263,7 @@ class _Traffic:
 
     def _call(self, batch: Any, paths: Sequence[str]) -> PendingCompute[Any]:
         tasks = Tasks(batch.items, self._level, self._frozen, None if self._raises else paths)
-        return PendingCompute(runs(name_of(batch.items[0][0])), (tasks,))
+        return PendingCompute(runs(name_of(batch.items[0][0])), (tasks,), chunk=Chunk(len(batch.items)))
 
     def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
         try:

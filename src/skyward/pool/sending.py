@@ -78,7 +78,7 @@ class Sender:
                 attempt += 1
                 self.context.warn(
                     f"{call.name} has lost node {exc.node} ({exc.reason}); all {len(ranks)} start again when every "
-                    f"node is there, attempt {attempt} of {call.retries}."
+                    f"node is there, retry {attempt} of {call.retries}."
                 )
                 continue
             if results is not None:

@@ -188,6 +188,8 @@ class Overview:
                 self.stage = "closing"
             case on.PoolClosed(seconds=seconds, calls=calls):
                 self.stage = ""
+                if not (self.slots or calls):
+                    return f"was not opened, {elapsed(seconds)}"
                 counts = f"{counted(calls, 'call')}, {self.failed:,} failed, {counted(len(self.nodes), 'node')}"
                 return f"closed: {counts}, {elapsed(seconds)}"
             case _:
@@ -202,8 +204,8 @@ class Overview:
         for rank, bar in node.bars.items():
             if self.live and rank not in busy:
                 bar.text = ""
-        self.done += event.outcome == "ok"
-        self.failed += event.outcome not in ("ok", "cancelled")
+        self.done += event.done
+        self.failed += event.failed
 
     def _phase(self, number: int | None, phase: str, now: float) -> str | None:
         told = list(self.nodes.values()) if number is None else [self.node(number)]

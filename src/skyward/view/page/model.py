@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,7 @@ class PageModel:
         self._nodes: dict[int, PageNode] = {}
         self._calls: list[PageCall] = []
         self._by_id: dict[str, PageCall] = {}
-        self._outcomes: Counter[str] = Counter()
+        self._done = self._failed = 0
         self._lines: deque[_Line] = deque(maxlen=_LINES)
         self._written = 0
         self._metrics: dict[tuple[str, int, int | None, str | None], deque[tuple[float, float]]] = {}
@@ -69,7 +69,6 @@ class PageModel:
 
     def summary(self, now: float) -> dict[str, Any]:
         """What stands at the top of the page."""
-        ended = self._outcomes.total()
         up = sum(node.state == "up" for node in self._nodes.values())
         over = self.state in ("closed", "killed")
         end = self.last if over else now
@@ -86,8 +85,8 @@ class PageModel:
             "up": up,
             "calls": len(self._calls),
             "running": sum(node.running for node in self._nodes.values()),
-            "done": self._outcomes["ok"],
-            "failed": ended - self._outcomes["ok"] - self._outcomes["cancelled"],
+            "done": self._done,
+            "failed": self._failed,
             "rate": recent,
             "cost": _finite(cost) if self._hourly or self._spent else None,
             "hourly": _finite(self._hourly),
@@ -262,6 +261,7 @@ class PageModel:
         before = self._by_id.get(event.call)
         if before is not None and before.outcome == "running":
             self._finish(before, event.time, max(0.0, event.time - before.began), "lost", "")
+            self._node(before.node).failed += 1
         made = (event.call, event.name, event.node, event.rank, event.time, event.arguments, event.attempt)
         call = PageCall(len(self._calls), *made)
         node = self._node(event.node)
@@ -286,18 +286,18 @@ class PageModel:
             at = (e.pool, e.call, e.name, e.node, e.attempt, e.rank, e.arguments)
             self._on_CallStarted(events.CallStarted(*at, time=began))
             call = self._by_id.get(event.call)
-        if call is None:
-            self._outcomes[event.outcome] += 1  # one that never began
-            return
-        self._finish(call, event.time, event.seconds, event.outcome, event.error)
-        self._outcomes[event.outcome] += 1
+        self._done += event.done
+        self._failed += event.failed
+        if call is not None:  # it has begun
+            self._finish(call, event.time, event.seconds, event.outcome, event.error)
+            node = self._node(call.node)
+            node.done += event.done
+            node.failed += event.failed
 
     def _finish(self, call: PageCall, now: float, seconds: float, outcome: str, error: str) -> None:
         call.seconds, call.outcome, call.error = seconds, outcome, error
         node = self._node(call.node)
         node.running = max(0, node.running - 1)
-        node.done += outcome == "ok"
-        node.failed += outcome in FAILED
         node.longest = max(node.longest, seconds)
         node.rows[call.row] = min(now, call.began + seconds)
 
