@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -56,12 +57,12 @@ def test_a_reader_that_goes_away_is_no_error_worth_a_traceback() -> None:
 
 def test_ps_of_someone_who_has_no_cloud_is_no_error(tmp_path: Path) -> None:
     """boto3 is optional: a user with ssh hosts alone has none, and no ledger that says otherwise."""
-    source = "import sys; sys.modules['boto3'] = None; from skyward.cli import main; sys.exit(main(['ps']))"
+    source = "import sys; sys.modules['boto3'] = None; from skyward.cli import main; sys.exit(main(['ps', '--json']))"
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "SKYWARD_STATE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert "boto3" not in done.stderr
-    assert done.stdout == "no pools\n"
+    assert not [row for row in map(json.loads, done.stdout.splitlines()) if row["left"]]
 
 
 def test_ps_of_a_profile_without_boto3_says_what_to_install(tmp_path: Path) -> None:
@@ -76,9 +77,9 @@ def test_ps_of_a_profile_without_boto3_says_what_to_install(tmp_path: Path) -> N
 def test_ps_without_a_login_says_so_and_is_no_error(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     env |= {"SKYWARD_STATE": str(tmp_path), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
-    command = [sys.executable, "-m", "skyward", "ps"]
+    command = [sys.executable, "-m", "skyward", "ps", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "no pools\n"
+    assert not [row for row in map(json.loads, done.stdout.splitlines()) if row["left"]]
     assert "clouds were not asked" in done.stderr
     assert subprocess.run([*command, "--region", "eu-west-1"], capture_output=True, env=env).returncode == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -55,10 +56,13 @@ def test_a_pool_opens_runs_calls_and_gives_everything_back(cloud: Cloud, hosts: 
         assert greet() @ pool == [hosts.of[instance.id].name for instance in cloud.running()]
         assert len(cloud.running()) == 2
         listed = subprocess.run(
-            [sys.executable, "-m", "skyward", "ps"], capture_output=True, text=True, check=True, timeout=240
+            [sys.executable, "-m", "skyward", "ps", "--json"], capture_output=True, text=True, check=True, timeout=240
         ).stdout
-        assert listed.count("running") == 2
-        assert "in use" in listed
+        (row,) = [row for row in map(json.loads, listed.splitlines()) if "train" in row["pool"]]
+        assert (row["pool"], row["state"], row["up"], row["done"], row["failed"]) == ("train", "open", 2, 3, 0)
+        assert row["machines"].startswith("train-"), "one row, with what the ledger and the tags know"
+        assert sum("running" in text for text in row["left"]) == 2
+        assert row["cost"] > 0
     output = [event.text for event in seen if isinstance(event, events.Output)]
     assert output == ["hello from a cloud"] * 2
     receipt = pool.receipt

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import time
 
 from skyward import events
 from skyward.api.image import Image
@@ -38,6 +39,8 @@ class PoolContext:
     """Whether anybody listens to events of calls; "ends" if it is enough for them to hear of a short call's end."""
     hurried: Callable[[], bool]
     """Whether the user has pressed Ctrl-C while the pool was closing: then nothing waits any more."""
+    prices: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], compare=False)
+    """What machines have cost an hour, each with the time since when (seconds since 1970)."""
 
     @property
     def access(self) -> Access:
@@ -68,6 +71,7 @@ class PoolContext:
     def tell_cost(self, hourly: float) -> None:
         """Tells what the pool's machines cost an hour, where they cost anything."""
         if hourly:
+            self.prices.append((time(), hourly))
             self.emit(events.PoolCost(self.name, hourly))
 
     def report(self, text: str, node: int | None = None) -> None:

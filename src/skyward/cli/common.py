@@ -6,28 +6,36 @@ import argparse
 import json
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyward.pool.pool import ComputePool
 
-__all__ = ["EXIT_CODES", "add_command", "add_json", "add_pool_options", "make_pool", "print_json"]
+__all__ = ["EXIT_CODES", "add_command", "add_json", "add_pool_options", "make_pool", "print_json", "table"]
 
 EXIT_CODES = "exit status: 0 if all went well, 1 if not, 2 for a wrong command line, 130 after Ctrl-C."
 
 
 def add_command(
-    commands: Any, name: str, summary: str, description: str, examples: Sequence[str], codes: str = EXIT_CODES
+    commands: Any,
+    name: str,
+    summary: str,
+    description: str,
+    examples: Sequence[str],
+    codes: str = EXIT_CODES,
+    shape: str = "",
 ) -> argparse.ArgumentParser:
-    """A command with its help: what it does, its options, examples, and what its exit status means."""
+    """A command with its help: what it does, its options, examples, what --json prints, what its exit status means."""
+    width = min(100, shutil.get_terminal_size().columns - 2)
     lines = "\n".join(f"  {example}" for example in examples)
+    shape = textwrap.fill(f"--json: {shape}", width) + "\n\n" if shape else ""
     return commands.add_parser(
         name,
         help=summary,
-        description=textwrap.fill(description, min(100, shutil.get_terminal_size().columns - 2)),
-        epilog=f"examples:\n{lines}\n\n{codes}",
+        description=textwrap.fill(description, width),
+        epilog=f"examples:\n{lines}\n\n{shape}{textwrap.fill(codes, width)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -90,6 +98,16 @@ def make_pool(arguments: argparse.Namespace) -> ComputePool:
 
         options["image"] = Image(pip=arguments.pip)
     return ComputePool(**options)
+
+
+def table(rows: Sequence[Sequence[str]], right: Container[str] = ()) -> list[str]:
+    """Rows as lines, the first is the head; columns named in `right` are aligned at their right side."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ends = [">" if name in right else "<" for name in rows[0]]
+    return [
+        "  ".join(f"{text:{end}{size}}" for text, end, size in zip(row, ends, sizes, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def print_json(value: object) -> None:

@@ -50,12 +50,11 @@ class ClientCalls(CallsInNeed):
         self.calls: dict[str, Call] = {}
         self.dispatch: Dispatch[Call] = Dispatch(nodes, slots)
         self.ranks = Ranks([1] * nodes)
-        self.closing = False
-        self.settled = 0
+        self.closing = self._warned = False
+        self.settled, self.failures = 0, dict[str, int]()  # of all calls that have ended; by outcome
         self._timers: list[tuple[float, int, str, Call]] = []
         self._count = itertools.count()
         self._out: list[Action] = []
-        self._warned = False
         self._now = self._looked = 0.0
 
     # from the user
@@ -386,7 +385,7 @@ class ClientCalls(CallsInNeed):
 
     def _fail(self, call: Call, _: Any) -> None:
         error, outcome, seconds = call.failure or (SkywardError(f"{call.name} has failed."), "error", 0.0)
-        call.failure = None
+        call.failure, self.failures[outcome] = None, self.failures.get(outcome, 0) + 1
         others = [c for c in call.gang if c.id in self.calls]
         if call.gang and call.stopping is None:
             error.add_note(outcomes.gang_note(call, others, self.ranks.many))

@@ -87,6 +87,10 @@ class Dispatch(Generic[C]):
         """Whether a node has calls."""
         return bool(self._nodes[node].inflight)
 
+    def running(self) -> int:
+        """How many calls have a slot; others may wait at their node."""
+        return sum(min(node.slots, len(node.inflight)) for node in self._nodes)
+
     def add(self, call: C, *, first: bool = False) -> None:
         """Queues a call for any node."""
         self._queue[call.id] = call

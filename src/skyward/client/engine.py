@@ -110,6 +110,14 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         """How many calls have ended."""
         return self._core.calls.settled
 
+    def counts(self) -> tuple[int, int, int, int]:
+        """How many calls run, wait, have returned, and have failed; the others that have ended were cancelled."""
+        with self._lock:
+            calls = self._core.calls
+            running, ended = calls.dispatch.running(), sum(calls.failures.values())
+            failed = ended - calls.failures.get("cancelled", 0)
+            return running, len(calls.calls) - running, calls.settled - ended, failed
+
     # opening and closing
 
     def open(self, deadline: float) -> None:

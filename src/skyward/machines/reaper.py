@@ -54,6 +54,8 @@ class Found:
     foreign: tuple[Leftover, ...] = ()
     """What carries the pool's tag and is not proven to be the pool's: it is listed, and never ended."""
     expires: float | None = None
+    opened: float | None = None
+    """When it was opened, where its ledger says so."""
     pid: int | None = None
     host: str | None = None
     unanswered: int = 0
@@ -339,6 +341,7 @@ def _found(pool: str, provider: str, region: str, gathered: _Gathered) -> Found:
         leftovers=leftovers,
         foreign=foreign,
         expires=expires,
+        opened=next((r.time for r in history.records if r.fact == "open"), None) if history is not None else None,
         pid=metadata.get("pid"),
         host=metadata.get("host"),
         unanswered=len(history.unanswered) if history is not None else 0,

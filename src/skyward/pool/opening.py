@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +22,14 @@ from skyward.machines.selection import Candidate, Selection, look, taken
 from skyward.machines.watchdog import Watchdog
 from skyward.pool import hooks
 from skyward.pool.stacks_socket import StacksSocket
+from skyward.pool.state import PoolState
 from skyward.transport.payload import Packer
 
 if TYPE_CHECKING:  # imported when a pool is opened
+    from skyward.client.engine import Engine
     from skyward.client.packing import Packing
     from skyward.history.recorder import Recorder
+    from skyward.pool.summary import Summary
     from skyward.setup.bringup import PoolHosts
 
 __all__ = ["attach_console", "get_machines", "keep_history", "make_packing", "open_nodes", "setup_script"]
@@ -96,7 +100,9 @@ def get_machines(
     return taken(candidates, attempt, base.warn)
 
 
-def open_nodes(context: PoolContext, holding: Holding, watchdog: Watchdog, steps: ExitStack) -> PoolHosts:
+def open_nodes(
+    context: PoolContext, holding: Holding, watchdog: Watchdog, state: PoolState, steps: ExitStack
+) -> PoolHosts:
     """Sets the machines up and opens the engine; every node is ready for calls then."""
     from skyward.setup.bringup import PoolHosts
     from skyward.setup.hosts import HostSetup
@@ -111,7 +117,8 @@ def open_nodes(context: PoolContext, holding: Holding, watchdog: Watchdog, steps
         if supply is not None:
             _note_lost_machines(exc, supply, holding.machines)
         raise
-    steps.enter_context(StacksSocket(hosts.store.directory, context.name, hosts.engine.stacks))
+    tell = partial(_summary, context, holding.pool, hosts.engine, state)
+    steps.enter_context(StacksSocket(hosts.store.directory, context.name, hosts.engine.stacks, tell))
     return hosts
 
 
@@ -132,6 +139,12 @@ def setup_script(context: PoolContext) -> str:
 
     image = hooks.transformed(context.plugins, context.image, context.cluster)
     return script.script(image, metadata.version("uv"))
+
+
+def _summary(context: PoolContext, machines: str, engine: Engine, state: PoolState) -> Summary:
+    from skyward.pool.summary import summary_of  # most pools are never asked
+
+    return summary_of(context, machines, engine, state)
 
 
 def _warm_key(context: PoolContext) -> str:

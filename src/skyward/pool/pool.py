@@ -232,7 +232,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         )
         self.spec = context.spec
         steps.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._after_fork)))
-        self._hosts = open_nodes(context, holding, watchdog, steps)
+        self._hosts = open_nodes(context, holding, watchdog, self._state, steps)
         self._engine, self._store = self._hosts.engine, self._hosts.store
         packing = make_packing(context, self._hosts, self._user)
         self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)

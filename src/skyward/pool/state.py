@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Literal
 
 from skyward.errors import ForkedPoolError, NestedPoolError, PoolClosed
@@ -17,6 +18,7 @@ class PoolState:
     def __init__(self) -> None:
         self.now: Literal["new", "opening", "open", "closing", "closed"] = "new"
         self.pid = os.getpid()
+        self.began = 0.0
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._closer: threading.Thread | None = None
@@ -37,7 +39,7 @@ class PoolState:
         with self._lock:
             if self.now not in ("new", "closed"):
                 raise PoolClosed(f"the pool is {self.now} already; make another ComputePool for a second block.")
-            self.now, self.pid = "opening", os.getpid()
+            self.now, self.pid, self.began = "opening", os.getpid(), time.time()
 
     def begin_closing(self, waits: bool) -> bool:
         """Whether the caller has to close the pool; if another thread does, and `waits`, this waits for it."""
