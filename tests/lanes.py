@@ -1,10 +1,11 @@
-"""Runs the test suite in lanes side by side: tests on hosts mostly wait, the others mostly compute.
+"""Runs the test suite in parts, several side by side: tests on hosts mostly wait, the others mostly compute.
 
     python tests/lanes.py [arguments for pytest]
 
-Lines of all are printed as they come, each with the name of its lane. What failed is run once more afterwards, alone,
-and told at the very end, where it is seen. A test that passes then is listed as unstable: it, or the product, is not
-ready for a busy machine, and that is a defect to be found. Up to three of them do not fail the run.
+A part is a run of pytest of its own; a lane takes the next part when it is done with one. Lines of all are printed as
+they come, each with the name of its part and the seconds since the beginning. What failed is run once more afterwards,
+alone, and told at the very end, where it is seen. A test that passes then is listed as unstable: it, or the product, is
+not ready for a busy machine, and that is a defect to be found. Up to three of them do not fail the run.
 """
 
 from __future__ import annotations
@@ -16,77 +17,121 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["LANES", "main"]
+__all__ = ["PARTS", "arguments_of", "main"]
 
 ROOT = Path(__file__).parents[1]
-LANES = {
+PARTS = {
+    "ssh": ["tests/ssh"],
+    "nodes": ["tests/e2e/frameworks"],
     # torch is installed once, for hosts and for machines
-    "ssh": [
-        *("tests/ssh", "tests/ray", "tests/slurm", "tests/dask/frameworks", "tests/cloud/frameworks"),
-        *("tests/seeds", "tests/simulation"),
-        *("tests/client", "tests/machines", "tests/node", "tests/plugins", "tests/stress", "tests/transport"),
-    ],
-    "cloud": [
-        *("tests/cloud", "tests/setup", "tests/support", "tests/providers", "tests/testing"),
-        "--ignore=tests/cloud/frameworks",
-    ],
+    "hosts": [f"tests/{folder}/frameworks" for folder in ("ssh", "slurm", "ray", "dask", "cloud")],
+    "cloud": ["tests/cloud"],
+    "slurm": ["tests/slurm"],
+    "e2e": ["tests/e2e", "tests/cli"],
+    "setup": ["tests/setup", "tests/support", "tests/testing"],
+    "ray": ["tests/ray", "tests/dask"],
+    "aws": ["tests/providers"],
+    "rest": ["tests"],
 }
-"""Tests on hosts and of clouds; all the others are a lane of their own. They take about equally long."""
+"""Folders, each without those of other parts, in the order in which they are begun: the longest first."""
+_LANES = 4
+"""So many parts run at once: each waits for more than half of its time."""
 _LEAVE = 60.0
-"""Seconds that a lane has to tidy up when it is interrupted."""
+"""Seconds that a part has to tidy up when it is interrupted."""
 _UNSTABLE = 3
-"""So many tests may fail beside other lanes and pass alone; more say that something is wrong."""
+"""So many tests may fail beside other parts and pass alone; more say that something is wrong."""
 _FAILED = re.compile(r"(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$")
 """A line of pytest's summary."""
 
 
-def main(arguments: list[str]) -> int:
-    """Runs all lanes to their ends; 0 if all passed."""
-    elsewhere = [path for paths in LANES.values() for path in paths if not path.startswith("--")]
-    lanes = {**LANES, "here": ["tests", *(f"--ignore={path}" for path in elsewhere)]}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    started: dict[str, subprocess.Popen[str]] = {}
-    try:
-        for name, paths in lanes.items():
-            started[name] = _start([*arguments, *paths])
-        summaries: list[str] = []
-        printers = [threading.Thread(target=_print, args=(*i, summaries), daemon=True) for i in started.items()]
-        for printer in printers:
-            printer.start()
-        statuses = {name: process.wait() for name, process in started.items()}
-        for printer in printers:
+def arguments_of(part: str) -> list[str]:
+    """What pytest is told so that it runs the tests of a part: its folders, without those of other parts."""
+    others = [path for name, paths in PARTS.items() if name != part for path in paths]
+    inside = [path for path in others if any(path.startswith(f"{own}/") for own in PARTS[part])]
+    return [*PARTS[part], *(f"--ignore={path}" for path in inside)]
+
+
+class _Run:
+    """The parts that run and have run."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.summaries: list[str] = []
+        self.statuses: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[str]] = []
+        self._ended = False
+
+    def part(self, name: str, arguments: list[str]) -> int:
+        """Runs pytest to its end, and prints what it says; its status."""
+        with self._lock:
+            if self._ended:
+                return 1
+            process = _start(arguments)
+            self._running.append(process)
+        printer = threading.Thread(target=self._print, args=(name, process), daemon=True)
+        printer.start()
+        try:
+            status = self.statuses[name] = process.wait()
             printer.join(10)
+        finally:
+            with self._lock:
+                self._running.remove(process)
+        return status
+
+    def end(self) -> None:
+        """Interrupts what runs, which lets it tidy up, and then ends it."""
+        with self._lock:
+            self._ended = True
+            running = [*self._running]
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + _LEAVE
+        while time.monotonic() < deadline and any(process.poll() is None for process in running):
+            time.sleep(0.1)
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _print(self, name: str, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{name:5} {time.monotonic() - self.began:4.0f} s | {line}", end="", flush=True)
+            if name != _AGAIN and _FAILED.match(line.rstrip()):
+                self.summaries.append(line.rstrip())
+
+
+_AGAIN = "alone"
+
+
+def main(arguments: list[str]) -> int:
+    """Runs all parts to their ends; 0 if all passed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    run = _Run()
+    lanes = ThreadPoolExecutor(_LANES)
+    try:
+        parts = [lanes.submit(run.part, name, [*arguments, *arguments_of(name)]) for name in PARTS]
+        for part in parts:
+            part.result()
+        bad = {name: status for name, status in run.statuses.items() if status}
+        if not bad:
+            print(f"all parts passed in {time.monotonic() - run.began:.0f} s", flush=True)
+            return 0
+        failed = sorted({match[1] for line in run.summaries if (match := _FAILED.match(line))})
+        # 1: tests failed; anything else, such as an error in collecting, is not mended by another try
+        once_more = len(failed) <= _UNSTABLE and set(bad.values()) == {1}
+        again = [test for test in failed if not once_more or run.part(_AGAIN, [test])]
     finally:
-        _end([process for process in started.values() if process.poll() is None])
-    bad = {name: status for name, status in statuses.items() if status}
-    if not bad:
-        print("all lanes passed", flush=True)
-        return 0
-    failed = sorted({match[1] for line in summaries if (match := _FAILED.match(line))})
-    # 1: tests failed; anything else, such as an error in collecting, is not mended by another try
-    again = _alone(failed) if len(failed) <= _UNSTABLE and set(bad.values()) == {1} else failed
-    print("\n".join(["", "What failed beside other lanes:", *summaries]))
+        run.end()
+        lanes.shutdown(cancel_futures=True)
+    print("\n".join(["", "What failed beside other parts:", *run.summaries]))
     print(", ".join(f"{name} ended with {status}" for name, status in bad.items()))
     for test in failed:
         print(f"{'FAILED' if test in again else 'UNSTABLE: passed alone'}: {test}", flush=True)
     return 1 if again or not failed else 0
-
-
-def _alone(tests: list[str]) -> list[str]:
-    """Runs each of these by itself; those that fail again."""
-    print(f"run again, one by one: {len(tests)}", flush=True)
-    return [test for test in tests if _run_one(test)]
-
-
-def _run_one(test: str) -> int:
-    process = _start([test])
-    try:
-        _print("alone", process, [])
-        return process.wait()
-    finally:
-        _end([process] if process.poll() is None else [])
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -101,28 +146,6 @@ def _start(arguments: list[str]) -> subprocess.Popen[str]:
         errors="replace",
         start_new_session=True,
     )
-
-
-def _print(name: str, process: subprocess.Popen[str], summaries: list[str]) -> None:
-    assert process.stdout is not None
-    began = time.monotonic()
-    for line in process.stdout:
-        print(f"{name:5} {time.monotonic() - began:4.0f} s | {line}", end="", flush=True)
-        if _FAILED.match(line.rstrip()):
-            summaries.append(line.rstrip())
-
-
-def _end(processes: list[subprocess.Popen[str]]) -> None:
-    """Interrupts lanes, which lets them tidy up, and then ends them."""
-    for process in processes:
-        process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + _LEAVE
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 if __name__ == "__main__":
