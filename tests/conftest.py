@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
 import shutil
+import sys
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,21 @@ os.environ["SKYWARD_TEST_RUN"] = secrets.token_hex(8)
 # One example may take as long as a busy machine needs; by default a fifth of a second is a failure.
 settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What a failed test left open, such as pipes that its traceback holds, fails no other test."""
+    before = item.session.testsfailed
+    result = yield
+    if item.session.testsfailed > before:
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,7 @@ import pytest
 from skyward import events
 from skyward.cli import main
 from skyward.history.recorder import Recorder
+from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import read_until
 
 
@@ -45,7 +46,10 @@ def _record(pool: str, close: bool = True) -> Recorder:
 
 def _sky(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "skyward", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*USUAL_SIGNALS, sys.executable, "-m", "skyward", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,13 +44,14 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a Python program made of the given source, as a user would."""
+def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a Python program made of the given source, as a user would; the test lets it end."""
+    started: list[subprocess.Popen[str]] = []
 
     def start(source: str, *args: str, **options: object) -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
         path.write_text(source)
-        return subprocess.Popen(
+        program = subprocess.Popen(
             [*USUAL_SIGNALS, sys.executable, str(path), *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -56,8 +59,19 @@ def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             start_new_session=True,
             **options,  # type: ignore[arg-type]
         )
+        started.append(program)
+        return program
 
-    return start
+    yield start
+    running = [program for program in started if program.poll() is None]
+    for program in running:
+        os.killpg(program.pid, signal.SIGKILL)
+    for program in started:
+        program.wait()
+        for stream in (program.stdin, program.stdout, program.stderr):
+            if stream is not None:
+                stream.close()
+    assert not running
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.leftovers import watchdogs
+from tests.support.programs import USUAL_SIGNALS
 from tests.support.slurm import Cluster
 from tests.support.waiting import read_until, until
 
@@ -40,7 +41,7 @@ def start(environ: dict[str, str]) -> Iterator[Start]:
     made: list[subprocess.Popen[str]] = []
 
     def start(options: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", PROGRAM.format(options=options or {})]
+        argv = [*USUAL_SIGNALS, sys.executable, "-c", PROGRAM.format(options=options or {})]
         made.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True))
         return made[-1]
 

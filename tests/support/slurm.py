@@ -135,6 +135,8 @@ class Cluster:
                 self._settle(node)
             if not any(process.argv[0].endswith("slurmd") for process in node.processes()):
                 self._start_slurmd(node)
+                # else Slurm asks it for the ends of jobs again only after half a minute or more
+                self.admin("scontrol", "update", f"nodename={self.name(node)}", "state=down", "reason=restarted")
         for node in self.nodes:
             if self.state(node) not in _USABLE:
                 self.login.run(
