@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -77,3 +78,55 @@ def test_a_command_imports_no_file_of_another_one() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_command_is_a_file_with_its_name(name: str) -> None:
     assert name in parser(name).commands
+
+
+WITHOUT_JSON = {
+    "run": "what it prints is the program's",
+    "join": "it serves a pool until that is closed",
+    "top": "it is a live view; `sky ps --json` and `sky logs --json` are for programs",
+    "completion": "it prints a program for the shell",
+    "ssh": "it is a terminal on another machine",
+}
+
+
+def _examples(name: str) -> list[str]:
+    """The example lines of a command's help, without what explains them: two spaces or more stand before that."""
+    epilog = parser(name).commands[name].epilog or ""
+    lines = epilog.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+    return [line.strip().split("   ")[0].rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_explains_itself_with_examples_and_its_exit_status(name: str) -> None:
+    command = parser(name).commands[name]
+    assert len(command.description or "") > 40
+    assert len(_examples(name)) >= 2
+    assert "\nexit status: " in (command.epilog or "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_prints_json_of_a_documented_shape(name: str) -> None:
+    options = parser(name).commands[name].format_help()
+    assert ("--json" in options.partition("examples:")[0]) is (name not in WITHOUT_JSON)
+    assert "--json: one " in options.replace("\n", " ") or name in WITHOUT_JSON or "With --json" in options
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_example_is_a_command_line_that_is_accepted(name: str) -> None:
+    for example in _examples(name):
+        words = [*shlex.split(example), "&&"]
+        while words:
+            end = next(at for at, word in enumerate(words) if word in ("|", ">", "&&"))
+            part, words = words[:end], words[end + 1 :]
+            if part[0] == "sky":
+                mark = part.index("--") if "--" in part else len(part)
+                arguments, unknown = parser(part[1]).parse_known_args(part[1:mark])
+                assert unknown == [], example
+                assert mark == len(part) or arguments.takes_rest
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = parser(name).commands[name].format_help()
+    assert [line for line in text.splitlines() if len(line) > 110] == []

@@ -34,6 +34,9 @@ def test_the_script_of_an_image_is_printed(capsys: pytest.CaptureFixture[str]) -
     version = next(line for line in printed.splitlines() if line.startswith("uv_version=")).partition("=")[2]
     assert printed == script(Image(python="3.12", pip=["humanize", "rich>=15"], apt=["git"]), version)
     subprocess.run(["sh", "-n"], input=printed, text=True, check=True)
+    assert main(["script", "--python", "3.12", "--pip", "humanize", "--pip", "rich>=15", "--apt", "git", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"python": "3.12", "pip": ["humanize", "rich>=15"], "apt": ["git"], "script": printed}
 
 
 def test_what_is_wrong_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,10 @@ def add(x: int, y: int) -> int:
     return x + y
 
 
+def double(x: Any) -> Any:
+    return x * 2
+
+
 def _listed(*words: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "skyward", "ps", "--here", "--json", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -104,6 +108,7 @@ def test_open_pools_are_listed_from_another_terminal_with_and_without_a_history(
         sky.ComputePool(nodes=1, name="unkept", console=False, history=False),
     ):
         assert add(1, 2) >> kept == 3
+        assert kept.map(double, [1, 2, None], return_exceptions=True)[:2] == [2, 4]
         with pytest.raises(TypeError):
             _ = add(1, None) >> kept  # pyright: ignore[reportArgumentType] - it fails there
         rows = {row["pool"]: row for row in _listed()}
@@ -116,7 +121,8 @@ def test_open_pools_are_listed_from_another_terminal_with_and_without_a_history(
     assert {**row, "began": 0, "age": 0, "program": ""} == {
         **dict.fromkeys(("began", "age", "running", "waiting", "cost", "hourly"), 0),
         **dict.fromkeys(("program", "machines", "region"), ""),
-        **dict.fromkeys(("nodes", "up", "done", "failed"), 1),
+        **dict.fromkeys(("nodes", "up"), 1),
+        **dict(zip(("done", "failed"), (3, 2), strict=True)),
         "kind": "pool",
         "pool": "kept",
         "state": "open",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -117,6 +118,11 @@ def test_another_terminal_sees_where_bodies_stand_until_the_pool_is_closed() -> 
         assert f"pool seen-elsewhere, process {os.getpid()}" in shown.stdout
         assert "in _inner" in shown.stdout
         assert "): idle" in shown.stdout
+        (record,) = map(json.loads, sky_stacks("seen-elsewhere", "--json").stdout.splitlines())
+        assert (record["pool"], record["pid"]) == ("seen-elsewhere", os.getpid())
+        assert sorted(stack["state"] for stack in record["stacks"]) == ["idle", "running"]
+        frames = [frame["function"] for stack in record["stacks"] for frame in stack["frames"]]
+        assert "_inner" in frames
         future.cancel()
     gone = sky_stacks("seen-elsewhere")
     assert (gone.returncode, gone.stdout) == (1, "no such pool is open on this computer\n")

@@ -74,6 +74,9 @@ def test_sky_ps_and_sky_down_know_it_although_another_provider_cannot_be_asked(
     assert re.search(r"^killed +abandoned +Lab +1 ", listed.stdout, re.M)
     assert "ada" in listed.stdout
     assert "AWS could not be asked what is left there" in listed.stderr
+    would = json.loads(command("down", "killed", "--json").stdout)
+    assert (would["kind"], would["pool"], would["provider"]) == ("pool", "killed", "Lab")
+    assert (would["did"], would["why"], would["receipt"]) == ("would end", "", None)
     ended = command("down", "killed", "--yes", "--if-there")
     assert (ended.returncode, ended.stdout) == (0, "killed: ended\nmachines given back: ada\n"), ended.stderr
     assert not (tmp_path / "ada.taken").exists()

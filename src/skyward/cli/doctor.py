@@ -44,6 +44,7 @@ def add(commands: Any) -> None:
         "shown.",
         ["sky doctor", "sky doctor --json"],
         "exit status: 0 if pools can be opened from here, 1 if something is wrong.",
+        shape="one list of objects: what, state (ok, note, wrong), text, do (what to do, or empty).",
     )
     add_json(parser)
     parser.set_defaults(run=run)

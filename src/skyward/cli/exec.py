@@ -28,6 +28,7 @@ def add(commands: Any) -> None:
             "sky exec --pool gpu --json -- python3 --version",
         ],
         _CODES,
+        shape="one list, an object a node: node, code (its exit status), out, err (up to a megabyte of each).",
     )
     parser.usage = "sky exec [OPTIONS] -- COMMAND"
     add_json(parser)

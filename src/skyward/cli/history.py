@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from typing import Any
+
+from skyward.cli.common import add_command, add_json, print_json
 
 __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "history",
-        help="list the pools of the last thirty days",
-        description="Lists the pools that programs of yours have opened on this computer, the newest first: when, how "
+        "list the pools of the last thirty days",
+        "Lists the pools that programs of yours have opened on this computer, the newest first: when, how "
         "they ended, nodes, calls, failures, and what the machines cost as far as it is known.",
-        epilog="examples:\n  sky history\n  sky history --limit 5\n  sky logs NAME      what its bodies wrote\n"
-        "  sky view NAME      its page in the browser",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        [
+            "sky history",
+            "sky history --limit 5",
+            "sky history --json",
+            "sky logs NAME              what its bodies wrote",
+            "sky view NAME              its page in the browser",
+        ],
+        "exit status: 0, also if there is none; 2 for a wrong command line.",
+        shape="one object a line: id, pool, began (seconds since 1970), state (opening, open, closing, closed, "
+        "killed), provider, nodes, calls, failed, seconds, cost (dollars), program.",
     )
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many pools (20)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.json:
         for row in rows:
-            print(json.dumps(row))
+            print_json(row)
         return 0
     if not rows:
         print("no pool was opened on this computer in the last thirty days")

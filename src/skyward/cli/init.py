@@ -61,6 +61,7 @@ def add(commands: Any) -> None:
         "Writes sky.toml, with commented settings, and main.py, a program that runs with them. Files that are there "
         "already are left alone.",
         ["sky init", "sky init my-project && cd my-project && python main.py"],
+        shape="one object: written, kept (lists of paths).",
     )
     parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="where (default: here)")
     add_json(parser)

@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from skyward.cli.common import add_command
+
 __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "join",
-        help="make this machine a node of a pool",
-        description="Makes this machine a node of a pool that was opened with sky.Join, until the pool is closed.",
+        "make this machine a node of a pool",
+        "Makes this machine a node of a pool that was opened with sky.Join, until the pool is closed.",
+        [
+            "sky join --file ~/pool.join",
+            "sky join --file ~/pool.join --place 3",
+        ],
+        "exit status: 0 when the pool was closed, 1 if it could not be joined or was lost, 2 for a wrong command line.",
     )
     parser.add_argument("--file", help="the file that the pool has written (default: the variable SKYWARD_JOIN)")
     parser.add_argument("--place", type=int, help="which node this is to be, from 0 on (default: the next free one)")

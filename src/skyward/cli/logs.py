@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from skyward.cli.common import add_command, add_json
 from skyward.events import CallEnded, Event, Log, NodeDown, Notice, Output, PoolClosed, Warned
 
 __all__ = ["add", "run"]
@@ -17,18 +18,26 @@ _PAUSE = 0.3
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "logs",
-        help="print what the bodies of a pool wrote",
-        description="Prints the output, log records, warnings and failures of a pool of this computer, by its name or "
+        "print what the bodies of a pool wrote",
+        "Prints the output, log records, warnings and failures of a pool of this computer, by its name or "
         "by the id that `sky history` shows; without a name, of the pool that was opened last.",
-        epilog="examples:\n  sky logs\n  sky logs sweep --node 2\n  sky logs sweep -f       until the pool is closed",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        [
+            "sky logs",
+            "sky logs sweep --node 2",
+            "sky logs sweep -f          until the pool is closed",
+            "sky logs sweep --json",
+        ],
+        "exit status: 0 if the pool is known, 1 if not, 2 for a wrong command line, 130 after Ctrl-C.",
+        shape="one object a line: event (Output, Log, Warned, Notice, NodeDown, CallEnded) and the fields that this "
+        "event has in skyward.events: pool, time (seconds since 1970), node, text, ...",
     )
     parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the pool is closed")
     parser.add_argument("--node", type=int, metavar="N", help="only this node")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -53,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
     """Prints what is wanted of these events; whether the pool was closed."""
     from skyward.history.lines import line
-    from skyward.view.terminal import clean
+    from skyward.view.terminal import clean, coloured
 
     over = False
     for event in found:
@@ -66,7 +75,7 @@ def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
             continue
         when = time.strftime("%H:%M:%S", time.localtime(event.time))
         node = getattr(event, "node", None)
-        print(f"{when} {'pool' if node is None else f'node {node}':7} {clean(told, colours=sys.stdout.isatty())}")
+        print(f"{when} {'pool' if node is None else f'node {node}':7} {clean(told, colours=coloured(sys.stdout))}")
     sys.stdout.flush()
     return over
 

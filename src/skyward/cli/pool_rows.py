@@ -85,16 +85,16 @@ def _told(summary: Summary) -> Row:
 
 
 def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
-    calls = [call.outcome for call in history.calls()]
+    calls = history.calls()
     cost = history.cost(now)
     return Row(
         pool=entry.pool,
         state=state,
         provider=history.provider,
         nodes=history.nodes,
-        running=calls.count("running"),
-        done=calls.count("ok"),
-        failed=sum(outcome not in ("ok", "running", "cancelled") for outcome in calls),
+        running=sum(call.outcome == "running" for call in calls),
+        done=sum(call.items - call.failed for call in calls if call.failed_items or call.outcome == "ok"),
+        failed=sum(call.failed for call in calls),
         cost=cost if math.isfinite(cost) else None,
         began=entry.began,
         program=str(entry.about.get("program", "")),

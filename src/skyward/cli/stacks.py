@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from skyward.cli.common import add_command, add_json, print_json
+
 __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "stacks",
-        help="show where every running body stands",
-        description="Shows, for every pool that a program of yours on this computer has open, in which line each body "
-        "stands, on all of its nodes. Nothing is stopped. Pools of other computers and other users cannot be seen.",
+        "show where every running body stands",
+        "Shows, for every pool that a program of yours on this computer has open, in which line each body stands, on "
+        "all of its nodes. Nothing is stopped. Pools of other computers and other users cannot be seen.",
+        ["sky stacks", "sky stacks sweep", "sky stacks 4711           the pools of that process", "sky stacks --json"],
+        "exit status: 0 if there was something to show or nothing was named, 1 if no such pool is open, 2 for a wrong "
+        "command line.",
+        "one object a pool: pool, pid, text (what is printed without --json), stacks (a list: rank, node, state, call, "
+        "name, seconds, cpu_seconds, frames with file, line and function, problem).",
     )
     parser.add_argument("pools", nargs="*", metavar="POOL", help="only these, by name or by the id of their process")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -26,9 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     wanted: list[str] = arguments.pools
     answers = [each for each in ask_all() if not wanted or each.pool in wanted or str(each.pid) in wanted]
+    code = 0 if answers or not wanted else 1
+    if arguments.json:
+        for answer in answers:
+            print_json(answer._asdict())
+        return code
     for answer in answers:
         print(f"pool {answer.pool}, process {answer.pid}" if answer.pid else f"pool in {answer.pool}")
         print("\n".join(f"  {line}" for line in answer.text.splitlines()))
     if not answers:
         print("no pool of yours is open on this computer" if not wanted else "no such pool is open on this computer")
-    return 0 if answers or not wanted else 1
+    return code

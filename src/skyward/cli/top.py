@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from skyward.cli.common import add_command
 from skyward.errors import InvalidArgument
 
 __all__ = ["add", "run"]
@@ -16,13 +17,18 @@ _PAUSE = 0.3
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "top",
-        help="show the nodes of a pool that runs",
-        description="Shows, in this terminal, the live view of a pool that a program of yours has open on this "
+        "show the nodes of a pool that runs",
+        "Shows, in this terminal, the live view of a pool that a program of yours has open on this "
         "computer: nodes, calls, progress, cost. Ctrl-C ends it, and not the pool.",
-        epilog="examples:\n  sky top\n  sky top sweep",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        [
+            "sky top",
+            "sky top sweep",
+        ],
+        "exit status: 0 when the pool was closed or after Ctrl-C, 1 if it does not run or its program was killed, 2 "
+        "for a wrong command line.",
     )
     parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
     parser.set_defaults(run=run)

@@ -21,6 +21,8 @@ def add(commands: Any) -> None:
         "Says which Skyward this is. With --verbose also where it lies, which Python and system it runs on, and the "
         "versions of packages that matter: what a report of a defect should have.",
         ["sky version", "sky version --verbose", "sky version --verbose --json"],
+        shape="one object: skyward; with --verbose also at, python, system, ssh, and the version of "
+        "each package, or 'not installed'.",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="say what else a report should have")
     add_json(parser)

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import threading
 from typing import Any
+
+from skyward.cli.common import add_command, add_json, print_json
 
 __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "view",
-        help="show a pool in the browser",
-        description="Serves the page of a pool on loopback and prints its address, until Ctrl-C: nodes, calls over "
+        "show a pool in the browser",
+        "Serves the page of a pool on loopback and prints its address, until Ctrl-C: nodes, calls over "
         "time, output, metrics, cost. Without a name, of the pool that was opened last. The address works once. From "
         "another computer: ssh -L 8000:127.0.0.1:PORT, then the same address with port 8000.",
-        epilog="examples:\n  sky view\n  sky view sweep --open",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        [
+            "sky view",
+            "sky view sweep --open",
+            "sky view sweep --json",
+        ],
+        "exit status: 0 after Ctrl-C, 1 if there is no such pool, 2 for a wrong command line.",
+        shape="one object, at once: pool, id, address (it works once).",
     )
     parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
     parser.add_argument("--open", action="store_true", help="open the browser, too")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -35,7 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     server = PageServer(entry)
     try:
         address = server.address()
-        print(f"{entry.pool}: {address}\nCtrl-C ends it.", flush=True)
+        if arguments.json:
+            print_json({"pool": entry.pool, "id": entry.id, "address": address})
+        else:
+            print(f"{entry.pool}: {address}\nCtrl-C ends it.")
+        sys.stdout.flush()
         if arguments.open:
             _open(address)
         threading.Event().wait()

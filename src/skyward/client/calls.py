@@ -51,7 +51,7 @@ class ClientCalls(CallsInNeed):
         self.dispatch: Dispatch[Call] = Dispatch(nodes, slots)
         self.ranks = Ranks([1] * nodes)
         self.closing = self._warned = False
-        self.settled, self.failures = 0, dict[str, int]()  # of all calls that have ended; by outcome
+        self.settled = self.failed = self.undone = 0  # undone: ended, but not well
         self._timers: list[tuple[float, int, str, Call]] = []
         self._count = itertools.count()
         self._out: list[Action] = []
@@ -319,6 +319,9 @@ class ClientCalls(CallsInNeed):
             self._emit(events.CallStarted(self._pool, *begun))
 
     def _tell_end(self, call: Call, end: outcomes.End) -> None:
+        if end[0] != "ok":
+            event = outcomes.event(self._pool, call, None, end)
+            self.failed, self.undone = self.failed + event.failed, self.undone + event.items - event.done
         if (listening := self._listening()) and listening != "ends":
             self._tell_started(call)
         if listening:
@@ -385,7 +388,7 @@ class ClientCalls(CallsInNeed):
 
     def _fail(self, call: Call, _: Any) -> None:
         error, outcome, seconds = call.failure or (SkywardError(f"{call.name} has failed."), "error", 0.0)
-        call.failure, self.failures[outcome] = None, self.failures.get(outcome, 0) + 1
+        call.failure = None
         others = [c for c in call.gang if c.id in self.calls]
         if call.gang and call.stopping is None:
             error.add_note(outcomes.gang_note(call, others, self.ranks.many))

@@ -111,12 +111,11 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         return self._core.calls.settled
 
     def counts(self) -> tuple[int, int, int, int]:
-        """How many calls run, wait, have returned, and have failed; the others that have ended were cancelled."""
+        """How many calls run, wait, have returned, and have failed; of a map's items each is one once it has ended."""
         with self._lock:
             calls = self._core.calls
-            running, ended = calls.dispatch.running(), sum(calls.failures.values())
-            failed = ended - calls.failures.get("cancelled", 0)
-            return running, len(calls.calls) - running, calls.settled - ended, failed
+            running = calls.dispatch.running()
+            return running, len(calls.calls) - running, calls.settled - calls.undone, calls.failed
 
     # opening and closing
 

@@ -40,7 +40,10 @@ class Answer(NamedTuple):
 
     pool: str
     pid: int
+    """Of its program; 0 if it does not answer."""
     text: str
+    stacks: list[dict[str, Any]] = []  # noqa: RUF012 - a tuple of JSON's, and nobody appends to it
+    """The same as records: the fields of `Stack`."""
 
 
 class Silent(NamedTuple):
@@ -94,13 +97,11 @@ class StacksSocket(AbstractContextManager[None]):
     def _answer(self, word: bytes) -> object:
         if word == b"summary":
             return asdict(self._summary())
-        return Answer(self._pool, os.getpid(), self._text())
-
-    def _text(self) -> str:
         try:
-            return str(self._stacks())
+            stacks = self._stacks()
         except SkywardError as exc:
-            return str(exc)
+            return Answer(self._pool, os.getpid(), str(exc))
+        return Answer(self._pool, os.getpid(), str(stacks), [asdict(stack) for stack in stacks])
 
 
 def ask_all() -> list[Answer]:
@@ -108,8 +109,8 @@ def ask_all() -> list[Answer]:
     answers: list[Answer] = []
     for path in _paths():
         try:
-            pool, pid, text = _asked(path, b"stacks", _PATIENCE)
-            answers.append(Answer(str(pool), int(pid), str(text)))
+            pool, pid, text, stacks = _asked(path, b"stacks", _PATIENCE)
+            answers.append(Answer(str(pool), int(pid), str(text), list(stacks)))
         except ConnectionRefusedError:
             continue  # of a process that was killed; the next pool removes it
         except (OSError, ValueError) as exc:

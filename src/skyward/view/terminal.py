@@ -21,7 +21,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TextIO, cast
 
-__all__ = ["Cell", "Feed", "Line", "Terminal", "clean", "is_terminal", "plain", "styled", "table"]
+__all__ = ["Cell", "Feed", "Line", "Terminal", "clean", "coloured", "is_terminal", "plain", "styled", "table"]
 
 Line = tuple[str, str]
 """Where it goes ("stdout", "stderr", or "print" for what the script itself prints), and the text with its line end."""
@@ -54,6 +54,13 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
+def coloured(stream: TextIO | None) -> bool:
+    """Whether colours are wanted on a stream: those of a terminal are, unless NO_COLOR or FORCE_COLOR decides."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return os.environ.get("FORCE_COLOR", "0") not in ("", "0") or is_terminal(stream)
+
+
 def plain(file: TextIO | None) -> Callable[[list[Line]], None]:
     """A writer of lines to the file, or to standard output and error."""
 
@@ -75,10 +82,10 @@ def plain(file: TextIO | None) -> Callable[[list[Line]], None]:
 
 
 def clean(text: str, *, colours: bool = True) -> str:
-    """The text without what moves the cursor or rings the bell; markup is never interpreted."""
+    """The text without what moves the cursor or rings the bell; without colours also if the user wants none."""
     if text.isprintable():
         return text
-    if not colours:
+    if not colours or os.environ.get("NO_COLOR"):
         return _CONTROL.sub("", text).replace("\t", " ")
     kept = _CONTROL.sub(lambda found: found["colour"] or "", text)
     return f"{kept}\x1b[0m" if "\x1b" in kept else kept
