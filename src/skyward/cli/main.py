@@ -13,7 +13,7 @@ __all__ = ["COMMANDS", "main", "parser"]
 COMMANDS = {
     "start": ("init", "run", "exec"),
     "look": ("ps", "top", "view", "logs", "history", "stacks"),
-    "money": ("offers",),
+    "money": ("plan", "offers"),
     "machines": ("join", "down", "script"),
     "this computer": ("doctor", "version"),
 }
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsing.commands[name].error(told_unknown(parsing, name, words, unknown, rest))
     arguments.rest = rest  # argparse would lose the place of the mark
     if rest and not getattr(arguments, "takes_rest", False):
-        parsing.error(f"only `sky run` and `sky exec` take something after --, not: {' '.join(rest)}")
+        parsing.error(f"only `sky run`, `sky exec` and `sky plan` take something after --, not: {' '.join(rest)}")
     try:
         return arguments.run(arguments)
     except SkywardError as exc:

@@ -10,7 +10,7 @@ from typing import Any
 
 from skyward.cli.common import add_command, add_pool_options, make_pool
 
-__all__ = ["add", "run"]
+__all__ = ["add", "run", "show_error"]
 
 _CODES = "exit status: that of the program; 1 if it raised or the pool could not be opened, 130 after Ctrl-C."
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         except SystemExit as exc:
             return _status(exc.code)
         except Exception as exc:  # shown as Python shows it, less the frames that started the program
-            _show(exc, str(path))
+            show_error(exc, str(path))
             return 1
     return 0
 
@@ -67,7 +67,8 @@ def _status(code: object) -> int:
     return 1
 
 
-def _show(exc: Exception, path: str) -> None:
+def show_error(exc: Exception, path: str) -> None:
+    """Prints the traceback of a program, less the frames that started it."""
     left = exc.__traceback__
     while left is not None and left.tb_frame.f_code.co_filename != path:
         left = left.tb_next

@@ -53,7 +53,7 @@ from skyward.pool.options import (
 from skyward.pool.recording import Recorded
 from skyward.pool.sending import Sender
 from skyward.pool.signals import OrderlyExit
-from skyward.pool.state import PoolState
+from skyward.pool.state import PoolState, hear_of
 from skyward.transport.culprits import StaysHere
 
 __all__ = ["ComputePool", "plan"]
@@ -203,6 +203,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
     # opening and closing
 
     def __enter__(self) -> ComputePool:
+        hear_of(self)
         self._state.begin_opening(self._allow_nested)
         try:
             with Steps(self._hurry) as steps:

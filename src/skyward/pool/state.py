@@ -5,11 +5,32 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Literal
 
 from skyward.errors import ForkedPoolError, NestedPoolError, PoolClosed
 
-__all__ = ["PoolState"]
+__all__ = ["PoolState", "hear_of", "stopping_pools"]
+
+_heard: list[Callable[[object], None]] = []
+
+
+@contextmanager
+def stopping_pools(heard: Callable[[object], None]) -> Generator[None]:
+    """Has no pool of this process open inside the block: `heard` gets each, and its program ends there."""
+    _heard.append(heard)
+    try:
+        yield
+    finally:
+        _heard.remove(heard)
+
+
+def hear_of(pool: object) -> None:
+    """Stops the program here, before anything is done for a pool, if pools are not to be opened."""
+    if _heard:
+        _heard[-1](pool)
+        raise SystemExit(0)  # itself, no subclass: threads end without a word then
 
 
 class PoolState:

@@ -1,0 +1,199 @@
+"""`sky plan`: what a program would open, where and for how much, without opening it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from skyward.cli.common import add_command, add_json, add_pool_options, make_pool, print_json
+
+if TYPE_CHECKING:
+    from skyward.api.provider import Offer
+    from skyward.pool.pool import ComputePool
+
+__all__ = ["add", "run"]
+
+_CODES = (
+    "exit status: 0 if the plan can be carried out as far as is known, 1 if not, or if the program opens no pool, 2 "
+    "for a wrong command line, 130 after Ctrl-C."
+)
+_OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin")
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = add_command(
+        commands,
+        "plan",
+        "what a program would open, and what it costs",
+        "Says what a pool would launch, where, for how much an hour, and what was ruled out. With FILE the program "
+        "runs, your code included, up to the line that opens its first pool; there it is stopped, nothing is created, "
+        "and later pools are not seen. What follows -- are arguments of the program. Without FILE, or with options of "
+        "a pool, no program runs: it is the plan of the pool that `sky run` and `sky exec` would open. With --json "
+        "there is one object: `possible`, `hourly_cost` (dollars for all nodes, null if not known) and `plans`, in "
+        "the order in which they are tried, each with `offers`, `ruled_out` and `notes`.",
+        [
+            "sky plan train.py -- --epochs 3     runs train.py up to its pool",
+            "sky plan --pool gpu                 [pools.gpu] of sky.toml",
+            "sky plan --provider aws --nodes 2 --accelerator A100 --json",
+        ],
+        _CODES,
+    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a Python program that opens a pool")
+    add_json(parser)
+    add_pool_options(parser)
+    parser.usage = "sky plan [OPTIONS] [FILE] [-- ARGUMENTS]"
+    parser.set_defaults(run=run, takes_rest=True)
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """A pool that would be opened, and in which line of the program."""
+
+    pool: ComputePool
+    line: int | None = None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    if arguments.file is None or any(getattr(arguments, name) for name in _OPTIONS):
+        return _tell([_Stopped(make_pool(arguments))], arguments)
+    path = Path(arguments.file)
+    if not path.is_file():
+        from skyward.errors import InvalidArgument
+
+        raise InvalidArgument(f"{path} is no file. Give the path of a Python program.")
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        stopped = _run_program(path, arguments)
+    if stopped is None:
+        return 1
+    if not stopped:
+        print(
+            f"sky: {path} ended and opened no pool, so there is no plan. Its arguments may decide that: "
+            f"`sky plan {path} -- ARGUMENTS`.",
+            file=sys.stderr,
+        )
+        return 1
+    return _tell(stopped, arguments)
+
+
+def _run_program(path: Path, arguments: argparse.Namespace) -> list[_Stopped] | None:
+    """The pools that the program would open; None if it has failed before, which was shown."""
+    import runpy
+
+    from skyward.cli.run import show_error
+    from skyward.errors import PoolClosed
+    from skyward.pool.state import stopping_pools
+
+    found: list[_Stopped] = []
+    sys.argv = [str(path), *arguments.rest]
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with stopping_pools(lambda pool: found.append(_Stopped(pool, _line(str(path))))):  # type: ignore[arg-type]
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as exc:
+        if exc.code not in (None, 0) and not found:
+            print(f"sky: {path} exited with {exc.code} before it opened a pool.", file=sys.stderr)
+            return None
+    except Exception as exc:  # shown as Python shows it
+        if not found and (isinstance(exc, PoolClosed) or (isinstance(exc, NameError) and exc.name == "pool")):
+            return [_Stopped(make_pool(arguments))]  # a program for `sky run`, which gives it a pool
+        if not found:
+            show_error(exc, str(path))
+            return None
+    return found
+
+
+def _line(path: str) -> int | None:
+    """In which line of the program this thread is."""
+    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage] - there is no other way without a traceback
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back
+    return None if frame is None else frame.f_lineno
+
+
+def _tell(stopped: Iterable[_Stopped], arguments: argparse.Namespace) -> int:
+    """Prints the plans; returns the exit status."""
+    possible = True
+    for each in stopped:
+        record, text = _planned(each.pool)
+        where = f"{arguments.file}, line {each.line}: " if each.line else ""
+        possible = possible and record["possible"]
+        if arguments.json:
+            print_json({"file": arguments.file, "line": each.line, **record})
+            continue
+        what = "1 node" if each.pool.nodes == 1 else f"{each.pool.nodes} nodes"
+        print(f"{where}pool {each.pool.name}, {what}\n{text}")
+        if not arguments.file:
+            print("nothing was created")
+        elif each.line:
+            print("nothing was created: the program was stopped there, and what it does after that was not seen")
+        else:
+            print(f"nothing was created; this is the pool that `sky run {arguments.file}` opens")
+    return 0 if possible else 1
+
+
+def _planned(pool: ComputePool) -> tuple[dict[str, Any], str]:
+    """The plan of a pool, for programs and for people."""
+    from skyward.errors import SkywardError
+    from skyward.machines.selection import Plans
+
+    try:
+        plan = pool.plan()
+    except SkywardError as exc:
+        plans = [{**_record(pool.provider.name, pool.nodes, ()), "why_not": str(exc)}]
+        text = f"  not possible: {exc}"
+    else:
+        if isinstance(plan, Plans):
+            plans = [_prospect(prospect) for prospect in plan.prospects]
+        else:
+            plans = [_record(pool.provider.name, pool.nodes, plan)]
+        text = _listed(cast("list[Offer]", plan), pool.nodes) if isinstance(plan, list) else str(plan)
+    first = next((each for each in plans if each["possible"]), None)
+    return {
+        "pool": pool.name,
+        "nodes": pool.nodes if first is None else first["nodes"],
+        "possible": first is not None,
+        "hourly_cost": None if first is None else first["hourly_cost"],
+        "plans": plans,
+    }, text
+
+
+def _prospect(prospect: Any) -> dict[str, Any]:
+    choice = prospect.candidate
+    record = _record(choice.provider.name, choice.nodes, prospect.plan)
+    return record if prospect.why_not is None else {**record, "why_not": str(prospect.why_not)}
+
+
+def _record(provider: str, nodes: int, plan: Any) -> dict[str, Any]:
+    from skyward.machines.quotes import offer_record, price_record
+
+    offers = list(plan)
+    cost = nodes * offers[0].hourly_cost if offers else math.inf
+    return {
+        "provider": provider,
+        "nodes": nodes,
+        "possible": bool(offers),
+        "hourly_cost": price_record(cost),
+        "offers": [offer_record(offer) for offer in offers],
+        "ruled_out": [{"what": item.what, "why": item.why} for item in getattr(plan, "ruled_out", ())],
+        "notes": list(getattr(plan, "notes", ())),
+        "why_not": None,
+    }
+
+
+def _listed(offers: list[Offer], nodes: int) -> str:
+    from skyward.machines.offers import money
+
+    lines: list[str] = []
+    for number, offer in enumerate(offers, 1):
+        cost = nodes * offer.hourly_cost
+        price = "price unknown" if math.isinf(cost) else f"{money(cost)} an hour" if cost else "no price"
+        lines.append(f"  {number}. {offer.name}, {price}")
+    return "\n".join(lines or ["  nothing fits"])
