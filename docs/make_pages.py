@@ -36,6 +36,48 @@ GROUPS = {
 }
 
 
+_ALL_COMMANDS = """\
+`sky`, `skyward` or `python -m skyward`. Every command has `--help`, with examples. A wrong command or option is
+answered with the one that was probably meant.
+"""
+
+_CONVENTIONS = """\
+## Exit status
+
+| status | meaning |
+|---|---|
+| 0 | all went well |
+| 1 | something did not; the last line on standard error says what, why, and what to do |
+| 2 | the command line is wrong: nothing was done |
+| 130 | ended by Ctrl-C; what was open is closed |
+
+`sky run` ends with the status of the program, `sky exec` with the highest of all nodes (127 where there is no such
+program, 128 and the signal where one ended it). The help of each command says what its status means.
+
+## For programs
+
+`--json` prints JSON on standard output and nothing else there; what is for people goes to standard error. Lists
+are one object a line, so that `jq` and a loop over lines read them (`sky doctor` and `sky exec` print one list).
+The help of each command names the fields. New ones may come; those that are there keep their name and meaning.
+`null` is what is not known.
+
+## Completion
+
+Commands, options, files and names of pools, completed by the tab key:
+
+| shell | once |
+|---|---|
+| bash | `eval "$(sky completion bash)"` in `~/.bashrc` |
+| zsh | `eval "$(sky completion zsh)"` in `~/.zshrc`, below `compinit` |
+| fish | `sky completion fish > ~/.config/fish/completions/sky.fish` |
+
+## Colours
+
+Skyward's own colours are there on a terminal only. `NO_COLOR=1` turns them off everywhere, also in the live view
+and in what bodies print. `FORCE_COLOR=1` keeps the colours of bodies when `sky logs` writes to a pipe.
+"""
+
+
 def pages() -> dict[str, str]:
     """The generated pages by name."""
     return {"errors.md": _errors(), "cli.md": _commands(), "reference.md": _reference(), "comparison.md": _comparison()}
@@ -72,8 +114,13 @@ def _commands() -> str:
     """The help of every command."""
     os.environ["COLUMNS"] = "100"
     os.environ["NO_COLOR"] = "1"
-    lines = ["# Command line", "", "`sky`, `skyward` or `python -m skyward`. Every command has `--help`.", ""]
     commands = parser().commands
+    lines = ["# Command line", "", _ALL_COMMANDS]
+    for title, names in COMMANDS.items():
+        if names:
+            lines += [f"**{title.capitalize()}**", ""]
+            lines += [f"- [`sky {name}`](#sky-{name}): {parser(name).summaries[name]}" for name in names] + [""]
+    lines += [_CONVENTIONS]
     for title, names in COMMANDS.items():
         if names:
             lines += [f"## {title.capitalize()}", ""]

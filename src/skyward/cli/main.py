@@ -15,7 +15,7 @@ COMMANDS = {
     "look": ("ps", "top", "view", "logs", "history", "stacks"),
     "money": ("plan", "offers"),
     "machines": ("join", "down", "script"),
-    "this computer": ("doctor", "version"),
+    "this computer": ("doctor", "version", "completion"),
 }
 """The commands under the headings that `sky --help` has. Each is a file of this folder with the same name."""
 
@@ -23,6 +23,11 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if len(given) == 2 and given[0] == "--names":  # what the completion of a shell asks
+        from skyward.cli.names import pool_names
+
+        print("\n".join(pool_names(given[1])))
+        return 0
     cut = given.index("--") if "--" in given else len(given)
     words, rest = given[:cut], given[cut + 1 :]
     name = command_of(words, [name for names in COMMANDS.values() for name in names])

@@ -35,14 +35,14 @@ class Parser(argparse.ArgumentParser):
         adding = self.add_subparsers(
             metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog=program, parser_class=_Command
         )
-        self._summaries: dict[str, str] = {}
+        self.summaries: dict[str, str] = {}
         self._adding = adding
         text = ["Compute that exists only while it is needed."]
         for title, names in groups.items():
             for name in names:
                 importlib.import_module(f"skyward.cli.{name}").add(self)
             if names:
-                text += ["", f"{title}:", *(f"  {name:11} {self._summaries[name]}" for name in names)]
+                text += ["", f"{title}:", *(f"  {name:11} {self.summaries[name]}" for name in names)]
         self.description = "\n".join(text)
 
     @property
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_parser(self, name: str, *, help: str, **options: Any) -> argparse.ArgumentParser:
         """Adds a command: what the files of commands call."""
-        self._summaries[name] = help
+        self.summaries[name] = help
         return self._adding.add_parser(name, help=help, **options)
 
     def leave(self, words: Sequence[str]) -> NoReturn:

@@ -1,0 +1,56 @@
+"""Names of pools for the completion of a shell: file names alone are looked at, and nothing heavy is imported."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from skyward.machines.ledger import state_dir
+from skyward.machines.names import usable
+
+__all__ = ["pool_names"]
+
+_RUNNING = ("top", "stacks", "ssh")
+_MOST = 200
+
+
+def pool_names(command: str) -> list[str]:
+    """Which pools a command could be about: all with a history, only those that run, or those with a ledger."""
+    found = _with_ledger() if command == "down" else _with_history(running=command in _RUNNING)
+    return [name for name in dict.fromkeys(found) if usable(name)]
+
+
+def _with_ledger() -> list[str]:
+    return sorted(path.name for path in _entries(state_dir() / "pools"))
+
+
+def _with_history(running: bool) -> Iterator[str]:
+    folders = sorted(_entries(state_dir() / "history"), key=lambda path: path.name.split("-")[-3:-1], reverse=True)
+    for folder in folders[:_MOST]:
+        pool, *stamp = folder.name.rsplit("-", 3)  # its date, its time, and letters by chance
+        if len(stamp) == 3 and (not running or _is_written(folder / "events.jsonl")):
+            yield pool
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _is_written(path: Path) -> bool:
+    """Whether the pool's program holds the lock of its history."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
