@@ -47,6 +47,8 @@ class _Piece(NamedTuple):
     name: str
     size: int
     asked: list[tuple[int, dict[str, Any], Answers]]
+    behind: set[int]
+    """Nodes that missed an earlier piece, without which they could not add this one to its file."""
 
 
 class Push:
@@ -111,10 +113,10 @@ class Push:
         have: Sequence[Sequence[int | None]],
     ) -> None:
         """Gives a piece to the nodes that lack something of it."""
-        while len(self._under_way) >= _WINDOW:
+        while len(self._under_way) >= _WINDOW or any(piece.behind for piece in self._under_way):
             self._settle()
         name, blob = self._store.put(data) if data else ("", ("", 0))
-        piece = _Piece(name, len(data), [])
+        piece = _Piece(name, len(data), [], set())
         self._under_way.append(piece)
         for node, known in zip(self._nodes, have, strict=True):
             wanted = [
@@ -135,18 +137,33 @@ class Push:
         piece = self._under_way[0]
         for node, order, answers in piece.asked:
             for attempt in range(_TRIES):
-                if not answers.next()[0].get("missing"):
+                if self._written(piece, node, answers):
                     break
                 if attempt == _TRIES - 1:
                     path = order["segments"][0][0][0]
                     raise TransferError(node, path, "the node cannot keep what was sent: its /dev/shm may be full")
-                self._engine.send_blob(node, piece.name)
                 answers = self._engine.ask_files(node, order)
         self._under_way.popleft()
         if piece.name:
             self._store.discard([piece.name])
             self._engine.drop_blob([node for node, _, _ in piece.asked], piece.name)
         self._tell(piece.size)
+
+    def _written(self, piece: _Piece, node: int, answers: Answers) -> bool:
+        """Whether a node has written a piece; if not, it has to be asked again."""
+        try:
+            missing = answers.next()[0].get("missing")
+        except TransferError:
+            if node not in piece.behind:
+                raise
+            piece.behind.discard(node)
+            return False
+        if missing:
+            for later in self._under_way:
+                if later is not piece:
+                    later.behind.add(node)
+            self._engine.send_blob(node, piece.name)
+        return not missing
 
     def _finish(self, there: str, entries: Sequence[Entry]) -> None:
         """Makes links, and gives folders their modes, the deepest first."""
