@@ -51,11 +51,13 @@ def text_of(path: str) -> str:
 
 
 @sky.compute
-def grow(path: str, seconds: float) -> None:
-    end = time.monotonic() + seconds
+def grow(path: str) -> None:
+    """Writes until there is a file that says to stop."""
+    end = time.monotonic() + 120
     with open(path, "ab", buffering=0) as file:
-        while time.monotonic() < end:
+        while not os.path.exists(f"{path}.stop") and time.monotonic() < end:
             file.write(b"x" * 1000)
+            time.sleep(0.001)
 
 
 def tree(folder: Path) -> dict[str, Any]:
@@ -253,10 +255,11 @@ def test_a_file_that_grows_while_it_is_pulled_comes_as_it_was_listed_and_is_said
 ) -> None:
     (there / "growing.log").write_bytes(b"y" * (20 << 20))
     listener = Listener(pool)
-    writing = grow("growing.log", 4.0) > pool
+    writing = grow("growing.log") > pool
     while (there / "growing.log").stat().st_size == 20 << 20:
         time.sleep(0.01)
     pool.pull("growing.log", tmp_path / "log", node=0)
+    (there / "growing.log.stop").touch()
     writing.result(60)
     assert 20 << 20 < (tmp_path / "log").stat().st_size <= (there / "growing.log").stat().st_size
     pool._user.listeners.flush()
@@ -265,14 +268,15 @@ def test_a_file_that_grows_while_it_is_pulled_comes_as_it_was_listed_and_is_said
     assert (tmp_path / "log").read_bytes() == (there / "growing.log").read_bytes()
 
 
-def test_files_are_copied_while_all_slots_are_busy(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_files_are_copied_while_all_slots_are_busy(pool: sky.ComputePool, there: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("now")
-    busy = [grow(f"busy-{n}", 3.0) > pool for n in range(NODES)]
+    busy = [grow(f"busy-{n}") > pool for n in range(NODES)]
     pool.push(tmp_path / "x", "while-busy")
     pool.pull("while-busy", tmp_path / "y", node=0)
     assert not any(future.done() for future in busy)
     assert (tmp_path / "y").read_text() == "now"
-    for future in busy:
+    for n, future in enumerate(busy):
+        (there / f"busy-{n}.stop").touch()
         future.result(60)
 
 
