@@ -64,7 +64,9 @@ def _is_used(reference: weakref.ref[Any]) -> bool:
     names: dict[str, Any] = shell.user_ns
     if any(value is reference() for name, value in list(names.items()) if not name.startswith("_")):
         return True
-    memory = set(map(id, [names, names.get("_oh"), shell.user_ns_hidden, shell.displayhook.__dict__]))
+    objects = [shell.displayhook, getattr(shell, "last_execution_result", None)]
+    attributes = [getattr(each, "__dict__", None) for each in objects]  # of Python before 3.13
+    memory = set(map(id, [names, names.get("_oh"), shell.user_ns_hidden, *objects, *attributes]))
     holders = gc.get_referrers(reference())
     return any(id(holder) not in memory and not isinstance(holder, FrameType) for holder in holders)
 

@@ -3,6 +3,7 @@
     @functools.lru_cache, @functools.cache      made again over the function, empty
     @functools.singledispatch                   made again with all that is registered
     functools.cached_property                   without its lock, which Python 3.11 has
+    functools.singledispatchmethod              without its cache, which Python 3.13 has
     typing.NewType, ParamSpec, TypeVarTuple, `type X = ...`
     @sky.once                                   the same one for all calls that come to a process
 
@@ -49,8 +50,6 @@ def add(kind: type, reducer: Callable[[Any], Any]) -> None:
 
 def _is_elsewhere(value: Any) -> bool:
     """Whether the other side finds it by its name."""
-    if isinstance(value, functools.cached_property):
-        return False  # it has no name of its own; it is reached through its class, when that travels by value
     found = _internals._lookup_module_and_qualname(value, name=getattr(value, "__qualname__", None))
     return found is not None and not _internals._is_registered_pickle_by_value(found[0])
 
@@ -108,11 +107,11 @@ def _fill_dispatcher(made: Any, state: tuple[dict[type, Any], dict[str, Any], di
         setattr(made, name, held)
 
 
-def _property(value: Any) -> Any:
-    return functools.cached_property, (_not_filled,), _attributes(value, {"lock"}), None, None, _fill_property
+def _member(value: Any) -> Any:
+    return type(value), (_not_filled,), _attributes(value, {"lock", "_method_cache"}), None, None, _fill_member
 
 
-def _fill_property(made: Any, state: dict[str, Any]) -> None:
+def _fill_member(made: Any, state: dict[str, Any]) -> None:
     vars(made).update(state)
 
 
@@ -160,11 +159,13 @@ def _make_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
     return cast(Any, typing).TypeAliasType(name, value, type_params=parameters)
 
 
-_NAMELESS: set[type] = {io.TextIOWrapper, Ref}
+# Members of classes have no name of their own: they are reached through their class, when that travels by value.
+_NAMELESS: set[type] = {io.TextIOWrapper, Ref, functools.cached_property, functools.singledispatchmethod}
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     FunctionType: _dispatcher,
     _Cached: _cache,
-    functools.cached_property: _property,
+    functools.cached_property: _member,
+    functools.singledispatchmethod: _member,
     typing.NewType: _new_type,
     Once: _once,
     Ref: _ref,
