@@ -301,8 +301,8 @@ def test_cancelling_and_time_limits_reach_inner_calls(pool: sky.ComputePool) -> 
 
     @sky.compute
     def sleep(name: str) -> int:
-        sky.dict("marks")[name] = "began"
-        try:
+        try:  # "began" is seen before its assignment has returned
+            sky.dict("marks")[name] = "began"
             time.sleep(60)
         finally:
             sky.dict("marks")[name] = "ended"
