@@ -86,3 +86,12 @@ def test_ps_without_a_login_says_so_and_is_no_error(tmp_path: Path) -> None:
     assert not [row for row in map(json.loads, done.stdout.splitlines()) if row["left"]]
     assert "clouds were not asked" in done.stderr
     assert subprocess.run([*command, "--region", "eu-west-1"], capture_output=True, env=env).returncode == 1
+
+
+def test_down_without_a_pool_says_what_is_missing_before_any_cloud_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path))
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    assert main(["down"]) == 1
+    assert capsys.readouterr().err == "sky: nothing was said to be ended. Name pools, or say --all or --expired.\n"

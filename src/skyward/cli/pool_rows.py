@@ -69,6 +69,7 @@ def merged(
     named = {row.pid for row in rows}
     unnamed = {each.pid: each.why for each in silent if each.pid not in named}
     rows += [Row("unknown", "no answer", pid=pid or None, notes=(why,)) for pid, why in unnamed.items()]
+    rows.sort(key=lambda row: row.began or math.inf)
     others: list[Row] = []
     for item in found:
         place = next((at for at, row in enumerate(rows) if _same(row, item)), None)

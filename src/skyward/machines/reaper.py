@@ -155,8 +155,7 @@ def chosen(
     found: Sequence[Found], names: Sequence[str] = (), everything: bool = False, expired: bool = False
 ) -> list[tuple[Found, str]]:
     """The selected pools, each with the reason to leave it alone, or "" if it is to be ended."""
-    if not names and not everything and not expired:
-        raise InvalidArgument("nothing was said to be ended. Name pools, or say --all or --expired.")
+    _check_chosen(names, everything, expired)
     known = {item.pool for item in found}
     missing = [name for name in names if name not in known]
     if missing:
@@ -190,6 +189,7 @@ def down(
     profile: str | None = None,
 ) -> list[Outcome]:
     """Ends pools and confirms it, or without `really` only says what it would do; one that fails stops no other."""
+    _check_chosen(names, everything, expired)
     outcomes: list[Outcome] = []
     only = () if everything or expired else names
     for item, why in chosen(pools(providers, regions, only, profile), names, everything, expired):
@@ -260,6 +260,11 @@ def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Th
     thread = threading.Thread(target=look, name="skyward-leftovers", daemon=True)
     thread.start()
     return thread
+
+
+def _check_chosen(names: Sequence[str], everything: bool, expired: bool) -> None:
+    if not names and not everything and not expired:
+        raise InvalidArgument("nothing was said to be ended. Name pools, or say --all or --expired.")
 
 
 def _ask(provider: Provider, metadata: Mapping[str, Any], answers: dict[Provider, _Answer]) -> _Answer:
