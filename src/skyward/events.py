@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from skyward.api.stacks import Stacks
 
@@ -20,6 +20,7 @@ __all__ = [
     "NodeDown",
     "NodeLeaving",
     "NodePhase",
+    "NodePlaced",
     "NodeSample",
     "NodeUp",
     "Notice",
@@ -58,6 +59,25 @@ class NodePhase(Event):
 
     node: int | None
     phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlaced(Event):
+    """A node is started on a machine; `sky ssh` reads here how a person gets a shell there. No secret is in it."""
+
+    node: int
+    machine: str
+    """What the machine is called."""
+    directory: str
+    """Where bodies start there."""
+    environment: str = ""
+    """The directory of the environment that they run in; empty for the one of this program."""
+    ssh: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What `api.shell.SshTarget` has, where ssh is the way."""
+    shell_command: str = ""
+    """What gives a shell there where ssh is not the way."""
+    local: bool = False
+    """Whether the machine is this computer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from time import time
 
 from skyward import events
 from skyward.api.image import Image
 from skyward.api.masking import hide
 from skyward.api.plugin import Cluster, Plugin
-from skyward.api.provider import Provider
+from skyward.api.provider import Machine, Provider
 from skyward.api.shell import Access
 from skyward.api.spec import Spec, Worker
 
@@ -73,6 +73,14 @@ class PoolContext:
         if hourly:
             self.prices.append((time(), hourly))
             self.emit(events.PoolCost(self.name, hourly))
+
+    def tell_placed(self, node: int, machine: Machine | None, directory: str, env: Mapping[str, str]) -> None:
+        """Tells on which machine a node is, None for this computer, and what a shell there needs; nothing secret."""
+        name = "this computer" if machine is None else str(machine.ssh or machine.joined or machine.id)
+        ssh = asdict(machine.ssh) if machine is not None and machine.ssh is not None else {}
+        command = "" if machine is None else machine.shell_command
+        where = name, directory, env.get("VIRTUAL_ENV", "")
+        self.emit(events.NodePlaced(self.name, node, *where, ssh, command, machine is None))
 
     def report(self, text: str, node: int | None = None) -> None:
         """Says what is being done, for all nodes or for one."""

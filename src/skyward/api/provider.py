@@ -88,6 +88,11 @@ class Machine:
         """Why it does not exist any more; empty while it does."""
         return ""
 
+    @property
+    def shell_command(self) -> str:
+        """What a person runs to get a shell there, where that is not ssh; empty if nothing is known."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Holding:

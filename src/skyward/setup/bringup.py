@@ -342,6 +342,8 @@ class PoolHosts:
             }
             for node in host.nodes
         ]
+        for node in host.nodes:
+            self._context.tell_placed(node, host.machine, host.cwd, host.env)
         host.keeper.start(nodes, not self._context.local, deadline)
 
     def _check_layout(self, layout: Layout) -> str | None:

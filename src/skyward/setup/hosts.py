@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +53,8 @@ class Host:
     paths: tuple[str, ...]
     cwd: str
     """The working directory: where bodies start."""
+    machine: Machine | None = None
+    """None for this computer."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ class HostSetup:
             self._watchdog.add(key, (), *shell.ending())
             variables = prepared(shell, machine.id, access, self._warn)
             keep = partial(self._keep, machine, shell, node, settled)
-            return self._start_keeper(shell, key, node, time.monotonic() + patience, report, variables, keep)
+            host = self._start_keeper(shell, key, node, time.monotonic() + patience, report, variables, keep)
+            return replace(host, machine=machine)
         except SkywardError as exc:
             if login is None and not self._aborted:
                 self._warn(str(exc), f"node {node} ({shell.name}): {exc}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +35,10 @@ class SlurmMachine(Machine):
     @property
     def gone(self) -> str:
         return self.reason
+
+    @property
+    def shell_command(self) -> str:
+        return shlex.join(["srun", f"--jobid={self.job}", f"--nodelist={self.node}", "--overlap", "--pty", "bash"])
 
 
 def by_pool(machines: Sequence[Machine]) -> dict[str, list[SlurmMachine]]:
