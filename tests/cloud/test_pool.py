@@ -63,6 +63,9 @@ def test_a_pool_opens_runs_calls_and_gives_everything_back(cloud: Cloud, hosts: 
         assert row["machines"].startswith("train-"), "one row, with what the ledger and the tags know"
         assert sum("running" in text for text in row["left"]) == 2
         assert row["cost"] > 0
+        command = [sys.executable, "-m", "skyward", "ssh", pool.name, "1", "--", "hostname"]
+        named = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert named.stdout.strip() == hosts.of[cloud.running()[1].id].name, named.stderr
     output = [event.text for event in seen if isinstance(event, events.Output)]
     assert output == ["hello from a cloud"] * 2
     receipt = pool.receipt

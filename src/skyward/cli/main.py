@@ -14,7 +14,7 @@ COMMANDS = {
     "start": ("init", "run", "exec"),
     "look": ("ps", "top", "view", "logs", "history", "stacks"),
     "money": ("plan", "offers"),
-    "machines": ("join", "down", "script"),
+    "machines": ("ssh", "hosts", "join", "down", "script"),
     "this computer": ("doctor", "version", "completion"),
 }
 """The commands under the headings that `sky --help` has. Each is a file of this folder with the same name."""
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsing.commands[name].error(told_unknown(parsing, name, words, unknown, rest))
     arguments.rest = rest  # argparse would lose the place of the mark
     if rest and not getattr(arguments, "takes_rest", False):
-        parsing.error(f"only `sky run`, `sky exec` and `sky plan` take something after --, not: {' '.join(rest)}")
+        able = "`sky run`, `sky exec`, `sky ssh` and `sky plan`"
+        parsing.error(f"only {able} take something after --, not: {' '.join(rest)}")
     try:
         return arguments.run(arguments)
     except SkywardError as exc:

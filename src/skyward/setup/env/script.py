@@ -34,6 +34,7 @@ from skyward.setup.env.requirements import MISLEADING, Pin, tools
 __all__ = [
     "Carried",
     "Recipe",
+    "check_script",
     "environment_key",
     "look_script",
     "quote",
@@ -133,6 +134,11 @@ def script(image: Image, uv_version: str = UV_OLDEST) -> str:
 def look_script(uv_version: str) -> str:
     """A script that says what a host is and has, and gives a pool its directory if nothing needs to be made."""
     return _assembled("look", {"uv_version": uv_version, "uv_oldest": UV_OLDEST})
+
+
+def check_script(uv_version: str) -> str:
+    """A script that says what a host is, has and lacks, and changes nothing there."""
+    return _assembled("check", {"uv_version": uv_version, "uv_oldest": UV_OLDEST})
 
 
 def stop_script(directory: str) -> list[str]:

@@ -30,6 +30,7 @@ log = logging.getLogger("skyward.ssh")
 
 _ATTEMPT = 10.0
 _LAST = 2.0
+_MOST_NOISE = 1 << 20
 _FIRST_BOOT = 120.0  # seconds in which a new machine may refuse our key
 _LONGEST_PAUSE = 15.0
 _CLOSED = "skyward: closed"
@@ -102,10 +103,7 @@ class SshShell:
             start_new_session=True,
         )
         if connection.noisy:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.strip() == READY.encode():
-                    break
+            self._skip_noise(process)
         return process
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
@@ -291,6 +289,19 @@ class SshShell:
         if connection.noisy:
             out = out.partition(f"{READY}\n".encode())[2]
         return Finished(process.returncode, out, err)
+
+    def _skip_noise(self, process: Program) -> None:
+        """Reads what the start-up files of the shell there print, up to the mark, and not without end."""
+        assert process.stdout is not None
+        skipped = 0
+        while (line := process.stdout.readline(_MOST_NOISE)) and line.strip() != READY.encode():
+            skipped += len(line)
+            if skipped > _MOST_NOISE:
+                process.kill()
+                with process:  # closes its pipes
+                    process.stdout.close()
+                words = "its shell prints without end before it does anything. Look at the start-up files there."
+                raise BootstrapError(f"ssh {self.name}", words)
 
     def _check_whole(self, connection: Connection, program: str, err: str) -> None:
         """Raises if it was ssh that ended with status 255, and not the program."""

@@ -119,26 +119,35 @@ preflight() {
         command -v "$tool" >/dev/null 2>&1 || problem tool "there is no $tool. Install it."
     done
     check_apt
+    check_room && check_place "$cache"
+}
+
+# Whether there is room for the cache; $there is the part of its path that exists.
+check_room() {
     there=$cache
     until [ -d "$there" ]; do there=${there%/*} && [ -n "$there" ] || there=/; done
     free=$(free_kb "$there")
     [ "${free:-$need}" -ge "$need" ] || {
         problem disk "$there has $((free / 1024)) MB free; $((need / 1024)) MB are needed. Make room, or set SKYWARD_CACHE to a directory on another disk."
-        return
+        return 1
     }
+}
+
+# Whether files can be made and run in the cache, by this user alone; messages call it $1.
+check_place() {
     probe=$(mkdir -p "$cache" 2>&1 && mktemp "$cache/.probe-XXXXXX" 2>&1) || {
-        problem home "$cache cannot be written to (${probe##*: }). Make it writable, or set SKYWARD_CACHE to a directory that is."
+        problem home "$1 cannot be written to (${probe##*: }). Make it writable, or set SKYWARD_CACHE to a directory that is."
         return
     }
     is_own || {
         rm -f "$probe"
-        problem owner "$cache belongs to another user, or others can write into it or replace it, and what lies there is run. Set SKYWARD_CACHE to a directory that is yours alone."
+        problem owner "$1 belongs to another user, or others can write into it or replace it, and what lies there is run. Set SKYWARD_CACHE to a directory that is yours alone."
         return
     }
     printf '#!/bin/sh\n' >"$probe"
     chmod 700 "$probe"
     "$probe" 2>/dev/null ||
-        problem noexec "programs in $cache cannot be run: its file system is mounted noexec. Set SKYWARD_CACHE to a directory on another one."
+        problem noexec "programs in $1 cannot be run: its file system is mounted noexec. Set SKYWARD_CACHE to a directory on another one."
     rm -f "$probe"
 }
 

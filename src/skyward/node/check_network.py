@@ -1,0 +1,170 @@
+"""The program by which `sky hosts check` tries the network of a host: one file, any Python from 3.8 on, nothing else.
+
+Orders come as lines of JSON on standard input, answers go as lines of JSON to standard output. It listens on the
+host's own addresses until standard input ends, and answers to whoever knows the token of this check.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+__all__ = ["addresses", "answer", "main", "probe", "send", "serve"]
+
+_LONGEST = 90  # seconds after which it ends by itself
+_PATIENCE = 3.0
+_SENDING = 0.3
+_MOST = 64 << 20
+_CROWD = 64
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+
+
+def addresses() -> list[list[str]]:
+    """Interface, address and netmask of every address that others may reach this host by; that of ssh first."""
+    found: list[list[str]] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode()[:15])
+            try:
+                pair = [
+                    socket.inet_ntoa(fcntl.ioctl(sock, order, asked)[20:24])
+                    for order in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+                ]
+            except OSError:
+                continue  # it has no address
+            if not pair[0].startswith("127."):
+                found.append([name, *pair])
+    arrived = os.environ.get("SSH_CONNECTION", "").split(" ")
+    front = arrived[2] if len(arrived) == 4 else ""
+    return sorted(found, key=lambda entry: entry[1] != front)
+
+
+def serve(hosts: list[str], token: str) -> dict[str, int | None]:
+    """Listens on each address, and gives the port of each; None where it cannot listen."""
+    room = threading.BoundedSemaphore(_CROWD)
+    ports: dict[str, int | None] = {}
+    for host in hosts:
+        listener = socket.socket()
+        try:
+            listener.bind((host, 0))
+            listener.listen(_CROWD)
+        except OSError:
+            ports[host] = None
+            continue
+        ports[host] = listener.getsockname()[1]
+        threading.Thread(target=_accept, args=(listener, token, room), daemon=True).start()
+    return ports
+
+
+def probe(peers: dict[str, tuple[str, int]], token: str) -> dict[str, tuple[str, float | None]]:
+    """Connects to every peer at once: for each the reason why not, or "", and the seconds that connecting took."""
+    answers: dict[str, tuple[str, float | None]] = {}
+
+    def ask(name: str, host: str, port: int) -> None:
+        try:
+            with socket.create_connection((host, port), _PATIENCE) as sock:
+                began = time.perf_counter()
+                sock.sendall(token.encode())
+                said = sock.recv(8)
+                took = time.perf_counter() - began
+            answers[name] = ("", took) if said == b"ok" else ("something else answers there", None)
+        except OSError as exc:
+            late = isinstance(exc, socket.timeout)  # before Python 3.10 it was no TimeoutError
+            answers[name] = (f"no answer within {_PATIENCE:g} s" if late else exc.strerror or str(exc), None)
+
+    threads = [threading.Thread(target=ask, args=(name, *end), daemon=True) for name, end in peers.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * _PATIENCE + 1)
+    return {name: answers.get(name, ("no answer", None)) for name in peers}
+
+
+def send(host: str, port: int, token: str) -> float | None:
+    """How many bytes a second reach a peer, measured for a moment; None if that cannot be said."""
+    block, sent = b"\0" * (1 << 18), 0
+    try:
+        with socket.create_connection((host, port), _PATIENCE) as sock:
+            sock.sendall(token.encode())
+            if sock.recv(8) != b"ok":
+                return None
+            began = time.perf_counter()
+            while time.perf_counter() - began < _SENDING and sent < _MOST:
+                sock.sendall(block)
+                sent += len(block)
+            sock.shutdown(socket.SHUT_WR)
+            if sock.recv(8) != b"end":
+                return None
+            return sent / max(1e-6, time.perf_counter() - began)
+    except OSError:
+        return None
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """What is said to an order."""
+    if "listen" in order:
+        return {"ports": serve(order["listen"], order["token"])}
+    if "probe" in order:
+        return {"answers": probe(order["probe"], order["token"])}
+    if "send" in order:
+        host, port = order["send"]
+        return {"rate": send(host, port, order["token"])}
+    return {"addresses": addresses()}
+
+
+def main() -> None:
+    """Answers orders until standard input ends."""
+    timer = threading.Timer(_LONGEST, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    for line in sys.stdin.buffer:
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+def _accept(listener: socket.socket, token: str, room: threading.Semaphore) -> None:
+    while True:
+        sock = listener.accept()[0]
+        if not room.acquire(blocking=False):
+            sock.close()
+            continue
+        threading.Thread(target=_answer, args=(sock, token.encode(), room), daemon=True).start()
+
+
+def _answer(sock: socket.socket, token: bytes, room: threading.Semaphore) -> None:
+    """Takes the token, and then whatever comes, up to a limit; whoever does not know the token hears nothing."""
+    try:
+        with sock:
+            sock.settimeout(_PATIENCE)
+            said = b""
+            while len(said) < len(token):
+                part = sock.recv(len(token) - len(said))
+                if not part:
+                    return
+                said += part
+            if not hmac.compare_digest(said, token):
+                return
+            sock.sendall(b"ok")
+            taken = 0
+            while taken <= _MOST + (1 << 20):
+                part = sock.recv(1 << 18)
+                if not part:
+                    sock.sendall(b"end")
+                    return
+                taken += len(part)
+    except OSError:
+        pass  # whoever asked notices
+    finally:
+        room.release()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Checks hosts, all at once: each by itself, then the network between them, as a pool would use it."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from skyward.api.shell import SshTarget
+from skyward.errors import BootstrapError, SkywardError
+from skyward.machines.parallel import each
+from skyward.setup.checks.facts import Facts, printable
+from skyward.setup.checks.findings import (
+    Finding,
+    Reached,
+    agreement,
+    cleaned,
+    clock,
+    facts_of,
+    network_of,
+    not_reached,
+)
+from skyward.setup.checks.session import Session
+from skyward.setup.network import Address, Layout, blocked_pairs, candidates
+
+__all__ = ["Wanted", "check"]
+
+_LOOKING = 60.0  # seconds for a host's own facts: GPUs that sleep take twenty
+_ANSWERING = 15.0
+_MOST_ADDRESSES = 16
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a pool would need of the hosts."""
+
+    python: tuple[int, int]
+    indexes: tuple[str, ...] = ()
+    """Addresses of package indexes, without logins."""
+    mesh: bool = False
+    """Whether hosts must reach each other, or a pool does not open."""
+    patience: float = 10.0
+    """Seconds for which one login is tried."""
+
+
+@dataclass
+class _Host:
+    """A host that is being checked, and what was found so far."""
+
+    name: str
+    session: Session
+    findings: list[Finding] = field(default_factory=list[Finding])
+    facts: Facts | None = None
+    token: str = ""
+    addresses: list[Address] = field(default_factory=list[Address])
+    ports: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, *found: Finding) -> None:
+        self.findings += found
+
+
+def check(hosts: Mapping[str, SshTarget], wanted: Wanted) -> list[Finding]:
+    """What would go wrong on these hosts, and between them; by host in the order given, then what concerns all."""
+    checked = [_Host(name, Session(target)) for name, target in hosts.items()]
+    try:
+        each(lambda host: _look(host, wanted), checked)
+        there = [host for host in checked if host.facts is not None]
+        _try_network(there, len(checked), wanted)
+        found = [finding for host in checked for finding in host.findings]
+        found += agreement({host.name: host.facts for host in there if host.facts is not None})
+        return [cleaned(finding) for finding in found]
+    finally:
+        each(lambda host: host.session.close(), checked)
+
+
+def _look(host: _Host, wanted: Wanted) -> None:
+    """One host by itself."""
+    try:
+        took = host.session.connect(wanted.patience)
+    except BootstrapError as exc:
+        host.add(not_reached(host.name, exc))
+        return
+    try:
+        facts = host.session.facts(wanted.indexes, wanted.python, _LOOKING)
+    except (SkywardError, subprocess.TimeoutExpired) as exc:
+        host.add(Finding(host.name, "ssh", "problem", _why(exc)))
+        return
+    try:
+        time = host.session.clock(_ANSWERING)
+    except (SkywardError, subprocess.TimeoutExpired):
+        time, facts.python = None, ""  # it answers to nothing more
+    trip = "" if time is None else f", an answer takes {2000 * time.uncertain:.0f} ms"
+    host.add(Finding(host.name, "ssh", "ok", f"logged in as {facts.user or '?'} in {took:.1f} s{trip}"))
+    host.add(*facts_of(host.name, facts, wanted.python), clock(host.name, time))
+    host.facts = facts
+
+
+def _try_network(hosts: Sequence[_Host], named: int, wanted: Wanted) -> None:
+    """The way to each host's ports through ssh, and from each host to the others."""
+    able = [host for host in hosts if host.facts is not None and host.facts.python]
+    for host in hosts:
+        if host not in able:
+            text = "the network was not tried: there is no Python there for it"
+            host.add(Finding(host.name, "network", "warning", text, "A pool brings one, and tries it when it opens"))
+    token = secrets.token_hex(16)
+    each(lambda host: _listen(host, token), able)
+    ready = [host for host in able if host.addresses]
+    if named < 2 or len(ready) < 2:
+        return
+    best: tuple[Layout, list[dict[int, tuple[str, float | None]]]] | None = None
+    for addresses in candidates([host.addresses for host in ready]):
+        answers = each(lambda source, chosen=addresses: _probe(source, ready, chosen), ready)
+        reasons = {node: {other: why for other, (why, _) in found.items()} for node, found in enumerate(answers)}
+        layout = Layout(addresses, blocked_pairs(reasons))
+        if best is None or len(layout.blocked) < len(best[0].blocked):
+            best = layout, answers
+        if not layout.blocked:
+            break
+    if best is not None:
+        _tell(ready, *best, wanted.mesh)
+
+
+def _listen(host: _Host, token: str) -> None:
+    """Has the host listen on its addresses, and connects to it through ssh, as a pool does."""
+    try:
+        host.session.start_program()
+        found = host.session.order(_ANSWERING)
+        host.token, addresses = token, _addresses(found.get("addresses"))
+        ips = [_LOOPBACK, *(address.ip for address in addresses)]
+        ports: Any = host.session.order(_ANSWERING, listen=ips, token=token).get("ports")
+        host.ports = {ip: port for ip in ips if isinstance(ports, dict) and _is_port(port := cast(Any, ports).get(ip))}
+    except (SkywardError, subprocess.TimeoutExpired) as exc:
+        host.add(Finding(host.name, "network", "warning", f"the network was not tried: {_why(exc)}"))
+        return
+    host.addresses = addresses
+    if _LOOPBACK in host.ports:
+        host.add(_through_ssh(host, host.ports[_LOOPBACK]))
+    if not addresses:
+        host.add(Finding(host.name, "network", "warning", "it has no IPv4 address but its loopback's"))
+
+
+def _through_ssh(host: _Host, port: int) -> Finding:
+    try:
+        with host.session.shell.reach(_LOOPBACK, port) as sock:
+            sock.settimeout(_ANSWERING)
+            sock.sendall(host.token.encode())
+            if sock.recv(8) == b"ok":
+                return Finding(host.name, "ports", "ok", "programs there can be reached through ssh")
+    except (OSError, SkywardError):
+        pass  # said below
+    said = host.session.shell.said()
+    text = f"its sshd does not let us reach ports through it{f' (ssh said: {said})' if said else ''}"
+    return Finding(host.name, "ports", "problem", text, "Set AllowTcpForwarding yes (or local) in its sshd_config")
+
+
+def _probe(source: _Host, hosts: Sequence[_Host], chosen: Sequence[Address]) -> dict[int, tuple[str, float | None]]:
+    """Which of the others a host can connect to, and how soon they answer."""
+    ends = {node: (chosen[node].ip, host.ports.get(chosen[node].ip)) for node, host in enumerate(hosts)}
+    peers = {str(node): end for node, end in ends.items() if end[1] and hosts[node] is not source}
+    silent: dict[int, tuple[str, float | None]] = {
+        node: ("it cannot listen there", None) for node, end in ends.items() if not end[1] and hosts[node] is not source
+    }
+    try:
+        answers: Any = source.session.order(_ANSWERING, probe=peers, token=source.token).get("answers")
+    except (SkywardError, subprocess.TimeoutExpired) as exc:
+        return silent | {int(node): (_why(exc), None) for node in peers}
+    found = cast("dict[str, Any]", answers) if isinstance(answers, dict) else {}
+    return silent | {int(node): _answer(found.get(node)) for node in peers}
+
+
+def _tell(
+    hosts: Sequence[_Host], layout: Layout, answers: Sequence[dict[int, tuple[str, float | None]]], mesh: bool
+) -> None:
+    """The findings of every host; one transfer from each to the next shows how fast the network is."""
+
+    def rate(node: int) -> float | None:
+        other = (node + 1) % len(hosts)
+        end = layout.addresses[other].ip, hosts[other].ports.get(layout.addresses[other].ip)
+        if answers[node].get(other, ("unknown", None))[0]:
+            return None
+        try:
+            found: Any = hosts[node].session.order(_ANSWERING, send=end, token=hosts[node].token).get("rate")
+        except (SkywardError, subprocess.TimeoutExpired):
+            return None
+        return float(found) if isinstance(found, int | float) and 0 < found < 1e13 else None
+
+    rates = each(rate, range(len(hosts)))
+    for node, host in enumerate(hosts):
+        fast = {(node + 1) % len(hosts): rates[node]}
+        peers = [
+            Reached(hosts[other].name, layout.addresses[other].ip, why, seconds, fast.get(other))
+            for other, (why, seconds) in sorted(answers[node].items())
+        ]
+        own = layout.addresses[node]
+        host.add(*network_of(host.name, f"{own.ip} ({own.interface})", peers, mesh))
+
+
+def _addresses(given: object) -> list[Address]:
+    """What a host says of its addresses, as far as it is what we asked for."""
+    found: list[Address] = []
+    for entry in cast("list[Any]", given)[:_MOST_ADDRESSES] if isinstance(given, list) else ():
+        try:
+            interface, ip, netmask = entry
+            ipaddress.IPv4Interface(f"{ip}/{netmask}")
+            found.append(Address(printable(str(interface), 20), str(ip), str(netmask)))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def _answer(given: Any) -> tuple[str, float | None]:
+    try:
+        why, seconds = given
+        known = isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
+        return printable(str(why), 100), float(seconds) if known else None
+    except (ValueError, TypeError, OverflowError):
+        return "it gave no answer", None
+
+
+def _is_port(port: object) -> bool:
+    return isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, BootstrapError):
+        return error.detail
+    return "it does not answer in time" if isinstance(error, subprocess.TimeoutExpired) else str(error)
