@@ -85,7 +85,6 @@ WITHOUT_JSON = {
     "join": "it serves a pool until that is closed",
     "top": "it is a live view; `sky ps --json` and `sky logs --json` are for programs",
     "completion": "it prints a program for the shell",
-    "ssh": "it is a terminal on another machine",
 }
 
 

@@ -39,6 +39,7 @@ def add(commands: Any) -> None:
             "sky hosts check gpu1 gpu2 --json | jq 'select(.state != \"ok\")'",
         ],
         "exit status: 0 if pools can be opened there, 1 if there is a problem, 2 for a wrong command line.",
+        "one object a line for each finding, with host, what, state (ok, warning, problem), text and do.",
     )
     parser.usage = "sky hosts check [OPTIONS] HOST..."
     parser.add_argument("action", choices=["check"], help="what to do with them")

@@ -51,6 +51,7 @@ def add(commands: Any) -> None:
             "sky ssh sweep 1 --print        the command, for other programs",
         ],
         "exit status: that of the shell or command; 255 if ssh does not get in, 1 if there is no such node.",
+        "one object with pool, node, machine, directory and command, the words to run; nothing is run.",
     )
     parser.usage = "sky ssh [OPTIONS] [POOL [NODE]] [-- COMMAND]"
     parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
