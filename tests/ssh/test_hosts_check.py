@@ -124,6 +124,11 @@ def test_a_key_that_is_not_let_in_and_a_host_key_that_has_changed(five: Network,
     assert "its host key is not the one in your known_hosts file" in changed.findings[0]["text"]
 
 
+def test_a_machine_that_is_named_twice_is_told(five: Network, check: Check) -> None:
+    found = check(five[0], f"{five[0].address}:22")
+    assert f"the same machine as {five[0].address}" in found.of(f"{five[0].address}:22", "network")[0]["text"]
+
+
 def test_hosts_that_cannot_reach_each_other(
     five: Network, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def _try_network(hosts: Sequence[_Host], named: int, wanted: Wanted) -> None:
             host.add(Finding(host.name, "network", "warning", text, "A pool brings one, and tries it when it opens"))
     token = secrets.token_hex(16)
     each(lambda host: _listen(host, token), able)
-    ready = [host for host in able if host.addresses]
+    ready = _different([host for host in able if host.addresses])
     if named < 2 or len(ready) < 2:
         return
     best: tuple[Layout, list[dict[int, tuple[str, float | None]]]] | None = None
@@ -123,6 +123,17 @@ def _try_network(hosts: Sequence[_Host], named: int, wanted: Wanted) -> None:
             break
     if best is not None:
         _tell(ready, *best, wanted.mesh)
+
+
+def _different(hosts: Sequence[_Host]) -> list[_Host]:
+    """The hosts without those that are another one by a second name: the same boot, the same address."""
+    first: dict[tuple[str, str], _Host] = {}
+    for host in hosts:
+        other = first.setdefault((host.addresses[0].ip, host.facts.boot if host.facts else ""), host)
+        if other is not host:
+            text = f"this is the same machine as {other.name} ({host.addresses[0].ip})"
+            host.add(Finding(host.name, "network", "warning", text, "Name it once: each host is one node"))
+    return list(first.values())
 
 
 def _listen(host: _Host, token: str) -> None:

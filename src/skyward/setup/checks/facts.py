@@ -42,6 +42,8 @@ class Facts:
     distribution: str = ""
     platform: str | None = None
     user: str = ""
+    boot: str = ""
+    """Another one after each boot, and on each machine."""
     cpus: int | None = None
     load: float | None = None
     memory: int | None = None
@@ -89,7 +91,7 @@ def _take(facts: Facts, word: str, rest: str) -> None:
         case "system":
             parts = [*rest.split("\t"), "", ""]
             facts.system, facts.libc, facts.distribution = (printable(part) for part in parts[:3])
-        case "platform" | "user" | "cache" | "uv" | "files":
+        case "platform" | "user" | "boot" | "cache" | "uv" | "files":
             setattr(facts, word, printable(rest))
         case "cpus":
             facts.cpus = _number(rest)

@@ -25,6 +25,7 @@ tell_system() {
     say "system $(short "$(uname -srm)	$libc	$distribution")"
     say "platform $platform"
     say "user $(short "$(id -un 2>/dev/null || id -u)")"
+    say "boot $(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
     say "cpus $(getconf _NPROCESSORS_ONLN 2>/dev/null)"
     say "load $(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null)"
     say "memory $(sed -n -e 's/^MemTotal: *\([0-9]*\).*/\1/p' -e 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/null | tr '\n' ' ')"
