@@ -62,7 +62,7 @@ def _allow_mixed(parser: argparse.ArgumentParser) -> None:
     """Lets hosts stand between and after options, which argparse by itself does not."""
     plain = parser.parse_known_args
 
-    def parse(args: Sequence[str], namespace: argparse.Namespace | None) -> tuple[argparse.Namespace, list[str]]:
+    def parse(args: Sequence[str], namespace: argparse.Namespace | None = None) -> Any:
         vars(parser)["parse_known_args"] = plain  # it is what the other one calls
         try:
             return parser.parse_known_intermixed_args(args, namespace)
