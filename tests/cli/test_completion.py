@@ -73,6 +73,7 @@ compdef() { :; }
 _fits() { for each in "$@"; do [[ $each == $PREFIX* ]] && print -r -- "$each"; done; return 0 }
 _describe() { local name=$4; _fits ${${(P)name}%%:*} }
 _files() { _fits *(N) }
+_hosts() { _fits }
 compadd() { local name=$2; _fits ${(P)name} }
 source "$1"; shift
 words=(sky "$@"); CURRENT=$#words; PREFIX=$words[-1]
@@ -91,6 +92,9 @@ def test_commands_options_and_choices_are_completed(shell: str, scripts: Path) -
     assert _offered(shell, scripts, "exec", "--console", "l") == ["live"]
     assert _offered(shell, scripts, "completion", "") == ["bash", "fish", "zsh"]
     assert _offered(shell, scripts, "version", "x") == []
+    assert _offered(shell, scripts, "hosts", "ch") == ["check"]
+    assert _offered(shell, scripts, "hosts", "check", "--accept") == ["--accept-new"]
+    assert "check" not in _offered(shell, scripts, "hosts", "check", "che")
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -42,6 +43,12 @@ def test_a_shell_on_a_host_is_where_bodies_are(net: Network, tmp_path: Path, mon
         assert shell("shells", "0", "--", "sh", "-c", 'exit "$1"', "x", "9").returncode == 9
         assert shell("shells", "0", data="echo from $(hostname)\nexit 3\n").stdout == "from h0\n"  # no terminal
         assert _typed(["shells", "1"], "tty && hostname && exit 5\r") == ("h1", 5)
+        listed = subprocess.run(
+            [sys.executable, "-m", "skyward", "ps", "--here", "--json"], capture_output=True, text=True, check=True
+        ).stdout
+        (row,) = [row for row in map(json.loads, listed.splitlines()) if row["pid"] == os.getpid()]
+        assert (row["pool"], row["state"], row["provider"], row["up"]) == ("shells", "open", "SSH", 2)
+        assert (row["done"], row["failed"], row["cost"], row["machines"]) == (2, 0, 0, "")
         until(lambda: not [p for host in net for p in host.processes("sky") if p.argv[0].endswith("bash")], 30)
     assert shell("shells", "--", "true").returncode == 1
 

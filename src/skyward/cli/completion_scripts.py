@@ -10,8 +10,8 @@ from skyward.cli.parser import Parser
 
 __all__ = ["script"]
 
-_FILES, _POOLS, _ANYTHING = "@files", "@pools", "@anything"
-_TAKES = {"FILE": _FILES, "FOLDER": _FILES, "PATH": _FILES, "POOL": _POOLS}
+_FILES, _POOLS, _HOSTS, _ANYTHING = "@files", "@pools", "@hosts", "@anything"
+_TAKES = {"FILE": _FILES, "FOLDER": _FILES, "PATH": _FILES, "POOL": _POOLS, "HOST": _HOSTS}
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def script(shell: str, parser: Parser) -> str:
 def _read(words: tuple[str, ...], about: str, parser: argparse.ArgumentParser) -> Iterator[_Command]:
     """A command, and those below it."""
     options: list[_Option] = []
-    takes = ""
+    kinds: list[str] = []
     actions: list[argparse.Action] = parser._actions  # pyright: ignore[reportPrivateUsage] - argparse has no other list
     for action in actions:
         if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage] - likewise
             below: dict[str, argparse.ArgumentParser] = action.choices  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-            takes = " ".join(below)
+            kinds.append(" ".join(below))
             for name, each in below.items():
                 yield from _read((*words, name), each.description or "", each)
         elif action.option_strings:
@@ -59,8 +59,16 @@ def _read(words: tuple[str, ...], about: str, parser: argparse.ArgumentParser) -
             kind = _kind(action) if action.nargs != 0 else ""
             options.append(_Option(tuple(action.option_strings), text, kind))
         else:
-            takes = _kind(action) if takes in ("", _ANYTHING) else takes  # of several the one that is known here
-    yield _Command(words, about, tuple(options), takes)
+            kinds.append(_kind(action))
+    if len(kinds) > 1 and not kinds[0].startswith("@"):  # one of some words, and then something else
+        for word in kinds[0].split():
+            yield _Command((*words, word), about, tuple(options), _known(kinds[1:]))
+    yield _Command(words, about, tuple(options), _known(kinds))
+
+
+def _known(kinds: Sequence[str]) -> str:
+    """The first kind that can be completed."""
+    return next((kind for kind in kinds if kind != _ANYTHING), "")
 
 
 def _kind(action: argparse.Action) -> str:
@@ -114,12 +122,14 @@ def _fish(commands: Sequence[_Command]) -> str:
             what = f"-l {name[2:]}" if name.startswith("--") else f"-a {name}"
             lines.append(f"{first} {what} -d {_fish_quoted(_plain(about))}")
         for command in commands:
-            seen = f"complete -c {program} -n {_fish_quoted(f'__sky_in {command.name}')}"
+            below = [each.name for each in commands if each.words[:-1] == command.words]
+            where = "; and not ".join(f"__sky_in {name}" for name in (command.name, *below))
+            seen = f"complete -c {program} -n {_fish_quoted(where)}"
             for option in command.options:
                 names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
                 takes = f" {_fish_value(program, command, option.takes)}" if option.takes else ""
                 lines.append(f"{seen} {names}{takes} -d {_fish_quoted(_plain(option.about))}")
-            if command.takes and command.takes != _ANYTHING:
+            if command.takes:
                 lines.append(f"{seen} {_fish_value(program, command, command.takes).removeprefix('-r ')}")
     return "\n".join(lines) + "\n"
 
@@ -127,6 +137,8 @@ def _fish(commands: Sequence[_Command]) -> str:
 def _fish_value(program: str, command: _Command, takes: str) -> str:
     if takes == _FILES:
         return "-r -F"
+    if takes == _HOSTS:
+        return "-x -a '(__fish_print_hostnames)'"
     if takes == _POOLS:
         return f"-x -a {_fish_quoted(f'({program} --names {command.words[0]} 2>/dev/null)')}"
     return "-x" if takes == _ANYTHING else f"-x -a {_fish_quoted(takes)}"
@@ -182,6 +194,7 @@ _sky() {
             local IFS=$'\\n'
             compopt -o filenames 2>/dev/null
             COMPREPLY=($(compgen -f -- "$cur")) ;;
+        @hosts) COMPREPLY=($(compgen -A hostname -- "$cur")) ;;
         @pools) COMPREPLY=($(compgen -W "$("$1" --names "${COMP_WORDS[1]}" 2>/dev/null)" -- "$cur")) ;;
         *) COMPREPLY=($(compgen -W "$takes" -- "$cur")) ;;
     esac
@@ -220,6 +233,7 @@ _sky() {
     case $takes in
         ''|@anything) ;;
         @files) _files ;;
+        @hosts) _hosts ;;
         @pools) names=(${(f)"$($words[1] --names $words[2] 2>/dev/null)"}); compadd -a names ;;
         *) names=(${=takes}); compadd -a names ;;
     esac
