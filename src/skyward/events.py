@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -149,6 +149,11 @@ class CallEnded(Event):
     def failed(self) -> int:
         """How many calls it counts as that have failed."""
         return self.failed_items or int(self.outcome not in ("ok", "cancelled"))
+
+
+EndOfCall = tuple[str, str, int, str, float, int | None, str, int, str, int, int]
+"""What a `CallEnded` says, in its order and without its pool: made into one only for those who read it."""
+KeepEnd = Callable[[EndOfCall], None]
 
 
 @dataclass(frozen=True, slots=True)

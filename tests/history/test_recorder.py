@@ -153,3 +153,81 @@ def test_whoever_follows_a_history_gets_each_event_once_and_no_half_line(tmp_pat
         file.write(b'de":3,"time":1.0}\n')
     assert list(tail.read()) == [events.NodeUp("p", 3, time=1.0)]
     assert list(tail.read()) == []
+
+
+def _facts(event: Event) -> events.EndOfCall:
+    return tuple(getattr(event, name) for name in event.__match_args__[1:])  # type: ignore[return-value]
+
+
+def test_the_end_of_a_call_is_the_same_with_and_without_an_event(tmp_path: Path) -> None:
+    ends: list[Event] = [
+        events.CallEnded("p", "c1", 'f"\n', 0, "ok", 0.25, 0, "", 0, "'ä', 2", time=5.0),
+        events.CallEnded("p", "c2", "f", -1, "lost", 0.0, None, "NodeLost: gone", 3, "", 20, 4, time=6.0),
+    ]
+    recorder = Recorder("p", tmp_path)
+    for end in ends:
+        recorder.record_end(_facts(end))
+        recorder.record(end)
+    recorder.close()
+    without_one, with_one, *others = list(store.Tail(recorder.path).read())
+    assert with_one == ends[0]
+    assert _facts(without_one) == _facts(ends[0])
+    assert abs(without_one.time - time.time()) < 60
+    assert [_facts(other) for other in others] == [_facts(ends[1])] * 2
+
+
+def test_a_short_call_without_an_event_of_its_end_takes_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.history.recorder._PAUSE", 60.0)  # nothing is written before the end
+    began, ended = _call(7)
+    recorder = Recorder("p", tmp_path)
+    recorder.record(began)
+    recorder.record_end(_facts(ended))
+    recorder.close()
+    assert [type(event) for event in store.Tail(recorder.path).read()] == [events.CallEnded]
+
+
+def test_beyond_the_limit_ends_without_an_event_count_as_left_out_unless_they_are_failures(tmp_path: Path) -> None:
+    recorder = Recorder("p", tmp_path, 2000)
+    for number in range(1000):
+        recorder.record_end((f"c{number}", "f", 0, "ok", 0.1, 0, "", 0, "", 1, 0))
+    recorder.record_end(("bad", "f", 0, "error", 0.1, 0, "ValueError", 0, "", 1, 0))
+    recorder.close()
+    found = list(store.Tail(recorder.path).read())
+    assert len(found) < 50
+    assert isinstance(found[-1], events.CallEnded)
+    assert found[-1].call == "bad"
+    assert b'"Skipped"' in recorder.path.read_bytes()
+
+
+def test_many_lines_are_written_at_once_and_others_get_their_turn_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder("p", tmp_path)
+    sizes: list[int] = []
+    write = os.write
+
+    def counted(file: int, data: memoryview) -> int:
+        sizes.append(len(data))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    for number in range(5000):
+        recorder.record_end((f"c{number}", "f", 0, "ok", 0.1, 0, "", 0, "", 1, 0))
+    recorder.close()
+    assert 2 <= len(sizes) <= 40
+    assert len(list(store.Tail(recorder.path).read())) == 5000
+
+
+def test_histories_that_stay_are_not_opened_to_find_those_that_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        Recorder(f"p{number}", tmp_path).close()
+    opened: list[object] = []
+    monkeypatch.setattr(store, "_entry", opened.append)
+    store.prune(tmp_path)
+    assert not opened
+    store.prune(tmp_path, now=time.time() + 31 * 86_400)
+    assert len(opened) == 5

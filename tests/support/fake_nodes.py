@@ -172,5 +172,7 @@ class FakePool:
 class _Pending:
     """What a call is made of, as far as the engine looks."""
 
+    chunk = None
+
     def __init__(self, name: str) -> None:
         self.name = name

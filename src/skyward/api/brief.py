@@ -9,6 +9,8 @@ from typing import Any, cast
 __all__ = ["brief", "described", "glance"]
 
 _SIMPLE = frozenset((int, float, bool, str, bytes, complex, type(None)))
+_NUMBERS = frozenset((int, float, bool, type(None)))
+_LARGE = 10**18
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 60, 200, 60
 
@@ -24,15 +26,19 @@ def brief(value: object, limit: int = 60) -> str:
 
 def glance(args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -> str:
     """Arguments as a text, made in microseconds: of objects whose repr is code of others only type and size."""
-    from skyward.api.secret import looks_secret
+    parts = list(map(_glanced, args))
+    if kwargs:
+        from skyward.api.secret import looks_secret
 
-    named = (f"{key}={'***' if looks_secret(key) else _glanced(value)}" for key, value in kwargs.items())
-    given = ", ".join([*map(_glanced, args), *named])
+        parts += [f"{key}={'***' if looks_secret(key) else _glanced(value)}" for key, value in kwargs.items()]
+    given = ", ".join(parts)
     return given if len(given) <= limit else given[: limit - 3] + "..."
 
 
 def _glanced(value: object) -> str:
     kind = type(value)
+    if kind in _NUMBERS and (kind is not int or -_LARGE < cast(int, value) < _LARGE):
+        return repr(value)
     if kind in _SIMPLE:
         return brief(value)
     try:

@@ -36,7 +36,7 @@ class PoolContext:
     stall_timeout: float | None
     emit: Callable[[events.Event], None]
     listening: Callable[[], object]
-    """Whether anybody listens to events of calls; "ends" if it is enough for them to hear of a short call's end."""
+    """Whether anybody listens to events of calls; an `events.KeepEnd` if it is enough to give it their ends."""
     hurried: Callable[[], bool]
     """Whether the user has pressed Ctrl-C while the pool was closing: then nothing waits any more."""
     prices: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], compare=False)

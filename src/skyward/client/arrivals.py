@@ -98,7 +98,8 @@ class Arrivals:
     ) -> list[Action]:
         if not self._plan.local and "kept" not in metadata:
             self._parts.place(metadata)
-        output = self.rest_of_output(number, id) if self._at(number, id) is not None else []
+        call = self._at(number, id)
+        output = self.rest_of_output(number, id) if call is not None and call.spoke else []  # most calls print nothing
         return output + self._core.verdict(number, kind, id, metadata, buffers, now)
 
     def _at(self, number: int, id: str | None) -> Call | None:

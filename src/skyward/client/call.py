@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _PREFIX = os.urandom(2).hex()
 _COUNT = itertools.count(1)
+_NONE: frozenset[str] = frozenset()
 _LIGHT = 1 << 14
 _STACK_GLOBAL = b"\x93"
 
@@ -209,13 +210,13 @@ class Call:
         self.failure: tuple[BaseException, Any, float] | None = None
         self.stream: Consumer | None = None
         self.feeders: dict[str, Producer] = {}
-        self.needs: list[KeptResult] = []  # results of other calls that it takes
-        self.given: list[list[blobs.Blob]] = []  # what they were when it was sent
-        self.lacks: set[str] = set()  # those that are still being made
+        self.needs: Sequence[KeptResult] = ()  # results of other calls that it takes
+        self.given: Sequence[list[blobs.Blob]] = ()  # what they were when it was sent
+        self.lacks: set[str] | frozenset[str] = _NONE  # those that are still being made
         self.keeps: KeptResult | None = None  # its own result, if that stays on its node
         self.ref: Ref[Any] | None = None  # what the user gets of it
-        self.holds: list[Ref[Any]] = []  # objects that it takes, which must not go while it is open
-        self.inner: list[Call] = []  # calls among its arguments, to be sent with it
+        self.holds: Sequence[Ref[Any]] = ()  # objects that it takes, which must not go while it is open
+        self.inner: Sequence[Call] = ()  # calls among its arguments, to be sent with it
         self.prefers: int | None = None
         self.until = 0.0
         self.future: CallFuture[Any] = CallFuture(self.name, user)
@@ -241,6 +242,8 @@ class Call:
 def _glance(pending: PendingCompute[Any]) -> str:
     """The arguments in short; of several items of a map, which they are."""
     chunk = pending.chunk
+    if not pending.args and not pending.kwargs:
+        return ""
     if chunk is None or chunk.first is None:
         return glance(pending.args, pending.kwargs)
     if chunk.items == 1:

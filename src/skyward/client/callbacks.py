@@ -18,7 +18,7 @@ from skyward.api.futures import AwaitableFuture
 from skyward.client import logs
 from skyward.client.output_lines import Chunk
 from skyward.client.worker import Worker
-from skyward.events import Event, Log, Warned
+from skyward.events import Event, KeepEnd, Log, Warned
 from skyward.transport.exceptions import PackedError
 
 __all__ = ["Listener", "Listeners", "UserCode", "UserFuture", "when_done"]
@@ -56,6 +56,7 @@ class Listeners:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self.record: Listener | None = None  # hears of everything at once, in any thread: it only keeps it
+        self.record_end: KeepEnd | None = None  # the same for calls that have ended, if nobody else listens
         self._lock = threading.Lock()
         self._dropped = 0
         self.worker = Worker("skyward-events")
@@ -78,9 +79,9 @@ class Listeners:
         """Whether anybody listens."""
         return bool(self._listeners) or self.record is not None
 
-    def wants(self) -> str:
-        """Which events of calls somebody hears: "" for none, "ends" if a history alone is kept, else "all"."""
-        return "all" if self._listeners else "ends" if self.record is not None else ""
+    def wants(self) -> bool | KeepEnd:
+        """Whether somebody hears events of calls; if a history alone is kept, what it is given when one ends."""
+        return True if self._listeners else self.record_end or False
 
     def emit(self, event: Event | Chunk) -> None:
         """Passes an event on to the listeners' thread; waits for a moment if they are very far behind."""
@@ -93,7 +94,8 @@ class Listeners:
             return
         if self.record is not None:
             self.record(event)
-        listeners = (*_relays(event), *listeners)
+        if type(event) in _RELAYS:
+            listeners = (*_relays(event), *listeners)
         if not listeners:
             return
         worker = self.worker
@@ -115,13 +117,14 @@ class Listeners:
         """Takes output apart, and has listeners hear of it."""
         try:
             for event in chunk.events(self.any()):
-                if isinstance(event, Log | Warned) and not self.worker.is_current():
+                relays = _relays(event)
+                if relays and not self.worker.is_current():
                     self.emit(event)  # where nobody else listens, the user's handlers do
                     continue
                 self.worker.go_on()
                 if self.record is not None:
                     self.record(event)
-                self._deliver(event, (*_relays(event), *self._listeners))
+                self._deliver(event, (*relays, *self._listeners))
         finally:
             chunk.taken()
 
@@ -227,10 +230,12 @@ class UserFuture(AwaitableFuture[T]):
         self._wake()
 
     def result(self, timeout: float | None = None) -> T:
-        self.wait(timeout)
-        super().exception(0)
+        if self._state != "FINISHED":
+            self.wait(timeout)
+            super().exception(0)
         self._prepare(timeout)
-        return super().result()
+        found: Any = self._result
+        return super().result() if self._exception is not None else found  # it has ended: no lock is needed
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self.wait(timeout)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-from skyward import events
 from skyward.api.ranks import Ranks
 from skyward.client import outcomes
 from skyward.client.call import Call
 from skyward.client.call_table import CALLS
 from skyward.client.call_watch import held_by_streams, unheard_of
 from skyward.client.calls_in_need import CallsInNeed
+from skyward.client.calls_told import CallsTold
 from skyward.client.dispatch import Dispatch
 from skyward.client.kept import Kept
 from skyward.errors import NodeLost, SkywardError
@@ -27,7 +27,8 @@ __all__ = ["CALLS", "Action", "ClientCalls"]
 
 Action = tuple[Any, ...]
 """What the engine is to do: ("post", node, messages, buffers), ("load", node, uploads), ("feed", call, node),
-("settle", call, about, pieces), ("fail", call, error), ("end", call), ("discard", about), ("emit", event).
+("settle", call, about, pieces), ("fail", call, error), ("end", call), ("discard", about), ("emit", event),
+("record", keep, end).
 Of results that stay on nodes: ("fetch", node, blobs, sources), ("upload", node, files), ("got", future, blobs, remove),
 ("get failed", future, error), ("release", uploads), ("free", key, nodes, paths, names)."""
 
@@ -39,7 +40,7 @@ _LOOK = 1.0  # how often all calls are looked at
 Failure = tuple[BaseException, outcomes.Outcome, float]
 
 
-class ClientCalls(CallsInNeed):
+class ClientCalls(CallsInNeed, CallsTold):
     """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
 
     def __init__(
@@ -65,7 +66,10 @@ class ClientCalls(CallsInNeed):
         for call in calls:
             self._take(call)
         for call in calls:
-            self._enqueue(call)
+            if call.needs or call.keeps is not None:
+                self._enqueue(call)
+            else:
+                self.dispatch.add(call)
         return self._settled()
 
     def set_ranks(self, ranks: Ranks, slots: int) -> None:
@@ -140,7 +144,8 @@ class ClientCalls(CallsInNeed):
         """A body has returned."""
         self._now = now
         call = self._at(number, call_id)
-        self.kept.check(call, about)
+        if call is not None and (call.keeps is not None or "kept" in about):
+            self.kept.check(call, about)
         if call is None or not self._step(call, "result", None, (about, pieces)):
             self._out.append(("discard", self.kept.leftover(about)))
         return self._taken()
@@ -261,7 +266,8 @@ class ClientCalls(CallsInNeed):
         del self.calls[call.id]
         self.dispatch.settle(call, result[0]["s"] if result is not None else None)
         self.settled += call.items
-        self.kept.left(call)
+        if call.needs:
+            self.kept.left(call)
         self._out.append(("end", call))
 
     def _cancel(self, call: Call, why: str) -> None:
@@ -298,7 +304,8 @@ class ClientCalls(CallsInNeed):
 
     def _settled(self) -> list[Action]:
         """What is to be done, after nodes have got what they have room for: one frame a node."""
-        self._follow()
+        if self.kept.out:
+            self._follow()
         batches: dict[int, list[Call]] = {}
         for number, call in self.dispatch.next(self._now):
             batches.setdefault(number, []).append(call)
@@ -308,33 +315,10 @@ class ClientCalls(CallsInNeed):
         return self._taken()
 
     def _taken(self) -> list[Action]:
-        self._follow()
+        if self.kept.out:
+            self._follow()
         out, self._out = self._out, []
         return out
-
-    def _tell_started(self, call: Call) -> None:
-        if not call.announced and call.node is not None:
-            call.announced = True
-            begun = (call.id, call.name, call.node, call.attempt, self._rank(call), call.arguments)
-            self._emit(events.CallStarted(self._pool, *begun))
-
-    def _tell_end(self, call: Call, end: outcomes.End) -> None:
-        if end[0] != "ok":
-            event = outcomes.event(self._pool, call, None, end)
-            self.failed, self.undone = self.failed + event.failed, self.undone + event.items - event.done
-        if (listening := self._listening()) and listening != "ends":
-            self._tell_started(call)
-        if listening:
-            self._emit(outcomes.event(self._pool, call, self._rank(call), end))
-
-    def _rank(self, call: Call) -> int | None:
-        return call.rank if self.ranks.many else call.node
-
-    def _warn(self, text: str) -> None:
-        self._emit(events.Notice(self._pool, text, "warning"))
-
-    def _emit(self, event: events.Event) -> None:
-        self._out.append(("emit", event))
 
     # what the table's actions are; each gets the call and, if there is one, its result
 

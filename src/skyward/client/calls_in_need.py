@@ -40,7 +40,8 @@ class CallsInNeed:
 
     def _take(self, call: Call) -> None:
         self.calls[call.id] = call
-        self.kept.submitted(call)
+        if call.needs or call.keeps is not None:
+            self.kept.submitted(call)
 
     def _enqueue(self, call: Call, *, first: bool = False) -> None:
         """A call waits for a node, once all results that it takes are there."""

@@ -155,7 +155,7 @@ class Dispatch(Generic[C]):
 
     def stale(self, now: float) -> list[C]:
         """Calls to take back: they wait on a busy node while another has a free slot."""
-        if self._queue:
+        if self._queue or not self.crowded():
             return []
         idle = sum(max(0, n.slots - len(n.inflight)) for n in self._nodes if n.up)
         chosen: list[C] = []
@@ -172,7 +172,10 @@ class Dispatch(Generic[C]):
 
     def crowded(self) -> bool:
         """Whether a node has more than it runs, so that `stale` is worth asking."""
-        return any(len(n.inflight) > n.slots for n in self._nodes)
+        for node in self._nodes:  # noqa: SIM110 - asked at every turn, and a generator takes longer
+            if len(node.inflight) > node.slots:
+                return True
+        return False
 
     def choosy(self) -> bool:
         """Whether calls wait for a certain node: after a while another one may have them."""

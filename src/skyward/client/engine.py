@@ -89,7 +89,7 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         self._receiver = Receiver(
             AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers, checks=CHECKS
         )
-        own = ("load", "feed", "settle", "fail", "end", "emit", *self.keeping_actions)
+        own = ("load", "feed", "settle", "fail", "end", "emit", "record", *self.keeping_actions)
         methods = {kind: getattr(self, f"_do_{kind.replace(' ', '_')}") for kind in own}
         self._acts: dict[str, Callable[..., None]] = methods | {
             "post": self._connections.post,
@@ -187,7 +187,8 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         """Queues calls for any node."""
         with self._lock:
             self._check_open()
-            batch = [*(inner for call in calls for inner in call.inner), *calls]
+            inner = [each for call in calls for each in call.inner]
+            batch = [*inner, *calls] if inner else calls
             for call in batch:
                 self._adopt(call)
             self._do(self._core.submit(batch, self._clock()))
@@ -288,7 +289,7 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
     def _do_end(self, call: Call) -> None:
         if call.keeps is None:  # else they may be needed to make its result again
             self._plan.release(list(call.uploads))
-        call.holds = []
+        call.holds = ()
         for producer in call.feeders.values():
             producer.close()
         call.future.on_cancel = None  # future and call must not keep each other
@@ -300,6 +301,9 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
 
     def _do_emit(self, event: events.Event) -> None:
         self._defer(self._plan.emit, event)
+
+    def _do_record(self, keep: events.KeepEnd, end: events.EndOfCall) -> None:
+        keep(end)  # now: it only puts it on a list
 
     # the I/O thread
 

@@ -61,12 +61,12 @@ class Kept:
         self.closing = False
         self._requests: dict[int, tuple[KeptResult, int, CallFuture[Any] | None]] = {}
         self._count = itertools.count(1)
-        self._out: list[Action] = []
+        self.out: list[Action] = []  # what `take` gives next
 
     def take(self) -> list[Action]:
         """What is to be done: ("unblock", call), ("fail call", call, error), ("make again", call), ("unwanted", call),
         ("call back", node, result), and what the engine does."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     # calls
@@ -136,13 +136,13 @@ class Kept:
 
     # the calls that make results
 
-    def check(self, call: Call | None, about: dict[str, Any]) -> None:
+    def check(self, call: Call, about: dict[str, Any]) -> None:
         """Raises if what a node says of a result cannot be: what was to stay has come, or the other way round."""
-        key = call.keeps.key if call is not None and call.keeps is not None else None
-        if call is not None and about.get("kept") != key:
+        key = call.keeps.key if call.keeps is not None else None
+        if about.get("kept") != key:
             raise Malformed("a result that was to stay, or was not")
         names = [name for name, _ in _in_order(about)]
-        if call is not None and key and not self._local and names != kept_names(key, call.attempt, len(names)):
+        if key and not self._local and names != kept_names(key, call.attempt, len(names)):
             raise Malformed("a kept result under the name of another")
 
     def leftover(self, about: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Kept:
         if result.uses > 0:
             return
         if result.state == "making" and result.call is not None:
-            self._out.append(("unwanted", result.call))  # its end frees the rest
+            self.out.append(("unwanted", result.call))  # its end frees the rest
         else:
             self._free(result)
 
@@ -216,19 +216,19 @@ class Kept:
         if result.state == "there" and any(name == known for known, _ in result.blobs):
             self._through_client(result, number)
         else:
-            self._out.append(("call back", number, result))
+            self.out.append(("call back", number, result))
 
     def get(self, result: KeptResult, future: CallFuture[Any]) -> None:
         """The user wants a result here."""
         if result.key not in self.results:
             dropped = ValueError(f"the Ref to the result of {result.name} was dropped while it was asked for.")
-            self._out.append(("get failed", future, result.error or dropped))
+            self.out.append(("get failed", future, result.error or dropped))
         elif result.error is not None:
-            self._out.append(("get failed", future, result.error))
+            self.out.append(("get failed", future, result.error))
         elif result.state == "making":
             result.gets.append(future)
         elif self._local or result.home:
-            self._out.append(("got", future, result.home or result.blobs, False))
+            self.out.append(("got", future, result.home or result.blobs, False))
         else:
             self._ask(result, future)
 
@@ -236,20 +236,20 @@ class Kept:
         """What a node has sent of a result."""
         result, source, future = self._requests.pop(request, (None, -1, None))
         if result is None or source != number:
-            self._out.append(("discard", about))
+            self.out.append(("discard", about))
             return
         blobs = _in_order(about)
         if "incomplete" in about or [size for _, size in blobs] != [size for _, size in result.blobs]:
-            self._out.append(("discard", about))
+            self.out.append(("discard", about))
             result.where.discard(number)
             gone = result.key in self.results and result.state == "there" and not result.where and not result.home
             if gone:
                 self._gone(result, number, about.get("incomplete", "it is not there any more"))
             self._ask_again(result, future)
         elif future is not None:
-            self._out.append(("got", future, blobs, True))
+            self.out.append(("got", future, blobs, True))
         elif result.key not in self.results:
-            self._out.append(("discard", about))
+            self.out.append(("discard", about))
         else:
             result.home = blobs
             awaited, result.awaited = result.awaited, set()
@@ -262,7 +262,7 @@ class Kept:
         waiting = [(result, future) for result, _, future in self._requests.values() if future is not None]
         waiting += [(result, future) for result in self.results.values() for future in result.gets]
         self._requests.clear()
-        self._out += [("get failed", future, error(result)) for result, future in waiting]
+        self.out += [("get failed", future, error(result)) for result, future in waiting]
 
     # the machinery
 
@@ -274,30 +274,30 @@ class Kept:
             again = call.again()
             result.state, result.call = "making", again
             note = f"{text}; it is made again, retry {again.attempt} of {call.retries}."
-            self._out.append(("emit", events.Notice(self._pool, note, "warning")))
-            self._out.append(("make again", again))
+            self.out.append(("emit", events.Notice(self._pool, note, "warning")))
+            self.out.append(("make again", again))
         else:
             self._end(result, "lost", RefLost(result.name, number, reason))
-        self._out += [("call back", node, result) for node in sorted(awaited)]
+        self.out += [("call back", node, result) for node in sorted(awaited)]
 
     def _end(self, result: KeptResult, state: str, error: BaseException) -> None:
         result.state, result.error, result.where = state, error, set()
         self._unblock(result)
         gets, result.gets = result.gets, []
-        self._out += [("get failed", future, error) for future in gets]
+        self.out += [("get failed", future, error) for future in gets]
 
     def _unblock(self, result: KeptResult) -> None:
         waiters, result.waiters = result.waiters, {}
         for call in waiters.values():
-            call.lacks.discard(result.key)
+            call.lacks = call.lacks - {result.key}
             if result.error is not None or not call.lacks:
-                self._out.append(("unblock", call))
+                self.out.append(("unblock", call))
 
     def _drop_call(self, result: KeptResult) -> None:
         """A result is not made again: what its call took need not be kept."""
         call, result.call = result.call, None
         if call is not None:
-            self._out.append(("release", list(call.uploads)))
+            self.out.append(("release", list(call.uploads)))
             self._release_all(call.needs)
 
     def _release_all(self, results: Iterable[KeptResult]) -> None:
@@ -310,7 +310,7 @@ class Kept:
         self._drop_call(result)
         paths = [path for path, _ in (result.home, result.blobs)[self._local]]
         names = [] if self._local else [name for name, _ in result.blobs]
-        self._out.append(("free", result.key, sorted(result.told), paths, names))
+        self.out.append(("free", result.key, sorted(result.told), paths, names))
         gets, result.gets = result.gets, []
         for future in gets:
             self.get(result, future)  # says that it is gone
@@ -318,7 +318,7 @@ class Kept:
     def _through_client(self, result: KeptResult, number: int) -> None:
         if result.home:
             names = [name for name, _ in result.blobs]
-            self._out.append(("upload", number, dict(zip(names, result.home, strict=True))))
+            self.out.append(("upload", number, dict(zip(names, result.home, strict=True))))
             return
         result.awaited.add(number)
         if not any(of is result and future is None for of, _, future in self._requests.values()):
@@ -327,7 +327,7 @@ class Kept:
     def _ask(self, result: KeptResult, future: CallFuture[Any] | None) -> None:
         request, source = next(self._count), min(result.where)
         self._requests[request] = result, source, future
-        self._out.append(("post", source, [ClientToAgent.bring(request, result.key)], ()))
+        self.out.append(("post", source, [ClientToAgent.bring(request, result.key)], ()))
 
     def _ask_again(self, result: KeptResult, future: CallFuture[Any] | None) -> None:
         """The node that was asked has not got it: another one may."""

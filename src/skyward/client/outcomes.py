@@ -15,7 +15,7 @@ from skyward.client.kept import KeptResult
 from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.transport import exceptions
 
-__all__ = ["End", "Outcome", "event", "failed", "failure", "gang_note", "missing_module", "of_argument", "returned"]
+__all__ = ["End", "Outcome", "failed", "failure", "gang_note", "missing_module", "of_argument", "returned", "told"]
 
 Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
 End = tuple[Outcome, float, str, int]
@@ -37,12 +37,12 @@ def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -
     return outcome, seconds, exceptions.as_text(error), items
 
 
-def event(pool: str, call: Call, rank: int | None, end: End) -> events.CallEnded:
+def told(call: Call, rank: int | None, end: End) -> events.EndOfCall:
     """What listeners are told of the end of a call."""
     outcome, seconds, error, failed_items = end
-    node = -1 if call.node is None else call.node
-    told = (call.id, call.name, node, outcome, seconds, rank, error, call.attempt, call.arguments)
-    return events.CallEnded(pool, *told, call.items, failed_items)
+    node, items = -1 if call.node is None else call.node, 1 if call.chunk is None else call.chunk.items
+    more = (call.attempt, call.arguments, items, failed_items)
+    return call.id, call.name, node, outcome, seconds, rank, error, *more
 
 
 def failure(

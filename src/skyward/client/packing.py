@@ -107,9 +107,9 @@ class Packing:
         if known is None:
             with collected(self._store) as refs:
                 known = batch.functions[id(fn)] = (*self._function(fn, f"function {item.name}"), refs)
-        shift = len(args) - len(item.args)
-        positions = {index + shift for index in streams[0]}
-        call = self._call(item, *known, args, kwargs, positions, streams[1], batch)
+        if streams[0] and (shift := len(args) - len(item.args)):
+            streams = {index + shift for index in streams[0]}, streams[1]
+        call = self._call(item, *known, args, kwargs, *streams, batch)
         if result is not None:
             call.keeps, call.about["keep"] = result, result.key
         elif item.kept:
@@ -150,10 +150,13 @@ class Packing:
             inputs = {str(i): args[i] for i in positions} | {k: kwargs[k] for k in names}
             args = tuple(None if i in positions else a for i, a in enumerate(args))
             kwargs = {k: None if k in names else v for k, v in kwargs.items()}
-        with collected(self._store) as found, batch.found.among() as taken:
-            head, buffers = self._packer.pack((args, kwargs), f"arguments of {item.name}")
-        pieces: list[Any] = [*function, head, *buffers]
-        about: dict[str, Any] = {"name": item.name, "fn": digest, "split": len(function), "attempt": 0}
+        packed, taken, name = self._packer.pack_simple((args, kwargs)), (), item.name
+        if packed is None:
+            with collected(self._store) as found, batch.found.among() as taken:
+                packed = self._packer.pack((args, kwargs), f"arguments of {name}")
+            refs = refs | found if found else refs
+        pieces: list[Any] = [*function, packed[0], *packed[1]]
+        about: dict[str, Any] = {"name": name, "fn": digest, "split": len(function), "attempt": 0}
         if item.timeout is not None:
             about["timeout"] = item.timeout
         if inputs:
@@ -175,7 +178,7 @@ class Packing:
                 pieces[index] = bytes(
                     cast("memoryview[int]", piece)
                 )  # the caller may change its array as soon as we return
-        for key, ref in (refs | found).items():
+        for key, ref in refs.items():
             if ref.kept is not None:
                 continue  # it is on a node, which is known when the call is sent
             about.setdefault("refs", {})[key] = len(pieces), len(ref.blobs)
@@ -186,15 +189,16 @@ class Packing:
                 pieces.append(b"")
         chosen = batch.retries if item.retries is None else item.retries
         call = Call(item, about, pieces, uploads, inputs, chosen, self._user)
-        call.holds = list((refs | found).values())
-        call.needs = [ref.kept for ref in call.holds if ref.kept is not None]
+        if refs:
+            call.holds = list(refs.values())
+            call.needs = [ref.kept for ref in call.holds if ref.kept is not None]
         for key in taken:
             batch.limits.setdefault(key, item.timeout)
             result = batch.results.get(key)
             if result is None:
                 inner = next(call for call, known in reversed(batch.found.all) if known == key)
                 result = batch.results[key] = KeptResult(key, inner.name)
-            call.needs.append(result)
+            call.needs = [*call.needs, result]
         return call
 
 

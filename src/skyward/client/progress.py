@@ -57,9 +57,21 @@ class GroupCounter:
 
     def follow(self, futures: Sequence[Future[Any]]) -> None:
         """Counts futures as they end, and is over when all have."""
-        self._follows = True
         for future in futures:
-            when_done(future, self._ended)
+            when_done(future, self.ended)
+
+    def ended(self, future: Any) -> None:
+        """One more future has ended, and it is over when all have; cheap, since it is told of every call of a group."""
+        with self._lock:
+            self._follows = self._untold = True
+            if future._state != "FINISHED":
+                self._stopped += 1
+            elif future._exception is not None:  # it has ended: asking properly would take a lock, for every call
+                self._failed += 1
+            else:
+                self._done += 1
+            if not self._late or self._done + self._failed + self._stopped == self._total:
+                self.add(0)
 
     def add(self, done: int, failed: int = 0, stopped: int = 0) -> None:
         """So many more have ended: well, with an error, or because they were stopped."""
@@ -74,6 +86,7 @@ class GroupCounter:
             if complete:
                 self._tell()
             else:
+                self._untold = True
                 self._tell_soon()
 
     def expect(self, total: int) -> None:
@@ -93,7 +106,6 @@ class GroupCounter:
 
     def _tell_soon(self) -> None:
         """Tells now, or in a moment: the next call may take an hour to end."""
-        self._untold = True
         wait = self._told + _EVERY - self._clock()
         if wait <= 0:
             self._tell()
@@ -117,11 +129,3 @@ class GroupCounter:
                 self._pool, self._group, self._name, self._done, self._total, seconds, self._failed, self._over
             )
         )
-
-    def _ended(self, future: Any) -> None:
-        if future.cancelled():
-            self.add(0, stopped=1)
-        elif future._exception is not None:  # it has ended: asking properly would take a lock, for every call
-            self.add(0, 1)
-        else:
-            self.add(1)

@@ -32,7 +32,7 @@ class PoolSettings:
     setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
     emit: Callable[[events.Event], None]
     listening: Callable[[], object]
-    """Whether anybody wants to hear of calls that start and end."""
+    """Whether anybody wants to hear of calls that start and end; an `events.KeepEnd` if ends are enough for it."""
     release: Callable[[Sequence[str]], None]
     gang: bool
     """Whether runners form groups when the pool opens: then losing one means starting all of them again."""

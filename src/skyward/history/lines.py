@@ -11,9 +11,9 @@ from dataclasses import MISSING, fields
 from typing import Any, cast
 
 from skyward import events
-from skyward.events import Event
+from skyward.events import EndOfCall, Event
 
-__all__ = ["line", "parsed"]
+__all__ = ["ended_line", "line", "parsed"]
 
 _LONGEST = 64 << 10
 
@@ -23,7 +23,9 @@ def line(event: Event) -> bytes:
     if isinstance(event, events.Output):
         return _output_line(event)
     if isinstance(event, events.CallEnded):
-        return _call_line(event)
+        end = (event.call, event.name, event.node, event.outcome, event.seconds, event.rank, event.error)
+        more = (event.attempt, event.arguments, event.items, event.failed_items)
+        return ended_line(event.pool, event.time, (*end, *more)).encode()
     values = {name: getattr(event, name) for name in _NAMES.get(type(event), ())}
     if isinstance(event, events.NodeSample):
         values["gpus"] = [[getattr(gpu, name) for name in _GPU] for gpu in event.gpus]
@@ -32,17 +34,19 @@ def line(event: Event) -> bytes:
     return _encode({"event": type(event).__name__, **values}).encode() + b"\n"
 
 
-def _call_line(end: events.CallEnded) -> bytes:
+def ended_line(pool: str, time: float, end: EndOfCall) -> str:
     """The end of a call as a line; there are many of these, so it is quick."""
-    rest = f',"error":{_quoted(end.error)}' if end.error else ""
-    if end.items != 1 or end.failed_items:
-        rest += f',"items":{end.items},"failed_items":{end.failed_items}'
+    call, name, node, outcome, seconds, rank, error, attempt, arguments, items, failed_items = end
+    more = f',"arguments":{_quoted(arguments)}' if arguments else ""
+    if error:
+        more += f',"error":{_quoted(error)}'
+    if items != 1 or failed_items:
+        more += f',"items":{items},"failed_items":{failed_items}'
     return (
-        f'{{"event":"CallEnded","pool":{_quoted(end.pool)},"time":{end.time!r},"call":{_quoted(end.call)},'
-        f'"name":{_quoted(end.name)},"node":{end.node},"outcome":"{end.outcome}","seconds":{end.seconds!r},'
-        f'"rank":{"null" if end.rank is None else end.rank},"attempt":{end.attempt},'
-        f'"arguments":{_quoted(end.arguments)}{rest}}}\n'
-    ).encode()
+        f'{{"event":"CallEnded","pool":{_quoted(pool)},"time":{time!r},"call":{_quoted(call)},"name":{_quoted(name)},'
+        f'"node":{node},"outcome":"{outcome}","seconds":{seconds!r},"rank":{"null" if rank is None else rank},'
+        f'"attempt":{attempt}{more}}}\n'
+    )
 
 
 def _output_line(event: events.Output) -> bytes:

@@ -1,6 +1,6 @@
 """Writes a pool's events to its history, in a thread that costs callers next to nothing.
 
-any thread --record--> a queue in memory --twice a second--> the writer's thread --> events.jsonl
+any thread --record--> a list in memory --twice a second--> the writer's thread --> events.jsonl
 
 A call that began and ended between two writings has one line. A history stays below a limit: when it is nearly
 reached, only failures, warnings and what concerns the whole pool are written, and the rest is counted.
@@ -16,13 +16,13 @@ import secrets
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from skyward import events
-from skyward.events import Event
-from skyward.history.lines import line
+from skyward.events import EndOfCall, Event
+from skyward.history.lines import ended_line, line
 from skyward.history.store import FILE, FOLDER, prune
 from skyward.machines.ledger import state_dir
 from skyward.transport import private
@@ -35,6 +35,7 @@ _PAUSE = 0.5
 _MOST_BYTES = 64 << 20
 _MOST_WAITING = 100_000
 _MOST_LINES = 2_000
+_AT_ONCE = 250  # lines that are made and written together; in between other threads get their turn
 _NODES_A_SECOND = 10
 _CLOSING = 5.0
 _DISPENSABLE = (
@@ -61,7 +62,8 @@ class Recorder:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._size, self._skipped, self._failed = 0, 0, False
-        self._waiting: deque[Event] = deque()
+        self._pool = pool
+        self._waiting: list[Event | tuple[float, EndOfCall]] = []
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self._sampled: dict[int, float] = {}
@@ -78,22 +80,30 @@ class Recorder:
         else:
             self._skipped += 1
 
+    def record_end(self, end: EndOfCall) -> None:
+        """Keeps that a call has ended, for a pool that nobody else listens to: it costs a microsecond."""
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append((time.time(), end))
+        else:
+            self._skipped += 1
+
     def flush(self) -> None:
         """Writes what was recorded so far."""
         if os.getpid() != self._owner:
             return
         with self._writing:
-            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            ended = {event.call for event in batch if type(event) is events.CallEnded}
-            lines: list[bytes] = []
-            for event in batch:
-                if not self._wanted(event, ended):
-                    continue
-                written = _written(event)
-                self._size += len(written)
-                lines.append(written)
-            if lines:
-                self._write(b"".join(lines))
+            batch = self._waiting[:]
+            del self._waiting[: len(batch)]  # others only append to it
+            ended = {event[1][0] for event in batch if type(event) is tuple}
+            ended |= {event.call for event in batch if type(event) is events.CallEnded}
+            for start in range(0, len(batch), _AT_ONCE):
+                lines: list[bytes] = []
+                for event in batch[start : start + _AT_ONCE]:
+                    written = self._line(event, ended)
+                    self._size += len(written)
+                    lines.append(written)
+                if data := b"".join(lines):
+                    self._write(data)  # and lets go of the interpreter
 
     def close(self) -> None:
         """Writes what is left, and how much was left out."""
@@ -108,17 +118,33 @@ class Recorder:
                 self._file = -1
 
     def _work(self) -> None:
-        try:
-            prune(self.root)
-        except OSError as exc:
-            log.info("old histories stay: %s", exc)
-        while not self._closed.wait(_PAUSE):
+        closed, looked = False, False
+        while not closed:
+            closed = self._closed.wait(_PAUSE)
             try:
                 self.flush()
             except Exception:  # the pool goes on without it
                 log.exception("the history of this pool is not written any more")
                 self._failed = True
                 return
+            if not looked:  # not sooner: a pool that opens has better things to do
+                looked = True
+                self._prune()
+
+    def _prune(self) -> None:
+        try:
+            prune(self.root)
+        except OSError as exc:
+            log.info("old histories stay: %s", exc)
+
+    def _line(self, event: Event | tuple[float, EndOfCall], ended: set[str]) -> bytes:
+        """What is written of an event, if anything."""
+        if type(event) is tuple:
+            if self._size < self._limit:
+                return ended_line(self._pool, *event).encode()
+            event = _made(self._pool, *event)
+        assert isinstance(event, Event)
+        return _written(event) if self._wanted(event, ended) else b""
 
     def _wanted(self, event: Event, ended: set[str]) -> bool:
         """Whether an event gets a line; `ended` are the calls that have ended since the last writing."""
@@ -149,6 +175,11 @@ class Recorder:
         except OSError as exc:
             self._failed = True
             log.warning("the history of this pool is not written any more: %s (%s)", exc.strerror, self.path)
+
+
+def _made(pool: str, at: float, end: EndOfCall) -> Event:
+    made: Any = events.CallEnded
+    return made(pool, *end, time=at)
 
 
 def _written(event: Event) -> bytes:

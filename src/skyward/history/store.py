@@ -110,16 +110,25 @@ def prune(root: Path | None = None, now: float | None = None, kept: float = _KEP
     """Removes histories that are older than `kept` seconds, and the oldest while all have more than `limit` bytes."""
     base = root or state_dir()
     now = time.time() if now is None else now
+    if not private.check(base, FOLDER):
+        return
     total = 0
-    for entry in entries(base):
-        try:
-            found = entry.path.stat()
-        except OSError:
-            continue
+    for folder, found in sorted(_sizes(base / FOLDER), key=lambda pair: pair[1].st_mtime, reverse=True):
         total += found.st_size
-        if (now - found.st_mtime > kept or total > limit) and not entry.running:
+        if now - found.st_mtime <= kept and total <= limit:
+            continue
+        entry = _entry(folder)  # the others are not even opened: there may be thousands
+        if entry is not None and not entry.running:
             total -= found.st_size
-            shutil.rmtree(entry.path.parent, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sizes(base: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for folder in base.iterdir():
+        try:
+            yield folder, (folder / FILE).lstat()
+        except OSError:
+            continue  # being made or removed at this moment
 
 
 def _entry(folder: Path) -> Entry | None:

@@ -49,7 +49,7 @@ class Groups:
         """Runs the calls of a `group` at once; results in their order. The same as `group >> pool`."""
         calls = checked_group(group).calls()
         try:
-            return cast("tuple[*Ts]", gather.gathered(self._followed(group, calls), calls, group.return_exceptions))
+            return cast("tuple[*Ts]", gather.gathered(*self._counted(group, calls)))
         except BaseException:
             self._user.listeners.flush(_TOLD)  # that it has ended is shown before the error is
             raise
@@ -57,23 +57,28 @@ class Groups:
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         """The same as `run_parallel(group)`, later: `group > pool`."""
         calls = checked_group(group).calls()
-        return cast(
-            "AwaitableFuture[tuple[*Ts]]", gather.combined(self._followed(group, calls), calls, group.return_exceptions)
-        )
+        return cast("AwaitableFuture[tuple[*Ts]]", gather.combined(*self._counted(group, calls)))
 
     def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]:
         """Runs the calls of a `group` at once and yields results as they come (or in order)."""
-        futures = self._followed(group, group.items)
+        futures = self._send(group.items)
+        if (counter := self._counter(group, group.items)) is not None:
+            counter.follow(futures)
         return gather.streamed(futures, group.ordered, group.items, group.return_exceptions)
 
-    def _followed(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> list[AwaitableFuture[Any]]:
-        """The futures of calls that are sent as a group, counted as they end if anybody wants to know."""
-        futures = self._send(calls)
-        if len(calls) > 1 and group.progress and self._listening():
-            names = {call.name for call in calls}
-            name = names.pop() if len(names) == 1 else f"{len(names)} functions"
-            GroupCounter(self.name, name, len(calls), self._emit).follow(futures)
-        return futures
+    def _counted(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> tuple[Any, ...]:
+        """What `gather` needs to know of calls that are sent as a group."""
+        futures, counter = self._send(calls), self._counter(group, calls)
+        return futures, calls, group.return_exceptions, counter.ended if counter is not None else None
+
+    def _counter(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> GroupCounter | None:
+        """Counts the calls of a group as they end, if anybody wants to know."""
+        if len(calls) < 2 or not group.progress or not self._listening():
+            return None
+        different = {(id(call.fn), call.label): call for call in calls}  # often one, while names take a while to make
+        names = {call.name for call in different.values()}
+        name = names.pop() if len(names) == 1 else f"{len(names)} functions"
+        return GroupCounter(self.name, name, len(calls), self._emit)
 
     def follow_group(self, name: str, total: int | None) -> GroupCounter | None:
         """Counts a `total` of calls sent as one, called `name`, and shows how far they are; None if nobody looks."""

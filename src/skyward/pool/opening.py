@@ -61,10 +61,10 @@ def keep_history(wanted: bool, pool: str, user: UserCode, steps: ExitStack) -> R
         return None
 
     def end() -> None:
-        user.listeners.record = None
+        user.listeners.record = user.listeners.record_end = None
         recorder.close()
 
-    user.listeners.record = recorder.record
+    user.listeners.record, user.listeners.record_end = recorder.record, recorder.record_end
     steps.callback(end)
     return recorder
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 from skyward.errors import InvalidArgument
@@ -28,6 +27,8 @@ class PageAddress:
         return self.address
 
     def _repr_html_(self) -> str:
+        from html import escape  # few programs are notebooks
+
         where = escape(self.address, quote=True)
         return f'<iframe src="{where}" style="width:100%;height:720px;border:1px solid #8886"></iframe>'
 

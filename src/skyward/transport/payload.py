@@ -33,6 +33,8 @@ __all__ = ["Packed", "Packer", "Pickler", "pack_plain", "unpack"]
 _CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, CodeType, BuiltinFunctionType})
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
 _LONG = frozenset({str, bytes})
+_SHORTS = _SIMPLE - _LONG
+_TEXT = frozenset({str})
 _SHORT = 1 << 20
 _OURS = ("skyward.", "cloudpickle.")
 _CARE = (b"_make_skeleton", b"_load_from_bytes")
@@ -61,6 +63,10 @@ class Packer:
             raise
         except Exception as exc:  # whatever a user's __reduce__ raises: reported with the path, never swallowed
             raise NotSerializable(self.explain(value, what, exc)) from exc
+
+    def pack_simple(self, value: object) -> Packed | None:
+        """Bytes for a plain value, in which there is nothing that stays here or on nodes; None for all others."""
+        return pack_plain(value) if _is_simple(value) else None
 
     def pack_small(self, value: object) -> bytes | None:
         """Bytes for a plain value that fits into a message; None for all others."""
@@ -137,9 +143,13 @@ def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bo
     and tensors on GPUs that this computer does not have come to the CPU.
     """
     head, buffers = split(head, buffers)
-    if keep_classes and (len(head) > _SHORT or any(name in bytes(head) for name in _CARE)):
+    if keep_classes and (len(head) > _SHORT or _needs_care(bytes(head))):
         return _Keeping(_View(memoryview(head)), buffers=buffers).load()
     return pickle.loads(head, buffers=buffers)
+
+
+def _needs_care(head: bytes) -> bool:
+    return _CARE[0] in head or _CARE[1] in head
 
 
 class _View(io.RawIOBase):
@@ -224,13 +234,19 @@ def _is_simple(value: object, depth: int = 4) -> bool:
     kind = type(value)
     if kind in _SIMPLE:
         return kind not in _LONG or len(cast("bytes | str", value)) < blobs.LARGE
-    if kind is tuple or kind is list:
-        items = cast("Sequence[object]", value)
-        return len(items) <= 64 and all(_is_simple(v, depth - 1) for v in items)
+    given: Any = value
     if kind is dict:
-        mapping = cast("Mapping[object, object]", value)
-        return len(mapping) <= 64 and all(type(k) is str and _is_simple(v, depth - 1) for k, v in mapping.items())
-    return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and _is_plain(value)
+        if not _TEXT.issuperset(map(type, given)):
+            return False
+        given = given.values()
+    elif kind is not tuple and kind is not list:
+        return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and _is_plain(value)
+    if len(given) > 64 or (given and depth == 1):
+        return False
+    for item in given:  # noqa: SIM110 - done for every call, and a generator takes longer
+        if type(item) not in _SHORTS and not _is_simple(item, depth - 1):
+            return False
+    return True
 
 
 def _is_plain(array: Any) -> bool:
@@ -291,4 +307,4 @@ def _constants_of(fn: FunctionType) -> tuple[object, ...] | None:
         return None
     scope = fn.__globals__
     found = (fn.__code__, *(fn.__defaults__ or ()), *(scope[name] for name in _all_names(fn.__code__) if name in scope))
-    return found if all(type(value) in _CONSTANT for value in found) else None
+    return found if _CONSTANT.issuperset(map(type, found)) else None

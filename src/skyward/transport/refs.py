@@ -27,16 +27,22 @@ _making: dict[str, threading.Lock] = {}
 _lock = threading.Lock()
 
 
-@contextmanager
-def collected(owner: object) -> Generator[dict[str, Ref[Any]]]:
+class collected:
     """While open, Refs of `owner` that this thread packs are written down by key, those inside others first."""
-    before = getattr(_packing, "refs", None)
-    found: dict[str, Ref[Any]] = {}
-    _packing.refs = owner, found
-    try:
-        yield found
-    finally:
-        _packing.refs = before
+
+    __slots__ = ("_before", "_owner")  # and no generator: one is opened for every call
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> dict[str, Ref[Any]]:
+        self._before = getattr(_packing, "refs", None)
+        found: dict[str, Ref[Any]] = {}
+        _packing.refs = self._owner, found
+        return found
+
+    def __exit__(self, *exc: object) -> None:
+        _packing.refs = self._before
 
 
 def reduce(ref: Ref[Any]) -> Any:

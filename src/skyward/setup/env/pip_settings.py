@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from configparser import Error, RawConfigParser
 from pathlib import Path
 
 __all__ = ["no_index", "uv_environment"]
@@ -45,6 +44,8 @@ def no_index(environ: Mapping[str, str]) -> bool:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
+    from configparser import Error, RawConfigParser  # only where packages are installed
+
     settings: dict[str, str] = {}
     for path in _files(environ):
         parser = RawConfigParser()

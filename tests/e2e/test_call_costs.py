@@ -1,0 +1,87 @@
+"""What a call costs the client, in counts of function calls: they hold on a busy machine, where times do not."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import skyward as sky
+
+CALLS = 200
+ONE_BY_ONE = 185  # functions of Skyward that run here for a call that is waited for; 176 when this was written
+TOGETHER = 115  # and for one of many that are sent at once; 108
+
+
+class Functions:
+    """Counts the functions of Skyward that begin in threads of this process, by name."""
+
+    def __init__(self) -> None:
+        self.begun: Counter[str] = Counter()
+        self._counting = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if self._counting and event == "call" and "/skyward/" in frame.f_code.co_filename:
+            self.begun[f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"] += 1
+
+    def during(self, act: Callable[[], object]) -> float:
+        """How many begin for each of `CALLS` calls that `act` makes."""
+        self.begun.clear()
+        self._counting = True
+        act()
+        self._counting = False
+        return self.begun.total() / CALLS
+
+
+@pytest.fixture(scope="module")
+def functions() -> Iterator[Functions]:
+    """Counts in every thread that is started from now on."""
+    found, before = Functions(), sys.getprofile()
+    threading.setprofile(found)
+    sys.setprofile(found)
+    yield found
+    sys.setprofile(before)
+    threading.setprofile(None)  # type: ignore[arg-type] - as its documentation says
+
+
+@pytest.fixture(scope="module")
+def pool(functions: Functions) -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        yield pool
+
+
+@sky.compute
+def nothing(_: Any = None) -> None:
+    pass
+
+
+def test_a_call_that_is_waited_for_runs_few_functions_here(functions: Functions, pool: sky.ComputePool) -> None:
+    def one_by_one() -> None:
+        for number in range(CALLS):
+            assert nothing(number) >> pool is None
+
+    one_by_one()
+    assert functions.during(one_by_one) < ONE_BY_ONE, functions.begun.most_common(200)
+
+
+def test_one_of_many_calls_runs_even_fewer(functions: Functions, pool: sky.ComputePool) -> None:
+    def together() -> None:
+        assert set(sky.gather(*[nothing(number) for number in range(CALLS)]) >> pool) == {None}
+
+    together()
+    assert functions.during(together) < TOGETHER, functions.begun.most_common(200)
+
+
+def test_a_history_alone_makes_no_event_of_a_call(functions: Functions, pool: sky.ComputePool) -> None:
+    """It keeps the bare facts, and makes lines of them in a thread of its own."""
+    functions.during(lambda: sky.gather(*[nothing(number) for number in range(CALLS)]) >> pool)
+    assert functions.begun["skyward.history.recorder.record_end"] == CALLS
+    assert functions.begun["skyward.client.callbacks.emit"] < CALLS / 10
+    ended = [call for call in pool.history().calls() if call.name == "nothing"]
+    assert len(ended) >= CALLS
+    assert ended[-1].arguments == str(CALLS - 1)
