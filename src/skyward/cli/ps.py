@@ -20,7 +20,10 @@ __all__ = ["add", "add_place", "lines", "run"]
 
 _HEAD = ("POOL", "STATE", "PROVIDER", "NODES", "RUNNING", "WAITING", "DONE", "FAILED", "COST", "AGE", "PROGRAM")
 _RIGHT = ("NODES", "RUNNING", "WAITING", "DONE", "FAILED", "COST", "AGE")
-_CODES = "exit status: 0 if everything could be asked, 1 if a cloud could not, 2 for a wrong command line."
+_CODES = (
+    "exit status: 0 also if there are none; 1 if no cloud could be asked although --region, --profile or a ledger of "
+    "this computer names one; 2 for a wrong command line."
+)
 
 
 def add(commands: Any) -> None:
