@@ -132,3 +132,12 @@ def test_hosts_are_named_and_not_asked(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert "2 hosts" in printed
     assert "not asked; `sky hosts check` looks at hosts" in printed
+
+
+def test_the_guide_shows_what_is_printed(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "costs.md").read_text()
+    shown = guide.partition("$ sky offers ")[2].partition("```")[0]
+    command, *lines = shown.splitlines()
+    assert main(["offers", *command.split()]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.strip() not in ("", "...") and line not in printed] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from typing import Any
 
@@ -28,7 +29,7 @@ def add(commands: Any) -> None:
         ],
         "exit status: 0, also if there is none; 2 for a wrong command line.",
         shape="one object a line: id, pool, began (seconds since 1970), state (opening, open, closing, closed, "
-        "killed), provider, nodes, calls, failed, seconds, cost (dollars), program.",
+        "killed), provider, nodes, calls, failed, seconds, cost (dollars, null if not known), program.",
     )
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many pools (20)")
     add_json(parser)
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "calls": sum(call.items for call in calls),
                 "failed": sum(call.failed for call in calls),
                 "seconds": round(history.events[-1].time - entry.began, 1) if history.events else 0.0,
-                "cost": round(history.cost(), 4),
+                "cost": round(cost, 4) if math.isfinite(cost := history.cost()) else None,
                 "program": str(entry.about.get("program", "")),
             }
         )
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'pool':28} {'opened':16} {'state':8} {'provider':9} nodes  calls failed    time     cost  program")
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["began"]))
-        cost = f"${row['cost']:.2f}" if row["cost"] else ""
+        cost = "unknown" if row["cost"] is None else f"${row['cost']:.2f}" if row["cost"] else ""
         print(
             f"{row['pool']:28.28} {when:16} {row['state']:8} {row['provider']:9.9} {row['nodes']:5} {row['calls']:6} "
             f"{row['failed']:6} {row['seconds']:6.0f} s {cost:>8}  {row['program']}"

@@ -13,7 +13,7 @@ __all__ = ["COMMANDS", "main", "parser"]
 COMMANDS = {
     "start": ("init", "run", "exec"),
     "look": ("ps", "top", "view", "logs", "history", "stacks"),
-    "money": ("plan", "offers"),
+    "money": ("plan", "offers", "cost"),
     "machines": ("ssh", "hosts", "join", "down", "script"),
     "this computer": ("doctor", "version", "completion"),
 }

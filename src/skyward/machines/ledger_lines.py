@@ -28,6 +28,7 @@ _MOST = 64 << 20
 _LONGEST_LINE = 1 << 20
 _TEXTS = ("provider", "region", "profile", "endpoint_url", "owner", "host", "ssh_from", "token", "name")
 _NUMBERS = ("expires", "pid", "price", "count")
+_UNKNOWN = {"price": math.inf}  # what stands for a number that nobody knows
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -98,7 +99,7 @@ def _checked(body: dict[str, Any]) -> Record | None:
         and all(map(_is_text, (call, kind, *listed)))
         and _is_number(when)
         and all(told.get(name) is None or _is_text(told[name]) for name in _TEXTS)
-        and all(told.get(name) is None or _is_number(told[name]) for name in _NUMBERS)
+        and all(told.get(name) in (None, _UNKNOWN.get(name)) or _is_number(told[name]) for name in _NUMBERS)
         and (told.get("region") is None or _PLACE.fullmatch(told["region"]) is not None)
     )
     return Record(cast("Fact", fact), call, kind, tuple(listed), when, told) if good else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from skyward.machines.offers import Market
 from skyward.machines.price import Price, money
+from skyward.machines.spent import Charge
 
 __all__ = ["Bill", "Receipt", "charge"]
 
@@ -37,6 +38,8 @@ class Bill:
     hourly: Price = field(default_factory=Price)
     taken_back: bool = False
     """Whether AWS has ended it, as it does with spot machines."""
+    began: float = 0.0
+    """When it was launched, in seconds since 1970; 0 where that is not known."""
 
     @property
     def hourly_cost(self) -> float:
@@ -78,6 +81,23 @@ class Receipt:
     gone: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     """What the user should know, such as that something strange carries the pool's tag."""
+
+    def charges(self) -> list[Charge]:
+        """What `sky cost` counts."""
+        return [
+            Charge(
+                pool=self.pool,
+                provider="AWS",
+                began=bill.began,
+                ended=bill.began + bill.seconds,
+                dollars=bill.cost,
+                machine=bill.id,
+                market=bill.market,
+                unknown=not bill.charged.known,
+            )
+            for bill in self.machines
+            if bill.began
+        ]
 
     def _repr_html_(self) -> str:
         from skyward.api.html import table

@@ -10,6 +10,7 @@ from typing import Any
 from skyward.errors import CloudRefused, NotGivenBack
 from skyward.machines.ledger import History, Ledger, Record
 from skyward.machines.price import Price, money
+from skyward.machines.spent import keep
 from skyward.providers.aws.api import Api, Report
 from skyward.providers.aws.billing import Bill, Receipt
 from skyward.providers.aws.ends import ends
@@ -70,6 +71,7 @@ def give_back(api: Api, pool: str, owner: str, ledger: Ledger | None, report: Re
         left = work.left or _unconfirmed(work)
         raise NotGivenBack(pool, api.account.region, left, _cost(work), str(exc)) from exc
     receipt = _receipt(api, work)
+    keep(receipt.charges())
     if ledger is not None:
         ledger.remove()
     report(f"everything of pool {pool} is given back; {money(receipt.total)}")
@@ -184,6 +186,7 @@ def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, Any], ask
         max(0.0, ended - began),
         _price(machine, details),
         machine.taken_back if machine is not None else noted is not None and noted.taken_back,
+        began,
     )
 
 

@@ -1,0 +1,171 @@
+"""What pools have cost, by pool and day: from what was kept, from ledgers of pools that run, and from histories.
+
+charges -> cut to days -> rows; nothing here asks a provider
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Literal
+
+from skyward import events
+from skyward.events import Event
+from skyward.history.lines import parsed
+from skyward.history.store import Entry, entries
+from skyward.machines import spent
+from skyward.machines.ledger import histories
+from skyward.machines.spent import Charge
+
+__all__ = ["By", "Row", "Spending", "by_day", "gather", "of_events", "rows", "total"]
+
+By = Literal["pool and day", "pool", "day", "provider"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was spent on a pool, on a day, or with a provider; what a row is not about is None."""
+
+    day: str | None = None
+    pool: str | None = None
+    provider: str | None = None
+    dollars: float = 0.0
+    spot: float = 0.0
+    """The part of it for spot machines."""
+    on_demand: float = 0.0
+    machines: int = 0
+    unknown: int = 0
+    """How many machines' prices are not known, and not in it."""
+    running: bool = False
+    """Whether it goes on: this is what was spent so far."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What there is to count, and which pools have no price: how many, by provider."""
+
+    charges: tuple[Charge, ...] = ()
+    unpriced: tuple[tuple[str, int], ...] = ()
+
+
+def gather(since: float, now: float | None = None, root: Path | None = None) -> Spending:
+    """Everything that this computer knows of what was spent after `since` (seconds since 1970)."""
+    now = time.time() if now is None else now
+    running = [charge for found in histories(root) for charge in spent.of_ledger(found, now)]
+    known = spent.once([*spent.kept(root), *running])
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for charge in known:
+        spans.setdefault(charge.pool, []).append((charge.began, charge.ended))
+    unpriced: Counter[str] = Counter()
+    told: list[Charge] = []
+    for entry in entries(root):
+        events_of_pool, last = _pool_events(entry)
+        end = now if entry.running else last
+        if end < since or any(began <= end and entry.began <= ended for began, ended in spans.get(entry.pool, ())):
+            continue
+        found = list(of_events(entry.pool, events_of_pool, end, entry.running))
+        told += found
+        if not found:
+            unpriced[_provider(events_of_pool)] += 1
+    charges = (charge for charge in (*known, *told) if charge.ended >= since)
+    return Spending(tuple(charges), tuple(sorted(unpriced.items())))
+
+
+def of_events(pool: str, found: Sequence[Event], end: float, running: bool) -> Iterator[Charge]:
+    """What a history says of a pool's cost: its price an hour, from each time that it changed."""
+    provider = _provider(found)
+    steps = [event for event in found if isinstance(event, events.PoolCost | events.PoolClosed)]
+    for number, event in enumerate(steps):
+        if not isinstance(event, events.PoolCost):
+            continue
+        last = number + 1 == len(steps)
+        until = max(event.time, end if last else steps[number + 1].time)
+        known = math.isfinite(event.hourly)
+        cost = event.hourly * (until - event.time) / 3600 if known else 0.0
+        yield Charge(pool, provider, event.time, until, cost, unknown=not known, running=running and last)
+
+
+def by_day(charge: Charge, zone: tzinfo | None = None) -> Iterator[tuple[date, Charge]]:
+    """A charge in parts, one for each day on which it ran, in `zone` or in this computer's."""
+    length, began = charge.ended - charge.began, charge.began
+    while True:
+        day = datetime.fromtimestamp(began, zone).date()
+        following = day + timedelta(days=1)
+        midnight = datetime(following.year, following.month, following.day, tzinfo=zone).timestamp()
+        ended = min(charge.ended, midnight)
+        share = (ended - began) / length if length > 0 else 1.0
+        over = ended >= charge.ended
+        running = charge.running and over
+        yield day, replace(charge, began=began, ended=ended, dollars=charge.dollars * share, running=running)
+        if over:
+            return
+        began = ended
+
+
+def rows(charges: Iterable[Charge], by: By, since: date, zone: tzinfo | None = None) -> list[Row]:
+    """What was spent from the day `since` on, the newest day or the largest sum first."""
+    found: dict[tuple[str | None, str | None, str | None], list[Charge]] = {}
+    for charge in charges:
+        for day, part in by_day(charge, zone):
+            if day < since:
+                continue
+            key = (
+                day.isoformat() if "day" in by else None,
+                charge.pool if "pool" in by else None,
+                charge.provider if by != "day" else None,
+            )
+            found.setdefault(key, []).append(part)
+    made = [_row(key, parts) for key, parts in found.items()]
+    if "day" in by:
+        return sorted(sorted(made, key=lambda row: (-row.dollars, row.pool or "")), key=_day, reverse=True)
+    return sorted(made, key=lambda row: (-row.dollars, row.pool or "", row.provider or ""))
+
+
+def total(charges: Iterable[Charge], since: date, zone: tzinfo | None = None) -> Row:
+    """All of it in one row."""
+    return _row((None, None, None), [part for c in charges for day, part in by_day(c, zone) if day >= since])
+
+
+def _row(key: tuple[str | None, str | None, str | None], parts: Sequence[Charge]) -> Row:
+    def names(some: Iterable[Charge]) -> int:
+        return len({(part.provider, part.pool, part.machine) for part in some})
+
+    return Row(
+        *key,
+        dollars=sum(part.dollars for part in parts),
+        spot=sum(part.dollars for part in parts if part.market == "spot"),
+        on_demand=sum(part.dollars for part in parts if part.market == "on-demand"),
+        machines=names(part for part in parts if part.machine),
+        unknown=names(part for part in parts if part.unknown),
+        running=any(part.running for part in parts),
+    )
+
+
+def _day(row: Row) -> str:
+    return row.day or ""
+
+
+def _provider(found: Iterable[Event]) -> str:
+    names = [event.provider for event in found if isinstance(event, events.PoolOpening)]
+    return names[-1] if names else "unknown"
+
+
+def _pool_events(entry: Entry) -> tuple[list[Event], float]:
+    """Those events of a history that concern the whole pool, and when it was last written; the rest is not parsed."""
+    found: list[Event] = []
+    try:
+        last = entry.path.stat().st_mtime
+        with entry.path.open("rb") as file:
+            for line in file:
+                event = parsed(line) if line.startswith(b'{"event":"Pool') else None
+                if event is not None:
+                    found.append(event)
+    except OSError:  # removed at this moment
+        return [], 0.0
+    closed = [event.time for event in found if isinstance(event, events.PoolClosed)]
+    return found, closed[-1] if closed else last
