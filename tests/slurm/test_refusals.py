@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.api.shell import SshTarget
+from skyward.cli import main
 from skyward.machines.ledger import read
 from tests.support.slurm import Cluster
 
@@ -78,3 +81,14 @@ def test_nodes_without_a_python_are_named_as_the_reason(cache: Path, monkeypatch
         with pytest.raises(sky.SkywardError, match=r"has failed: no node has a Python from 3\.8 on"):
             sky.Slurm().acquire(sky.Spec(), "no-python", 1, 60, lambda text: None)
         assert bare.jobs() == []
+
+
+def test_offers_say_how_many_nodes_there_are_and_how_many_are_idle(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["offers", "--provider", "slurm", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert any(re.match(r"main: 3 nodes, \d idle, time limit ", row["name"]) for row in found), found
+    assert all(row["hourly_cost"] == 0 and row["vcpus"] >= 1 and row["memory_gb"] > 0 for row in found)
+    assert main(["offers", "--provider", "slurm", "--accelerator", "MI300X"]) == 1
+    assert "not available:\n  Slurm: " in capsys.readouterr().out
