@@ -86,7 +86,7 @@ def main() -> None:
     with sky.ComputePool(
         provider=provider, nodes=args.nodes, processes_per_node=processes, plugins=[sky.plugins.torch()]
     ) as pool:
-        results = train(args.strategy, steps=120) @ pool
+        results = train(args.strategy, steps=80) @ pool
 
     import torch
 
