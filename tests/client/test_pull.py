@@ -180,3 +180,13 @@ def test_what_a_node_cannot_do_is_an_error_with_its_reason() -> None:
     answers.put(({"error": {"errno": 28, "text": "No space left on device", "path": "data/x"}}, []))
     with pytest.raises(SkywardError, match=r"'data/x' on node 3: no space left on device. Make room there"):
         answers.next()
+
+
+def test_nobody_else_may_write_to_what_was_pulled(tmp_path: Path) -> None:
+    """SEC-19."""
+    entries = [["", "d", 0, 0, 0o777, ""], ["open", "f", 4, 1, 0o777, ""], ["shared", "f", 4, 1, 0o664, ""]]
+    for _ in range(2):  # the second time nothing is left to do, and modes stay
+        pulled(tmp_path / "there", entries)
+        modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "there").iterdir()}
+        assert modes == {"open": 0o755, "shared": 0o644}
+        assert (tmp_path / "there").stat().st_mode & 0o7777 == 0o755

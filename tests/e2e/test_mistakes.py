@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
 import importlib
 import inspect
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.pool.settings import Settings
 from tests.support.waiting import until
 
 
@@ -34,6 +37,23 @@ LOCK = threading.Lock()
 @sky.compute
 def add_up(items: Iterator[int]) -> int:
     return sum(items)
+
+
+@sky.compute
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+async def _read_later(pool: Any) -> None:
+    async for _ in count(2) > pool:
+        pass
+
+
+async def _await_map(pool: Any) -> None:
+    found = pool.map(double, [1, 2])
+    assert found == [2, 4]
+    assert type(pickle.loads(pickle.dumps(found))) is list
+    await found
 
 
 def exhausted() -> Iterator[int]:
@@ -103,6 +123,36 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a generator in a list parameter": (lambda pool: double(x for x in [1]) >> pool, "Iterator[...]"),
     "a generator that was read": (lambda pool: add_up(exhausted()) >> pool, "Make a new one for each call"),
     "an iterator for all": (lambda pool: add_up(iter([1])) @ pool, "can be read once"),
+    "async for over a future": (lambda pool: asyncio.run(_read_later(pool)), "`async for item in call >> pool`"),
+    "for over a future": (lambda pool: list(count(2) > pool), "`for item in call >> pool`"),
+    "a future's item": (lambda pool: (double(1) > pool)[0], "future.result()"),
+    "await of a map": (lambda pool: asyncio.run(_await_map(pool)), "asyncio.to_thread(pool.map, fn, items)"),
+    "map with chunks": (lambda pool: pool.map(double, [1], chunksize=3), "how many items go together follows from"),
+    "map without items": (lambda pool: pool.map(double), "pool.map(fn, items)"),
+    "map with a word for a switch": (lambda pool: pool.map(double, [1], return_exceptions="no"), "True or False"),
+    "push of a number": (lambda pool: pool.push(123), 'pool.push("data")'),
+    "push of nothing": (lambda pool: pool.push(None), "the path of a file or folder is wanted"),
+    "push of several": (lambda pool: pool.push(["a", "b"]), "Call it for each of them"),
+    "push to a number": (lambda pool: pool.push("a", 3), "remote=3: the path"),
+    "pull without a target": (lambda pool: pool.pull("out"), 'pool.pull("out", "results")'),
+    "pull to a number": (lambda pool: pool.pull("out", 3), "local=3: the path"),
+    "put of nothing": (lambda pool: pool.put(), "pool.put(obj)"),
+    "a Ref like its object": (lambda pool: pool.put([1]).append(2), "ref.get().append"),
+    "a Ref's item": (lambda pool: pool.put([1])[0], "`ref.get()` brings it here"),
+    "a Ref added": (lambda pool: pool.put(1) + 1, "it becomes the object"),
+    "a Ref iterated": (lambda pool: list(pool.put([1])), "stands for an object"),
+    "a port for the page": (lambda pool: pool.view(port=8000), "any port that is free is taken"),
+    "an argument for the page": (lambda pool: pool.view(8000), "pool.view()"),
+    "a trace without a path": (lambda pool: pool.trace(), 'pool.trace("run.json")'),
+    "a trace into a number": (lambda pool: pool.trace(3), "the path of a file or folder is wanted"),
+    "a trace into a folder": (lambda pool: pool.trace("/"), "is a folder: give the path of a file"),
+    "a trace into nowhere": (lambda pool: pool.trace("/nowhere/run.json"), "there is no folder '/nowhere'"),
+    "a listener that is no function": (lambda pool: pool.on_event(3), "on_event(print)"),
+    "the executor called": (lambda pool: pool.executor(), "without brackets"),
+    "a call for the executor": (lambda pool: pool.executor.submit(double(1)), "`double(...) > pool`"),
+    "a number for the executor": (lambda pool: pool.executor.submit(3), "takes a function and its arguments"),
+    "a stream, later": (lambda pool: sky.gather(double(1), stream=True) > pool, "for result in sky.gather("),
+    "a stream, broadcast": (lambda pool: sky.gather(double(1), stream=True) @ pool, "`a() @ pool`"),
 }
 
 OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -129,6 +179,40 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "an accelerator with a typo": (lambda: sky.ComputePool(accelerator="A1000"), "near ones: A100"),
     "a password for ssh": (lambda: sky.SSH(hosts=["a"], password="x"), "key="),
     "one instance type": (lambda: sky.AWS(instance_type="g5.xlarge"), "instance_types="),
+    "SSH without hosts": (lambda: sky.SSH(), 'sky.SSH(hosts=["gpu1", "gpu2"])'),
+    "nodes of Local": (lambda: sky.Local(nodes=4), "sky.ComputePool(nodes=4)"),
+    "a number for Local": (lambda: sky.Local(4), "sky.ComputePool(nodes=4)"),
+    "a port in quotes": (lambda: sky.Join(port="80"), "port='80' is no port"),
+    "a login that is no text": (lambda: sky.Join(login=3), "login=3 is no host"),
+    "an address for Join": (lambda: sky.Join(address="a"), '`addresses=["..."]`'),
+    "a time to wait for Join": (lambda: sky.Join(wait=60), "provision_timeout=seconds"),
+    "a file that is no path": (lambda: sky.Join(file=3), "file=3: the path"),
+    "Slurm's queue": (lambda: sky.Slurm(queue="gpu"), '`partition="..."`'),
+    "a login of Slurm": (lambda: sky.Slurm(login=3), "login=3 is no host"),
+    "options as a text": (lambda: sky.Slurm(options="--exclusive"), "a dictionary is wanted"),
+    "Dask without a cluster": (lambda: sky.Dask(), "sky.Dask(cluster)"),
+    "Dask with a number": (lambda: sky.Dask(3), "give a dask cluster, a Client"),
+    "Ray's resources as a number": (lambda: sky.Ray(resources=3), 'resources={"CPU": 4, "GPU": 1}'),
+    "Ray's num_gpus": (lambda: sky.Ray(num_gpus=1), "`resources="),
+    "a plugin's name without a list": (lambda: sky.ComputePool(plugins="torch"), "plugins=[sky.plugins.torch()]"),
+    "slots as a worker": (lambda: sky.ComputePool(worker=4), "`concurrency=4`"),
+    "an accelerator without a name": (lambda: sky.ComputePool("A100"), "sky.ComputePool(accelerator='A100')"),
+    "specs in a list": (lambda: sky.ComputePool([sky.Spec()]), "sky.ComputePool(*specs)"),
+    "a container as the image": (lambda: sky.ComputePool(image="python:3.12"), "not a container"),
+    "an image as a dictionary": (lambda: sky.ComputePool(image={"pip": []}), "sky.Image(**settings)"),
+    "bytes as a text": (lambda: sky.ComputePool(max_result_bytes="2GB"), "max_result_bytes=2000000000, without quotes"),
+    "a whole number with a point": (lambda: sky.ComputePool(nodes=2.0), "Write nodes=2."),
+    "a name that is none": (lambda: sky.ComputePool(name=3), "name='train-1'"),
+    "gpus of a function": (lambda: sky.compute(gpus=1), 'sky.ComputePool(accelerator="A100")'),
+    "gather with a typo": (lambda: sky.gather(double(1), return_exception=True), "`return_exceptions`"),
+    "gather with a time limit": (lambda: sky.gather(double(1), timeout=3), "with_timeout(seconds)"),
+    "gather with a word for a switch": (lambda: sky.gather(double(1), stream="yes"), "stream='yes': True or False"),
+    "shard by rank": (lambda: sky.shard([1], rank=0), "`node=`"),
+    "shard with a word for a switch": (lambda: sky.shard([1], shuffle="yes"), "shuffle='yes': True or False"),
+    "shard for a text": (lambda: sky.shard([1], node="0", total_nodes=2), "node='0'"),
+    "once with brackets": (lambda: sky.once(), "without brackets"),
+    "the history of a number": (lambda: sky.History.load(3), "the name of a pool is wanted"),
+    "a pool's settings by number": (lambda: Settings(Path("sky.toml")).named(3), "options have names, nodes=4"),
     "both kinds of slots": (lambda: sky.ComputePool(concurrency=2, worker=sky.Worker()), "not both"),
 }
 
@@ -139,6 +223,37 @@ def test_an_option_that_is_not_there_is_answered_with_what_to_write(case: str) -
     with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
         act()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[pool.lab]\nnodes = 2", "Did you mean pools?"),
+        ("[pools]\nlab = 3", "Write [pools.lab]"),
+        ("[pools.lab]\nprovider = 3", '{kind = "ssh", ...}'),
+        ('[pools.lab]\nprovider = "shh"', "Write one of:"),
+        ('[pools.lab]\nprovider = {kind = "ssh"}', 'sky.SSH(hosts=["gpu1", "gpu2"])'),
+        ('[pools.lab]\nplugins = "torch"', "a list is wanted"),
+        ("[pools.lab]\nnode = 2", "Did you mean nodes?"),
+        ('[pools.lab]\nnodes = "2"', "Write nodes=2, without quotes"),
+        ("[pools.lab.image]\npip_indexes = [3]", "a table is wanted"),
+        ('[pools.lab.image]\npackage = ["numpy"]', "package is not known"),
+        ("[pools.lab]\nworker = 3", "a table is wanted"),
+    ],
+)
+def test_a_wrong_line_of_a_settings_file_is_answered_with_what_to_write(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "sky.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        sky.ComputePool.from_config("lab", path=path)
+    assert words in str(caught.value)
+
+
+def test_a_pyproject_whose_table_is_none_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text("[tool]\nskyward = 3")
+    with pytest.raises(ValueError, match=r"Write \[tool\.skyward\.pools\.lab\]"):
+        sky.ComputePool.from_config(path=path)
 
 
 def test_options_that_are_right_are_still_those_of_the_signature() -> None:

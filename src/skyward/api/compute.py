@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from skyward.api.brief import brief, described
 from skyward.api.futures import AwaitableFuture, Stream, Untyped
+from skyward.api.keywords import FOR_FUNCTIONS, corrects_call
 from skyward.api.targets import Target, resolve
 from skyward.api.unsent import Unsent
 from skyward.errors import InvalidArgument
@@ -196,6 +197,14 @@ class PendingStream(Unsent, Generic[T]):
     def __rshift__(self, target: Target | ModuleType) -> Stream[T]:
         return resolve(target, ">>").stream_parallel(self)
 
+    if not typing.TYPE_CHECKING:
+
+        def __gt__(self, target: Any) -> typing.NoReturn:
+            raise TypeError(f"a stream is read as it comes: `for result in {self._spelled()} >> pool:`.")
+
+        def __matmul__(self, target: Any) -> typing.NoReturn:
+            raise TypeError("a stream cannot be broadcast; broadcast its calls one by one: `a() @ pool`, `b() @ pool`.")
+
     def _spelled(self) -> str:
         return "sky.gather(..., stream=True)"
 
@@ -296,6 +305,7 @@ def compute(fn: Callable[P, AsyncIterator[T]], /) -> Compute[P, Iterator[T]]: ..
 def compute(fn: Callable[P, T], /) -> Compute[P, T]: ...
 @overload
 def compute(*, timeout: float | None = ..., retries: int | None = ...) -> _Decorator: ...
+@corrects_call("sky.compute", FOR_FUNCTIONS)
 def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int | None = None) -> Any:
     """Marks a function for computing elsewhere; works bare or as `@sky.compute(timeout=60)`.
 

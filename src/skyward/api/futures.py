@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,6 +36,18 @@ class AwaitableFuture(Future[T]):
                 )
             hint = "" if name.startswith("_") else f". If the result has it: `future.result().{name}`."
             raise AttributeError(words + hint)
+
+        def __aiter__(self) -> NoReturn:
+            raise TypeError(
+                "`call > pool` is a future. Items of a generator: `async for item in call >> pool`; the result: "
+                "`await (call > pool)`."
+            )
+
+        def __getitem__(self, _: object) -> NoReturn:  # also what `for item in future` asks
+            raise TypeError(
+                "`call > pool` is a future. Its result is `future.result()`; items of a generator: "
+                "`for item in call >> pool`."
+            )
 
     @property
     def is_light(self) -> bool:

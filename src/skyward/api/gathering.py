@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar, overload
 
 from skyward.api.compute import PendingCompute, PendingComputeGroup, PendingStream, checked_member
+from skyward.api.keywords import FOR_GROUPS, check_switches, corrects_call
 
 __all__ = ["gather"]
 
@@ -71,6 +72,7 @@ def gather(
 def gather(
     *calls: PendingCompute[T], stream: Yes, ordered: bool = ..., return_exceptions: Yes, progress: bool = ...
 ) -> PendingStream[T | BaseException]: ...
+@corrects_call("sky.gather", FOR_GROUPS)
 def gather(
     *calls: PendingCompute[Any],
     stream: bool = False,
@@ -85,6 +87,7 @@ def gather(
     the first failure is raised and the others are stopped; what had finished is in the `partial` of the exception.
     `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
     """
+    check_switches(stream=stream, ordered=ordered, return_exceptions=return_exceptions, progress=progress)
     items = tuple(checked_member(c) for c in calls)
     if stream:
         return PendingStream[Any](items, ordered, return_exceptions, progress)

@@ -50,11 +50,17 @@ def check_number(name: str, value: object, *, whole: bool = True) -> None:
     kinds = (int,) if whole else (int, float)
     if type(value) not in kinds or not cast("float", value) > 0 or value == float("inf"):
         kind = "whole number from 1 on" if whole else "number above 0"
-        number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d|gb|g)?\s*", str(value).lower())
+        number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d|kb|mb|gb|g)?\s*", str(value).lower())
         instead = f"Give {name} such a number."
         if isinstance(value, str) and number:
-            scale = {"m": 60, "min": 60, "h": 3600, "d": 86400}.get(number[2] or "", 1)
-            instead = f"Write {name}={float(number[1]) * scale:.12g}, without quotes{', in seconds' * (scale > 1)}."
+            units = {"m": 60, "min": 60, "h": 3600, "d": 86400}
+            if name.endswith("_bytes"):
+                units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "g": 10**9}
+            scale = units.get(number[2] or "", 1)
+            unit = ", in bytes" if name.endswith("_bytes") else ", in seconds" * (scale > 1)
+            instead = f"Write {name}={float(number[1]) * scale:.12g}, without quotes{unit}."
+        elif isinstance(value, float) and whole and value.is_integer() and value > 0:
+            instead = f"Write {name}={value:.0f}."
         raise InvalidArgument(f"{name}={value!r} is not a {kind}. {instead}")
 
 

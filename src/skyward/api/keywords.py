@@ -1,14 +1,34 @@
-"""Options with a wrong name, answered with the right one: what other tools call it, or what was nearly typed."""
+"""Options with a wrong name, or of a wrong kind, answered with what to write: what was meant, or was nearly typed."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-__all__ = ["FOR_HOSTS", "FOR_IMAGES", "FOR_MACHINES", "FOR_POOLS", "corrects"]
+from skyward.api.base_errors import InvalidArgument
+from skyward.api.brief import brief
+
+__all__ = [
+    "FOR_FUNCTIONS",
+    "FOR_GROUPS",
+    "FOR_HOSTS",
+    "FOR_IMAGES",
+    "FOR_MACHINES",
+    "FOR_POOLS",
+    "check_pairs",
+    "check_path",
+    "check_port",
+    "check_switches",
+    "corrects",
+    "corrects_call",
+]
 
 K = TypeVar("K", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_VARARGS = 0x04
 
 _PIP = "`pip=[...]`"
 FOR_IMAGES = {
@@ -17,6 +37,21 @@ FOR_IMAGES = {
     **dict.fromkeys(("environment", "variables", "env_vars", "envs"), '`env={"NAME": "value"}`'),
     **dict.fromkeys(("index_url", "extra_index_url", "indexes"), '`pip_indexes=[sky.PipIndex(url, ["package"])]`'),
     "python_version": '`python="3.12"`',
+}
+FOR_FUNCTIONS = {
+    **dict.fromkeys(
+        ("gpu", "gpus", "num_gpus", "accelerator"), '`sky.ComputePool(accelerator="A100")`: machines are the pool\'s'
+    ),
+    **dict.fromkeys(("cpu", "cpus", "num_cpus", "memory"), "`sky.ComputePool(vcpus=..., memory_gb=...)`"),
+    **dict.fromkeys(("image", "pip", "env"), "`sky.ComputePool(image=sky.Image(...))`"),
+    **dict.fromkeys(("max_retries", "retry"), "`retries=`"),
+}
+FOR_GROUPS = {
+    "timeout": "`@sky.compute(timeout=seconds)`, or `fn(x).with_timeout(seconds)` for a call",
+    **dict.fromkeys(
+        ("chunksize", "chunk_size", "batch_size"), "nothing: how many items go together follows from how long they take"
+    ),
+    **dict.fromkeys(("max_workers", "n_jobs", "concurrency"), "`sky.ComputePool(nodes=..., concurrency=...)`"),
 }
 FOR_HOSTS = {
     "host": '`hosts=["..."]`',
@@ -53,31 +88,91 @@ FOR_POOLS = {
 }
 
 
-def corrects(hints: Mapping[str, str]) -> Callable[[K], K]:
+def corrects(hints: Mapping[str, str], example: str = "") -> Callable[[K], K]:
     """For classes whose options users type: one that is not there is answered with what to write instead."""
 
     def wrap(kind: K) -> K:
-        plain: Callable[..., None] = kind.__init__
-        known = frozenset(plain.__code__.co_varnames[: plain.__code__.co_argcount + plain.__code__.co_kwonlyargcount])
-
-        @functools.wraps(plain)
-        def init(self: object, /, *args: Any, **options: Any) -> None:
-            for name in options:
-                if name not in known:
-                    raise TypeError(_sentence(kind.__name__, name, known - {"self"}, hints))
-            plain(self, *args, **options)
-
-        kind.__init__ = init
+        kind.__init__ = _checked(kind.__init__, f"{kind.__name__}()", f"sky.{kind.__name__}", hints, example)
         return kind
 
     return wrap
 
 
-def _sentence(kind: str, name: str, known: frozenset[str], hints: Mapping[str, str]) -> str:
+def corrects_call(spelled: str, hints: Mapping[str, str] = {}, example: str = "") -> Callable[[F], F]:
+    """The same for a function, which users write as `spelled`."""
+    return lambda plain: cast(F, _checked(plain, f"{spelled}()", spelled, hints, example))
+
+
+def _checked(
+    plain: Callable[..., Any], words: str, spelled: str, hints: Mapping[str, str], example: str
+) -> Callable[..., Any]:
+    code = plain.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    own = names[:1] == ("self",)
+    required = names[: code.co_argcount - len(plain.__defaults__ or ())]
+    most = None if code.co_flags & _VARARGS else code.co_argcount
+
+    @functools.wraps(plain)
+    def call(*args: Any, **options: Any) -> Any:
+        for name in options:
+            if name not in names:
+                raise TypeError(_sentence(words, spelled, name, names[own:], hints))
+        if most is not None and len(args) > most:
+            instead = f" Write {example}." if example else f" The others have names: help({spelled})."
+            raise TypeError(
+                f"{words} takes {most - own or 'no'} arguments without a name, not {len(args) - own}.{instead}"
+            )
+        missing = [name for name in required[len(args) :] if name not in options]
+        if missing:
+            instead = f" Write {example}." if example else ""
+            raise TypeError(f"{words} needs {' and '.join(missing)}.{instead}")
+        return plain(*args, **options)
+
+    return call
+
+
+def _sentence(words: str, spelled: str, name: str, known: tuple[str, ...], hints: Mapping[str, str]) -> str:
     from difflib import get_close_matches
 
     if name in hints:
-        return f"{kind}() has no option {name!r}. Write {hints[name]}."
-    near = get_close_matches(name, sorted(known), 1, 0.6)
-    found = f"Did you mean `{near[0]}`?" if near else f"help(sky.{kind}) lists and explains them all."
-    return f"{kind}() has no option {name!r}. {found}"
+        return f"{words} has no option {name!r}. Write {hints[name]}."
+    near = get_close_matches(name, known, 1, 0.6)
+    found = f"Did you mean `{near[0]}`?" if near else f"help({spelled}) lists and explains them all."
+    return f"{words} has no option {name!r}. {found}"
+
+
+def check_switches(**given: object) -> None:
+    """Refuse what is neither True nor False."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"{name}={brief(value)}: True or False is wanted.")
+
+
+def check_pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
+    """What a dictionary has, as pairs; also given as such."""
+    pairs: Any = cast(Any, given).items() if isinstance(given, Mapping) else given
+    try:
+        return [(key, value) for key, value in pairs]
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"{name}={brief(cast(object, given))}: a dictionary is wanted, {name}={example}."
+        ) from None
+
+
+def check_port(port: object) -> None:
+    """Refuse what is no port to listen on; 0 is any that is free."""
+    if type(port) is not int or not 0 <= port <= 65535:
+        raise InvalidArgument(f"port={port!r} is no port. Give a number from 1 to 65535, or 0 for one that is free.")
+
+
+def check_path(what: str, value: object, example: str) -> str:
+    """The path of a file or folder as a text."""
+    if isinstance(value, str | os.PathLike):
+        text = os.fspath(cast("str | os.PathLike[str]", value))
+        if isinstance(text, str):
+            return text
+    several = " Call it for each of them." if isinstance(value, list | tuple | set) else ""
+    raise InvalidArgument(
+        f"{what}={brief(cast(object, value))}: the path of a file or folder is wanted, as a text or a pathlib.Path. "
+        f"Write {example}.{several}"
+    )

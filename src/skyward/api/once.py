@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from skyward.api.brief import brief
+from skyward.api.keywords import corrects_call
 from skyward.errors import InvalidArgument
 
 __all__ = ["Once", "arrived", "identified", "once"]
@@ -90,6 +91,7 @@ class Once(Generic[P, T]):
         return f"<once {self.fn.__qualname__}, {len(self._values)} kept in this process>"
 
 
+@corrects_call("sky.once", example="@sky.once above the function, without brackets")
 def once(fn: Callable[P, T], /) -> Once[P, T]:
     """Has the function `fn` run once in each process, and keeps its value there: a model, a connection, a table.
 

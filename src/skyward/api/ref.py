@@ -6,11 +6,13 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 __all__ = ["Ref", "checked_keep", "not_kept"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+_STANDS_FOR = "a Ref stands for an object that the nodes of a pool keep"
 
 if TYPE_CHECKING:
 
@@ -19,7 +21,20 @@ if TYPE_CHECKING:
 else:
 
     class _Anything:
-        pass
+        """A Ref that is used like its object is answered with how that is had."""
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "" if name.startswith("_") else f": {_STANDS_FOR}. If the object has it: `ref.get().{name}`."
+            raise AttributeError(f"'Ref' object has no attribute {name!r}{hint}")
+
+        def _refuse(self, *_: object) -> NoReturn:
+            raise TypeError(
+                f"{_STANDS_FOR}. `ref.get()` brings it here; as an argument of a call, `fn(ref) >> pool`, it becomes "
+                "the object."
+            )
+
+        # not __iter__, __len__ and __call__: it would pass for an iterable, an empty one would be false
+        __getitem__ = __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = __int__ = __float__ = _refuse
 
 
 class Ref(_Anything, Generic[T_co]):

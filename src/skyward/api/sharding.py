@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
 from skyward.api.info import InstanceInfo, holds_group, instance_info, is_head
+from skyward.api.keywords import check_switches, corrects_call
 from skyward.api.progress import note_shard
 from skyward.errors import InvalidArgument
 
@@ -51,6 +52,7 @@ def shard(
 ) -> tuple[A, B, *Rest]: ...
 
 
+@corrects_call("sky.shard", {"rank": "`node=`", "world_size": "`total_nodes=`", "num_shards": "`total_nodes=`"})
 def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes any `*rest`; pyright cannot see it
     *data: Any,
     shuffle: bool = False,
@@ -75,6 +77,7 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
     whole: copy it before you change it in place. Another sequence is sliced if its slices keep its type, else the part
     is a list; so is a shuffled range.
     """
+    check_switches(shuffle=shuffle, drop_last=drop_last, pad=pad)
     if not data:
         raise InvalidArgument("shard() got nothing to divide: pass the data, as in sky.shard(x, y).")
     lengths = [_length(item) for item in data]
@@ -97,7 +100,7 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
 
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
     """The rank and how many there are: what was given, completed from the pool."""
-    given = f"node={node}, total_nodes={total_nodes}"
+    given = f"node={node!r}, total_nodes={total_nodes!r}"
     if node is None or total_nodes is None:
         info: InstanceInfo | None = instance_info()
         if info is None and (node is not None or total_nodes is not None):

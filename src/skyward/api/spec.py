@@ -62,6 +62,7 @@ def check_processes(processes_per_node: object) -> None:
         )
 
 
+@corrects({"slots": "`concurrency=`", "threads": "`concurrency=`", "processes": '`executor="process"`'})
 @dataclass(frozen=True)
 class Worker:
     """How a process runs calls. A node has one such process, or as many as `processes_per_node` says.

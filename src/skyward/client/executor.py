@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Never, NoReturn, ParamSpec, TypeVar
 
+from skyward.api.brief import brief
 from skyward.api.compute import Compute, PendingCompute
 from skyward.client.callbacks import when_done
 
@@ -28,6 +29,14 @@ class PoolExecutor(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Sends a call to one node."""
         plain = fn.fn if isinstance(fn, Compute) else fn
+        if isinstance(plain, PendingCompute):
+            name = plain.name
+            raise TypeError(
+                f"an executor takes a function and its arguments, `submit({name}, ...)`; `{name}(...) > pool` "
+                "sends a call."
+            )
+        if not callable(plain):
+            raise TypeError(f"an executor takes a function and its arguments, `submit(fn, x)`, not {brief(plain)}.")
         with self._lock:
             if self._shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -35,6 +44,9 @@ class PoolExecutor(Executor):
             self._pending.add(future)
         when_done(future, self._settled)
         return future
+
+    def __call__(self, *_: Never) -> NoReturn:
+        raise TypeError("pool.executor is no method: `pool.executor.submit(fn, x)`, without brackets after its name.")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Takes no more calls; the pool itself stays open."""

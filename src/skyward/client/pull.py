@@ -25,6 +25,7 @@ __all__ = ["Pull"]
 
 _PIECE = 1 << 20
 _MOST_FILES = 200
+_MODES = 0o755  # nobody else may write to what a node has sent
 _WINDOW = 8
 _NONSENSE = "what the node says of its files cannot be understood"
 
@@ -69,7 +70,8 @@ class Pull:
         while True:
             answer = answers.next()[0]
             try:
-                entries += checked_entries(answer.get("entries") or [])
+                found = checked_entries(answer.get("entries") or [])
+                entries += [entry._replace(mode=entry.mode & _MODES) for entry in found]
             except Malformed as exc:
                 raise TransferError(self._node, source, f"{_NONSENSE}: {exc}") from exc
             if len(entries) > MOST_ENTRIES:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from skyward import events
+from skyward.api.keywords import check_path
 from skyward.errors import InvalidArgument
 from skyward.events import Event
 from skyward.history.store import Entry, Tail, find
@@ -75,6 +76,8 @@ class History:
     @classmethod
     def load(cls, pool: str) -> History:
         """The newest history of a pool on this computer, by the pool's name or the id that `sky history` shows."""
+        if not isinstance(pool, str):
+            raise InvalidArgument(f"History.load({pool!r}): the name of a pool is wanted, as `sky history` lists it.")
         return read(find(pool))
 
     def __repr__(self) -> str:
@@ -171,7 +174,14 @@ class History:
         """Writes a trace to `path` that https://ui.perfetto.dev and chrome://tracing show."""
         from skyward.history.trace import write
 
-        write(self, Path(path))
+        target = Path(check_path("path", path, 'trace("run.json")'))
+        if target.is_dir():
+            raise InvalidArgument(
+                f"{str(path)!r} is a folder: give the path of a file, like {str(target / 'run.json')!r}."
+            )
+        if not target.parent.is_dir():
+            raise InvalidArgument(f"{str(path)!r}: there is no folder {str(target.parent)!r}. Make it first.")
+        write(self, target)
 
 
 def read(entry: Entry) -> History:

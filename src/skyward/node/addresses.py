@@ -8,7 +8,7 @@ import selectors
 import socket
 import time
 
-__all__ = ["addresses", "probe"]
+__all__ = ["addresses", "network", "plain", "probe"]
 
 Address = tuple[str, str, str]  # interface, address, netmask
 
@@ -26,6 +26,23 @@ def addresses() -> list[Address]:
     arrived = os.environ.get("SSH_CONNECTION", "").split(" ")
     front = arrived[2] if len(arrived) == 4 else ""
     return sorted(found, key=lambda address: address[1] != front)
+
+
+def plain(address: str) -> str:
+    """An address as people write it: an IPv4 address, also where an IPv6 socket has it as `::ffff:192.0.2.1`."""
+    return address[7:] if address.startswith("::ffff:") and "." in address else address
+
+
+def network(address: str) -> str:
+    """What counts as one sender where connections are limited: an IPv4 address, or the /64 of an IPv6 one.
+
+    Whoever has one IPv6 address mostly has the other 2**64 of its network too.
+    """
+    address = plain(address).partition("%")[0]
+    try:
+        return socket.inet_pton(socket.AF_INET6, address)[:8].hex() if ":" in address else address
+    except OSError:
+        return address
 
 
 def probe(peers: dict[str, tuple[str, int]], timeout: float) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from skyward.node.addresses import network
 from skyward.transport.frames import encode
 from skyward.transport.link import greet, tune
 from skyward.transport.local_sockets import check_peer
@@ -150,9 +151,9 @@ class ClientListener:
         raise PermissionError(why)
 
     def _wait(self, sock: socket.socket, address: str) -> None:
-        """Puts a peer in line. When that is too long, who has waited longest is sent away, of the address with most."""
+        """Puts a peer in line. When that is too long, who has waited longest is sent away, of the network with most."""
         with self._lock:
-            self._waiting[sock] = address
+            self._waiting[sock] = network(address)
             if len(self._waiting) <= _WAITING:
                 return
             crowded = Counter(self._waiting.values()).most_common(1)[0][0]

@@ -30,7 +30,7 @@ __all__ = ["main"]
 
 _PIECE = 1 << 18
 _NUMBER = 8
-_UNCLAIMED, _PER_ADDRESS, _CLAIM = 1024, 256, 15.0
+_UNCLAIMED, _PER_NETWORK, _CLAIM = 1024, 256, 15.0
 _UNTOLD, _HIGHEST = 1 << 14, 99_999_999
 _SIOCGIFADDR = 0x8915
 
@@ -40,6 +40,7 @@ class _End:
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock, self.address, self.since = sock, address, time.monotonic()
+        self.network = _network(address)
         self.other: _End | None = None
         self.waiting, self.heard, self.ended = b"", b"", False
         sock.setblocking(False)
@@ -117,10 +118,10 @@ class Relay:
         if self._away or len(self._untold) > _UNTOLD:
             end.sock.close()  # it tries again
             return
-        counts = Counter(known.address for known in self._unclaimed.values())
-        if counts[end.address] >= _PER_ADDRESS or len(self._unclaimed) >= _UNCLAIMED:
-            crowded = end.address if counts[end.address] >= _PER_ADDRESS else counts.most_common(1)[0][0]
-            oldest = next(number for number, known in self._unclaimed.items() if known.address == crowded)
+        counts, near = Counter(known.network for known in self._unclaimed.values()), end.network
+        if counts[near] >= _PER_NETWORK or len(self._unclaimed) >= _UNCLAIMED:
+            crowded = near if counts[near] >= _PER_NETWORK else counts.most_common(1)[0][0]
+            oldest = next(number for number, known in self._unclaimed.items() if known.network == crowded)
             self._close(self._unclaimed.pop(oldest))
         self._numbers = self._numbers % _HIGHEST + 1
         self._unclaimed[self._numbers] = end
@@ -224,6 +225,15 @@ def _listening(port: int) -> socket.socket:
             if not wanted:
                 raise
     raise AssertionError
+
+
+def _network(address: str) -> str:
+    """What counts as one sender: an IPv4 address, or the /64 of an IPv6 one. As in node/addresses.py; we are alone."""
+    address = (address[7:] if address.startswith("::ffff:") and "." in address else address).partition("%")[0]
+    try:
+        return socket.inet_pton(socket.AF_INET6, address)[:8].hex() if ":" in address else address
+    except OSError:
+        return address
 
 
 def _addresses() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from skyward.api.keywords import corrects_call
 from skyward.api.spec import Spec, Worker
 from skyward.api.stacks import Stacks
 from skyward.pool.state import PoolState
@@ -54,6 +55,7 @@ class Facts:
         """How many nodes take calls at this moment."""
         return len(self._engine.up()) if self.is_active else 0
 
+    @corrects_call("pool.stacks", example="pool.stacks()")
     def stacks(self) -> Stacks:
         """Where every body of this pool stands, also inside C code or a collective; see `Stack`. Takes about 0.1 s."""
         self._state.check_open()

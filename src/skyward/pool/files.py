@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from skyward.api.keywords import check_path, corrects_call
 from skyward.errors import InvalidArgument, TransferError
 from skyward.machines.parallel import each
 
@@ -44,6 +45,7 @@ class Files:
 
         def _emit(self, event: Event) -> None: ...
 
+    @corrects_call("pool.push", example='pool.push("data")')
     def push(self, local: Path, remote: Path | None = None, *, progress: bool = True) -> Transfer:
         """Copies a file or a folder to every node; only what has changed since, by size and time of last change.
 
@@ -60,7 +62,8 @@ class Files:
         self._state.check_open()
         from skyward.client.push import Push
 
-        source, target = os.fspath(local), _target(local, remote)
+        source = check_path("local", local, 'pool.push("data")')
+        target = _target(source, None if remote is None else check_path("remote", remote, 'pool.push("data", "data")'))
         nodes = self._machines()
         with _pushing:  # two at once could write the same file
             push = Push(self._engine, self._store, nodes, self.provider.access.local)
@@ -68,6 +71,7 @@ class Files:
         self._tell_left_out("push", source, done)
         return done
 
+    @corrects_call("pool.pull", example='pool.pull("out", "results")')
     def pull(self, remote: Path, local: Path, node: int | None = None, *, progress: bool = True) -> Transfer:
         """Copies a file or a folder from nodes to this computer; only what has changed since.
 
@@ -85,7 +89,8 @@ class Files:
         self._state.check_open()
         from skyward.api.transfer import Transfer
 
-        source, target = os.fspath(remote), os.fspath(local)
+        source = check_path("remote", remote, 'pool.pull("out", "results")')
+        target = check_path("local", local, 'pool.pull("out", "results")')
         if node is not None:
             self._check_node(node)
             done = self._pull(node, source, target, progress)
@@ -167,10 +172,9 @@ class Files:
         self._emit(Notice(self.name, text, "warning"))
 
 
-def _target(local: Path, remote: Path | None) -> str:
+def _target(path: str, remote: str | None) -> str:
     if remote is not None:
-        return os.fspath(remote)
-    path = os.fspath(local)
+        return remote
     if os.path.isabs(path) or os.path.normpath(path).startswith(".."):
         return os.path.basename(os.path.abspath(path))
     return os.path.normpath(path)

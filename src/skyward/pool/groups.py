@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, TypeVarTuple, ca
 
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, PendingStream
 from skyward.api.futures import AwaitableFuture, Stream
+from skyward.api.keywords import FOR_GROUPS, check_switches, corrects_call
 from skyward.client import gather
 from skyward.client.progress import GroupCounter
-from skyward.pool.mistakes import not_mapped
+from skyward.pool.mistakes import for_awaiting, not_mapped
 from skyward.pool.options import checked_group
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Groups:
     def map(
         self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
     ) -> list[T | BaseException]: ...
+    @corrects_call("pool.map", FOR_GROUPS, "pool.map(fn, items)")
     def map(
         self,
         fn: Callable[[Any], Any],
@@ -125,14 +127,15 @@ class Groups:
         """
         if mistake := not_mapped(fn, items, more):
             raise mistake
+        check_switches(return_exceptions=return_exceptions, progress=progress)
         known: Compute[[Any], Any] = cast("Any", fn) if isinstance(fn, Compute) else Compute(fn)
         self._state.check_open()
         each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))
         chosen = list(items)
         counter = self.follow_group(each.name, len(chosen)) if progress and len(chosen) > 1 else None
         if counter is None:
-            return gather.mapped(self._send, each, chosen, self.slots, return_exceptions)
+            return for_awaiting(gather.mapped(self._send, each, chosen, self.slots, return_exceptions))
         try:
-            return gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter.add)
+            return for_awaiting(gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter.add))
         finally:
             counter.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -9,7 +10,7 @@ from skyward.api.brief import brief, described
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, name_of
 from skyward.errors import InvalidArgument
 
-__all__ = ["Mistakes", "called_like_an_executor", "not_a_single_call", "not_mapped"]
+__all__ = ["Mistakes", "called_like_an_executor", "for_awaiting", "not_a_single_call", "not_mapped"]
 
 _STREAM = "`pool.map(fn, items)` gives a list; `sky.gather(*calls, stream=True) >> pool` gives results one by one."
 _ELSEWHERE = {
@@ -92,6 +93,26 @@ def not_mapped(fn: object, items: object, more: tuple[object, ...]) -> Exception
     if not isinstance(items, Iterable):
         return TypeError(f"pool.map({name_of(fn)}, {brief(items)}): items are given as a list, or another iterable.")
     return None
+
+
+def for_awaiting(results: list[Any]) -> list[Any]:
+    """The results of a map; where an event loop runs, as a list that says what is wrong with `await pool.map(...)`."""
+    asyncio: Any = sys.modules.get("asyncio")
+    return _Mapped(results) if asyncio is not None and asyncio._get_running_loop() is not None else results
+
+
+class _Mapped(list[Any]):
+    """Results of a map in a thread that runs an event loop."""
+
+    def __await__(self) -> NoReturn:
+        raise TypeError(
+            "pool.map() has waited by itself, and held up the event loop meanwhile; what it returns is a list. In "
+            "async code: `await asyncio.to_thread(pool.map, fn, items)`, or "
+            "`await (sky.gather(*map(fn, items)) > pool)`."
+        )
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
 
 
 def _turned_around(other: object, operator: str) -> TypeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from skyward.api.keywords import corrects_call
 from skyward.api.ref import Ref
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Objects:
         _state: PoolState
         _refs: Refs
 
+    @corrects_call("pool.put", example="pool.put(obj)")
     def put(self, value: T) -> Ref[T]:
         """Keeps an object (`value`) for calls: `train(pool.put(table), rate)`; it is sent to each machine once.
 

@@ -24,6 +24,7 @@ from skyward.providers.local import Local
 
 __all__ = [
     "check_limits",
+    "check_listener",
     "checked",
     "checked_group",
     "checked_name",
@@ -54,6 +55,12 @@ def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict
             raise InvalidArgument(f"ComputePool({spec}): say what the number means, `sky.ComputePool(nodes={spec})`.")
         if isinstance(spec, Provider):
             raise InvalidArgument("a provider is given by name: `sky.ComputePool(provider=...)`.")
+        if isinstance(spec, str):
+            raise InvalidArgument(
+                f"ComputePool({spec!r}): a sky.Spec is wanted, or `sky.ComputePool(accelerator={spec!r})`."
+            )
+        if isinstance(spec, list | tuple):
+            raise InvalidArgument("ComputePool([...]): Specs are given one by one, `sky.ComputePool(*specs)`.")
         checked("specs", spec, Spec)
     beside = [name for name, value in options.items() if specs and value != _DEFAULTS[name]]
     if beside:
@@ -80,10 +87,12 @@ def _check_here(one: Candidate) -> None:
         )
 
 
-def chosen_worker(concurrency: int | None, worker: Worker | None) -> Worker:
+def chosen_worker(concurrency: int | None, worker: Any) -> Worker:
     """The slots of a node, by Worker or by their number."""
     if concurrency is not None and worker is not None:
         raise InvalidArgument("give either concurrency=n or worker=sky.Worker(...), not both.")
+    if type(worker) is int:
+        raise InvalidArgument(f"worker={worker}: a sky.Worker is wanted. A number of slots is `concurrency={worker}`.")
     if worker is not None:
         return checked("worker", worker, Worker)
     return Worker(concurrency=concurrency) if concurrency is not None else Worker()
@@ -118,6 +127,10 @@ def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
     if isinstance(plugins, Plugin):
         name = plugins.name
         raise InvalidArgument(f"plugins={name}: a list is wanted, even for one: plugins=[{_called(name)}].")
+    if isinstance(plugins, str):
+        raise InvalidArgument(
+            f"plugins={plugins!r}: a list is wanted, of what functions make: plugins=[{_called(plugins)}]."
+        )
     if not isinstance(plugins, list | tuple):
         raise InvalidArgument(f"plugins={brief(plugins)}: a list is wanted, even for one: plugins=[...].")
     for plugin in cast("Sequence[Any]", plugins):
@@ -136,7 +149,10 @@ def checked_name(name: Any) -> str:
         safe = "".join(c if c.isalnum() and c.isascii() else "-" for c in program)[:30].strip("-")
         return f"{safe or 'pool'}-{os.getpid()}-{next(_count)}-{secrets.token_hex(2)}"
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
-        raise InvalidArgument(f"name={name!r}: a letter or digit, then up to 62 of those, '.', '_' and '-'.")
+        raise InvalidArgument(
+            f"name={name!r} cannot be a pool's name, which is a letter or digit, then up to 62 of those, '.', '_' and "
+            "'-'. Write it like name='train-1'."
+        )
     return name
 
 
@@ -145,6 +161,12 @@ def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
     if isinstance(value, bool) or (isinstance(value, str) and value in words):
         return value
     raise InvalidArgument(f"{name}={value!r}: True or False{''.join(f', {word!r}' for word in words)} is wanted.")
+
+
+def check_listener(listener: Any) -> None:
+    """Refuses what cannot be called with an event."""
+    if not callable(listener):
+        raise InvalidArgument(f"on_event({listener!r}): a function that takes an event is wanted, on_event(print).")
 
 
 def checked_selection(selection: Any) -> Selection:
@@ -165,6 +187,10 @@ def checked(name: str, value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         packages: Any = cast(Any, value) if isinstance(value, list | tuple) else ["numpy"]
         instead = f" Write image=sky.Image(pip={list(packages)!r})." if name == "image" else ""
+        if name == "image" and isinstance(value, str):
+            instead = " It names Python and packages, not a container: sky.Image(python='3.12', pip=[...])."
+        if name == "image" and isinstance(value, dict):
+            instead = " Write image=sky.Image(**settings)."
         raise InvalidArgument(f"{name}={value!r}: a sky.{kind.__name__} is wanted here.{instead}")
     return value
 

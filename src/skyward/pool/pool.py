@@ -41,6 +41,7 @@ from skyward.pool.objects import Objects
 from skyward.pool.opening import attach_console, get_machines, keep_history, make_packing, open_nodes, setup_script
 from skyward.pool.options import (
     check_limits,
+    check_listener,
     checked,
     checked_name,
     checked_plugins,
@@ -341,6 +342,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
 
     def on_event(self, listener: Callable[[events.Event], None]) -> Callable[[], None]:
         """Has `listener` called with every event, in a thread for listeners; returns a function that ends this."""
+        check_listener(listener)
         return self._user.listeners.add(listener)
 
     def plan(self) -> Any:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skyward.api.keywords import corrects_call
 from skyward.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -50,10 +51,14 @@ class Recorded:
         self._recorded().flush()
         return read(self._entry())
 
+    @corrects_call("pool.trace", example='pool.trace("run.json")')
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes what has happened so far to `path`, as a trace for https://ui.perfetto.dev and chrome://tracing."""
         self.history().trace(path)
 
+    @corrects_call(
+        "pool.view", {"port": "nothing: any port that is free is taken, and is in the address"}, "pool.view()"
+    )
     def view(self) -> PageAddress:
         """Shows the pool in the browser: nodes, calls over time, output, metrics, cost; returns the page's address.
 

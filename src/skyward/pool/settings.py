@@ -46,6 +46,8 @@ class Settings:
 
     def named(self, name: str | None) -> tuple[str, Table]:
         """A pool by name, or the default one."""
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgument(f"from_config({name!r}): the name of a pool is wanted; options have names, nodes=4.")
         chosen = name or self.default or (next(iter(self.pools)) if len(self.pools) == 1 else None)
         known = ", ".join(self.pools) or "none"
         if chosen is None:
@@ -113,15 +115,21 @@ def pool_options(settings: Settings, name: str | None, parameters: Sequence[str]
 
 def _read(path: Path) -> Settings | None:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidArgument(f"{path} cannot be read: {exc}.") from None
     except tomllib.TOMLDecodeError as exc:
         raise InvalidArgument(f"{path} is no TOML: {exc}. Correct that line.") from None
     if path.name == "pyproject.toml":
-        content = content.get("tool", {}).get("skyward")
+        tools = content.get("tool", {})
+        content = cast(Any, tools).get("skyward") if isinstance(tools, dict) else None
         if content is None:
             return None
+    if not isinstance(content, dict):
+        raise InvalidArgument(
+            f"{path}: tool.skyward is a table. Write [tool.skyward.pools.lab], and below it nodes = 4."
+        )
+    content = cast("Table", content)
     _check_keys(content, _TOP, str(path))
     pools = content.get("pools", {})
     if not isinstance(pools, dict) or not all(isinstance(each, dict) for each in cast("Table", pools).values()):
@@ -139,6 +147,10 @@ def _check_keys(table: Table, known: Sequence[str], where: str) -> None:
 
 def _made(group: extensions.Group, value: object, where: str) -> Any:
     """A provider or a plugin: by name, or as a table with its kind and settings."""
+    if not isinstance(value, str | dict):
+        raise InvalidArgument(
+            f'{where}: {value!r} is neither a name nor a table. Write "ssh", or {{kind = "ssh", ...}}.'
+        )
     table: dict[str, Any] = {"kind": value} if isinstance(value, str) else dict(cast("Table", value))
     kind = table.pop("kind", None)
     points = {name.lower(): point for name, point in extensions.found(group).items()}
@@ -157,7 +169,7 @@ def _image(value: object, where: str) -> Image:
             table[name] = {key: _plain_or_secret(each) for key, each in cast("Table", table[name]).items()}
     if "pip_indexes" in table:
         table["pip_indexes"] = [
-            _called(PipIndex, {key: _plain_or_secret(each) for key, each in index.items()}, f"{where}, pip_indexes")
+            _called(PipIndex, index, f"{where}, pip_indexes")
             for index in _listed(table["pip_indexes"], f"{where}, pip_indexes")
         ]
     return _called(Image, table, where)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from skyward.api.image import check_number, check_one_of
+from skyward.api.keywords import corrects
 from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
@@ -54,6 +55,9 @@ class DaskMachine(Machine):
         return self.reason
 
 
+@corrects(
+    {"address": 'the address first: `sky.Dask("tcp://...:8786")`'}, 'sky.Dask(cluster), or sky.Dask("tcp://...:8786")'
+)
 @dataclass(frozen=True, repr=False)
 class Dask(Provider):
     """A dask cluster that you have: nodes run beside its workers, in an environment of their own.
@@ -75,7 +79,7 @@ class Dask(Provider):
     def __post_init__(self) -> None:
         check_one_of("per", self.per, get_args(Per))
         check_number("lease", self.lease, whole=False)
-        if not self.cluster:
+        if not self.cluster or isinstance(self.cluster, int | float | list | tuple | dict):
             raise InvalidArgument(
                 f"cluster={self.cluster!r}: give a dask cluster, a Client, or the scheduler's address."
             )

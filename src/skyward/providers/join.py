@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.api.image import check_number
+from skyward.api.keywords import check_path, check_port, corrects
 from skyward.api.provider import Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
@@ -30,6 +31,12 @@ from skyward.setup.joined.program import join_file
 __all__ = ["Join"]
 
 
+@corrects(
+    {
+        **dict.fromkeys(("host", "address"), '`addresses=["..."]`'),
+        **dict.fromkeys(("wait", "timeout"), "`sky.ComputePool(provider=sky.Join(), provision_timeout=seconds)`"),
+    }
+)
 @dataclass(frozen=True)
 class Join(Provider):
     """Machines on which you, or any scheduler, run a command that the pool prints; it waits until they have joined.
@@ -60,6 +67,9 @@ class Join(Provider):
     def __post_init__(self) -> None:
         check_number("nodes", self.nodes)
         check_number("lease", self.lease, whole=False)
+        check_port(self.port)
+        if self.file is not None:
+            check_path("file", self.file, 'sky.Join(file="~/join.py")')
         if isinstance(self.addresses, str):
             raise InvalidArgument(f"addresses={self.addresses!r} is one address; a list is wanted, even for one.")
         object.__setattr__(self, "addresses", tuple(self.addresses))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from skyward.api.keywords import corrects
 from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
@@ -17,6 +18,10 @@ __all__ = ["Local"]
 _MOST = 500
 
 
+@corrects(
+    {"nodes": "`sky.ComputePool(nodes=4)`: how many there are is the pool's"},
+    "sky.ComputePool(nodes=4)",
+)
 @dataclass(frozen=True)
 class Local(Provider):
     """Nodes on this computer; what a pool uses when no provider is given."""

@@ -30,6 +30,8 @@ _SHOWN = 4
 
 def parse_host(text: str) -> tuple[str | None, str, int | None]:
     """User, host and port of "gpu1", "user@10.0.0.7:2222", "[2001:db8::1]:22" or "ssh://user@host:port"."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"login={text!r} is no host. Write it like 'login.example.org' or 'user@10.0.0.7:2222'.")
     rest, url = (text[6:].rstrip("/"), True) if text.lower().startswith("ssh://") else (text, False)
     user, at, place = rest.rpartition("@")
     bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", place)
@@ -49,7 +51,7 @@ def parse_host(text: str) -> tuple[str | None, str, int | None]:
     return user or None, host, None if port is None else _port(port, f"hosts: {text!r}")
 
 
-@corrects(FOR_HOSTS)
+@corrects(FOR_HOSTS, 'sky.SSH(hosts=["gpu1", "gpu2"])')
 @dataclass(frozen=True, repr=False)
 class SSH(Provider):
     """Your own hosts, as nodes.

@@ -295,7 +295,7 @@ def test_a_crowd_that_says_nothing_shuts_no_machine_out(arrivals: Arrivals) -> N
         for _ in range(600):
             crowd.enter_context(socket.create_connection(address, 30))
         waiting = arrivals._listener._waiting  # pyright: ignore[reportPrivateUsage]
-        until(lambda: len(waiting) <= listener._PER_ADDRESS, 30)  # pyright: ignore[reportPrivateUsage]
+        until(lambda: len(waiting) <= listener._PER_NETWORK, 30)  # pyright: ignore[reportPrivateUsage]
         sock, answer = greet(arrivals, 0, "key")
         sock.close()
         assert answer["welcome"]["place"] == 0

@@ -21,6 +21,7 @@ import pytest
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToJoiner
 from skyward.setup.joined import listener, relay
+from skyward.setup.joined import shell as shell_module
 from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals
 from skyward.setup.joined.program import join_file
 from skyward.setup.joined.shell import Joined, JoinShell
@@ -44,7 +45,7 @@ def test_a_crowd_that_begins_a_handshake_and_stops_takes_no_more_than_one_that_s
 ) -> None:
     """SEC-3, SEC-34."""
     address = told(arrivals)["addresses"][0]
-    most = listener._PER_ADDRESS  # pyright: ignore[reportPrivateUsage]
+    most = listener._PER_NETWORK  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(listener, "_HANDSHAKE", 300.0)
     sent: list[socket.socket] = []
     arrivals.expect([0])
@@ -160,6 +161,54 @@ def test_an_exit_code_that_is_none_is_a_lost_connection(arrivals: Arrivals, code
         assert started[0].wait(20) == Joined.LOST
         started[0].stdin.close()
         started[0].stdout.close()
+
+
+def test_a_crowd_that_has_a_whole_ipv6_network_takes_no_more_than_one_address(
+    arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEC-3, SEC-34."""
+    monkeypatch.setattr(listener, "_HANDSHAKE", 300.0)
+    most = listener._PER_NETWORK  # pyright: ignore[reportPrivateUsage]
+    with ExitStack() as crowd:
+        near: list[socket.socket] = []
+        for number in range(most + 20):
+            left, right = socket.socketpair()
+            left.setblocking(False)
+            near.append(crowd.enter_context(left))
+            arrivals._listener.take(right, f"2001:db8:1:2::{number:x}")  # pyright: ignore[reportPrivateUsage]
+        left, right = socket.socketpair()
+        left.setblocking(False)
+        arrivals._listener.take(right, "2001:db8:1:3::1")  # pyright: ignore[reportPrivateUsage]
+        with left:
+            until(lambda: sum(map(_ended, near)) == 20, 30)
+            assert not _ended(left)
+
+
+def test_a_program_that_writes_without_end_is_ended(arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-7."""
+    monkeypatch.setattr(shell_module, "_MOST_OUTPUT", 1 << 20)
+    arrivals.expect([0])
+    control, _ = greet(arrivals, 0, "key")
+    shell = JoinShell(arrivals.member(0), arrivals.if_we_die)
+    with control, ExitStack() as ends:
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                shell.run(["yes"], timeout=60)
+            except BootstrapError as exc:
+                raised.append(exc)
+
+        running = threading.Thread(target=run)
+        running.start()
+        stream = ends.enter_context(dial(arrivals))
+        stream.sendall(json.dumps({"stream": _order(control)[1]}).encode() + b"\n")
+        piece = struct.pack("!BI", 1, 1 << 16) + bytes(1 << 16)
+        with pytest.raises(OSError):
+            for _ in range(1000):
+                stream.sendall(piece)
+        running.join(30)
+        assert "it wrote more than 1 MiB" in str(raised[0])
 
 
 def test_a_stream_id_opens_one_connection_once(arrivals: Arrivals) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
 from skyward.api.image import check_number, check_one_of
+from skyward.api.keywords import check_port, corrects
 from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
@@ -22,7 +23,6 @@ from skyward.providers.ray.reports import amounts
 from skyward.providers.ray.settings import (
     Strategy,
     accelerator_types,
-    check_port,
     check_token,
     demand,
     parse_address,
@@ -38,6 +38,12 @@ _TOKEN = "ray-token"
 _HELD: dict[str, HeldPool] = {}
 
 
+@corrects(
+    {
+        **dict.fromkeys(("num_cpus", "num_gpus", "cpus", "gpus"), '`resources={"CPU": 4, "GPU": 1}`'),
+        "nodes": "`sky.ComputePool(provider=sky.Ray(), nodes=4)`",
+    }
+)
 @dataclass(frozen=True)
 class Ray(Provider):
     """Nodes of a Ray cluster, held by a placement group for as long as the pool is open.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Literal
 
+from skyward.api.keywords import check_pairs
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 
-__all__ = ["Strategy", "accelerator_types", "check_port", "check_token", "demand", "parse_address", "parse_resources"]
+__all__ = ["Strategy", "accelerator_types", "check_token", "demand", "parse_address", "parse_resources"]
 
 Strategy = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
 
@@ -32,7 +33,7 @@ def parse_address(given: object) -> str:
 
 def parse_resources(given: object) -> tuple[tuple[str, float], ...]:
     """What each node asks for, as pairs."""
-    pairs = list(cast("Mapping[str, float]", given).items()) if isinstance(given, Mapping) else list(cast("Any", given))
+    pairs = check_pairs("resources", given, '{"CPU": 4, "GPU": 1}')
     for name, amount in pairs:
         if not isinstance(name, str) or not isinstance(amount, int | float) or isinstance(amount, bool) or amount < 0:
             raise InvalidArgument(
@@ -67,9 +68,3 @@ def check_token(token: object) -> None:
         not isinstance(token, str) or not token.isascii() or not token.isprintable() or (token and not token.strip())
     ):
         raise InvalidArgument("token= is no token. Leave it out, or give the cluster's.")
-
-
-def check_port(port: object) -> None:
-    """Refuses what is no port to listen on; 0 is any that is free."""
-    if type(port) is not int or not 0 <= port <= 65535:
-        raise InvalidArgument(f"port={port!r} is no port. Give a number from 1 to 65535, or 0 for one that is free.")

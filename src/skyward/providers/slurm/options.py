@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from skyward.accelerators import Accelerator
+from skyward.api.keywords import check_pairs
 from skyward.api.spec import WEEK, Spec
 from skyward.errors import InvalidArgument, NoOffer
 
@@ -73,8 +74,8 @@ def seconds(time: str) -> float:
 
 def extra_options(options: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
     """The user's further options of sbatch, checked, as pairs."""
-    pairs = list(options.items()) if isinstance(options, Mapping) else list(options)
-    for name, value in cast("list[tuple[Any, Any]]", pairs):
+    pairs = check_pairs("options", options, '{"mail-type": "END", "exclusive": True}')
+    for name, value in pairs:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidArgument(
                 f"options: {name!r} is no long option of sbatch. Write it without dashes in front, like "

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from skyward.api.image import check_number
+from skyward.api.keywords import corrects
 from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
@@ -31,6 +32,16 @@ _OPEN: dict[str, Commands] = {}
 _TAKEN: dict[str, Taken] = {}
 
 
+@corrects(
+    {
+        "queue": '`partition="..."`',
+        **dict.fromkeys(
+            ("nodes", "gpus", "accelerator"), '`sky.ComputePool(provider=sky.Slurm(), nodes=4, accelerator="A100")`'
+        ),
+        **dict.fromkeys(("walltime", "time_limit", "timeout"), '`time="2:00:00"`'),
+        "host": '`login="user@login"`',
+    }
+)
 @dataclass(frozen=True, repr=False)
 class Slurm(Provider):
     """Nodes of a Slurm cluster, as a job that waits in its queue; used on a login node, or over ssh to one.

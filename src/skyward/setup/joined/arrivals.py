@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from skyward.api.provider import Machine, Report
 from skyward.api.shell import JoinTarget, SshTarget
 from skyward.errors import BootstrapError, SkywardError
-from skyward.node.addresses import addresses
+from skyward.node.addresses import addresses, plain
 from skyward.node.orders import ClientToJoiner, JoinerToClient
 from skyward.node.receiver import Receiver
 from skyward.setup.joined.listener import Listener
@@ -329,7 +329,7 @@ class Arrivals:
         """Somebody wants to join."""
         place, proof, key = hello.get("place"), hello.get("token"), hello.get("key")
         name, peer = _shown(str(hello.get("name")), 255), cast("object", sock.getpeername())
-        address = str(cast("tuple[Any, ...]", peer)[0]) if isinstance(peer, tuple) else ""
+        address = plain(str(cast("tuple[Any, ...]", peer)[0])) if isinstance(peer, tuple) else ""
         if not (place is None or type(place) is int) or type(proof) is not str or type(key) is not str:
             raise ValueError("no greeting")
         try:

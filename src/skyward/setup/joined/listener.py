@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
+from skyward.node.addresses import network
 from skyward.transport.certificates import Authority, context
 from skyward.transport.link import tune
 
@@ -25,15 +26,15 @@ ID_LENGTH = 32
 _HANDSHAKE = 10.0
 _LONGEST = 4096
 _WAITING = 256  # connections that have not said yet what they are
-_PER_ADDRESS = 128
+_PER_NETWORK = 128
 _TLS_HANDSHAKE = 0x16
 
 
 class _Arrival:
-    """A connection that has not said yet what it is; TLS takes its place when it begins."""
+    """A connection that has not said yet what it is, and from where; TLS takes its place when it begins."""
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
-        self.sock, self.address = sock, address
+    def __init__(self, sock: socket.socket, network: str) -> None:
+        self.sock, self.network = sock, network
 
 
 class Listener:
@@ -73,7 +74,7 @@ class Listener:
 
     def take(self, sock: socket.socket, address: str) -> None:
         """Hears what a new connection is, in a thread of its own."""
-        arrival = _Arrival(sock, address)
+        arrival = _Arrival(sock, network(address))
         self._wait(arrival)
         try:
             threading.Thread(target=self._hear, args=(arrival,), name="skyward-arrival", daemon=True).start()
@@ -143,15 +144,15 @@ class Listener:
         return made
 
     def _wait(self, arrival: _Arrival) -> None:
-        """Puts a connection in line. When that is too long, the oldest of the address with most is sent away."""
-        address = arrival.address
+        """Puts a connection in line. When that is too long, the oldest of the network with most is sent away."""
+        near = arrival.network
         with self._lock:
             self._waiting[arrival] = None
-            counts = Counter(known.address for known in self._waiting)
-            if len(self._waiting) <= _WAITING and counts[address] <= _PER_ADDRESS:
+            counts = Counter(known.network for known in self._waiting)
+            if len(self._waiting) <= _WAITING and counts[near] <= _PER_NETWORK:
                 return
-            crowded = address if counts[address] > _PER_ADDRESS else counts.most_common(1)[0][0]
-            longest = next(known for known in self._waiting if known.address == crowded)
+            crowded = near if counts[near] > _PER_NETWORK else counts.most_common(1)[0][0]
+            longest = next(known for known in self._waiting if known.network == crowded)
             del self._waiting[longest]
             try:
                 socket.socket.shutdown(longest.sock, socket.SHUT_RDWR)

@@ -25,6 +25,9 @@ from skyward.setup.joined.members import Member, NotStarted
 
 __all__ = ["JoinShell"]
 
+_MOST_OUTPUT = 64 << 20
+_MOST_ERRORS = 1 << 20
+
 
 class JoinShell:
     """A machine that has joined; usable from many threads."""
@@ -119,7 +122,7 @@ class JoinShell:
             process = self._start(argv, {}, errors, keep=False)
             feeding = threading.Thread(target=_feed, args=(process.stdin, data), daemon=True)
             out: list[bytes] = []
-            reading = threading.Thread(target=lambda: out.append(process.stdout.read()), daemon=True)
+            reading = threading.Thread(target=lambda: out.append(_read(process)), daemon=True)
             try:
                 feeding.start()
                 reading.start()
@@ -132,9 +135,11 @@ class JoinShell:
                 feeding.join()
                 reading.join()
                 process.stdout.close()
+            if len(out[0]) > _MOST_OUTPUT:
+                raise BootstrapError(f"running {argv[0]}", f"{self.name}: it wrote more than {_MOST_OUTPUT >> 20} MiB.")
             if code == Joined.LOST:
                 raise HostUnreachable(f"running {argv[0]}", f"the connection of {self.name} was lost meanwhile.")
-            errors.seek(0)
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MOST_ERRORS))
             return Finished(code, out[0], errors.read().decode("utf-8", "replace"))
 
     def _forward(self, listening: socket.socket, host: str, port: int) -> None:
@@ -196,6 +201,15 @@ class Joined:
         self.returncode = self.LOST if code is None else code
         self._sock.close()
         self._ended.set()
+
+
+def _read(process: Joined) -> bytes:
+    """A program's output; one that writes too much is ended."""
+    found = process.stdout.read(_MOST_OUTPUT + 1)
+    if len(found) > _MOST_OUTPUT:
+        process.kill()
+        process.stdout.close()
+    return found
 
 
 def _feed(stdin: IO[bytes], data: bytes | Path) -> None:
