@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: docs docs-serve demo test test-core soak hosts test-vm test-peers check bench clean
+.PHONY: docs docs-serve pictures demo test test-core soak hosts test-vm test-peers check bench clean
 
 demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
 	$(BIN)/python examples/hello_nodes.py
@@ -47,6 +47,12 @@ docs: $(VENV)/dev.done           ## the documentation site, into build/site
 
 docs-serve: docs                 ## the same, shown at http://127.0.0.1:8000 and built again when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+pictures: $(VENV)/all.done hosts ## the pictures of the documentation, from real runs in a terminal, a notebook and a browser
+	$(BIN)/python docs/record_view.py
+	$(BIN)/python docs/record_notebook.py
+	$(BIN)/python docs/record_page.py
+	$(BIN)/python docs/record_site.py
 
 bench: $(VENV)/all.done          ## side by side with dask, ray, loky, joblib and torchrun; prints ratios
 	$(PYTHON) -m venv .venv-bench

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
-from pathlib import Path
+
+from photograph import photograph
 
 import skyward as sky
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # for the browser, which tests use too
 
 
 @sky.compute
 def train(steps: int, rate: float) -> float:
     loss = 1.0
     for step in range(steps):
-        _ = sum(number * number for number in range(20_000))  # something for the curves of the CPU
+        _ = sum(number * number for number in range(150_000))  # something for the curves of the CPU
         loss = 0.97 * loss + 0.001 * random.random()
         print(f"step {step}: loss {loss:.4f}")
         sky.progress(step + 1, steps, loss=loss, accuracy=1 - loss)
@@ -34,21 +31,21 @@ def trial(number: int) -> float:
 
 
 def main() -> None:
-    """Runs something that has a bit of everything, and takes the pictures."""
+    """Runs something that has a bit of everything, and takes the pictures, light and dark."""
     from tests.support.browser import browser
 
     with sky.ComputePool(nodes=4, console=False, name="cifar-sweep") as pool:
         _ = train(100, 0.1) @ pool
         _ = sky.gather(*(trial(number) for number in range(60)), return_exceptions=True) >> pool
         future = train(10_000, 0.05) > pool
-        for dark, name in ((False, "page.png"), (True, "page-dark.png")):
-            with browser(1300, 1000, dark) as driver:
+        for end, dark in ((".png", False), ("-dark.png", True)):
+            with browser(1300, 940, dark) as driver:
                 driver.get(str(pool.view()))
-                time.sleep(4)
-                if dark:
-                    driver.execute_script("openTab('metrics')")
-                    time.sleep(2)
-                driver.save_screenshot(str(ROOT / "docs" / "pictures" / name))
+                time.sleep(4)  # for some samples of the nodes
+                photograph(driver, f"page{end}")
+                driver.execute_script("openTab('metrics')")
+                time.sleep(2)
+                photograph(driver, f"page-metrics{end}", height=700)
         future.cancel()
 
 

@@ -1,7 +1,8 @@
-"""What the site needs beyond the pages: the list of changes as a page, and links to files that are no pages.
+"""What the site needs beyond the pages: the list of changes as a page, links to files that are no pages, dark pictures.
 
 A link from a page to a file of the repository (`../examples/x.py`, `../README.md`) is right where the repository is
 read. On the site it would lead nowhere, so examples become pages of their own, and other files are named only.
+A picture `x.png` that has an `x-dark.png` beside it is shown as the one or the other, by the reader's colour scheme.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+[^)\s#]+|/[^)\s#]+)(#[^)\s]*)?\)")
+_PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]*pictures/[^)\s#]+)\.png\)")
 _RENAMED = {"CHANGELOG.md": "changes.md", "README.md": "index.md"}
 
 
@@ -47,4 +49,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         up = "../" * (len(here.parts))
         return f"{picture}[{text}]({up}{inside}{anchor or ''})"
 
-    return _LINK.sub(led, markdown)
+    def both(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        if not (ROOT / "docs" / here / f"{target}-dark.png").exists():
+            return match[0]
+        return f"![{text}]({target}.png#only-light)![{text}]({target}-dark.png#only-dark)"
+
+    return _PICTURE.sub(both, _LINK.sub(led, markdown))

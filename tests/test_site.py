@@ -62,8 +62,19 @@ def test_every_error_has_its_place(site: Path) -> None:
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text()
-        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?(https?://[^\"'\s>]+)", text)
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)", text)
         assert loaded == [], f"{page.name} loads {loaded}"
+    for style in site.rglob("*.css"):
+        loaded = re.findall(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\"')\s]+)", style.read_text())
+        assert loaded == [], f"{style.name} loads {loaded}"
+
+
+def test_pictures_are_small_and_come_light_and_dark() -> None:
+    pictures = {picture.name: picture.stat().st_size for picture in (ROOT / "docs" / "pictures").glob("*.png")}
+    assert max(pictures.values()) <= 200_000, pictures
+    for name in pictures:
+        if not name.endswith("-dark.png"):
+            assert name.replace(".png", "-dark.png") in pictures, f"`make pictures` takes {name} in the dark, too"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -80,20 +91,47 @@ def address(site: Path) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.skipif(bool(support.unavailable()), reason=support.unavailable() or "there is one")
-def test_the_site_can_be_searched_and_fits_a_phone(address: str) -> None:
-    with support.browser(1200, 900) as driver:
-        driver.get(f"{address}/index.html")
-        driver.execute_script(
-            "const e = document.querySelector('.md-search__input'); e.focus(); e.value = 'return_exceptions';"
-            "e.dispatchEvent(new Event('keyup', {bubbles: true})); e.dispatchEvent(new Event('input', {bubbles: true}))"
+@pytest.fixture(scope="module", params=[False, True], ids=["light", "dark"])
+def chromium(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if reason := support.unavailable():
+        pytest.skip(reason)
+    with support.browser(1200, 900, dark=request.param) as driver:
+        driver.dark = request.param
+        yield driver
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["from files", "served"])
+def test_who_types_into_the_search_finds_the_page(chromium: Any, site: Path, address: str, served: bool) -> None:
+    start = address if served else site.as_uri()
+    chromium.get(f"{start}/index.html")
+    typed = chromium.find_element("css selector", ".md-search__input")
+    until(typed.is_displayed, what="the field for the search")
+    typed.click()
+    typed.send_keys("safe to repeat")
+    found = "return [...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+    until(lambda: any("errors-and-retries" in link for link in chromium.execute_script(found)), what="the guide")
+    link = next(link for link in chromium.execute_script(found) if "errors-and-retries" in link)
+    chromium.get(link)
+    assert "Errors and retries" in chromium.title
+    assert [entry for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"] == []
+    if served:
+        loaded = chromium.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+        assert loaded
+        assert [name for name in loaded if not name.startswith((address, "data:"))] == []
+
+
+def test_pages_fit_a_phone_and_show_the_pictures_of_their_colours(chromium: Any, site: Path) -> None:
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        guides = ("guides/errors-and-retries", "guides/notebooks", "guides/history", "guides/aws")
+        for page in ("index", "tutorial", "comparison", "cli", "concepts", "errors", "reference", *guides):
+            chromium.get((site / f"{page}.html").as_uri())
+            assert chromium.execute_script("return document.documentElement.scrollWidth") <= 390, page
+        chromium.get((site / "guides" / "notebooks.html").as_uri())
+        shown = chromium.execute_script(
+            "return [...document.querySelectorAll('img[src*=pictures]')].filter(i => i.offsetWidth).map(i => i.src)"
         )
-        found = "return document.querySelectorAll('.md-search-result__item').length"
-        until(lambda: driver.execute_script(found) > 0, what="results of the search")
-        driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride", {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-        )
-        for page in ("index", "tutorial", "comparison", "cli"):
-            driver.get(f"{address}/{page}.html")
-            assert driver.execute_script("return document.documentElement.scrollWidth") <= 380, page
-        assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []
+        assert [("notebook-dark.png" in source) for source in shown] == [chromium.dark]
+    finally:
+        chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

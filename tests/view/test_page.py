@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from skyward.history.recorder import Recorder
 from skyward.history.store import find
 from skyward.view.page.server import PageServer
 from tests.support import browser as support
+from tests.support.colours import contrast
 from tests.support.waiting import until
 
 needs_browser = pytest.mark.skipif(bool(support.unavailable()), reason=support.unavailable() or "there is one")
@@ -74,6 +76,28 @@ def _get(address: str, host: str | None = None) -> tuple[int, str, dict[str, str
 
 def _key(page: str) -> str:
     return page.partition('data-key="')[2].partition('"')[0]
+
+
+@needs_browser
+def test_a_group_in_which_calls_failed_is_done_and_says_how_many(pool: sky.ComputePool, chromium: Any) -> None:
+    found = sky.gather(train(1), fail("no luck"), train(1), train(1), return_exceptions=True) >> pool
+    assert sum(isinstance(result, ValueError) for result in found) == 1
+    chromium.get(str(pool.view()))
+    until(lambda: "3 of 4, 1 failed" in _text(chromium, "groups"), what="the end of the group")
+    assert "stopped" not in _text(chromium, "groups")
+
+
+def test_words_of_the_page_can_be_read_on_what_is_behind_them() -> None:
+    """Contrast of 4.5, as WCAG AA wants it, in both colour schemes."""
+    style = (Path(sky.__file__).parent / "view" / "page" / "static" / "style.css").read_text()
+    light, dark = (
+        dict(re.findall(r"(--\w+): (#\w{6})", part)) for part in style.split("\n*")[0].split("@media (prefers", 1)
+    )
+    for scheme in (light, light | dark):
+        pairs = [(word, behind) for word in ("--text", "--faint", "--bad") for behind in ("--back", "--card")]
+        pairs += [("--on", behind) for behind in ("--accent", "--ok", "--running", "--bad", "--gone")]
+        for word, behind in pairs:
+            assert contrast(scheme[word], scheme[behind]) >= 4.5, (word, behind, scheme[behind])
 
 
 @needs_browser

@@ -41,7 +41,8 @@ def test_the_top_of_the_page_counts_nodes_calls_and_money() -> None:
     assert (found["state"], found["nodes"], found["up"]) == ("open", 2, 1)
     assert (found["running"], found["done"], found["failed"]) == (1, 1, 1)
     assert math.isclose(found["cost"], 0.01)
-    assert found["groups"] == [{"name": "map", "done": 3, "total": 10, "left": 7 / 1.5, "rate": 1.5, "over": False}]
+    (group,) = found["groups"]
+    assert group == {"name": "map", "done": 3, "failed": 0, "total": 10, "left": 7 / 1.5, "rate": 1.5, "over": False}
 
 
 def test_a_price_that_is_not_known_is_no_number_in_the_answer() -> None:

@@ -91,7 +91,7 @@ class PageModel:
             "cost": _finite(cost) if self._hourly or self._spent else None,
             "hourly": _finite(self._hourly),
             "groups": [
-                {"name": g.name, "done": g.done, "total": g.total, "left": g.left, "rate": g.rate, "over": g.over}
+                {key: getattr(g, key) for key in ("name", "done", "failed", "total", "left", "rate", "over")}
                 for g in list(self._groups.values())[-8:]
             ],
         }

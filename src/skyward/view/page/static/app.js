@@ -74,10 +74,10 @@ function showSummary(summary) {
   }));
   $("groups").replaceChildren(...summary.groups.filter((g) => !g.over || summary.state === "open").slice(-3).map((g) => {
     const row = make("div", "", "group"), bar = make("progress");
-    if (g.total !== null) { bar.max = g.total; bar.value = g.done; }
-    const complete = g.total !== null && g.done >= g.total;
+    if (g.total !== null) { bar.max = g.total; bar.value = g.done + g.failed; }
+    const complete = g.total !== null && g.done + g.failed >= g.total;
     const left = complete ? "done" : g.over ? "stopped" : g.left === null ? "" : `${duration(g.left)} left`;
-    const of = g.total === null ? "done" : `of ${number(g.total)}`;
+    const of = g.total === null ? "done" : `of ${number(g.total)}${g.failed ? `, ${number(g.failed)} failed` : ""}`;
     row.append(make("span", g.name), bar, make("span", `${number(g.done)} ${of}  ${g.rate < 10 ? g.rate.toFixed(1) : number(Math.round(g.rate))}/s  ${left}`));
     return row;
   }));
@@ -174,7 +174,7 @@ function showLanes(lanes) {
       draw.fillRect(left, y, shown, ROW - 2);
       if (shown > 34 && count === 1) {
         draw.save(); draw.beginPath(); draw.rect(left, y, shown - 3, ROW); draw.clip();
-        draw.fillStyle = "#fff"; draw.fillText(name, left + 3, y + ROW / 2 - 0.5); draw.restore();
+        draw.fillStyle = colour("--on"); draw.fillText(name, left + 3, y + ROW / 2 - 0.5); draw.restore();
       }
       state.hits.push([left, y, left + shown, y + ROW - 2, { start, end, count, outcome, name, id, node: lane.node }]);
     }
