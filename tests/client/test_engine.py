@@ -13,6 +13,7 @@ import pytest
 
 from skyward import events
 from skyward.api.ranks import Ranks
+from skyward.client import engine as engine_module
 from skyward.client.call import Call, CallFuture
 from skyward.client.connections import Heard
 from skyward.client.engine import Engine
@@ -77,6 +78,17 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 def test_an_agent_that_cannot_be_reached_is_an_error_of_opening(pool: Pool) -> None:
     with pytest.raises(NodeLost, match="nobody is there"):
         pool.engine.open(0.0)
+
+
+def test_a_broadcast_that_waits_for_a_node_says_so_and_for_how_long(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_UNTOLD", 0.0)
+    monkeypatch.setattr(engine_module, "_PATIENCE", 1.0)
+    pool.engine.thread.start()
+    with pool.engine._lock, pytest.raises(NodeLost, match="node 0 is lost"):
+        pool.engine._await_up([0])
+    until(lambda: any("waits for node 0, for up to 1 s" in str(event) for event in pool.emitted))
 
 
 def test_events_are_emitted_by_the_io_thread_without_the_lock(pool: Pool) -> None:

@@ -50,6 +50,7 @@ log = logging.getLogger("skyward.engine")
 _BUSY_WAIT = 0.05
 _IDLE_WAIT = 1.0
 _PATIENCE = 15.0
+_UNTOLD = 5.0  # a node that is started again is there sooner
 
 
 @dataclass(frozen=True)
@@ -248,11 +249,20 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
 
     def _await_up(self, numbers: Sequence[int]) -> None:
         """Waits for nodes that are being restarted, replaced or out of reach; a node that is gone is an error."""
-        deadline = self._clock() + max(_PATIENCE, self._plan.lease)
+        began, told, patience = self._clock(), False, max(_PATIENCE, self._plan.lease)
         while True:
             self._check_open()
-            if not self._core.missing(numbers, late=self._clock() > deadline):
+            missing = self._core.missing(numbers, late=self._clock() > began + patience)
+            if not missing:
                 return
+            if not told and self._clock() > began + _UNTOLD:
+                told = True
+                text = (
+                    f"a broadcast needs all nodes, and waits for {', '.join(f'node {n}' for n in missing)}, for up to "
+                )
+                self._do_emit(
+                    events.Notice(self._plan.pool, f"{text}{patience:.0f} s. Calls with >> go to others.", "warning")
+                )
             self._changed.wait(0.2)
 
     # doing what the core says; with the lock held
