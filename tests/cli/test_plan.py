@@ -143,6 +143,7 @@ def test_several_specs_are_listed_in_the_order_in_which_they_are_tried(
     [
         ("print('done')\n", "opened no pool"),
         ("raise LookupError('of the program')\n", "LookupError: of the program"),
+        ("def f(:\n", "SyntaxError: invalid syntax"),
         ("import sys\nsys.exit(3)\n", "exited with 3 before it opened a pool"),
     ],
 )
