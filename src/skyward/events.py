@@ -115,6 +115,10 @@ class CallStarted(Event):
     rank: int | None = None
     arguments: str = ""
     """What it was called with, shortened."""
+    group: str = ""
+    """The same for all ranks of a broadcast; empty for a call to one node."""
+    waited: float = 0.0
+    """Seconds from when it was sent, or its earlier attempt was lost, until it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,10 @@ class CallEnded(Event):
     """How many items of `pool.map` it had; 1 for other calls."""
     failed_items: int = 0
     """How many of them have failed, if `return_exceptions` lets the others go on."""
+    group: str = ""
+    """The same for all ranks of a broadcast; empty for a call to one node."""
+    waited: float = 0.0
+    """Seconds from when it was sent, or its earlier attempt was lost, until it began."""
 
     @property
     def done(self) -> int:
@@ -151,7 +159,7 @@ class CallEnded(Event):
         return self.failed_items or int(self.outcome not in ("ok", "cancelled"))
 
 
-EndOfCall = tuple[str, str, int, str, float, int | None, str, int, str, int, int]
+EndOfCall = tuple[str, str, int, str, float, int | None, str, int, str, int, int, str, float]
 """What a `CallEnded` says, in its order and without its pool: made into one only for those who read it."""
 KeepEnd = Callable[[EndOfCall], None]
 

@@ -42,6 +42,11 @@ def test_the_cost_counts_hours_until_the_pool_was_closed() -> None:
     assert _history(*found[:2], running=True).cost(now=3600.0) == pytest.approx(1.0 + 2.0)
 
 
+def test_a_price_that_is_not_known_leaves_the_cost_a_number() -> None:
+    found = (events.PoolCost("p", float("inf"), time=0.0), events.PoolCost("p", 4.0, time=1800.0))
+    assert _history(*found, events.PoolClosed("p", 1.0, 0, time=5400.0)).cost() == pytest.approx(4.0)
+
+
 def test_calls_that_overlap_stand_in_rows_of_their_own() -> None:
     found = [
         event
@@ -51,7 +56,7 @@ def test_calls_that_overlap_stand_in_rows_of_their_own() -> None:
             events.CallEnded("p", name, "f", node, "ok", end - start, time=end),
         )
     ]
-    assert lanes(_history(*found).calls(), 10.0) == {"a": 0, "b": 1, "c": 1, "d": 0}
+    assert lanes(_history(*found).calls(), 10.0) == {("a", 0): 0, ("b", 0): 1, ("c", 0): 1, ("d", 0): 0}
 
 
 def test_a_trace_has_calls_counters_and_moments(tmp_path: Path) -> None:
@@ -65,16 +70,47 @@ def test_a_trace_has_calls_counters_and_moments(tmp_path: Path) -> None:
     ).trace(path)
     records = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["traceEvents"]
     (call,) = [record for record in records if record["ph"] == "X"]
-    assert (call["name"], call["pid"], call["ts"], call["dur"]) == ("train", 2, 1e6, 1e6)
+    assert (call["name"], call["pid"], call["ts"], call["dur"]) == ("train", 3, 1e6, 1e6)
     assert call["args"]["error"] == "ValueError: no"
     assert [record["name"] for record in records if record["ph"] == "C"] == ["loss (rank 1)"]
     assert "mind" in [record["name"] for record in records if record["ph"] == "i"]
-    assert {record["args"]["name"] for record in records if record["name"] == "process_name"} == {
-        "p",
-        "node 0",
-        "node 1",
-    }
+    names = {record["pid"]: record["args"]["name"] for record in records if record["name"] == "process_name"}
+    assert names == {1: "p", 2: "node 0", 3: "node 1"}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_trace_has_what_the_format_asks_for_and_nothing_overlaps(tmp_path: Path) -> None:
+    """The trace event format: every record with its fields, names for processes and rows, slices in order."""
+    found: list[events.Event] = [events.PoolOpening("p", 2, "Local", time=10.0)]
+    for number in range(50):
+        at = 11.0 + number * 0.0123
+        ended = events.CallEnded("p", f"c{number}", "f", number % 2, "ok", 0.0123457, number % 2, time=at + 0.0123457)
+        found.append(ended)
+    found += [
+        events.CallStarted("p", "again", "g", 0, 0, 0, "3", time=12.0),
+        events.CallStarted("p", "again", "g", 1, 1, 1, "3", time=13.0),
+        events.CallEnded("p", "again", "g", 1, "ok", 2.0, 1, "", 1, "3", time=15.0),
+        events.CallEnded("p", "never", "h", -1, "cancelled", 0.0, None, time=15.0),
+    ]
+    path = tmp_path / "run.json"
+    _history(*found).trace(path)
+    records = json.loads(path.read_text())["traceEvents"]
+    named = {(r["pid"], r["tid"]) for r in records if r["ph"] == "M" and r["name"] == "thread_name"}
+    processes = {r["pid"] for r in records if r["ph"] == "M" and r["name"] == "process_name"}
+    timed = [record for record in records if record["ph"] != "M"]
+    assert timed == sorted(timed, key=lambda record: record["ts"])
+    ends: dict[tuple[int, int], float] = {}
+    for record in timed:
+        assert {"name", "ph", "pid", "tid", "ts"} <= set(record)
+        assert record["pid"] in processes
+        assert record["ts"] >= 0
+        if record["ph"] == "X":
+            row = record["pid"], record["tid"]
+            assert row in named
+            assert record["ts"] >= ends.get(row, 0.0) - 0.05
+            ends[row] = record["ts"] + record["dur"]
+    assert [(r["pid"], r["cat"], r["dur"]) for r in timed if r["name"] == "g"] == [(2, "lost", 1e6), (3, "ok", 2e6)]
+    assert [r["pid"] for r in timed if r["name"] == "h"] == [1]
 
 
 def test_tables_have_times_and_one_row_a_figure() -> None:

@@ -16,6 +16,7 @@ from skyward.errors import InvalidArgument
 from skyward.events import Event
 from skyward.history import store
 from skyward.history.history import read
+from skyward.history.lines import Skipped
 from skyward.history.recorder import Recorder
 
 
@@ -68,8 +69,16 @@ def test_beyond_the_limit_failures_and_warnings_are_still_written(tmp_path: Path
     kept = _recorded(tmp_path, [*flood, failure, warning, events.PoolClosed("p", 1.0, 1)], 100_000)
     assert failure in kept
     assert warning in kept
-    assert isinstance(kept[-1], events.PoolClosed)
+    assert any(isinstance(event, events.PoolClosed) for event in kept)
     assert sum(isinstance(event, events.Output) for event in kept) < 110
+
+
+def test_a_history_that_is_full_says_how_many_calls_it_leaves_out(tmp_path: Path) -> None:
+    flood: list[Event] = [events.Output("p", 0, "stdout", "x" * 1000) for _ in range(200)]
+    kept = _recorded(tmp_path, [*flood, *(_call(number)[1] for number in range(50))], 100_000)
+    assert isinstance(kept[-1], Skipped)
+    assert kept[-1].ok == 50
+    assert kept[-1].count > 50
 
 
 def test_nothing_makes_a_history_grow_far_beyond_its_limit(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "nodes": history.nodes,
                 "calls": sum(call.items for call in calls),
                 "failed": sum(call.failed for call in calls),
-                "seconds": round(history.events[-1].time - entry.began, 1) if history.events else 0.0,
+                "seconds": round(max(0.0, history.events[-1].time - entry.began), 1) if history.events else 0.0,
                 "cost": round(cost, 4) if math.isfinite(cost := history.cost()) else None,
                 "program": str(entry.about.get("program", "")),
             }

@@ -75,9 +75,16 @@ def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
             continue
         when = time.strftime("%H:%M:%S", time.localtime(event.time))
         node = getattr(event, "node", None)
-        print(f"{when} {'pool' if node is None else f'node {node}':7} {clean(told, colours=coloured(sys.stdout))}")
+        text = clean(told, colours=coloured(sys.stdout))
+        print(_printable(f"{when} {'pool' if node is None else f'node {node}':7} {text}"))
     sys.stdout.flush()
     return over
+
+
+def _printable(text: str) -> str:
+    """The text with characters that the terminal cannot have as their numbers, such as bytes that were no UTF-8."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _told(event: Event) -> str | None:

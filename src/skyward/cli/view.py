@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json({"pool": entry.pool, "id": entry.id, "address": address})
         else:
-            print(f"{entry.pool}: {address}\nCtrl-C ends it.")
+            gone = "" if entry.running else "\nThis pool is gone: the page shows what was kept of it."
+            print(f"{entry.pool}: {address}{gone}\nCtrl-C ends it.")
         sys.stdout.flush()
         if arguments.open:
             _open(address)

@@ -203,7 +203,7 @@ class Call:
         self.state = "waiting"
         self.sent = self.heard = self.spoke = 0.0
         self.stall: BaseException | None = None  # the error, if it is stopped since its broadcast gets nowhere
-        self.made = time.monotonic()
+        self.made = time.monotonic()  # or when its earlier attempt was lost
         self.announced = self.asked = False
         self.stopping: str | None = None
         self.gang: Sequence[Call] = ()
@@ -230,6 +230,10 @@ class Call:
     def movable(self) -> bool:
         """Whether another node may get it: not a rank of a broadcast, nor one that an iterator is being read for."""
         return not self.pinned and not self.inputs
+
+    def sending(self, began: float) -> tuple[str, float]:
+        """What events say of how it was sent: the broadcast that it belongs to, and how long it has waited."""
+        return self.gang[0].id if self.gang else "", max(0.0, began - self.made)
 
     def again(self) -> Call:
         """The same call once more, since the result that it kept is lost: its next attempt."""

@@ -127,7 +127,7 @@ class ClientCalls(CallsInNeed, CallsTold):
         call = self._at(number, call_id)
         if call is not None:
             self.runs_at(number, call_id, place)
-            call.heard = now
+            call.heard = self._now = now
             self.kept.seen(call, number)
             self._tell_started(call)
         return self._taken()
@@ -349,7 +349,7 @@ class ClientCalls(CallsInNeed, CallsTold):
         self._out.append(("post", call.node, [message], ()))
 
     def _count_attempt(self, call: Call, _: Any) -> None:
-        call.attempt += 1
+        call.attempt, call.made = call.attempt + 1, self._now
         call.announced = False
 
     def _queue_again(self, call: Call, _: Any) -> None:

@@ -22,6 +22,7 @@ class CallsTold:
         ranks: Ranks
         failed: int
         undone: int
+        _now: float
         _pool: str
         _listening: Callable[[], object]
         _out: list[tuple[Any, ...]]
@@ -30,10 +31,10 @@ class CallsTold:
         if not call.announced and call.node is not None:
             call.announced = True
             begun = (call.id, call.name, call.node, call.attempt, self._rank(call), call.arguments)
-            self._emit(events.CallStarted(self._pool, *begun))
+            self._emit(events.CallStarted(self._pool, *begun, *call.sending(self._now)))
 
     def _tell_end(self, call: Call, end: outcomes.End) -> None:
-        ended: Any = outcomes.told(call, self._rank(call), end)
+        ended: Any = outcomes.told(call, self._rank(call), end, self._now)
         if end[0] != "ok":
             event = events.CallEnded(self._pool, *ended)
             self.failed, self.undone = self.failed + event.failed, self.undone + event.items - event.done

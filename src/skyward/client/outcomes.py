@@ -37,11 +37,11 @@ def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -
     return outcome, seconds, exceptions.as_text(error), items
 
 
-def told(call: Call, rank: int | None, end: End) -> events.EndOfCall:
-    """What listeners are told of the end of a call."""
+def told(call: Call, rank: int | None, end: End, now: float) -> events.EndOfCall:
+    """What listeners are told of the end of a call, at the time `now`."""
     outcome, seconds, error, failed_items = end
     node, items = -1 if call.node is None else call.node, 1 if call.chunk is None else call.chunk.items
-    more = (call.attempt, call.arguments, items, failed_items)
+    more = (call.attempt, call.arguments, items, failed_items, *call.sending(now - seconds))
     return call.id, call.name, node, outcome, seconds, rank, error, *more
 
 

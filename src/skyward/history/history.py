@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,10 @@ class CallRecord:
     """How many items of `pool.map` it had; 1 for other calls."""
     failed_items: int = 0
     """How many of them have failed, if `return_exceptions` let the others go on."""
+    group: str = ""
+    """The same for all ranks of a broadcast; empty for a call to one node."""
+    waited: float = 0.0
+    """Seconds from when it was sent, or its earlier attempt was lost, until it began."""
 
     @property
     def failed(self) -> int:
@@ -111,19 +116,36 @@ class History:
         return next((event.provider for event in reversed(self.events) if isinstance(event, events.PoolOpening)), "")
 
     def calls(self) -> list[CallRecord]:
-        """Every call that began, in that order; those that run have no `seconds` yet."""
-        found: dict[str, CallRecord] = {}
+        """Every call that began, in that order, as its last attempt went; those that run have no `seconds` yet."""
+        return list({call.id: call for call in self.attempts()}.values())
+
+    def attempts(self) -> list[CallRecord]:
+        """Every attempt of every call, also those that were lost with their node and tried again."""
+        found: dict[tuple[str, int], CallRecord] = {}
+        last: dict[str, int] = {}
         for event in self.events:
-            if isinstance(event, events.CallStarted):
-                e = event
-                found[e.call] = CallRecord(e.call, e.name, e.arguments, e.node, e.rank, e.time, attempt=e.attempt)
-            elif isinstance(event, events.CallEnded):
-                e = event
-                began = e.time - e.seconds
-                if e.call not in found:
-                    found[e.call] = CallRecord(e.call, e.name, e.arguments, e.node, e.rank, began, attempt=e.attempt)
-                counts = {"items": e.items, "failed_items": e.failed_items}
-                found[e.call] = replace(found[e.call], seconds=e.seconds, outcome=e.outcome, error=e.error, **counts)
+            if not isinstance(event, events.CallStarted | events.CallEnded):
+                continue
+            e, at = event, (event.call, event.attempt)
+            told = (e.call, e.name, e.arguments, e.node, e.rank)
+            if isinstance(e, events.CallStarted):
+                before = found.get((e.call, last.get(e.call, e.attempt)))
+                if before is not None and before.seconds is None and before.attempt != e.attempt:  # lost with its node
+                    lost = replace(before, seconds=max(0.0, e.time - before.began), outcome="lost")
+                    found[before.id, before.attempt] = lost
+                found[at] = CallRecord(*told, e.time, attempt=e.attempt, group=e.group, waited=e.waited)
+                last[e.call] = e.attempt
+                continue
+            running = found.get((e.call, last.get(e.call, e.attempt)))
+            at = (e.call, running.attempt) if running is not None and running.seconds is None else at
+            known, seconds = found.get(at), e.seconds
+            if known is None:
+                known = CallRecord(*told, e.time - e.seconds, attempt=e.attempt, group=e.group, waited=e.waited)
+            elif not seconds:  # it is not told how long one ran that was lost or cancelled
+                seconds = max(0.0, e.time - known.began)
+            counts = {"items": e.items, "failed_items": e.failed_items}
+            found[at] = replace(known, seconds=seconds, outcome=e.outcome, error=e.error, **counts)
+            last[e.call] = e.attempt
         return list(found.values())
 
     def output(self, node: int | None = None, call: str | None = None) -> list[events.Output]:
@@ -139,12 +161,13 @@ class History:
         return [metric for event in self.events for metric in _metrics(event)]
 
     def cost(self, now: float | None = None) -> float:
-        """What the machines have cost in dollars until `now` (seconds since 1970), by their price an hour."""
+        """What the machines have cost in dollars until `now` (seconds since 1970), by their price where it is known."""
         spent, hourly, since = 0.0, 0.0, 0.0
         for event in self.events:
             if isinstance(event, events.PoolCost | events.PoolClosed):
-                spent += hourly * (event.time - since) / _HOUR
-                hourly, since = (event.hourly if isinstance(event, events.PoolCost) else 0.0), event.time
+                spent += hourly * max(0.0, event.time - since) / _HOUR
+                told = event.hourly if isinstance(event, events.PoolCost) else 0.0
+                hourly, since = (told if math.isfinite(told) else 0.0), event.time
         last = self.events[-1].time if self.events else since
         end = (time.time() if now is None else now) if self.running else last
         return spent + hourly * max(0.0, end - since) / _HOUR

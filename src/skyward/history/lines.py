@@ -6,16 +6,27 @@ Lines of a newer version are read as far as they are known: other fields are lef
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast
 
 from skyward import events
 from skyward.events import EndOfCall, Event
 
-__all__ = ["ended_line", "line", "parsed"]
+__all__ = ["Skipped", "ended_line", "line", "parsed"]
 
 _LONGEST = 64 << 10
+_MOST_NODES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped(Event):
+    """How many events were left out so far, since the history of the pool is full."""
+
+    count: int = 0
+    ok: int = 0
+    """How many of them were calls that ended well."""
 
 
 def line(event: Event) -> bytes:
@@ -24,7 +35,7 @@ def line(event: Event) -> bytes:
         return _output_line(event)
     if isinstance(event, events.CallEnded):
         end = (event.call, event.name, event.node, event.outcome, event.seconds, event.rank, event.error)
-        more = (event.attempt, event.arguments, event.items, event.failed_items)
+        more = (event.attempt, event.arguments, event.items, event.failed_items, event.group, event.waited)
         return ended_line(event.pool, event.time, (*end, *more)).encode()
     values = {name: getattr(event, name) for name in _NAMES.get(type(event), ())}
     if isinstance(event, events.NodeSample):
@@ -36,12 +47,16 @@ def line(event: Event) -> bytes:
 
 def ended_line(pool: str, time: float, end: EndOfCall) -> str:
     """The end of a call as a line; there are many of these, so it is quick."""
-    call, name, node, outcome, seconds, rank, error, attempt, arguments, items, failed_items = end
+    call, name, node, outcome, seconds, rank, error, attempt, arguments, items, failed_items, group, waited = end
     more = f',"arguments":{_quoted(arguments)}' if arguments else ""
     if error:
         more += f',"error":{_quoted(error)}'
     if items != 1 or failed_items:
         more += f',"items":{items},"failed_items":{failed_items}'
+    if group:
+        more += f',"group":{_quoted(group)}'
+    if waited >= 0.0001:
+        more += f',"waited":{waited:.4f}'
     return (
         f'{{"event":"CallEnded","pool":{_quoted(pool)},"time":{time!r},"call":{_quoted(call)},"name":{_quoted(name)},'
         f'"node":{node},"outcome":"{outcome}","seconds":{seconds!r},"rank":{"null" if rank is None else rank},'
@@ -62,7 +77,7 @@ def _output_line(event: events.Output) -> bytes:
 def parsed(text: bytes) -> Event | None:
     """The event of a line; None for a line that is damaged, or of a kind that is not known."""
     try:
-        found: Any = json.loads(text)
+        found: Any = _decode(text.decode())
         kind = _KINDS.get(found["event"])
         return None if kind is None else kind(**_known(kind, found))
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -70,16 +85,113 @@ def parsed(text: bytes) -> Event | None:
 
 
 def _known(kind: type[Event], found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a line that the event has, as the types that it has them in."""
-    values = {name: found[name] for name in _NAMES[kind] if name in found}
-    if any(name not in values for name in _WANTED[kind]):
-        raise ValueError("a field is missing")
+    """The fields of a line that the event has, as the types that it has them in; ValueError if they are not."""
+    values: dict[str, Any] = {}
+    for name, right in _CHECKS[kind]:
+        if name in found:
+            value = values[name] = found[name]
+            if not right(value):
+                raise ValueError(f"{name} is no such value")
+        elif name in _WANTED[kind]:
+            raise ValueError("a field is missing")
     if kind is events.NodeSample:
         given = cast("list[list[Any]]", values.get("gpus") or [])
-        values["gpus"] = tuple(events.GpuSample(*gpu[: len(_GPU)]) for gpu in given)
+        values["gpus"] = tuple(_gpu(gpu) for gpu in given)
     if kind is events.Warned:
-        values["kinds"] = tuple(map(str, values["kinds"]))
+        values["kinds"] = tuple(map(str, values["kinds"])) or ("builtins:Warning",)
     return values
+
+
+def _gpu(values: list[Any]) -> events.GpuSample:
+    found = events.GpuSample(*values[: len(_GPU)])
+    for name in _GPU[2:]:
+        if not _is_perhaps_number(getattr(found, name)):
+            raise ValueError(f"{name} is no number")
+    if not _is_node(found.index) or not isinstance(cast(Any, found.name), str):
+        raise ValueError("no GPU")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is float or type(value) is int) and -1e18 < value < 1e18
+
+
+def _is_any_number(value: Any) -> bool:
+    return _is_number(value) or (type(value) is float and not math.isfinite(value))
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1e11
+
+
+def _is_price(value: Any) -> bool:
+    return _is_any_number(value) and value >= 0
+
+
+def _is_perhaps_number(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_node(value: Any) -> bool:
+    return type(value) is int and -1 <= value <= _MOST_NODES
+
+
+def _is_perhaps_node(value: Any) -> bool:
+    return value is None or _is_node(value)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_perhaps_text(value: Any) -> bool:
+    return value is None or type(value) is str
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) is list
+
+
+def _is_object(value: Any) -> bool:
+    return type(value) is dict
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_any_number, cast("dict[str, Any]", value).values()))
+
+
+def _is_processes(value: Any) -> bool:
+    return _is_node(value) or type(value) is str
+
+
+_RIGHT: dict[str, Callable[[Any], bool]] = {
+    "bool": _is_bool,
+    "float": _is_number,
+    "float | None": _is_perhaps_number,
+    "int": _is_number,
+    "int | None": _is_perhaps_number,
+    "int | str": _is_processes,
+    "str": _is_text,
+    "str | None": _is_perhaps_text,
+    "Mapping[str, Any]": _is_object,
+    "Mapping[str, float]": _are_numbers,
+    "tuple[str, ...]": _is_list,
+    "tuple[GpuSample, ...]": _is_list,
+}
+
+
+def _check(name: str, kind: str) -> Callable[[Any], bool]:
+    if name in ("node", "nodes", "rank"):
+        return _is_perhaps_node if "None" in kind else _is_node
+    if name == "time":
+        return _is_time
+    if name == "hourly":
+        return _is_price
+    return _is_text if kind.startswith("Literal") else _RIGHT[kind]  # a new event may need a new row there
 
 
 def _other(value: object) -> str:
@@ -93,11 +205,14 @@ _KINDS: dict[str, type[Event]] = {
     if isinstance(found := getattr(events, name), type) and issubclass(found, Event) and found is not Event
 }
 _KINDS.pop("BroadcastStalled")
+_KINDS["Skipped"] = Skipped
 _NAMES = {kind: tuple(field.name for field in fields(kind)) for kind in _KINDS.values()}
 _WANTED = {
     kind: tuple(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
     for kind in _KINDS.values()
 }
+_CHECKS = {kind: tuple((field.name, _check(field.name, str(field.type))) for field in fields(kind)) for kind in _NAMES}
+_decode = json.JSONDecoder().decode
 _encode = json.JSONEncoder(default=_other, separators=(",", ":")).encode
 _quoted = json.encoder.encode_basestring_ascii
 _GPU = tuple(field.name for field in fields(events.GpuSample))

@@ -22,7 +22,7 @@ from typing import Any
 
 from skyward import events
 from skyward.events import EndOfCall, Event
-from skyward.history.lines import ended_line, line
+from skyward.history.lines import Skipped, ended_line, line
 from skyward.history.store import FILE, FOLDER, prune
 from skyward.machines.ledger import state_dir
 from skyward.transport import private
@@ -38,6 +38,7 @@ _MOST_LINES = 2_000
 _AT_ONCE = 250  # lines that are made and written together; in between other threads get their turn
 _NODES_A_SECOND = 10
 _CLOSING = 5.0
+_TELL = 5.0
 _DISPENSABLE = (
     *(events.Output, events.Log, events.Warned, events.CallStarted, events.NodeSample),
     *(events.Progress, events.GroupProgress, events.QueueLength),
@@ -61,8 +62,8 @@ class Recorder:
         self.path = private.make(self.root, FOLDER, self.id) / FILE
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._size, self._skipped, self._failed = 0, 0, False
-        self._pool = pool
+        self._size, self._skipped, self._skipped_ok, self._failed = 0, 0, 0, False
+        self._pool, self._told = pool, (0, 0.0)
         self._waiting: list[Event | tuple[float, EndOfCall]] = []
         self._writing = threading.Lock()
         self._closed = threading.Event()
@@ -104,6 +105,8 @@ class Recorder:
                     lines.append(written)
                 if data := b"".join(lines):
                     self._write(data)  # and lets go of the interpreter
+            if self._skipped and (told := self._count_skipped(_TELL)):
+                self._write(told)
 
     def close(self) -> None:
         """Writes what is left, and how much was left out."""
@@ -111,8 +114,7 @@ class Recorder:
         self._thread.join(_CLOSING)
         self.flush()
         with self._writing:
-            if self._skipped:
-                self._write(json.dumps({"event": "Skipped", "count": self._skipped}).encode() + b"\n")
+            self._write(self._count_skipped(0.0))
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
@@ -162,8 +164,18 @@ class Recorder:
         ok = isinstance(event, events.CallEnded) and event.outcome == "ok"
         if ok or isinstance(event, _DISPENSABLE) or self._size > self._limit + self._limit // 8:
             self._skipped += 1
+            self._skipped_ok += event.done if isinstance(event, events.CallEnded) else 0
             return False
         return True
+
+    def _count_skipped(self, every: float) -> bytes:
+        """A line that says how much is left out, if it has changed, and not more often than `every` so many seconds."""
+        told, last = self._told
+        now = time.monotonic()
+        if self._skipped == told or (told and now - last < every):
+            return b""
+        self._told = self._skipped, now
+        return line(Skipped(self._pool, self._skipped, self._skipped_ok))
 
     def _write(self, data: bytes) -> None:
         if self._failed or self._file < 0:

@@ -31,6 +31,7 @@ _KEPT = 30 * _DAY
 _MOST_BYTES = 1 << 30
 _CHUNK = 1 << 20
 _LONGEST_LINE = 4 << 20
+_LAST_TIME = 1e11  # seconds since 1970: later ones are no times
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._rest = path, 0, b""
+
+    @property
+    def share(self) -> float:
+        """How much of the file was read so far, as a share of 1."""
+        try:
+            return min(1.0, self._offset / max(1, self._path.stat().st_size))
+        except OSError:
+            return 1.0
 
     def read(self) -> Iterator[Event]:
         """Every event since the last time."""
@@ -134,9 +143,12 @@ def _sizes(base: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def _entry(folder: Path) -> Entry | None:
     path = folder / FILE
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe: none of ours
         with open(fd, "rb") as file:
             about: Any = json.loads(file.readline(_LONGEST_LINE))
-        return Entry(folder.name, str(about["pool"]), float(about["began"]), path, about)
-    except (OSError, ValueError, KeyError, TypeError):
+        began = float(about["began"])
+        if not 0 <= began < _LAST_TIME:
+            return None
+        return Entry(folder.name, str(about["pool"]), began, path, about)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # being made at this moment, or none of ours
