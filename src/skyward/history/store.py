@@ -127,7 +127,8 @@ def prune(root: Path | None = None, now: float | None = None, kept: float = _KEP
         if now - found.st_mtime <= kept and total <= limit:
             continue
         entry = _entry(folder)  # the others are not even opened: there may be thousands
-        if entry is not None and not entry.running:
+        old = now - found.st_mtime > kept
+        if old if entry is None else not entry.running:  # without an entry: a disk was full, or the file is damaged
             total -= found.st_size
             shutil.rmtree(folder, ignore_errors=True)
 

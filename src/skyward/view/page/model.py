@@ -6,35 +6,48 @@ Told what happened (`apply`), asked by the server: nothing here reads files, clo
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyward import events
 from skyward.events import Event
-from skyward.view.page.curves import SAMPLES, thinned
-from skyward.view.page.lanes import FAILED, ROWS, PageCall, PageNode, blocks
+from skyward.history.lines import Skipped
+from skyward.view.page.calls import PageCalls
+from skyward.view.page.curves import Curve
+from skyward.view.page.output import OutputLines
+from skyward.view.page.reports import Reports
+from skyward.view.page.timeline import PageCall, Timeline
 
 __all__ = ["PageModel"]
 
-_LINES = 200_000  # of output that can be searched
 _MOMENTS = 5_000
-_CURVES = 400
-_BLOCKS = 20_000  # in one answer
+_BLOCKS = 12_000  # in one answer
+_BROADCASTS = 300
+_NARROWEST = 3  # pixels that a block has at least
+_SPARK = 60  # points of a curve of a node
 _HOUR = 3600.0
-_JITTER = 0.02  # seconds by which the client may have heard late of an end
+_WINDOW = 10  # seconds over which the rate of calls is taken
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    number: int
-    time: float
-    node: int
-    stream: str
-    text: str
-    call: str | None
+@dataclass(slots=True)
+class _Gpu:
+    name: str
+    use: Curve = field(default_factory=Curve)
+    memory: Curve = field(default_factory=Curve)
+    total: int | None = None
+
+
+@dataclass(slots=True)
+class _Node:
+    state: str = "waiting"
+    done: int = 0
+    failed: int = 0
+    cpu: Curve = field(default_factory=Curve)
+    memory: Curve = field(default_factory=Curve)
+    gpus: dict[int, _Gpu] = field(default_factory=dict[int, _Gpu])
+    time: Timeline = field(default_factory=Timeline)
 
 
 class PageModel:
@@ -44,16 +57,19 @@ class PageModel:
         self.pool, self.state, self.provider = pool, "opening", ""
         self.began = self.last = 0.0
         self.revision = 0
-        self._nodes: dict[int, PageNode] = {}
-        self._calls: list[PageCall] = []
-        self._by_id: dict[str, PageCall] = {}
-        self._done = self._failed = 0
-        self._lines: deque[_Line] = deque(maxlen=_LINES)
-        self._written = 0
-        self._metrics: dict[tuple[str, int, int | None, str | None], deque[tuple[float, float]]] = {}
+        self._nodes: dict[int, _Node] = {}
+        self._calls = PageCalls()
+        self._done = self._failed = self._cancelled = 0
+        self._recent: Counter[int] = Counter()  # calls that ended, by second
+        self._lines = OutputLines()
+        self._reports = Reports()
+        self._queue = Curve()
         self._groups: dict[int, events.GroupProgress] = {}
         self._moments: deque[tuple[float, str, str, int | None]] = deque(maxlen=_MOMENTS)
+        self._said = 0
         self._hourly, self._spent, self._since = 0.0, 0.0, 0.0
+        self._unpriced = False
+        self._skipped = Skipped("")
 
     def apply(self, found: Iterable[Event]) -> None:
         """Takes in what has happened."""
@@ -69,134 +85,114 @@ class PageModel:
 
     def summary(self, now: float) -> dict[str, Any]:
         """What stands at the top of the page."""
-        up = sum(node.state == "up" for node in self._nodes.values())
         over = self.state in ("closed", "killed")
-        end = self.last if over else now
-        recent = 0 if over else self._rate(now)
-        cost = self._spent + (0.0 if over else self._hourly * max(0.0, now - self._since) / _HOUR)
+        cost = self._spent + self._hourly * max(0.0, (self.last if over else now) - self._since) / _HOUR
         return {
             "pool": self.pool,
             "state": self.state,
             "provider": self.provider,
             "revision": self.revision,
             "began": self.began,
-            "now": end,
+            "now": self.last if over else now,
             "nodes": len(self._nodes),
-            "up": up,
-            "calls": len(self._calls),
-            "running": sum(node.running for node in self._nodes.values()),
-            "done": self._done,
+            "up": sum(node.state == "up" for node in self._nodes.values()),
+            "calls": len(self._calls.all),
+            "running": 0 if over else sum(len(node.time.running) for node in self._nodes.values()),
+            "waiting": 0 if over or not self._queue.values else int(self._queue.values[-1]),
+            "done": self._done + self._skipped.ok,
             "failed": self._failed,
-            "rate": recent,
+            "cancelled": self._cancelled,
+            "rate": 0.0 if over else self._rate(now),
             "cost": _finite(cost) if self._hourly or self._spent else None,
-            "hourly": _finite(self._hourly),
+            "hourly": 0.0 if over else _finite(self._hourly),
+            "unpriced": self._unpriced,
+            "skipped": self._skipped.count,
             "groups": [
-                {key: getattr(g, key) for key in ("name", "done", "failed", "total", "left", "rate", "over")}
-                for g in list(self._groups.values())[-8:]
+                {name: getattr(group, name) for name in ("name", "done", "failed", "total", "left", "rate", "over")}
+                for group in list(self._groups.values())[-8:]
             ],
         }
 
-    def nodes(self, since: float) -> list[dict[str, Any]]:
-        """Every node with its figures over time, from `since` on."""
+    def nodes(self, since: float = 0.0, first: int = 0, last: int | None = None) -> list[dict[str, Any]]:
+        """Every node; those from place `first` to before `last` with their figures over time, from `since` on."""
+        found = sorted(self._nodes.items())
+        shown = range(first, len(found) if last is None else last)
         return [
             {
                 "node": number,
                 "state": node.state,
-                "running": node.running,
+                "running": len(node.time.running),
                 "done": node.done,
                 "failed": node.failed,
-                "cpu": thinned(zip(node.times, node.cpu, strict=True), since),
-                "memory": thinned(zip(node.times, node.memory, strict=True), since),
-                "gpus": [
-                    {
-                        "index": index,
-                        "name": name,
-                        "use": thinned(((t, use) for t, use, _ in found), since),
-                        "memory": thinned(((t, used) for t, _, used in found), since),
-                    }
-                    for index, (name, found) in sorted(node.gpus.items())
-                ],
+                **(_figures(node, since) if place in shown else {}),
             }
-            for number, node in sorted(self._nodes.items())
+            for place, (number, node) in enumerate(found)
         ]
 
-    def lanes(self, start: float, end: float, width: int, now: float) -> list[dict[str, Any]]:
+    def lanes(
+        self, start: float, end: float, width: int, now: float, first: int = 0, last: int | None = None
+    ) -> dict[str, Any]:
         """The calls of a window of time, node by node: as blocks, in which calls too short to be seen are one.
 
-        A block is [row, start, end, how many calls, outcome, name, id of the call if it is one].
+        All nodes have their number of rows, those from place `first` to before `last` have their blocks: [row, start,
+        end, how many calls, outcome, name, id of the call if it is one, how many failed], times counted from `start`.
         """
-        tick = max(1e-6, (end - start) / max(1, width))
-        room = max(50, _BLOCKS // max(1, len(self._nodes)))
-        return [
-            {"node": number, "rows": max(1, len(node.rows)), "blocks": blocks(node, start, end, tick, now)[:room]}
-            for number, node in sorted(self._nodes.items())
-        ]
+        tick = max(1e-6, _NARROWEST * (end - start) / max(1, width))
+        over = self.state in ("closed", "killed")
+        until = self.last if over else now
+        found = sorted(self._nodes.items())
+        shown = found[first:last]
+        room = max(100, _BLOCKS // max(1, len(shown)))
+        digits = max(0, min(6, 1 - math.floor(math.log10(tick))))
+        blocks = {
+            number: [
+                [row, round(a - start, digits), round(b - start, digits), *rest]
+                for row, a, b, *rest in node.time.blocks(start, end, tick, until)[:room]
+            ]
+            for number, node in shown
+        }
+        return {
+            "start": start,
+            "lanes": [{"node": number, "rows": max(1, len(node.time.rows))} for number, node in found],
+            "blocks": blocks,
+            "broadcasts": self._broadcasts(start, end, tick, until),
+            "waiting": [(round(at - start, digits), count) for at, count in self._queue.points(400)],
+        }
 
     def calls(
         self, text: str = "", node: int | None = None, outcome: str = "", before: int | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
         """Calls, the newest first: those whose name, arguments or error have `text`; from number `before` down."""
-        found: list[dict[str, Any]] = []
-        wanted = text.lower()
-        last = len(self._calls) if before is None else max(0, min(before, len(self._calls)))
-        for index in range(last - 1, -1, -1):
-            call = self._calls[index]
-            if node is not None and call.node != node:
-                continue
-            if outcome and not (call.outcome == outcome or (outcome == "failed" and call.outcome in FAILED)):
-                continue
-            if wanted and wanted not in f"{call.name}({call.arguments}) {call.error} {call.id}".lower():
-                continue
-            found.append(_row(call))
-            if len(found) >= limit:
-                break
-        return found
+        return self._calls.search(text, node, outcome, before, limit)
 
     def call(self, id: str) -> dict[str, Any] | None:
         """All that is known of one call."""
-        call = self._by_id.get(id)
-        if call is None:
-            return None
-        lines = [_written(line) for line in self._lines if line.call == id]
-        return {**_row(call), "error": call.error, "output": lines[-2000:]}
+        found = self._calls.details(id)
+        return None if found is None else {**found, "output": self._lines.of_call(id)}
 
     def output(
         self, text: str = "", node: int | None = None, call: str = "", before: int | None = None, limit: int = 300
     ) -> list[dict[str, Any]]:
         """Lines of output, the newest first."""
-        wanted, found = text.lower(), list[dict[str, Any]]()
-        for line in reversed(self._lines):
-            if before is not None and line.number >= before:
-                continue
-            if (node is not None and line.node != node) or (call and line.call != call):
-                continue
-            if wanted and wanted not in line.text.lower():
-                continue
-            found.append(_written(line))
-            if len(found) >= limit:
-                break
-        return found
+        return self._lines.search(text, node, call, before, limit)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What bodies have reported, as curves by step, one for each call."""
-        return [
-            {
-                "name": name,
-                "node": node,
-                "rank": rank,
-                "call": call,
-                "points": thinned(points, -math.inf),
-            }
-            for (name, node, rank, call), points in sorted(self._metrics.items(), key=lambda item: item[0][:2])
-        ]
+        """What bodies have reported, as curves, one for each call."""
+        found = self._reports.curves()
+        for each in found:
+            call = self._calls.get(each["call"]) if each["call"] else None
+            each["function"], each["arguments"] = (call.name[:80], call.arguments[:60]) if call else ("", "")
+        return found
 
     def moments(self, before: int | None = None, limit: int = 300) -> list[dict[str, Any]]:
         """Warnings, nodes that came and went, steps of opening: the newest first."""
+        gone = self._said - len(self._moments)
         found = list(self._moments)
-        last = len(found) if before is None else max(0, min(before, len(found)))
+        last = self._said if before is None else max(gone, min(before, self._said))
         return [
-            {"number": i, "time": found[i][0], "kind": found[i][1], "text": found[i][2], "node": found[i][3]}
-            for i in range(last - 1, max(-1, last - 1 - limit), -1)
+            {"number": i, "time": at, "kind": kind, "text": text[:4000], "node": node}
+            for i in range(last - 1, max(gone - 1, last - 1 - limit), -1)
+            for at, kind, text, node in (found[i - gone],)
         ]
 
     # what happens
@@ -221,11 +217,13 @@ class PageModel:
         self.state = "closed"
         self._account(event.time, 0.0)
         for node in self._nodes.values():
-            node.state, node.running = "gone", 0
+            node.state = "gone"
         self._say(event, "pool", f"closed after {event.seconds:.1f} s")
 
     def _on_PoolCost(self, event: events.PoolCost) -> None:
-        self._account(event.time, event.hourly if math.isfinite(event.hourly) else 0.0)
+        known = math.isfinite(event.hourly)
+        self._unpriced = self._unpriced or not known
+        self._account(event.time, event.hourly if known else 0.0)
 
     def _on_NodePhase(self, event: events.NodePhase) -> None:
         if event.node is not None and event.phase == "ready":
@@ -237,8 +235,7 @@ class PageModel:
         self._say(event, "node", "takes calls again", event.node)
 
     def _on_NodeDown(self, event: events.NodeDown) -> None:
-        node = self._node(event.node)
-        node.state, node.running = "down", 0
+        self._node(event.node).state = "down"
         self._say(event, "warning", event.reason, event.node)
 
     def _on_NodeLeaving(self, event: events.NodeLeaving) -> None:
@@ -248,130 +245,136 @@ class PageModel:
     def _on_Notice(self, event: events.Notice) -> None:
         self._say(event, "warning" if event.level == "warning" else "note", event.text)
 
+    def _on_Skipped(self, event: Skipped) -> None:
+        if not self._skipped.count:
+            text = (
+                "the history of this pool is full: from here on only failures and warnings are kept, others are counted"
+            )
+            self._say(event, "warning", text)
+        self._skipped = event
+
+    def _on_QueueLength(self, event: events.QueueLength) -> None:
+        self._queue.add(event.time, event.calls)
+
     def _on_NodeSample(self, event: events.NodeSample) -> None:
         node = self._node(event.node)
-        node.times.append(event.time)
-        node.cpu.append(event.cpu)
-        node.memory.append(event.memory)
+        node.cpu.add(event.time, event.cpu)
+        node.memory.add(event.time, event.memory)
         for gpu in event.gpus:
-            known = node.gpus.setdefault(gpu.index, (gpu.name, deque(maxlen=SAMPLES)))
-            known[1].append((event.time, gpu.utilization or 0.0, float(gpu.memory_used or 0)))
+            known = node.gpus.get(gpu.index) or node.gpus.setdefault(gpu.index, _Gpu(gpu.name))
+            known.total = gpu.memory_total
+            if gpu.utilization is not None:
+                known.use.add(event.time, gpu.utilization)
+            if gpu.memory_used is not None:
+                known.memory.add(event.time, gpu.memory_used)
 
     def _on_CallStarted(self, event: events.CallStarted) -> None:
-        before = self._by_id.get(event.call)
+        before = self._calls.get(event.call)
         if before is not None and before.outcome == "running":
-            self._finish(before, event.time, max(0.0, event.time - before.began), "lost", "")
+            self._finish(before, event.time, 0.0, "lost", "")
             self._node(before.node).failed += 1
-        made = (event.call, event.name, event.node, event.rank, event.time, event.arguments, event.attempt)
-        call = PageCall(len(self._calls), *made)
-        node = self._node(event.node)
-        at = event.time + _JITTER
-        free = next((row for row, until in enumerate(node.rows) if until <= at), len(node.rows))
-        call.row = min(free, ROWS - 1)
-        if call.row == len(node.rows):
-            node.rows.append(math.inf)
-        else:
-            node.rows[call.row] = math.inf
-        node.running += 1
-        at = bisect_left(node.starts, call.began)  # nearly always the end
-        node.starts.insert(at, call.began)
-        node.calls.insert(at, call)
-        self._calls.append(call)
-        self._by_id[event.call] = call
+        e = event
+        made = (e.call, e.name, e.node, e.rank, e.time, e.arguments, e.attempt, e.group, e.waited)
+        call = PageCall(len(self._calls.all), *made)
+        self._node(event.node).time.begin(call)
+        self._calls.add(call)
 
     def _on_CallEnded(self, event: events.CallEnded) -> None:
-        call = self._by_id.get(event.call)
+        call = self._calls.get(event.call)
         if (call is None or call.outcome != "running") and event.node >= 0:  # it was over before it was told of
             e, began = event, event.time - event.seconds
-            at = (e.pool, e.call, e.name, e.node, e.attempt, e.rank, e.arguments)
+            at = (e.pool, e.call, e.name, e.node, e.attempt, e.rank, e.arguments, e.group, e.waited)
             self._on_CallStarted(events.CallStarted(*at, time=began))
-            call = self._by_id.get(event.call)
+            call = self._calls.get(event.call)
         self._done += event.done
         self._failed += event.failed
+        self._cancelled += event.outcome == "cancelled"
+        self._recent[int(event.time)] += event.items
         if call is not None:  # it has begun
+            if event.seconds:
+                call.waited = event.waited
+            call.items = event.items
             self._finish(call, event.time, event.seconds, event.outcome, event.error)
             node = self._node(call.node)
             node.done += event.done
             node.failed += event.failed
 
     def _finish(self, call: PageCall, now: float, seconds: float, outcome: str, error: str) -> None:
-        call.seconds, call.outcome, call.error = seconds, outcome, error
-        node = self._node(call.node)
-        node.running = max(0, node.running - 1)
-        node.longest = max(node.longest, seconds)
-        node.rows[call.row] = min(now, call.began + seconds)
+        """A call has ended; how long it ran is not told of one that was lost or cancelled."""
+        ended = max(call.began, min(now, call.began + seconds) if seconds else now)
+        call.ended, call.seconds = ended, seconds or ended - call.began
+        call.outcome, call.error = outcome, error
+        self._node(call.node).time.end(call)
 
     def _on_Output(self, event: events.Output) -> None:
-        self._line(event, event.node, event.stream, event.text, event.call)
+        self._lines.add(event.time, event.node, event.stream, event.text, event.call)
 
     def _on_Log(self, event: events.Log) -> None:
-        self._line(event, event.node, "stderr", f"{event.logger}: {event.text}", event.call)
+        self._lines.add(event.time, event.node, "stderr", f"{event.logger}: {event.text}", event.call)
 
     def _on_Warned(self, event: events.Warned) -> None:
         text = f"{event.path}:{event.line}: {event.category}: {event.text}"
-        self._line(event, event.node, "stderr", text, event.call)
+        self._lines.add(event.time, event.node, "stderr", text, event.call)
 
     def _on_Progress(self, event: events.Progress) -> None:
-        for name, value in event.metrics.items():
-            if math.isfinite(value):
-                key = (name, event.node, event.rank, event.call)
-                self._metrics.setdefault(key, deque(maxlen=SAMPLES)).append((event.step, value))
-        while len(self._metrics) > _CURVES:
-            del self._metrics[next(iter(self._metrics))]  # of the calls that reported first
+        self._reports.add(event, self.began)
+        call = self._calls.get(event.call) if event.call else None
+        if call is not None:
+            call.progress = (event.step, event.total)
 
     def _on_GroupProgress(self, event: events.GroupProgress) -> None:
         self._groups.pop(event.group, None)
         self._groups[event.group] = event
+        while len(self._groups) > 64:
+            del self._groups[next(iter(self._groups))]
 
     # how
 
-    def _node(self, number: int) -> PageNode:
-        return self._nodes.setdefault(number, PageNode())
-
-    def _line(self, event: Event, node: int, stream: str, text: str, call: str | None) -> None:
-        self._lines.append(_Line(self._written, event.time, node, stream, text, call))
-        self._written += 1
+    def _node(self, number: int) -> _Node:
+        return self._nodes.get(number) or self._nodes.setdefault(number, _Node())
 
     def _say(self, event: Event, kind: str, text: str, node: int | None = None) -> None:
         self._moments.append((event.time, kind, text, node))
+        self._said += 1
 
     def _account(self, now: float, hourly: float) -> None:
         self._spent += self._hourly * max(0.0, now - self._since) / _HOUR
         self._hourly, self._since = hourly, now
 
-    def _rate(self, now: float, window: float = 10.0) -> float:
-        ended = 0
-        for call in reversed(self._calls):
-            if call.began < now - 2 * window:
+    def _rate(self, now: float) -> float:
+        last = int(now)
+        if len(self._recent) > 1000:
+            self._recent = Counter({at: count for at, count in self._recent.items() if at > last - 60})
+        return sum(self._recent[at] for at in range(last - _WINDOW, last)) / _WINDOW
+
+    def _broadcasts(self, start: float, end: float, tick: float, now: float) -> list[dict[str, Any]]:
+        """Broadcasts in a window of time that are wide enough to be seen, with times counted from `start`."""
+        found: list[dict[str, Any]] = []
+        for each in reversed(self._calls.broadcasts.values()):
+            told = each.told()
+            ended = told["ended"] or now
+            if told["began"] > end or ended < start or ended - told["began"] < 2 * tick:
+                continue
+            found.append({**told, "began": round(told["began"] - start, 6), "ended": round(ended - start, 6)})
+            if len(found) >= _BROADCASTS:
                 break
-            ended += call.seconds is not None and call.began + call.seconds > now - window
-        return ended / window
+        return found
 
 
-def _row(call: PageCall) -> dict[str, Any]:
+def _figures(node: _Node, since: float) -> dict[str, Any]:
     return {
-        "number": call.number,
-        "id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "node": call.node,
-        "rank": call.rank,
-        "began": call.began,
-        "seconds": call.seconds,
-        "outcome": call.outcome,
-        "attempt": call.attempt,
-        "why": call.error.rstrip().rpartition("\n")[2][:300],
-    }
-
-
-def _written(line: _Line) -> dict[str, Any]:
-    return {
-        "number": line.number,
-        "time": line.time,
-        "node": line.node,
-        "stream": line.stream,
-        "text": line.text[:4000],
-        "call": line.call,
+        "cpu": node.cpu.points(_SPARK, since),
+        "memory": node.memory.points(_SPARK, since),
+        "gpus": [
+            {
+                "index": index,
+                "name": gpu.name,
+                "use": gpu.use.points(_SPARK, since),
+                "memory": gpu.memory.points(_SPARK, since),
+                "total": gpu.total,
+            }
+            for index, gpu in sorted(node.gpus.items())
+        ],
     }
 
 

@@ -10,27 +10,43 @@ put into HTML here: the page itself puts texts into its elements as texts.
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
+import logging
+import math
 import secrets
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+from skyward.events import Event
 from skyward.history.store import Entry, Tail
 from skyward.view.page.model import PageModel
 
 __all__ = ["PageServer"]
 
-_FILES = {"/app.js": "text/javascript", "/style.css": "text/css", "/icon.svg": "image/svg+xml"}
+log = logging.getLogger("skyward.page")
+
+_SCRIPTS = ("common", "nodes", "lanes", "lists", "metrics", "app")
+_FILES = {
+    **{f"/{name}.js": "text/javascript" for name in _SCRIPTS},
+    "/style.css": "text/css",
+    "/icon.svg": "image/svg+xml",
+}
 _HOSTS = frozenset(("127.0.0.1", "localhost", "[::1]", "::1"))
 _TICK = 1.0
+_BEAT = 10.0  # seconds without news after which a page hears that all is well
 _LATEST = 0.2  # seconds for which an answer may be old
+_AT_ONCE = 0.25  # seconds of reading for one answer: a long history comes bit by bit
+_TOKENS = 64
+_LONGEST_WINDOW = 1e9
 _KEYS = 64
 _VIEWERS = 32
 _CONNECTIONS = 128
@@ -50,6 +66,7 @@ class PageServer:
         self._tail, self.model = Tail(entry.path), PageModel(entry.pool)
         self._reading = threading.Lock()
         self._read = 0.0
+        self._found: Iterator[Event] | None = None
         self._tokens: dict[str, float | None] = {}  # with the time until which it still works
         self._keys: list[str] = []
         self._closed = threading.Event()
@@ -57,19 +74,18 @@ class PageServer:
         handler = cast("type[_Handler]", type("_Bound", (_Handler,), {"page": self}))
         self._server = _Server(("127.0.0.1", 0), handler)
         self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="skyward-page", daemon=True).start()
+        threading.Thread(target=self._server.serve, name="skyward-page", daemon=True).start()
 
     def address(self) -> str:
         """A new address of the page; it can be opened once."""
         token = secrets.token_urlsafe(24)
-        self._tokens[token] = None
+        self._tokens = {**dict(list(self._tokens.items())[1 - _TOKENS :]), token: None}
         return f"http://127.0.0.1:{self.port}/?token={token}"
 
     def close(self) -> None:
         """Stops serving; pages that are open say so."""
         self._closed.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
     @property
     def closed(self) -> bool:
@@ -78,7 +94,7 @@ class PageServer:
 
     def pause(self) -> bool:
         """Waits for the next look at the history; False if the page is closed."""
-        return not self._closed.wait(_TICK)
+        return not self._closed.wait(_TICK if self._found is None else 0.02)
 
     def key_for(self, token: str) -> str | None:
         """A key, if the token is right and was not used before; browsers may ask twice within a few seconds."""
@@ -95,38 +111,53 @@ class PageServer:
         return any(hmac.compare_digest(known.encode(), key.encode()) for known in self._keys)
 
     def current(self) -> PageModel:
-        """The state of the pool, as new as its history is."""
+        """The state of the pool, as new as its history is; a long one is read bit by bit."""
         now = time.monotonic()
-        if now - self._read > _LATEST:
-            self._flush()
-            try:
-                self.model.apply(self._tail.read())
-            except OSError:
-                pass  # removed meanwhile: what is known stays
-            if self.model.state != "closed" and not self._entry.running:
-                self.model.state = "killed"
-            self._read = now
+        if now - self._read > _LATEST or self._found is not None:
+            if self._found is None:
+                self._flush()
+                self._found = self._tail.read()
+            if self._take(now + _AT_ONCE):
+                self._found = None
+                if self.model.state != "closed" and not self._entry.running:
+                    self.model.state = "killed"
+            self._read = time.monotonic()
         return self.model
+
+    def _take(self, until: float) -> bool:
+        """Reads on until that time; whether that was all."""
+        assert self._found is not None
+        try:
+            while batch := list(itertools.islice(self._found, 500)):
+                self.model.apply(batch)
+                if time.monotonic() > until:
+                    return False
+        except OSError:
+            pass  # removed meanwhile: what is known stays
+        return True
 
     def answer(self, path: str, query: dict[str, str]) -> Any:
         """The data behind a path; KeyError for a path that there is not, ValueError for a query that is wrong."""
         with self._reading:
             model, now = self.current(), self._clock()
-            node = int(query["node"]) if query.get("node") else None
-            before = int(query["before"]) if query.get("before") else None
-            limit = min(1000, int(query.get("limit") or 200))
+            node, before, limit = _whole(query, "node"), _whole(query, "before"), _whole(query, "limit")
+            limit = max(1, min(1000, 200 if limit is None else limit))
+            first, last = max(0, _whole(query, "first") or 0), _whole(query, "last")
             match path:
                 case "summary":
-                    return model.summary(now)
+                    return {**model.summary(now), "read": 1.0 if self._found is None else self._tail.share}
                 case "nodes":
-                    return model.nodes(float(query.get("since") or 0))
+                    return model.nodes(_number(query, "since"), first, last)
                 case "lanes":
-                    width = min(4000, int(query["width"]))
-                    return model.lanes(float(query["start"]), float(query["end"]), width, now)
+                    start, end = _number(query, "start"), _number(query, "end")
+                    if not 0 < end - start < _LONGEST_WINDOW:
+                        raise ValueError("start must be before end")
+                    width = max(1, min(4000, _whole(query, "width") or 1000))
+                    return model.lanes(start, end, width, now, first, last)
                 case "calls":
                     return model.calls(query.get("text", ""), node, query.get("outcome", ""), before, limit)
                 case "call":
-                    return model.call(query["id"])
+                    return model.call(query.get("id", ""))
                 case "output":
                     return model.output(query.get("text", ""), node, query.get("call", ""), before, limit)
                 case "metrics":
@@ -145,6 +176,37 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
         self._open: dict[Any, None] = {}  # in the order in which they came
         self._lock = threading.Lock()
+        self._ended, self._ending = socket.socketpair()
+
+    def serve(self) -> None:
+        """Accepts connections until it is stopped; in between nothing wakes up."""
+        self.socket.setblocking(False)
+        with selectors.DefaultSelector() as selector, self._ended:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(self._ended, selectors.EVENT_READ)
+            while not any(key.fileobj is self._ended for key, _ in selector.select()):
+                self._accept()
+        self.server_close()
+
+    def _accept(self) -> None:
+        try:
+            request, address = self.get_request()
+        except OSError:
+            return  # it went away before it was accepted, or there are too many open files
+        try:
+            self.process_request(request, address)
+        except RuntimeError:  # no thread can be started: this program has too many
+            self.shutdown_request(request)
+
+    def stop(self) -> None:
+        """Ends `serve`."""
+        self._ending.close()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection; reading from it waits, as `timeout` says."""
+        found, address = super().get_request()
+        found.setblocking(True)
+        return found, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serves a connection; when there are too many, the oldest is closed: anybody on this computer can connect."""
@@ -225,21 +287,28 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(b"there is nothing here\n", "text/plain", HTTPStatus.NOT_FOUND)
         except ValueError as exc:
             self._send(f"{exc}\n".encode(), "text/plain", HTTPStatus.BAD_REQUEST)
+        except Exception as exc:  # logged, and said on the page
+            log.exception("the page cannot show %s", path)
+            text = f"this cannot be shown: {type(exc).__name__}: {exc}. This is a bug of Skyward's.\n"
+            self._send(text.encode(errors="replace"), "text/plain", HTTPStatus.INTERNAL_SERVER_ERROR)
         else:
             self._send(_json(answer), "application/json")
 
     def _live(self) -> None:
-        """Sends the summary once a second, as long as somebody looks and it changes."""
+        """Sends the summary when it has changed, at most once a second, as long as somebody looks."""
         if not self.page.viewers.acquire(blocking=False):
             self._send(b"too many pages are open\n", "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
             return
         cast("_Server", self.server).keep(self.connection)
+        sent, at = b"", 0.0
         try:
             self._head("text/event-stream", None)
             while True:
-                data = _json(self.page.answer("summary", {}))
-                self.wfile.write(b"data: " + data + b"\n\n")
-                self.wfile.flush()
+                data, now = _json(self.page.answer("summary", {})), time.monotonic()
+                if data != sent or now - at > _BEAT:
+                    self.wfile.write(b"data: " + data + b"\n\n")
+                    self.wfile.flush()
+                    sent, at = data, now
                 if not self.page.pause():
                     self.wfile.write(b"event: end\ndata: {}\n\n")
                     return
@@ -275,6 +344,20 @@ class _Handler(BaseHTTPRequestHandler):
 def _host(text: str) -> str:
     """The host of `host:port`, with the brackets of an IPv6 address."""
     return text if text.endswith("]") else text.rpartition(":")[0] or text
+
+
+def _whole(query: dict[str, str], name: str) -> int | None:
+    value = query.get(name)
+    if value and len(value) > 15:
+        raise ValueError(f"{name} is no such number")
+    return int(value) if value else None
+
+
+def _number(query: dict[str, str], name: str) -> float:
+    value = float(query.get(name) or 0)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is no such number")
+    return value
 
 
 def _static(path: str) -> bytes:
