@@ -24,6 +24,7 @@ __all__ = ["Control", "JoinedMachine", "Member", "NotStarted"]
 _PING = 5.0
 _SILENT = 20.0
 _ANSWER = 20.0
+_RETURN = 2.0
 _LONGEST_LINE = 1 << 16
 _PIECE = 1 << 16  # more than a record of TLS, so that none is left where poll does not see it
 _PIECES = 4  # from one machine, before others have their turn
@@ -73,7 +74,9 @@ class Member:
         """
         deadline = time.monotonic() + timeout
         with self.changed:
-            self.changed.wait_for(lambda: self.connected or self.gone, timeout)
+            # whoever closes a pool does not wait for each machine that was lost long ago
+            patience = max(_RETURN, self.lost_at + timeout - time.monotonic())
+            self.changed.wait_for(lambda: self.connected or self.gone, min(patience, timeout))
             if self.gone:
                 raise ConnectionRefusedError(f"{self.name} has left: {self.gone}")
             if not self.connected:
