@@ -126,6 +126,9 @@ def test_a_body_that_kills_its_process_is_told_as_a_crash_and_not_run_again(
     assert "last words" in error.stderr
     assert name in str(error)
     assert "last words" in str(error)
+    frames = [line for line in error.stderr.splitlines() if line.startswith("  File ")]
+    assert f" in {how.__name__}" in error.stderr
+    assert frames[-1].endswith(" in die"), "frames of the runner around the body say nothing to the user"
     again = [echo(i) > pool for i in range(4)]
     assert [f.result(45) for f in again] == [0, 1, 2, 3]
     assert len(starts(mark)) == 1

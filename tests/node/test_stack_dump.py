@@ -119,3 +119,34 @@ def test_a_stack_is_complete_when_the_runner_is_reached_or_it_was_too_deep() -> 
 
 def test_the_signal_is_one_that_nothing_else_uses() -> None:
     assert signal.SIGRTMIN < stack_dump.SIGNAL < signal.SIGRTMAX
+
+
+def dump(*frames: str, head: str = "Stack") -> str:
+    return f"{head} (most recent call first):\n" + "".join(f'  File "{frame}\n' for frame in frames)
+
+
+RUNNER = f'{stack_dump._PACKAGE}node/runner.py", line 9 in _work'
+BODY = f'{stack_dump._PACKAGE}node/body.py", line 8 in run'
+LINK = f'{stack_dump._PACKAGE}transport/frames.py", line 7 in read'
+RUNPY = '<frozen runpy>", line 198 in _run_module_as_main'
+TRAIN = '/home/me/train.py", line 3 in train'
+FATAL = "Fatal Python error: Segmentation fault\n\n"
+
+
+def test_what_faulthandler_tells_of_a_crash_is_cut_below_the_frames_of_the_user() -> None:
+    told = f"before\n{FATAL}{dump(TRAIN, BODY, RUNNER, RUNPY)}\nExtension modules: numpy, torch (total: 2)\nafter\n"
+    assert stack_dump.of_the_user(told) == f"before\n{FATAL}{dump(TRAIN)}after\n"
+
+
+def test_other_threads_are_told_only_if_they_have_frames_of_the_user() -> None:
+    ours = dump(LINK, RUNNER, RUNPY, head="Thread 0x02")
+    theirs = dump(TRAIN, '/usr/lib/python3/threading.py", line 5 in run', head="Thread 0x03")
+    current = dump(TRAIN, BODY, RUNNER, RUNPY, head="Current thread 0x01")
+    cut = dump(TRAIN, head="Current thread 0x01")
+    assert stack_dump.of_the_user(f"{FATAL}{ours}\n{theirs}\n{current}") == f"{FATAL}{theirs}\n{cut}"
+
+
+def test_a_crash_in_code_of_ours_is_told_with_all_its_frames() -> None:
+    told = FATAL + dump(LINK, RUNNER, RUNPY)
+    assert stack_dump.of_the_user(told) == told
+    assert stack_dump.of_the_user("a\nb") == "a\nb"

@@ -99,7 +99,9 @@ def _told(event: Event) -> str | None:
             return text
         case NodeDown(reason=reason):
             return f"down: {reason}"
-        case CallEnded(outcome="error" | "crashed" | "timeout" | "lost", name=name, error=error):
-            return f"{name} has failed: {error.rstrip().rpartition(chr(10))[2]}"
+        case CallEnded(outcome="error" | "crashed" | "timeout" | "lost" as outcome, name=name, error=error):
+            from skyward.history.summary import summary
+
+            return f"{name} has failed: {summary(outcome, error)}"
         case _:
             return None

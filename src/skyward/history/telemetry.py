@@ -11,6 +11,7 @@ from typing import Any
 from skyward import events
 from skyward.errors import MissingPackage
 from skyward.events import Event
+from skyward.history.summary import summary
 
 __all__ = ["opentelemetry"]
 
@@ -96,6 +97,6 @@ class _Telemetry:
         if span is None:
             return
         if event.outcome not in ("ok", "cancelled"):
-            why = event.error.rstrip().rpartition("\n")[2] or event.outcome
+            why = summary(event.outcome, event.error) or event.outcome
             span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, why))
         span.end(int(event.time * _NANO))

@@ -143,7 +143,7 @@ class RunnerProcess:
         tail = self._after(mark, self.err.tail)
         if len(self.err.tail) == _STDERR_KEPT and tail is self.err.tail:
             tail = tail.partition(b"\n")[2] or tail  # its first line is half a line
-        return readable(tail.decode("utf-8", "replace")).strip()[-_STDERR_TAIL:]
+        return stack_dump.of_the_user(readable(tail.decode("utf-8", "replace"))).strip()[-_STDERR_TAIL:]
 
     def _after(self, mark: bytes, otherwise: bytes) -> bytes:
         """What stderr says after the last mark, which tells where a call begins."""

@@ -12,10 +12,11 @@ import ctypes
 import faulthandler
 import re
 import signal
+import sysconfig
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SIGNAL", "Frames", "ask", "complete", "listen", "parse"]
+__all__ = ["SIGNAL", "Frames", "ask", "complete", "listen", "of_the_user", "parse"]
 
 Frames = list[tuple[str, int, str]]
 """File, line and function, the outermost first."""
@@ -25,6 +26,14 @@ SIGNAL = int(signal.SIGRTMIN) + 11 if hasattr(signal, "SIGRTMIN") else int(signa
 _PACKAGE = str(Path(__file__).parent.parent) + "/"
 _LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
 _END = re.compile(r'/node/runner\.py", line \d+ in (_work|_from_agent_init)\n')  # what is outside says nothing
+_DUMP = re.compile(
+    r"^(?P<head>(?:Current thread|Thread|Stack)\b[^\n]* \(most recent call first\):\n)"
+    r"(?P<frames>(?:  (?:File |\.\.\.)[^\n]*(?:\n|\Z))+)"
+    r"(?:\n?Extension modules: [^\n]*(?:\n|\Z))?(?P<gap>\n?)",
+    re.M,
+)
+_AROUND = tuple(f'  File "{_PACKAGE}node/{name}.py"' for name in ("body", "runner"))
+_AROUND_IT = (f'  File "{_PACKAGE}', f'  File "{sysconfig.get_path("stdlib")}/asyncio/')
 _CUT = "  ...\n"  # faulthandler writes no more than 100 frames
 
 
@@ -61,6 +70,27 @@ def parse(text: str) -> Frames:
     while len(frames) > 1 and frames[0][0].startswith(_PACKAGE):
         del frames[0]  # decorators and plugins of ours around the body
     return frames
+
+
+def of_the_user(text: str) -> str:
+    """What a process has written to stderr, without our frames around the body where faulthandler has told of a crash.
+
+    A crashing thread of which all frames are ours is told as it came.
+    """
+    return _DUMP.sub(_cut, text) if "(most recent call first):\n" in text else text
+
+
+def _cut(found: re.Match[str]) -> str:
+    kept: list[str] = []
+    for line in found["frames"].splitlines(keepends=True):
+        if line.startswith(_AROUND):
+            break
+        kept.append(line)
+    while kept and kept[-1].startswith(_AROUND_IT):
+        kept.pop()
+    if not kept:
+        return "" if found["head"].startswith("Thread ") else found[0]
+    return found["head"] + "".join(kept) + found["gap"]
 
 
 def _mask(path: str, name: str) -> bool:

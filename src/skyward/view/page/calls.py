@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from skyward.history.summary import summary
 from skyward.view.page.timeline import FAILED, PageCall
 
 __all__ = ["Broadcast", "PageCalls"]
@@ -110,7 +111,7 @@ def shown(call: PageCall) -> dict[str, Any]:
         "attempt": call.attempt,
         "items": call.items,
         "progress": call.progress,
-        "why": call.error.rstrip().rpartition("\n")[2][:300],
+        "why": summary(call.outcome, call.error)[:300],
     }
 
 
