@@ -63,7 +63,7 @@ def test_options_count_before_settings_and_errors_are_those_of_the_program(proje
         (["run", "nothing.py"], 1, "nothing.py is no file"),
         (["run", "train.py", "--provider", "azure"], 1, "there are"),
         (["run", "train.py", "--pool", "gpu"], 1, "`sky init` writes one"),
-        (["ps", "--", "x"], 2, "only `sky run`, `sky exec` and `sky plan`"),
+        (["ps", "--", "x"], 2, "only `sky run`, `sky exec`, `sky ssh` and `sky plan`"),
         (["run"], 2, "FILE"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_time_limit_names_the_rank_and_stops_the_others(pool: sky.ComputePool)
             time.sleep(60)
 
     with pytest.raises(sky.errors.TaskTimeout, match=r"on rank 2 \(node 1\)"):
-        call(linger).with_timeout(0.5) @ pool
+        call(linger).with_timeout(5) @ pool  # the others are done by then, on a busy machine too
     assert call(lambda: here().rank) @ pool == [0, 1, 2, 3]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from typing import Any
 
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "calls": sum(call.items for call in calls),
                 "failed": sum(call.failed for call in calls),
                 "seconds": round(max(0.0, history.events[-1].time - entry.began), 1) if history.events else 0.0,
-                "cost": round(cost, 4) if math.isfinite(cost := history.cost()) else None,
+                "cost": round(history.cost(), 4) if history.price_known else None,
                 "program": str(entry.about.get("program", "")),
             }
         )

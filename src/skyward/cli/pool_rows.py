@@ -87,7 +87,6 @@ def _told(summary: Summary) -> Row:
 
 def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
     calls = history.calls()
-    cost = history.cost(now)
     return Row(
         pool=entry.pool,
         state=state,
@@ -96,7 +95,7 @@ def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
         running=sum(call.outcome == "running" for call in calls),
         done=sum(call.items - call.failed for call in calls if call.failed_items or call.outcome == "ok"),
         failed=sum(call.failed for call in calls),
-        cost=cost if math.isfinite(cost) else None,
+        cost=history.cost(now) if history.price_known else None,
         began=entry.began,
         program=str(entry.about.get("program", "")),
         pid=entry.about.get("pid"),

@@ -160,6 +160,11 @@ class History:
         """What bodies reported with `sky.progress`, and how busy nodes were, in order."""
         return [metric for event in self.events for metric in _metrics(event)]
 
+    @property
+    def price_known(self) -> bool:
+        """Whether the price of all machines was known all the time, so that `cost` is all of it."""
+        return all(math.isfinite(event.hourly) for event in self.events if isinstance(event, events.PoolCost))
+
     def cost(self, now: float | None = None) -> float:
         """What the machines have cost in dollars until `now` (seconds since 1970), by their price where it is known."""
         spent, hourly, since = 0.0, 0.0, 0.0
