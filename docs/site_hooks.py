@@ -3,6 +3,7 @@
 A link from a page to a file of the repository (`../examples/x.py`, `../README.md`) is right where the repository is
 read. On the site it would lead nowhere, so examples become pages of their own, and other files are named only.
 A picture `x.png` that has an `x-dark.png` beside it is shown as the one or the other, by the reader's colour scheme.
+The first line of a quotation (`# from examples/x.py`) leads to the whole program, and the search puts guides first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,20 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+[^)\s#]+|/[^)\s#]+)(#[^)\s]*)?\)")
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]*pictures/[^)\s#]+)\.png\)")
+_QUOTED = re.compile(r'(<span class="c1">)# from (examples/[\w/]+)\.py(</span>)')
+_WEIGHTS = {  # in the search: what tells how something is done stands before what lists everything
+    "index.md": 4.0,
+    "tutorial.md": 3.0,
+    "guides/": 4.0,
+    "errors.md": 4.0,
+    "faq.md": 3.0,
+    "concepts.md": 1.5,
+    "reference.md": 0.3,
+    "changes.md": 0.1,
+    "architecture.md": 0.1,
+    "map.md": 0.1,
+    "promises.md": 0.1,
+}
 _RENAMED = {"CHANGELOG.md": "changes.md", "README.md": "index.md"}
 
 
@@ -35,6 +50,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Has links to files outside the documentation lead to their pages, if they have some."""
     here = Path(page.file.src_uri).parent
+    weight = next((weight for start, weight in _WEIGHTS.items() if page.file.src_uri.startswith(start)), None)
+    if weight is not None:
+        page.meta.setdefault("search", {"boost": weight})
 
     def led(match: re.Match[str]) -> str:
         picture, text, target, anchor = match.groups()
@@ -56,3 +74,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"![{text}]({target}.png#only-light)![{text}]({target}-dark.png#only-dark)"
 
     return _PICTURE.sub(both, _LINK.sub(led, markdown))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Has the first line of a quotation lead to the page of the whole program."""
+    up = "../" * (len(Path(page.file.src_uri).parts) - 1)
+
+    def led(match: re.Match[str]) -> str:
+        before, path, after = match.groups()
+        if files.get_file_from_path(f"{path}.md") is None:
+            return match[0]
+        return f'{before}# from <a href="{up}{path}.html">{path}.py</a>{after}'
+
+    return _QUOTED.sub(led, html)

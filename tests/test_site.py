@@ -77,6 +77,19 @@ def test_pictures_are_small_and_come_light_and_dark() -> None:
             assert name.replace(".png", "-dark.png") in pictures, f"`make pictures` takes {name} in the dark, too"
 
 
+def test_guides_and_the_tutorial_lead_to_the_whole_of_their_programs(site: Path) -> None:
+    for page in (site / "tutorial.html", *sorted((site / "guides").glob("*.html"))):
+        text = page.read_text()
+        led = set(re.findall(r'href="((?:\.\./)*examples/[^"]+\.html)"', text))
+        targets = {(page.parent / target).resolve() for target in led}
+        assert targets, f"{page.name} leads to no program"
+        assert all(target.is_file() for target in targets), (page.name, targets)
+        for quoted in re.findall(r"# from (?:<a [^>]*>)?(examples/[\w/]+)\.py", text):
+            assert (site / f"{quoted}.html").resolve() in targets, (
+                f"{page.name} quotes {quoted} and does not link to it"
+            )
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -118,6 +131,32 @@ def test_who_types_into_the_search_finds_the_page(chromium: Any, site: Path, add
         loaded = chromium.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
         assert loaded
         assert [name for name in loaded if not name.startswith((address, "data:"))] == []
+
+
+SEARCHES = {
+    "install": "index.html#install",
+    "timeout": "errors-and-retries",
+    "retry failed": "errors-and-retries",
+    "NodeLost": "errors.html#nodelost",
+    "resume training": "files.html",
+    "MASTER_ADDR": "pytorch-distributed",
+    "oom": "errors-and-retries",
+}
+
+
+def test_the_search_puts_what_helps_before_what_lists_everything(chromium: Any, site: Path) -> None:
+    listed = r"""return [...document.querySelectorAll('.md-search-result__link')]
+        .filter(link => link.getClientRects().length).slice(0, 3).map(link => link.href.replace(/\?[^#]*/, ''))"""
+    for words, page in SEARCHES.items():
+        chromium.get((site / "index.html").as_uri())
+        typed = chromium.find_element("css selector", ".md-search__input")
+        until(typed.is_displayed, what="the field for the search")
+        typed.click()
+        typed.send_keys(words)
+        until(
+            lambda page=page: any(page in link for link in chromium.execute_script(listed)),
+            what=lambda page=page: f"{page} among the first three, not {chromium.execute_script(listed)}",
+        )
 
 
 def test_pages_fit_a_phone_and_show_the_pictures_of_their_colours(chromium: Any, site: Path) -> None:

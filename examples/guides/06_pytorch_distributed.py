@@ -63,7 +63,8 @@ def train(epochs: int, points: int) -> dict:
         mean_loss = (totals[0] / totals[2]).item()
         accuracy = (totals[1] / totals[2]).item()
 
-        if info.is_head:
+        if sky.is_head():
+            sky.progress(epoch + 1, epochs, loss=mean_loss, accuracy=accuracy)
             print(f"epoch {epoch + 1}: loss {mean_loss:.4f}, accuracy {accuracy:.1%} on all {info.total_nodes} nodes")
 
     weights = sum(parameter.double().sum().item() for parameter in model.parameters())

@@ -57,12 +57,16 @@ def largest(parts: list[list[float]]) -> float:
 def sweep(pool: sky.ComputePool) -> None:
     settings = [(rate, depth) for rate in (0.001, 0.01, 0.1, 1.0) for depth in (2, 4, 8)]
     results = sky.gather(*(train(*chosen) for chosen in settings), return_exceptions=True) >> pool
+    for chosen, result in zip(settings, results, strict=True):
+        if isinstance(result, Exception):
+            print(chosen, repr(result))
     scores = {chosen: result for chosen, result in zip(settings, results, strict=True) if isinstance(result, float)}
-    failed = {chosen: result for chosen, result in zip(settings, results, strict=True) if chosen not in scores}
     best = max(scores, key=lambda chosen: scores[chosen])
+
+    failed = [chosen for chosen, result in zip(settings, results, strict=True) if isinstance(result, Exception)]
+    again = sky.gather(*(train(rate / 10, depth) for rate, depth in failed), return_exceptions=True) >> pool
     print(f"best: rate={best[0]}, depth={best[1]}; {len(scores)} runs finished, {len(failed)} failed")
-    for chosen, error in failed.items():
-        print(f"  {chosen}: {error}")
+    print(f"sent again with a smaller rate: {sum(isinstance(result, float) for result in again)} finished")
 
 
 def first_failure(pool: sky.ComputePool) -> None:

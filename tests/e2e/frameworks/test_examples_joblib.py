@@ -26,7 +26,8 @@ GUIDES = Path(__file__).parents[3] / "examples" / "guides"
         ),
         (
             "18_sweeps.py",
-            r"rate=0.01, depth=4; 9 runs finished, 3 failed.*stopped by.*400 texts in.*awaited: \[0.5, 1.0, 0.5\]",
+            r"\(1.0, 2\) ValueError\('the loss is not a number with rate=1.0'\).*rate=0.01, depth=4; 9 runs finished, "
+            r"3 failed.*a smaller rate: 3 finished.*stopped by.*400 texts in.*awaited: \[0.5, 1.0, 0.5\]",
         ),
     ],
 )
