@@ -17,7 +17,8 @@ from skyward.api.compute import PendingCompute
 from skyward.client.call import CallFuture
 from skyward.client.callbacks import UserCode
 from skyward.client.gather import combined, error_of, gathered, mapped, streamed
-from skyward.errors import ResultNotSerializable
+from skyward.client.partial import note_items
+from skyward.errors import NodeLost, ResultNotSerializable, TaskCrashed, TaskTimeout
 from tests.support.waiting import until
 
 
@@ -353,3 +354,55 @@ def test_results_are_closed_by_many_threads_at_once() -> None:
             closed.result(10)
     with pytest.raises(CancelledError):
         reading.result(10)
+
+
+def pending(*values: int) -> list[PendingCompute[Any]]:
+    return [PendingCompute(inverse, (value,), {}) for value in values]
+
+
+def inverse(n: int) -> float:
+    return 1 / n
+
+
+def failing() -> list[Future[Any]]:
+    return [done(0.5), done(NodeLost(1, "inverse")), done(TaskTimeout("inverse", 0, 5.0)), done(ValueError("no"))]
+
+
+@pytest.mark.parametrize(
+    "gather", [gathered, lambda f, c, k: list(streamed(f, True, c, k)), None], ids=["all", "s", "u"]
+)
+def test_exceptions_in_the_place_of_results_say_which_call_they_come_from(gather: Any) -> None:
+    gather = gather or (lambda f, c, k: list(streamed(f, False, c, k)))
+    found = gather(failing(), pending(2, 0, 7, 8), True)
+    assert found[0] == 0.5
+    said = ["call 1 of 4: inverse(0)", "call 2 of 4: inverse(7)", "call 3 of 4: inverse(8)"]
+    assert [error.__notes__ for error in found[1:]] == [[text] for text in said]
+
+
+def test_a_group_whose_futures_are_asked_again_notes_its_calls_once() -> None:
+    whole = combined(failing(), pending(2, 0, 7, 8), True)
+    for _ in range(2):
+        assert len(whole.result()[1].__notes__) == 1
+
+
+def test_an_exception_that_many_calls_share_has_a_bounded_number_of_notes() -> None:
+    shared = ValueError("of an argument")
+    gathered([done(shared) for _ in range(100)], pending(*range(100)), True)
+    assert len(shared.__notes__) == 20
+
+
+def test_a_call_of_a_map_that_gave_no_result_says_which_items_it_had() -> None:
+    def crash(calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+        return [done(TaskCrashed("inverse", 0, 0, -9, "SIGKILL")) for _ in calls]
+
+    each = PendingCompute[Any](inverse, (), {})
+    assert mapped(crash, each, [5, 6, 7], 4, True)[1].__notes__ == ["item 1: inverse(6)"]
+    with pytest.raises(TaskCrashed) as caught:
+        mapped(crash, each, [5, 6, 7], 4)
+    assert caught.value.__notes__[0] == "item 0: inverse(5)"
+
+
+def test_several_items_that_were_one_call_are_named_by_the_first_and_the_last() -> None:
+    error = TaskCrashed("inverse", 0)
+    note_items(error, PendingCompute(inverse, (), {}), [5, 6, 7], 40)
+    assert error.__notes__ == ["items 40 to 42, sent as one call: inverse(5) to inverse(7)"]

@@ -42,6 +42,14 @@ def slow(n: int) -> int:
     return n
 
 
+@sky.compute(timeout=0.5)
+def limited(n: int) -> int:
+    import time
+
+    time.sleep(60)
+    return n
+
+
 def notes(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", []))
 
@@ -52,12 +60,23 @@ def test_failures_stand_in_their_places(pool: sky.ComputePool) -> None:
     assert isinstance(results[2], Bad)
     assert results[2].number == 3
     assert "remote traceback" in notes(results[2])
+    assert "call 2 of 4: inverse(3)" in notes(results[2])
 
 
 def test_a_process_that_dies_costs_its_own_call_only(pool: sky.ComputePool) -> None:
     results = sky.gather(*(killed(n) for n in range(4)), return_exceptions=True) >> pool
     assert [results[0], *results[2:]] == [0, 2, 3]
     assert isinstance(results[1], sky.errors.TaskCrashed)
+    assert "call 1 of 4: killed(1)" in notes(results[1])
+
+
+def test_a_map_says_which_item_a_process_died_or_ran_out_of_time_with(pool: sky.ComputePool) -> None:
+    found = pool.map(killed, [0, 1], return_exceptions=True)
+    assert isinstance(found[1], sky.errors.TaskCrashed)
+    assert "item 1: killed(1)" in notes(found[1])
+    (late,) = pool.map(limited, [7], return_exceptions=True)
+    assert isinstance(late, sky.errors.TaskTimeout)
+    assert "item 0: limited(7)" in notes(late)
 
 
 def test_a_future_of_a_group_has_failures_in_their_places(pool: sky.ComputePool) -> None:

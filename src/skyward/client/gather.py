@@ -16,7 +16,8 @@ from skyward.api.brief import brief
 from skyward.api.compute import Chunk, PendingCompute, name_of
 from skyward.api.futures import AsyncItems, AwaitableFuture, Stream
 from skyward.client.callbacks import UserFuture, when_done
-from skyward.client.partial import failed_part, partial_of, say_how_many, set_partial
+from skyward.client.partial import failed_part, note_call, note_items, partial_of, say_how_many, set_partial
+from skyward.errors import TaskError
 from skyward.transport import exceptions
 from skyward.transport.threads import run_in_thread
 
@@ -107,6 +108,8 @@ def mapped(
             while future is not None:
                 start, end = pending.pop(future)
                 error = error_of(future)
+                if error is not None and (keep or isinstance(error, TaskError)):  # a body has said it itself
+                    note_items(error, each, items[start:end], start)
                 if error is not None and not keep:
                     before = partial_of(error)
                     count(len(before), 0 if isinstance(error, CancelledError) else 1)
@@ -183,12 +186,19 @@ class _Combined(UserFuture[tuple[Any, ...]]):
             if self._collected or self._exception is not None:
                 return
             try:
-                self._result = tuple(_value_or_error(part) if self._keep else part.result() for part in self._parts)
+                self._result = tuple(self._kept() if self._keep else (part.result() for part in self._parts))
             except KeyboardInterrupt:
                 raise  # it can be asked for again
             except BaseException as exc:  # a result that cannot be read
                 self._exception = exc
             self._collected = True
+
+    def _kept(self) -> Iterator[Any]:
+        for index, part in enumerate(self._parts):
+            error = error_of(part)
+            if error is not None:
+                note_call(error, index, self._calls)
+            yield part.result() if error is None else error
 
     def _prepare(self, timeout: float | None) -> None:
         super()._prepare(timeout)
@@ -206,6 +216,7 @@ class _Results(Iterator[T]):
     ) -> None:
         self._futures, self._left = list(futures), len(futures)
         self._calls, self._keep = calls, keep
+        self._indices: dict[int, int] | None = None
         self._next: Callable[[], Future[T]] = iter(self._futures).__next__
         if not ordered:
             done: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
@@ -229,6 +240,7 @@ class _Results(Iterator[T]):
             if error is None:
                 return future.result()
             if self._keep:
+                note_call(error, self._index(future), self._calls)
                 return cast(T, error)
             if isinstance(error, Exception):
                 failed_part(error, future, self._futures, self._calls, partial=False)
@@ -239,6 +251,11 @@ class _Results(Iterator[T]):
         except BaseException:
             self.close()
             raise
+
+    def _index(self, future: Future[T]) -> int:
+        if self._indices is None:  # made when the first one fails
+            self._indices = {id(each): index for index, each in enumerate(self._futures)}
+        return self._indices[id(future)]
 
     def close(self) -> None:
         """Cancels what is left."""
@@ -308,11 +325,6 @@ def _restored(result: Any) -> Any:
     if not isinstance(result, _Failed):
         return result
     return exceptions.annotate(exceptions.rebuild(result.described, result.data), result.described, "raised on a node")
-
-
-def _value_or_error(future: Future[Any]) -> Any:
-    error = error_of(future)
-    return future.result() if error is None else error
 
 
 def _cancel(futures: Sequence[Future[Any]]) -> None:

@@ -10,7 +10,7 @@ stopped, or ends its process; so all waiting is done here.
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from skyward.node.shared.names import current_channel
 from skyward.plugins._ranks import called, everyone, this_rank
 
 __all__ = ["Rendezvous"]
+
+log = logging.getLogger("skyward")
 
 _NOTICE = 10.0
 _NOTICE_ALONE = 0.5
@@ -68,7 +70,8 @@ class Rendezvous:
                 raise self._failure(missing)
             if waited >= notice and missing:
                 notice = float("inf")
-                print(f"{self._waiting(missing)}, at most {self.seconds:g} s. {_ADVICE}", file=sys.stderr, flush=True)
+                # as a record: handlers of the client get it, also if its console is silent
+                log.warning("%s, at most %g s. %s", self._waiting(missing), self.seconds, _ADVICE)
 
     def port_taken(self, reason: str) -> SkywardError:
         """The error of a port that was free when the pool opened."""

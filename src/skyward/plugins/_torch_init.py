@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -23,6 +23,8 @@ from skyward.errors import SkywardError
 from skyward.plugins._torch_gpus import possible
 
 __all__ = ["LETTING_GO", "OwnGroups", "ReplacesInit", "await_ranks", "end_group", "replace_init"]
+
+log = logging.getLogger("skyward")
 
 LETTING_GO = 0.01  # seconds in which gloo's threads let go of a group
 _STEP = 0.02
@@ -140,7 +142,7 @@ def await_ranks(store: Any, prefix: str, info: InstanceInfo, seconds: float, pur
                 )
             if waited > (_NOTICE if current_broadcast() else _NOTICE_ALONE) and not told:
                 told = True
-                print(f"rank {info.rank} waits for the others to {purpose}. {_ADVICE}", file=sys.stderr, flush=True)
+                log.warning("rank %d waits for the others to %s. %s", info.rank, purpose, _ADVICE)
             time.sleep(_STEP)
     except BaseException:
         store.delete_key(own)

@@ -16,6 +16,7 @@ import skyward as sky
 from skyward.errors import PluginError, TaskCrashed, TaskTimeout
 from tests.support.listener import Listener
 from tests.support.programs import load_program
+from tests.support.waiting import until
 
 SCRIPTS = Path(__file__).parent / "ddp_scripts"
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -457,8 +458,8 @@ def test_a_call_without_a_group_says_what_to_add(pool: sky.ComputePool) -> None:
     assert any("sky.plugins.torch()" in note for note in caught.value.__notes__)
 
 
-def test_a_rank_that_never_arrives_is_named(pool: sky.ComputePool) -> None:
-    """A decorated call that was sent to one node of two."""
+def test_a_rank_that_never_arrives_is_named(pool: sky.ComputePool, caplog: pytest.LogCaptureFixture) -> None:
+    """A decorated call that was sent to one node of two: before the error, a record says for whom it waits."""
     alone = sky.compute(sky.integrations.torch(timeout=1)(total))
     errors = []
     busy = None
@@ -473,6 +474,11 @@ def test_a_rank_that_never_arrives_is_named(pool: sky.ComputePool) -> None:
     assert any("node 0 waits for node 1" in text for text in errors)
     assert any("node 1 waits for node 0" in text for text in errors)
     assert all("@ pool" in text for text in errors)
+    until(lambda: any(record.name == "skyward" for record in caplog.records))
+    record = next(record for record in caplog.records if record.name == "skyward")
+    assert record.levelname == "WARNING"
+    assert "to form the torch group, at most 1 s" in record.getMessage()
+    assert "call() @ pool" in record.getMessage()
 
 
 def test_a_call_that_waits_for_its_group_can_be_cancelled(pool: sky.ComputePool) -> None:
