@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.api.reporting import Report, Thinned
 from skyward.client.progress import GroupCounter
 from skyward.events import GroupProgress, Progress, QueueLength
 from skyward.node.marked_lines import MARK, parsed
@@ -43,17 +44,112 @@ class Heard:
             self.events.append(event)
 
 
+@sky.compute
+def report_and(end: str, steps: int) -> None:
+    for step in range(1, steps + 1):
+        sky.progress(step, loss=1.0)
+        sky.progress(step, val_acc=step / steps)
+    sky.progress(steps + 1, final_acc=0.99)
+    if end == "raise":
+        raise ValueError(end)
+    if end == "hang":
+        time.sleep(600)
+
+
 def test_a_body_says_how_far_it_is(pool: sky.ComputePool) -> None:
     heard = Heard(pool, Progress)
-    train(1000) @ pool
-    until(lambda: sum(event.step == 1000 for event in heard.events) == 2)
+    train(900) @ pool
+    until(lambda: sum(event.step == 900 for event in heard.events) == 2)
     heard.stop()
-    last = [event for event in heard.events if event.step == 1000]
+    last = [event for event in heard.events if event.step == 900]
     assert {event.node for event in last} == {0, 1}
-    assert last[0].total == 1000
-    assert last[0].metrics == {"loss": pytest.approx(0.001)}
+    assert last[0].total == 900
+    assert last[0].metrics == {"loss": pytest.approx(1 / 900)}
     assert last[0].call is not None
-    assert len(heard.events) < 400  # few of the two thousand: ten a second
+    for node in (0, 1):
+        assert [event.step for event in heard.events if event.node == node] == list(range(1, 901)), "every report"
+
+
+@pytest.mark.parametrize(
+    ("end", "steps"), [("return", 10), ("raise", 10), ("return", 3000), ("raise", 3000), ("hang", 3000)]
+)
+def test_no_metric_and_no_last_report_is_lost_however_a_body_ends(pool: sky.ComputePool, end: str, steps: int) -> None:
+    heard = Heard(pool, Progress)
+    future = report_and(end, steps).with_timeout(6) > pool if end == "hang" else report_and(end, steps) > pool
+    error = future.exception(120)
+    assert type(error).__name__ == {"return": "NoneType", "raise": "ValueError", "hang": "TaskTimeout"}[end]
+    until(lambda: any("final_acc" in event.metrics for event in heard.events))
+    heard.stop()
+    last = heard.events[-1]
+    assert (last.step, last.metrics["final_acc"]) == (steps + 1, 0.99)
+    values = [event.metrics["val_acc"] for event in heard.events if "val_acc" in event.metrics]
+    assert values[-1] == 1.0, "the newest of each name comes, also where reports are put together"
+    if steps == 10:
+        assert values == [step / 10 for step in range(1, 11)]
+        assert sum("loss" in event.metrics for event in heard.events) == 10
+
+
+def test_calls_that_share_a_process_each_have_their_reports() -> None:
+    with sky.ComputePool(worker=sky.Worker(2, executor="thread"), console=False) as threads:
+        heard = Heard(threads, Progress)
+        sky.gather(report_and("return", 1500), report_and("return", 1500)) >> threads
+        until(lambda: sum("final_acc" in event.metrics for event in heard.events) == 2)
+    by_call = {event.call: event.metrics for event in heard.events if "final_acc" in event.metrics}
+    assert len(by_call) == 2
+    for call in by_call:
+        values = [
+            event.metrics["val_acc"] for event in heard.events if event.call == call and "val_acc" in event.metrics
+        ]
+        assert values[-1] == 1.0
+        assert values == sorted(values)
+
+
+def test_the_history_has_every_report(pool: sky.ComputePool) -> None:
+    history = pool.history()
+    before = sum(metric.name == "loss" for metric in history.metrics())
+    train(200) >> pool
+    until(lambda: sum(metric.name == "loss" for metric in pool.history().metrics()) == before + 200)
+
+
+def _offer(limit: Thinned, step: float, total: float | None, now: float, **metrics: float) -> list[Report]:
+    due = limit.offer({"step": step, "total": total, "metrics": metrics}, now)
+    if due is None:
+        return []
+    limit.sent()
+    return [due]
+
+
+def test_more_than_a_thousand_reports_a_second_are_put_together_by_name() -> None:
+    limit, sent = Thinned(rate=1000.0, now=0.0), list[Report]()
+    for step in range(1, 10_001):
+        rare = {"rare": float(step)} if step % 1000 == 0 else {}
+        sent += _offer(limit, step, None, step / 10_000, loss=step, **rare)
+    assert 1900 < len(sent) <= 2001, "a thousand at once, and a thousand a second"
+    sent += [limit.held] if limit.held else []
+    assert sent[-1]["metrics"]["loss"] == 10_000
+    rare_values = [one["metrics"]["rare"] for one in sent if "rare" in one["metrics"]]
+    assert rare_values == [1000.0 * i for i in range(1, 11)], "held back, and sent with the next"
+
+
+def test_the_end_is_sent_at_once_and_once() -> None:
+    limit, sent = Thinned(rate=1.0, now=0.0), list[Report]()
+    for step in range(2000):
+        sent += _offer(limit, step, 2000, 0.0)
+    assert sent[-1]["step"] == 1999
+    assert len(sent) == 1001
+    for _ in range(100):
+        sent += _offer(limit, 1999, 2000, 0.0, loss=1.0)
+    assert len(sent) == 1001, "a last epoch of very many reports"
+
+
+def test_a_report_is_held_until_it_has_been_sent() -> None:
+    """A body can be stopped while it reports: what was put together is sent when it has ended."""
+    limit = Thinned(rate=1.0, now=0.0)
+    due = limit.offer({"step": 1.0, "total": None, "metrics": {"loss": 1.0}}, 0.0)
+    assert due is not None
+    assert limit.held == due
+    limit.sent()
+    assert limit.held is None
 
 
 def test_what_is_no_number_is_refused(pool: sky.ComputePool) -> None:

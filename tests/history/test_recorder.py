@@ -63,6 +63,21 @@ def test_samples_of_many_nodes_are_thinned_out(tmp_path: Path) -> None:
     assert 1000 <= len(kept) <= 1400
 
 
+def test_reports_take_half_of_a_history_and_then_one_a_second(tmp_path: Path) -> None:
+    found: list[Event] = [
+        events.Progress("p", 0, step / 100, None, {name: 1.0}, "c1", 0, time=step / 100)
+        for step in range(1, 3001)
+        for name in ("loss", "rare")
+    ]
+    kept = _recorded(tmp_path, [*found, events.Output("p", 0, "stdout", "printed")], 200_000)
+    assert events.Output("p", 0, "stdout", "printed", time=kept[-2].time) == kept[-2]
+    assert isinstance(kept[-1], Skipped)
+    assert kept[-1].count + sum(isinstance(event, events.Progress) for event in kept) == len(found)
+    late = [event for event in kept if isinstance(event, events.Progress) and event.time > 20]
+    assert [sum(name in event.metrics for event in late) for name in ("loss", "rare")] == [10, 10]
+    assert len(kept) > 500
+
+
 def test_beyond_the_limit_failures_and_warnings_are_still_written(tmp_path: Path) -> None:
     flood: list[Event] = [events.Output("p", 0, "stdout", "x" * 1000) for _ in range(200)]
     failure, warning = _call(1, outcome="error")[1], events.Notice("p", "mind", "warning")

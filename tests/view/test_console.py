@@ -32,6 +32,7 @@ from skyward.events import (
     PoolCost,
     PoolOpened,
     PoolOpening,
+    Progress,
 )
 from skyward.view.console import attach
 
@@ -140,6 +141,19 @@ def test_lines_name_the_rank_where_nodes_have_several() -> None:
         "[node-0 rank-3] x"
     ]
     assert plain(PoolOpening("demo", 2, "Local", 1), Output("demo", 1, "stdout", "x", rank=1))[1:] == ["[node-1] x"]
+
+
+def test_the_last_report_of_a_call_is_shown_when_it_ends_and_not_at_closing() -> None:
+    file = io.StringIO()
+    console = attach("plain", file=file)
+    console(PoolOpening("demo", 1, "Local", 1))
+    for number, (seconds, shown) in enumerate([(0.1, 1), (0.1, 1), (2.0, 2), (2.0, 3)]):
+        console(CallStarted("demo", f"c{number}", "train", 0, 0, 0))
+        for step in range(1, 21):
+            console(Progress("demo", 0, float(step), 20.0, {}, f"c{number}", 0))
+        console(CallEnded("demo", f"c{number}", "train", 0, "timeout", seconds, 0))
+        assert file.getvalue().count("[node-0] 20/20 (100%)") == shown, "of short calls only now and then"
+    console.close()
 
 
 def test_the_progress_bars_of_two_ranks_of_a_node_do_not_mix() -> None:

@@ -2,45 +2,122 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from skyward.api.brief import brief
-from skyward.api.info import current_call
+from skyward.api.info import Call, current_call, instance_info
 
-__all__ = ["progress", "send_by"]
+__all__ = ["Report", "Thinned", "end_of_call", "progress", "send_by"]
 
-_EVERY = 0.1
+_AT_ONCE = 1000.0
+_A_SECOND, _IN_POOL, _LEAST = 1000.0, 5000.0, 10.0
+_MOST_CALLS = 1000  # threads that outlive their calls may still report
 
-_send: Callable[[dict[str, Any]], object] | None = None
-_last = threading.local()
+
+class Report(TypedDict):
+    """What a body has said with one call of `sky.progress`, or with several that were put together."""
+
+    step: float
+    total: float | None
+    metrics: dict[str, float]
+
+
+class Thinned:
+    """Which reports of one call are sent: all, unless there are more than `rate` a second after the first thousand.
+
+    One that is held back is put together with the next: the newest value of each name stays.
+    """
+
+    __slots__ = ("_last", "_left", "_rate", "_then", "held")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate, self._then, self._left = rate, now, _AT_ONCE
+        self.held: Report | None = None
+        self._last: float | None = None  # the step that was sent last
+
+    def offer(self, report: Report, now: float) -> Report | None:
+        """What is to be sent now that there is this report; the end (from `total - 1` on) is sent without delay."""
+        if self.held is not None:
+            report = {**report, "metrics": self.held["metrics"] | report["metrics"]}
+        self.held = report
+        self._left, self._then = min(_AT_ONCE, self._left + (now - self._then) * self._rate), now
+        step, total = report["step"], report["total"]
+        if self._left >= 1.0:
+            self._left -= 1.0
+        elif total is None or step == self._last or not total - 1 <= step <= total:
+            return None
+        return report
+
+    def sent(self) -> None:
+        """What was to be sent has been; until then it is held, since a body may be stopped at any moment."""
+        self._last, self.held = self.held["step"] if self.held else None, None
+
+
+_send: Callable[[Report], object] | None = None
+_calls: dict[Call | None, Thinned] = {}
+_lock = threading.RLock()  # a signal handler of a body may report, too
 
 
 def progress(step: float, total: float | None = None, **metrics: float) -> None:
     """Says how far a body is: `sky.progress(step, total, loss=0.3)`; the live view and `events.Progress` show it.
 
-    `step` and `total` are counts of whatever the body does; without `total` no share is shown. `metrics` are numbers.
-    Of each call, the first report, ten a second, and the last ones (from `total - 1` on) are passed on.
-    Outside a pool it does nothing.
+    `step` and `total` are counts of whatever the body does; without `total` no share is shown. `metrics` are numbers;
+    a tensor on a GPU is waited for. Every report comes to listeners and the history, also the last one of a body that
+    fails or is stopped. A call may send 1,000 at once and 1,000 a second (5,000 for all processes of a pool together);
+    of more, several become one, with the newest value of each name. Reports take the way of stderr: where that is
+    silenced or redirected, they are dropped. Outside a pool it does nothing.
     """
     if _send is None:
         return
-    now, call = time.monotonic(), current_call()
-    before, at = getattr(_last, "told", (None, 0.0))
-    if call == before and now - at < _EVERY and (total is None or step < total - 1):
-        return
-    _last.told = call, now
     given = {"step": step, "total": total, **metrics}
     numbers = {name: _number(name, value) for name, value in given.items() if value is not None}
-    _send({"step": numbers.pop("step"), "total": numbers.pop("total", None), "metrics": numbers})
+    report: Report = {"step": numbers.pop("step"), "total": numbers.pop("total", None), "metrics": numbers}
+    call = current_call()
+    with _lock:
+        now = time.monotonic()
+        thinned = _calls.get(call)
+        if thinned is None:
+            thinned = _calls[call] = Thinned(_rate(), now)
+            if len(_calls) > _MOST_CALLS:
+                del _calls[next(iter(_calls))]
+        due = thinned.offer(report, now)
+        if due is not None:
+            _send(due)
+            thinned.sent()
 
 
-def send_by(send: Callable[[dict[str, Any]], object]) -> None:
+def end_of_call() -> None:
+    """Sends what the current call has reported and was held back; for runners, when its body has ended."""
+    if not _calls:
+        return  # most bodies report nothing
+    with _lock:
+        thinned = _calls.pop(current_call(), None)
+        if thinned is not None and thinned.held is not None and _send is not None:
+            _send(thinned.held)
+
+
+def send_by(send: Callable[[Report], object]) -> None:
     """Has reports of this process passed on; for runners."""
     global _send
     _send = send
+    os.register_at_fork(after_in_child=_in_fork)
+
+
+def _in_fork() -> None:
+    """What was held back is the parent's to send, and the lock may be held for ever here."""
+    global _lock
+    _lock = threading.RLock()
+    _calls.clear()
+
+
+def _rate() -> float:
+    """How many reports a second of a call are passed on: the client hears all processes of the pool."""
+    info = instance_info()
+    return max(_LEAST, min(_A_SECOND, _IN_POOL / info.world_size)) if info is not None else _A_SECOND
 
 
 def _number(name: str, value: Any) -> float:

@@ -68,6 +68,7 @@ class Recorder:
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self._sampled: dict[int, float] = {}
+        self._reported: dict[tuple[object, ...], float] = {}
         self._write(_header(pool, began))
         self._thread = threading.Thread(target=self._work, name="skyward-history", daemon=True)
         self._thread.start()
@@ -76,7 +77,7 @@ class Recorder:
         """Keeps an event; returns at once, but for output that comes faster than it can be written."""
         if len(self._waiting) < _MOST_WAITING:
             self._waiting.append(event)
-            if isinstance(event, events.Output) and len(self._waiting) > _MOST_LINES:
+            if isinstance(event, events.Output | events.Progress) and len(self._waiting) > _MOST_LINES:
                 self.flush()  # in the listeners' thread: nodes send no more output than was taken
         else:
             self._skipped += 1
@@ -159,6 +160,9 @@ class Recorder:
             if event.time < due:
                 return False
             self._sampled[event.node] = event.time
+        if type(event) is events.Progress and self._size > self._limit // 2 and self._too_soon(event):
+            self._skipped += 1
+            return False
         if self._size < self._limit:
             return True
         ok = isinstance(event, events.CallEnded) and event.outcome == "ok"
@@ -167,6 +171,16 @@ class Recorder:
             self._skipped_ok += event.done if isinstance(event, events.CallEnded) else 0
             return False
         return True
+
+    def _too_soon(self, event: events.Progress) -> bool:
+        """Whether a report of the same metrics was kept in the last second: the other half is for other events, too."""
+        key = (event.call, event.node, event.rank, *event.metrics)
+        if event.time < self._reported.get(key, 0.0) + 1.0:
+            return True
+        if len(self._reported) > _MOST_LINES:
+            self._reported.clear()
+        self._reported[key] = event.time
+        return False
 
     def _count_skipped(self, every: float) -> bytes:
         """A line that says how much is left out, if it has changed, and not more often than `every` so many seconds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 __all__ = ["LONGEST_NAME", "MARK", "Kind", "parsed", "readable", "write"]
@@ -35,7 +36,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 }
 
 
-def write(kind: Kind, about: dict[str, Any]) -> bool:
+def write(kind: Kind, about: Mapping[str, Any]) -> bool:
     """Writes such a line; False if what is written now goes elsewhere than home."""
     from skyward.node.stdio import CallStream  # the client, which only reads such lines, does without
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
-from skyward.api import progress
+from skyward.api import progress, reporting
 from skyward.api.info import VARIABLE, call_context, holds_group
 from skyward.api.preemption import announce, preempted
 from skyward.errors import PluginError
@@ -320,6 +320,7 @@ class Runner:
             try:
                 return self._bodies.run(call)
             finally:
+                reporting.end_of_call()
                 stdio.drain()  # lines that have no end yet still belong to this call
 
     def _mark_output(self, call_id: str) -> None:

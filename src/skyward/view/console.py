@@ -34,6 +34,7 @@ log = logging.getLogger("skyward.console")
 _MODES = ("auto", "live", "plain", "silent")
 _CI = ("CI", "TF_BUILD", "TEAMCITY_VERSION", "JENKINS_URL")
 _PROGRESS_EVERY = 5.0
+_LONG = 1.0  # a call whose last report is shown in any case
 _GROUP_EVERY = 10.0
 _DIM, _RED, _YELLOW = "2", "31", "33"
 
@@ -108,7 +109,7 @@ class Console:
         self._feed, self._lock, self._cells = feed, threading.Lock(), cells
         self._overview = Overview(live=live)
         self._tags: dict[tuple[int, int | None, bool], str] = {}
-        self._unwritten = False
+        self._unwritten = self._has_bars = False
         self._warned: WarningLines | None = None
         self._due: dict[int, float] = {}  # when the next line about a group may be written, in its own time
         self._stderr = styled("|", _RED).split("|") if live else ["", ""]
@@ -131,6 +132,11 @@ class Console:
             self._tell_repeated(feed, self._warned, event)
         if isinstance(event, on.PoolClosing):
             self._end_bars(feed)
+        elif isinstance(event, on.CallEnded) and self._has_bars and not self.live:
+            with self._lock:
+                idle = self._overview.is_idle_after(event)
+            if idle:  # not only at closing, long after what the program prints next
+                self._end_bars(feed, at_once=event.seconds >= _LONG)
         if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
             self._unwritten = False
             feed.flush()  # the lines of a call come before what the program prints of its result
@@ -185,13 +191,14 @@ class Console:
         else:
             feed.flush()
 
-    def _end_bars(self, feed: Feed) -> None:
-        """Writes the last state of progress bars that were cut off."""
+    def _end_bars(self, feed: Feed, at_once: bool = True) -> None:
+        """Writes the last state of progress bars that were cut off; else, for short calls, only now and then."""
+        now = time.monotonic()
         for number, node in self._overview.nodes.items():
             for rank, bar in node.bars.items():
-                if bar.text and not self.live:
+                if bar.text and not self.live and (at_once or now >= bar.due_at_end):
                     feed.put("stdout", f"{self._tag(number, rank)}{bar.text}\n")
-                    bar.text = ""
+                    bar.text, bar.due_at_end, self._unwritten = "", now + _PROGRESS_EVERY, True
 
     def silence(self) -> None:
         """Show nothing from here on."""
@@ -247,7 +254,7 @@ class Console:
                 bar = self._overview.bar(event.node, event.rank)
         if event.progress:
             now = time.monotonic()
-            bar.text = event.text
+            bar.text, self._has_bars = event.text, True
             if self.live or now < bar.due:
                 return
             bar.due = now + _PROGRESS_EVERY

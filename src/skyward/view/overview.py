@@ -30,6 +30,8 @@ class Bar:
     text: str = ""
     shown: str = ""
     due: float = 0.0
+    due_at_end: float = 0.0
+    """When the last state may be printed again because no call runs any more."""
 
 
 @dataclass(slots=True)
