@@ -35,6 +35,12 @@ def train(steps: int) -> int:
 
 
 @sky.compute
+def sweep(number: int) -> None:
+    for step in range(3):
+        sky.progress(step, 3, score=number)
+
+
+@sky.compute
 def fail(reason: str) -> None:
     print(HOSTILE)
     raise ValueError(reason)
@@ -158,6 +164,46 @@ def test_metrics_are_curves_and_events_are_listed(pool: sky.ComputePool, chromiu
 
 
 @needs_browser
+def test_a_curve_among_many_is_named_where_the_pointer_is_and_its_box_grows(
+    pool: sky.ComputePool, chromium: Any
+) -> None:
+    _ = sky.gather(*(sweep(number) for number in range(12))) >> pool
+    chromium.get(str(pool.view()))
+    until(lambda: _text(chromium, "state") == "open")
+    chromium.execute_script("openTab('metrics')")
+    until(lambda: "12 curves, last 0 to 11" in _text(chromium, "metrics"))
+    point = """
+    const card = [...document.querySelectorAll('.metric')].find((each) => /score/.test(each.textContent));
+    const svg = card.querySelector('.plot svg'), box = svg.getBoundingClientRect();
+    const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height * 0.03 };
+    svg.dispatchEvent(new PointerEvent('pointermove', at));
+    return card.querySelector('.read').textContent;
+    """
+    assert "sweep(11)" in chromium.execute_script(point)
+    grow = """
+    const card = [...document.querySelectorAll('.metric')].find((each) => /score/.test(each.textContent));
+    card.querySelector('h3 button').click();
+    """
+    wide = "return Math.max(...[...document.querySelectorAll('.metric .plot svg')].map((each) => each.clientHeight))"
+    before = chromium.execute_script(wide)
+    chromium.execute_script(grow)
+    until(lambda: chromium.execute_script(wide) > before, what="a larger box")
+
+
+@needs_browser
+def test_two_nodes_need_no_scrollbar_and_cpu_and_memory_have_colours_of_their_own(
+    pool: sky.ComputePool, chromium: Any
+) -> None:
+    chromium.get(str(pool.view()))
+    until(lambda: "memory" in _text(chromium, "nodes"), what="figures of a node")
+    assert chromium.execute_script(
+        "const box = document.getElementById('nodes'); return box.scrollHeight <= box.clientHeight"
+    )
+    colour = "return getComputedStyle(document.querySelector(arguments[0])).stroke"
+    assert chromium.execute_script(colour, "svg.use path") != chromium.execute_script(colour, "svg.memory path")
+
+
+@needs_browser
 def test_the_page_of_a_pool_that_was_closed_shows_its_last_state(chromium: Any) -> None:
     with sky.ComputePool(console=False, name="short-lived") as pool:
         chromium.get(str(pool.view()))
@@ -178,6 +224,11 @@ def test_nothing_is_wider_than_the_window(pool: sky.ComputePool, width: int) -> 
         driver.get(str(pool.view()))
         until(lambda: "train(5)" in _text(driver, "calls"))
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        driver.execute_script("openTab('events')")
+        until(lambda: "open: 2 nodes" in _text(driver, "events"))
+        boxes = "document.querySelectorAll('#tab-events .scroll, #nodes')"
+        beyond = f"return [...{boxes}].map((box) => box.scrollWidth - box.clientWidth)"
+        assert driver.execute_script(beyond) == [0, 0]
 
 
 def test_data_needs_the_key_and_an_address_works_once(pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,3 +224,19 @@ def test_a_hundred_nodes_and_a_hundred_thousand_calls_give_answers_of_a_bounded_
     assert len(json.dumps(model.summary(1000.0))) < 2_000
     assert len(json.dumps(model.lanes(500.0, 501.0, 1200, 1000.0, 0, 30))) < 60_000
     assert len(json.dumps(model.nodes(0.0, 0, 24))) < 60_000
+
+
+def test_a_process_that_died_is_an_event_and_the_address_of_the_page_is_none() -> None:
+    why = "TaskCrashed: the process running f on node 1 exited with status 7. It was not started again."
+    model = _model(
+        *OPEN,
+        events.Notice("p", "its page, for one browser: http://127.0.0.1:1/?token=abc", time=1.5),
+        *_call(1, 1, 2.0, 1.0, "crashed", error=f"{why}\nWhat it wrote:\n  ..."),
+        *_call(2, 0, 2.0, 1.0, "crashed"),
+    )
+    found = [(moment["node"], moment["kind"], moment["text"]) for moment in model.moments()]
+    assert found[:2] == [
+        (0, "warning", "the process that ran f died"),
+        (1, "warning", "the process running f on node 1 exited with status 7"),
+    ]
+    assert "token" not in str(found)

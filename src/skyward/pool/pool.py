@@ -295,6 +295,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         engine = self.__dict__.get("_engine")
         self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.settled if engine else 0))
         self._user.listeners.flush()  # before the console is taken off
+        self._show_end()
 
     def _take(self, one: Candidate) -> None:
         self.provider, self.spec, self.nodes = one.provider, one.spec, one.nodes

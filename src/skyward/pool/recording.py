@@ -76,6 +76,11 @@ class Recorded:
             self._page = recorder, PageServer(self._entry(), recorder.flush)
         return PageAddress(self._page[1].address())
 
+    def _show_end(self) -> None:
+        """Has pages that are open show that the pool was closed, before the program ends."""
+        if self._page is not None and self._page[0] is self._recorder:
+            self._page[1].show_end()
+
     def _recorded(self) -> Recorder:
         if self._recorder is None:
             raise InvalidArgument(

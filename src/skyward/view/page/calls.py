@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from skyward.events import CallEnded
 from skyward.history.summary import summary
 from skyward.view.page.timeline import FAILED, PageCall
 
-__all__ = ["Broadcast", "PageCalls"]
+__all__ = ["Broadcast", "PageCalls", "died"]
 
 
 @dataclass(slots=True)
@@ -123,3 +124,9 @@ def _has(call: PageCall, wanted: str) -> bool:
         or (bool(call.error) and wanted in call.error.lower())
         or wanted == call.id
     )
+
+
+def died(event: CallEnded) -> str:
+    """What is said of a process that died while it ran a call."""
+    why = summary("crashed", event.error).removeprefix("TaskCrashed: ").partition(". ")[0]
+    return why or f"the process that ran {event.name} died"

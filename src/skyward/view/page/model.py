@@ -14,7 +14,7 @@ from typing import Any
 from skyward import events
 from skyward.events import Event
 from skyward.history.lines import Skipped
-from skyward.view.page.calls import PageCalls
+from skyward.view.page.calls import PageCalls, died
 from skyward.view.page.curves import Curve
 from skyward.view.page.output import OutputLines
 from skyward.view.page.reports import Reports
@@ -243,7 +243,8 @@ class PageModel:
         self._say(event, "warning", f"will be taken away in {event.seconds:.0f} s", event.node)
 
     def _on_Notice(self, event: events.Notice) -> None:
-        self._say(event, "warning" if event.level == "warning" else "note", event.text)
+        if "/?token=" not in event.text:  # the address of this page, which works once
+            self._say(event, "warning" if event.level == "warning" else "note", event.text)
 
     def _on_Skipped(self, event: Skipped) -> None:
         if not self._skipped.count:
@@ -286,6 +287,8 @@ class PageModel:
             at = (e.pool, e.call, e.name, e.node, e.attempt, e.rank, e.arguments, e.group, e.waited)
             self._on_CallStarted(events.CallStarted(*at, time=began))
             call = self._calls.get(event.call)
+        if event.outcome == "crashed":
+            self._say(event, "warning", died(event), None if event.node < 0 else event.node)
         self._done += event.done
         self._failed += event.failed
         self._cancelled += event.outcome == "cancelled"

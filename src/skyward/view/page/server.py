@@ -29,6 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 from skyward.events import Event
 from skyward.history.store import Entry, Tail
 from skyward.view.page.model import PageModel
+from skyward.view.page.streams import Streams
 
 __all__ = ["PageServer"]
 
@@ -48,7 +49,6 @@ _AT_ONCE = 0.25  # seconds of reading for one answer: a long history comes bit b
 _TOKENS = 64
 _LONGEST_WINDOW = 1e9
 _KEYS = 64
-_VIEWERS = 32
 _CONNECTIONS = 128
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -69,8 +69,8 @@ class PageServer:
         self._found: Iterator[Event] | None = None
         self._tokens: dict[str, float | None] = {}  # with the time until which it still works
         self._keys: list[str] = []
-        self._closed = threading.Event()
-        self.viewers = threading.BoundedSemaphore(_VIEWERS)
+        self.closed = False
+        self.streams = Streams()
         handler = cast("type[_Handler]", type("_Bound", (_Handler,), {"page": self}))
         self._server = _Server(("127.0.0.1", 0), handler)
         self.port: int = self._server.server_address[1]
@@ -84,17 +84,21 @@ class PageServer:
 
     def close(self) -> None:
         """Stops serving; pages that are open say so."""
-        self._closed.set()
+        self.closed = True
+        self.streams.wake()
+        self.streams.wait_ended()
         self._server.stop()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed.is_set()
+    def show_end(self) -> None:
+        """Has open pages show the last state of a pool that was closed: this program may end right after that."""
+        with self._reading:
+            self._read = 0.0  # what was read is not the newest
+        self.streams.wake()
+        self.streams.wait_shown()
 
-    def pause(self) -> bool:
-        """Waits for the next look at the history; False if the page is closed."""
-        return not self._closed.wait(_TICK if self._found is None else 0.02)
+    def pause(self, woken: int) -> None:
+        """Waits for the next look at the history."""
+        self.streams.pause(woken, _TICK if self._found is None else 0.02)
 
     def key_for(self, token: str) -> str | None:
         """A key, if the token is right and was not used before; browsers may ask twice within a few seconds."""
@@ -279,7 +283,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse("the key is wrong; pool.view() and `sky view` print a new address")
             return
         if path == "live":
-            self._live()
+            self._live(query["key"], "quiet" in query)
+            return
+        if path == "shown":
+            self.page.streams.show(query["key"])
+            self._send(b"null", "application/json")
             return
         try:
             answer = self.page.answer(path, query)
@@ -294,9 +302,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(_json(answer), "application/json")
 
-    def _live(self) -> None:
-        """Sends the summary when it has changed, at most once a second, as long as somebody looks."""
-        if not self.page.viewers.acquire(blocking=False):
+    def _live(self, key: str, quiet: bool) -> None:
+        """Sends the summary when it has changed, at most once a second; a quiet page, one in the background, hears of
+        the end only, and nothing is read for it before."""
+        streams = self.page.streams
+        if not streams.begin(key):
             self._send(b"too many pages are open\n", "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
             return
         cast("_Server", self.server).keep(self.connection)
@@ -304,19 +314,31 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._head("text/event-stream", None)
             while True:
-                data, now = _json(self.page.answer("summary", {})), time.monotonic()
+                woken, closed, now = streams.woken, self.page.closed, time.monotonic()
+                if quiet and not woken:
+                    self._write(b": still there")
+                    streams.pause(woken, _BEAT)
+                    continue
+                summary = self.page.answer("summary", {})
+                data = _json(summary)
                 if data != sent or now - at > _BEAT:
-                    self.wfile.write(b"data: " + data + b"\n\n")
-                    self.wfile.flush()
+                    self._write(b"data: " + data)
                     sent, at = data, now
-                if not self.page.pause():
-                    self.wfile.write(b"event: end\ndata: {}\n\n")
+                if woken and summary["state"] in ("closed", "killed"):
+                    streams.tell(key)
+                if closed:
+                    self._write(b"event: end\ndata: {}")
                     return
+                self.page.pause(woken)
         except OSError:
             pass  # the page was closed
         finally:
             self.close_connection = True
-            self.page.viewers.release()
+            streams.end(key)
+
+    def _write(self, message: bytes) -> None:
+        self.wfile.write(message + b"\n\n")
+        self.wfile.flush()
 
     def _refuse(self, why: str) -> None:
         self._send(f"{why}\n".encode(), "text/plain", HTTPStatus.FORBIDDEN)

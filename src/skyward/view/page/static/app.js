@@ -3,6 +3,7 @@
 
 function showSummary(summary) {
   const first = state.summary === null;
+  document.body.classList.remove("stale");
   state.summary = summary;
   document.title = `${summary.pool} · Skyward`;
   write($("pool"), summary.pool);
@@ -60,9 +61,9 @@ let busy = false, again = false, planned = 0;
 
 function soon() { if (!planned) planned = requestAnimationFrame(() => { planned = 0; drawLanes(); look(); }); }
 
-async function look() {
+async function look(last = false) {
   if (busy) { again = true; return; }
-  if (!state.summary || document.hidden) return;
+  if (!state.summary || (document.hidden && !last)) return;
   busy = true;
   try {
     const width = Math.max($("lanes-box").clientWidth - LABEL, 100), since = state.since ? Math.max(0, state.summary.now - state.since) : 0;
@@ -82,7 +83,7 @@ async function look() {
   }
 }
 
-// what is new comes as server-sent events; nothing is sent to a page that nobody sees
+// what is new comes as server-sent events; a page that nobody sees hears of the end only
 
 const SILENCE = 25000;
 let source = null, ended = false, heard = 0, seen = -1, retry = 0;
@@ -90,27 +91,46 @@ let source = null, ended = false, heard = 0, seen = -1, retry = 0;
 function live() {
   clearTimeout(retry);
   if (source) source.close();
-  if (document.hidden || ended) { source = null; return; }
-  source = new EventSource(`data/live?${new URLSearchParams({ key })}`);
+  if (ended || (document.hidden && over())) { source = null; return; }
+  source = new EventSource(`data/live?${new URLSearchParams(document.hidden ? { key, quiet: "" } : { key })}`);
   heard = Date.now();
   source.onmessage = (event) => {
     heard = Date.now();
     problem("");
     const summary = JSON.parse(event.data);
     showSummary(summary);
-    if (summary.revision !== seen || summary.running) { seen = summary.revision; look(); }
+    const changed = summary.revision !== seen || summary.running;
+    seen = summary.revision;
+    if (over()) { if (changed) lastLook(); } else if (changed) { look(); }
   };
   source.addEventListener("end", () => {
     source.close();
     ended = true;
-    problem("The program that showed this page has ended. What you see is its last state; `sky view` shows it again.");
+    problem(`The program that showed this page has ended. What you see is the last state. ${command()}`);
   });
   source.onerror = () => { if (!ended) lost(); };
 }
 
+const command = () => `\`sky view${state.summary ? ` ${state.summary.pool}` : ""}\` shows the whole run.`;
+
+// the pool was closed: the program may end any moment, and waits shortly until this page has everything
+async function lastLook() {
+  while (busy) await new Promise((resolve) => setTimeout(resolve, 10));
+  await look(true);
+  ask("shown").catch(() => {});
+}
+
 function lost() {
   if (source) source.close();
-  problem("The program that shows this page does not answer: it has ended, or the connection is broken. Trying again.");
+  if (over()) {
+    ended = true;
+    problem(`The program has ended. ${command()}`);
+    return;
+  }
+  document.body.classList.add("stale");
+  write($("state"), "no answer");
+  $("state").className = "badge";
+  problem(`The program that shows this page does not answer. If it has ended, ${command()} Trying again.`);
   clearTimeout(retry);
   retry = setTimeout(() => {
     ask("summary").then((summary) => { showSummary(summary); live(); }).catch((error) => {

@@ -54,7 +54,9 @@ function update(list, rows, keyOf, makeRow) {
     const made = makeRow(row);
     made.dataset.row = name;
     made.row = text;
+    const focused = old && old === document.activeElement;
     if (old && old === next) { next = next.nextElementSibling; old.replaceWith(made); } else { if (old) old.remove(); list.insertBefore(made, next); }
+    if (focused) made.focus({ preventScroll: true });
   }
 }
 
@@ -73,6 +75,8 @@ function bytes(count) {
   }
 }
 
+// how long something has run that began then, until it has ended
+const elapsed = (began) => over() || !state.summary ? "" : duration(Math.max(0, state.summary.now - began));
 const clock = (time) => new Date(time * 1000).toLocaleTimeString([], { hour12: false });
 const dollars = (value) => value === null ? "not known" : `$${value < 1 ? value.toFixed(3) : value.toFixed(2)}`;
 const number = (value) => value.toLocaleString("en-US");

@@ -12,7 +12,7 @@ function ending(call) {
 function share(call) {
   if (!call.progress || call.outcome !== "running") return "";
   const [step, total] = call.progress;
-  return total ? ` ${Math.min(100, Math.round(step / total * 100))} %` : ` step ${short(step)}`;
+  return total ? `, ${short(step)} of ${short(total)} (${Math.min(100, Math.round(step / total * 100))} %)` : `, step ${short(step)}`;
 }
 
 function callRow(call) {
@@ -21,9 +21,11 @@ function callRow(call) {
   if (group) name.append(make("span", ` to ${group.ranks} ranks`, "faint"));
   if (call.why) name.append(document.createElement("br"), make("span", call.why, "error"));
   const where = group ? (group.nodes[0] === group.nodes[1] ? group.nodes[0] : `${group.nodes[0]} to ${group.nodes[1]}`) : call.node < 0 ? "" : call.node;
-  const took = group ? (group.ended === null ? "" : duration(group.ended - group.began)) : duration(call.seconds);
+  const runs = group ? group.ended === null : call.seconds === null, began = group ? group.began : call.began;
+  const took = make("td", runs ? elapsed(began) : group ? duration(group.ended - group.began) : duration(call.seconds));
+  if (runs) row.elapsed = () => write(took, elapsed(began));
   const how = !group ? ending(call) + share(call) : group.failed ? `${group.failed} of ${group.ranks} failed` : group.running ? `${over() ? "not ended" : "running"}${share(call)}` : ending(call);
-  row.append(name, make("td", where), make("td", clock(group ? group.began : call.began)), make("td", call.waited >= 0.001 ? duration(call.waited) : ""), make("td", took), make("td", how, group && group.failed ? "failed" : call.outcome));
+  row.append(name, make("td", where), make("td", clock(began)), make("td", call.waited >= 0.001 ? duration(call.waited) : ""), took, make("td", how, group && group.failed ? "failed" : call.outcome));
   row.tabIndex = 0;
   row.addEventListener("click", () => { if (!String(getSelection())) showCall(call.id); });
   row.addEventListener("keydown", (event) => { if (event.key === "Enter") showCall(call.id); });
@@ -71,6 +73,7 @@ async function showList(kind, older = false) {
 function fill(kind, older) {
   const list = $(kind), box = list.closest(".scroll"), below = box.scrollHeight - box.scrollTop, rows = pages[kind];
   update(list, kind === "output" ? rows.slice().reverse() : rows, (row) => row.number, kinds[kind].row);
+  for (const row of list.children) if (row.elapsed) row.elapsed();
   if (!rows.length) list.replaceChildren(make(kind === "output" ? "div" : "tr", filtered(kind) ? "nothing found" : "nothing so far", "faint"));
   if (kind === "output") box.scrollTop = older ? box.scrollHeight - below : box.scrollHeight;
 }
@@ -109,17 +112,19 @@ async function showCall(id, again = false) {
   const call = await ask("call", { id });
   if (!call || (again && (!state.details || state.details.id !== id))) return;
   const text = JSON.stringify(call), panel = $("details");
-  if (again && state.details.text === text) return;
-  state.details = { id, text, running: call.outcome === "running" && !over() };
+  if (again && state.details.text === text && call.outcome === "running" && !over()) { write(state.details.took, elapsed(call.began)); return; }
+  const old = panel.querySelector("pre.output"), atEnd = !old || old.scrollHeight - old.scrollTop - old.clientHeight < 40, was = old ? old.scrollTop : 0;
   const title = make("h2"), close = make("button", "Close"), at = panel.scrollTop;
   title.append(make("span", call.name), close);
   close.addEventListener("click", closeCall);
   const told = [["outcome", ending(call) + share(call)], ["node", call.node < 0 ? "" : call.node], ["rank", call.rank], ["began", clock(call.began)],
-    ["waited", call.waited >= 0.001 ? duration(call.waited) : ""], ["took", duration(call.seconds)], ["id", call.id]];
-  panel.replaceChildren(title, facts(told), make("h3", "Arguments"), make("pre", call.arguments || "none"));
+    ["waited", call.waited >= 0.001 ? duration(call.waited) : ""], ["took", call.seconds === null ? elapsed(call.began) : duration(call.seconds)], ["id", call.id]], known = facts(told);
+  const took = [...known.children].find((row) => row.firstChild.textContent === "took");
+  state.details = { id, text, running: call.outcome === "running" && !over(), took: took ? took.lastChild : make("dd") };
+  panel.replaceChildren(title, known, make("h3", "Arguments"), make("pre", call.arguments || "none"));
   if (call.error) panel.append(make("h3", "Error"), make("pre", call.error, "error"));
   if (call.earlier.length) panel.append(make("h3", "Earlier attempts"), facts(call.earlier.map((each) => [`attempt ${each.attempt + 1}`, `node ${each.node}: ${each.outcome} after ${duration(each.seconds)}`])));
-  const lines = call.output.map((line) => line.text).join("\n"), shown = make("pre", lines || "none");
+  const lines = call.output.map((line) => line.text).join("\n"), shown = make("pre", lines || "none", "output");
   panel.append(make("h3", "Output"), shown);
   if (lines) {
     const search = make("button", "Search its output");
@@ -128,7 +133,7 @@ async function showCall(id, again = false) {
   }
   if (call.ranks.length) panel.append(make("h3", `Broadcast to ${call.ranks.length} ranks`), linked(call.ranks, (each) => `rank ${each.rank === null ? each.node : each.rank} on node ${each.node}`));
   panel.hidden = false;
-  if (again) { panel.scrollTop = at; shown.scrollTop = shown.scrollHeight; } else { panel.scrollTop = 0; close.focus(); }
+  if (again) { panel.scrollTop = at; shown.scrollTop = atEnd ? shown.scrollHeight : was; } else { panel.scrollTop = 0; close.focus(); }
 }
 
 function closeCall() { $("details").hidden = true; state.details = null; }

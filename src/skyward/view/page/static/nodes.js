@@ -3,8 +3,8 @@
 
 const cards = new Map();
 
-function curve() {
-  const svg = drawing("svg", { class: "line", viewBox: "0 0 100 22", preserveAspectRatio: "none", "aria-hidden": "true" });
+function curve(css) {
+  const svg = drawing("svg", { class: `line ${css}`, viewBox: "0 0 100 22", preserveAspectRatio: "none", "aria-hidden": "true" });
   svg.append(drawing("path", {}));
   return svg;
 }
@@ -21,7 +21,7 @@ function figure(card, name, points, text, top, title) {
   if (!row) {
     row = make("div", "", "curve");
     row.title = title;
-    row.append(make("span"), curve());
+    row.append(make("span"), curve(/mem/.test(name) ? "memory" : "use"));
     card.figures.set(name, row);
     card.element.append(row);
   }
