@@ -144,8 +144,7 @@ def test_windows_that_make_no_sense_are_refused(page: PageServer, query: str) ->
 
 def test_between_two_visits_the_server_does_not_wake_up(page: PageServer) -> None:
     """It costs nothing while nobody looks: its thread waits, without looking at a clock."""
-    # the newest: that of an earlier test may be about to end
-    thread = [each for each in threading.enumerate() if each.name == "skyward-page"][-1]
+    (thread,) = [each for each in threading.enumerate() if each.name == f"skyward-page-{page.port}"]
     task = Path(f"/proc/self/task/{thread.native_id}")
 
     def switches() -> int:

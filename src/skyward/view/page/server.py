@@ -74,7 +74,7 @@ class PageServer:
         handler = cast("type[_Handler]", type("_Bound", (_Handler,), {"page": self}))
         self._server = _Server(("127.0.0.1", 0), handler)
         self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve, name="skyward-page", daemon=True).start()
+        threading.Thread(target=self._server.serve, name=f"skyward-page-{self.port}", daemon=True).start()
 
     def address(self) -> str:
         """A new address of the page; it can be opened once."""
