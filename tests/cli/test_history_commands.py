@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 import urllib.request
 from pathlib import Path
@@ -120,18 +125,78 @@ def test_a_pool_that_is_gone_has_a_page_too() -> None:
         process.stdout.close()
 
 
-def test_top_shows_a_pool_until_it_is_closed_and_refuses_one_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
-    recorder = _record("run", close=False)
+def _record_of_the_past(pool: str, now: float) -> Recorder:
+    """A pool of 130 seconds with a call that runs since 70 and one that is over, as another program has written it."""
+    recorder = Recorder(pool)
+    for event in (
+        events.PoolOpening(pool, 1, "Local", time=now - 130),
+        events.NodePhase(pool, 0, "checking the host", time=now - 129),
+        events.PoolOpened(pool, 1, 2, 1.0, time=now - 128),
+        events.Notice(pool, "its page, for one browser: http://127.0.0.1:1/?token=secret", time=now - 128),
+        events.CallStarted(pool, "c1", "load", 0, 0, 0, time=now - 100),
+        events.Progress(pool, 0, 1, 9, {}, "c1", time=now - 99),
+        events.CallEnded(pool, "c1", "load", 0, "ok", 10.0, 0, time=now - 90),
+        events.CallStarted(pool, "c2", "train", 0, 0, 0, time=now - 70),
+        events.Progress(pool, 0, 3, 12, {}, "c2", time=now - 69),
+    ):
+        recorder.record(event)
+    recorder.flush()
+    return recorder
+
+
+def _minutes(text: str, pattern: str) -> int:
+    """The seconds of the first time like 2:10 that follows the pattern."""
+    minutes, seconds = re.findall(rf"{pattern}(\d+):(\d\d)", text)[0]
+    return int(minutes) * 60 + int(seconds)
+
+
+def test_top_in_a_pipe_prints_the_present_state_once_with_the_times_of_the_events() -> None:
+    began = time.time()
+    recorder = _record_of_the_past("run", began)
     process = _sky("top", "run")
     try:
-        read_until(process, "pool open")
-        recorder.record(events.PoolClosed("run", 1.0, 1, time=time.time()))
+        printed, _ = process.communicate(timeout=120)
+    finally:
         recorder.close()
+    late = time.time() - began + 1
+    assert process.returncode == 0
+    head, node, bar = printed.splitlines()
+    assert head.startswith("skyward run · Local · 1 node · 2 slots · 1 done, 0 failed · ")
+    assert 130 <= _minutes(head, "· ") <= 130 + late
+    assert 70 <= _minutes(node, "train ") <= 70 + late
+    assert bar.strip() == "3/12 (25%)"
+    assert "token" not in printed
+
+
+def test_top_on_a_terminal_counts_from_the_events_until_the_pool_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.time()
+    recorder = _record_of_the_past("run", began)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 200))
+    command = [*USUAL_SIGNALS, sys.executable, "-m", "skyward", "top", "run"]
+    env = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    found = ""
+    try:
+        while "train " not in found:
+            found += os.read(ours, 1 << 16).decode(errors="replace")
+        late = time.time() - began + 1
+        assert 130 <= _minutes(found, "1 done, 0 failed · ") <= 130 + late
+        assert 70 <= _minutes(found, "train ") <= 70 + late
+        recorder.record(events.Notice("run", "later"))
+        recorder.record(events.PoolClosed("run", 131.0, 2))
+        recorder.close()
+        with contextlib.suppress(OSError):  # nobody has the terminal open any more
+            while piece := os.read(ours, 1 << 16):
+                found += piece.decode(errors="replace")
         assert process.wait(60) == 0
     finally:
+        os.close(ours)
         process.kill()
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    assert "later" in found
+    assert "closed: 2 calls" in found
+    assert "token" not in found
     assert main(["top", "run"]) == 1
     assert "`sky view run` shows how it went" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 
 import skyward as sky
 from skyward.cli.init import SETTINGS
+from skyward.cli.run import own_pool_line
 
 PROGRAM = """
 import sys
@@ -103,6 +104,35 @@ def test_a_command_without_the_mark_before_it_is_told_where_it_goes(
     assert done.stderr.rstrip().endswith(f"stands after --: {right}")
 
 
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        ("print(f(1) >> pool)", None),
+        ("import skyward as sky\nprint(f(1) >> sky)", None),
+        ("with sky.ComputePool(nodes=2) as pool:\n    f(1) >> pool", 1),
+        ("x = 1\npool = sky.ComputePool.from_config('gpu').open()", 2),
+        ("with ComputePool() as mine: f(1) >> mine", 1),
+        ("def go(pool): f(1) >> pool\nwith sky.ComputePool() as p: go(p)", 2),
+        ("with sky.ComputePool() as second:\n    f(g(1) >> pool) >> second", None),
+        ("try:\n    pool\nexcept NameError:\n    pool = sky.ComputePool().open()", None),
+        ("pool = globals().get('pool') or sky.ComputePool().open()", None),
+        ("def f(:", None),
+    ],
+)
+def test_a_program_that_makes_its_own_pool_is_told_from_one_that_uses_the_given(program: str, line: int | None) -> None:
+    assert own_pool_line(program.encode()) == line
+
+
+def test_a_second_pool_that_only_shows_when_the_program_runs_is_warned_of(project: Path) -> None:
+    (project / "hidden.py").write_text("import skyward as sky\ndef opened(): return sky.ComputePool(name='second')\n")
+    (project / "train.py").write_text(
+        "import hidden\nwith hidden.opened() as mine:\n    print(pool.nodes, mine.nodes)\n"
+    )
+    done = sky_command(project, "run", "train.py", "--console", "plain")
+    assert done.stdout == "1 1\n", done.stderr
+    assert "warning: this program opens a pool of its own (second) beside the one of `sky run`" in done.stderr
+
+
 def test_the_example_project_runs(tmp_path: Path) -> None:
     assert "written" in sky_command(tmp_path, "init", "mine").stdout
     done = subprocess.run(
@@ -111,6 +141,15 @@ def test_the_example_project_runs(tmp_path: Path) -> None:
     assert "2262 primes, by node: [" in done.stdout, done.stderr
     assert min(map(int, re.findall(r"\d+", done.stdout.rpartition("[")[2]))) > 500, "one node has nearly all the work"
     assert "sky run main.py" not in "".join(path.read_text() for path in (tmp_path / "mine").iterdir())  # two pools
+    started = sky_command(tmp_path / "mine", "run", "main.py")
+    assert started.returncode == 0, started.stderr
+    assert "2262 primes" in started.stdout
+    assert started.stderr.count("pool open: 2 nodes") == 1, "one pool, that of the program"
+    assert "main.py opens a pool of its own in line 12, so `sky run` opens none" in started.stderr
+    refused = sky_command(tmp_path / "mine", "run", "main.py", "--nodes", "3")
+    assert refused.returncode == 1
+    assert "for which --nodes would not count. Run it with `python main.py`" in refused.stderr
+    assert "pool open" not in refused.stderr
     (tmp_path / "mine" / "main.py").write_text("changed")
     again = sky_command(tmp_path / "mine", "init", "--json")
     assert json.loads(again.stdout) == {"written": [], "kept": ["sky.toml", "main.py"]}

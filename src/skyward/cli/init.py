@@ -12,8 +12,8 @@ __all__ = ["PROGRAM", "SETTINGS", "add", "run"]
 
 SETTINGS = """\
 # Pools of this project, by name: the options of sky.ComputePool. `help(sky.ComputePool)` explains them all.
-# A program says sky.ComputePool.from_config("lab"). One that opens no pool of its own gets it as `pool` from
-# `sky run train.py --pool lab`.
+# A program says sky.ComputePool.from_config("lab") and is run with `python main.py`. One that opens no pool of its
+# own gets it as `pool` from `sky run train.py --pool lab`.
 
 default = "here"
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from skyward.cli.common import add_command, add_pool_options, make_pool
 
-__all__ = ["add", "run", "show_error"]
+__all__ = ["add", "own_pool_line", "run", "show_error"]
 
+_POOLS = {"ComputePool", "JoblibPool", "ScikitLearnPool"}
+_OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin", "console")
 _CODES = "exit status: that of the program; 1 if it raised or the pool could not be opened, 130 after Ctrl-C."
 
 
@@ -22,7 +26,8 @@ def add(commands: Any) -> None:
         "run",
         "run a program with a pool",
         "Opens a pool, runs a Python file in which `pool` is that pool (and `>> sky` means it), and closes the pool, "
-        "however the program ends. What follows -- are arguments of the program.",
+        "however the program ends. What follows -- are arguments of the program. A program that opens a pool of its "
+        "own (`sky.ComputePool`) gets none, and runs as by `python`.",
         [
             "sky run train.py -- --epochs 3     the default pool of sky.toml, else this computer",
             "sky run train.py --pool gpu        [pools.gpu] of sky.toml",
@@ -42,22 +47,73 @@ def run(arguments: argparse.Namespace) -> int:
     import runpy
 
     from skyward.errors import InvalidArgument
+    from skyward.pool.state import watching_pools
 
     path = Path(arguments.file)
     if not path.is_file():
         raise InvalidArgument(f"{path} is no file. Give the path of a Python program.")
-    pool = make_pool(arguments)
+    line = own_pool_line(path.read_bytes())
+    pool = make_pool(arguments) if line is None else None
+    if line is not None:
+        _check_own(path, line, arguments)
     sys.argv = [str(path), *arguments.rest]
     sys.path.insert(0, str(path.resolve().parent))
-    with pool:
+    with pool or nullcontext(), watching_pools(_warn_second) if pool else nullcontext():
         try:
-            runpy.run_path(str(path), init_globals={"pool": pool}, run_name="__main__")
+            runpy.run_path(str(path), init_globals={"pool": pool} if pool else None, run_name="__main__")
         except SystemExit as exc:
             return _status(exc.code)
         except Exception as exc:  # shown as Python shows it, less the frames that started the program
             show_error(exc, str(path))
             return 1
     return 0
+
+
+def own_pool_line(source: bytes) -> int | None:
+    """The line in which a program makes a pool of its own; None if it makes none, or knows of the one it is given."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return None  # Python says it better, when it runs
+    made = [node.lineno for node in nodes if isinstance(node, ast.Call) and _POOLS & {*_names(node.func)}]
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == "pool"]
+    bound = any(isinstance(node.ctx, ast.Store) for node in uses)
+    bound = bound or any(isinstance(node, ast.arg) and node.arg == "pool" for node in nodes)
+    # `try: pool`, `globals().get("pool")`: a program for both ways
+    asks = any(isinstance(node, ast.Constant) and node.value == "pool" for node in nodes)
+    asks = asks or any(isinstance(node, ast.Name) and node.id == "NameError" for node in nodes)
+    return None if not made or asks or (uses and not bound) else min(made)
+
+
+def _names(called: ast.expr) -> list[str]:
+    """The names that stand in `sky.ComputePool.from_config`."""
+    if isinstance(called, ast.Attribute):
+        return [*_names(called.value), called.attr]
+    return [called.id] if isinstance(called, ast.Name) else []
+
+
+def _check_own(path: Path, line: int, arguments: argparse.Namespace) -> None:
+    """Says that a program opens its own pool, and so gets none; options for one would have no effect."""
+    from skyward.errors import InvalidArgument
+
+    given = [f"--{name}" for name in _OPTIONS if getattr(arguments, name)]
+    if given:
+        raise InvalidArgument(
+            f"{path} opens a pool of its own in line {line}, for which {', '.join(given)} would not count. Run it "
+            f"with `python {path}`, or let it open none and use `pool`, which `sky run` opens."
+        )
+    print(
+        f"sky: {path} opens a pool of its own in line {line}, so `sky run` opens none: the same as `python {path}`.",
+        file=sys.stderr,
+    )
+
+
+def _warn_second(pool: object) -> None:
+    print(
+        f"sky: warning: this program opens a pool of its own ({getattr(pool, 'name', '')}) beside the one of `sky "
+        "run`, and both cost: run it with `python`, or use `pool`, which `sky run` has opened.",
+        file=sys.stderr,
+    )
 
 
 def _status(code: object) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.cli.common import add_command
 from skyward.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from skyward.events import Event
+    from skyward.history.store import Entry
 
 __all__ = ["add", "run"]
 
@@ -22,13 +26,15 @@ def add(commands: Any) -> None:
         "top",
         "show the nodes of a pool that runs",
         "Shows, in this terminal, the live view of a pool that a program of yours has open on this "
-        "computer: nodes, calls, progress, cost. Ctrl-C ends it, and not the pool.",
+        "computer: nodes, calls, progress, cost. Ctrl-C ends it, and not the pool. Where there is no terminal, as in "
+        "a pipe, it prints the view of this moment once and ends; `sky logs -f` goes on.",
         [
             "sky top",
             "sky top sweep",
+            "sky top sweep | cat        once, as it is now",
         ],
-        "exit status: 0 when the pool was closed or after Ctrl-C, 1 if it does not run or its program was killed, 2 "
-        "for a wrong command line.",
+        "exit status: 0 when the pool was closed, after Ctrl-C and without a terminal, 1 if it does not run or its "
+        "program was killed, 2 for a wrong command line.",
     )
     parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
     parser.set_defaults(run=run)
@@ -37,28 +43,63 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from skyward.cli.pools import chosen
-    from skyward.events import Output, PoolClosed
-    from skyward.history.store import Tail
-    from skyward.view.console import attach
 
     entry = chosen(arguments.pool)
     if not entry.running:
         raise InvalidArgument(f"{entry.pool} does not run any more. `sky view {entry.pool}` shows how it went.")
-    console = attach("live" if sys.stdout.isatty() else "plain")
+    if sys.stdout.isatty():
+        return _follow(entry)
+    _print_once(entry)
+    return 0
+
+
+def _follow(entry: Entry) -> int:
+    """Draws the live view until the pool is closed."""
+    from skyward.events import PoolClosed
+    from skyward.history.store import Tail
+    from skyward.view.console import attach
+
+    console = attach("live", recorded=True)
+    take = console.catch_up  # the view shows what came of it
     tail = Tail(entry.path)
     try:
         while True:
             running = entry.running
             for event in tail.read():
-                if not isinstance(event, Output):  # `sky logs` has it
-                    console(event)
+                if _concerns_view(event):
+                    (console if isinstance(event, PoolClosed) else take)(event)
                 if isinstance(event, PoolClosed):
                     return 0
             if not running:
                 print(f"the program that opened {entry.pool} was killed", file=sys.stderr)
                 return 1
+            take = console
             time.sleep(_PAUSE)
     except KeyboardInterrupt:
         return 0
     finally:
         console.close()
+
+
+def _print_once(entry: Entry) -> None:
+    """Prints the view as it would be drawn at this moment."""
+    from skyward.history.store import Tail
+    from skyward.view.overview import Overview
+
+    overview = Overview(live=True)
+    for event in Tail(entry.path).read():
+        if _concerns_view(event):
+            overview.recall(event, event.time)
+    encoding = sys.stdout.encoding or "utf-8"
+    for row in overview.rows(time.time()) or [[(f"{entry.pool} has just begun, or ended at this moment", "")]]:
+        line = "  ".join(text for text, _ in row if text)
+        print(line.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _concerns_view(event: Event) -> bool:
+    """Whether it is for whoever looks on: output is for `sky logs`, and the page's address for who opened the pool."""
+    from skyward.events import Notice, Output
+    from skyward.pool.state import PAGE_NOTICE
+
+    return not (isinstance(event, Output) or (isinstance(event, Notice) and event.text.startswith(PAGE_NOTICE)))

@@ -54,7 +54,7 @@ from skyward.pool.options import (
 from skyward.pool.recording import Recorded
 from skyward.pool.sending import Sender
 from skyward.pool.signals import OrderlyExit
-from skyward.pool.state import PoolState, hear_of
+from skyward.pool.state import PAGE_NOTICE, PoolState, hear_of
 from skyward.transport.culprits import StaysHere
 
 __all__ = ["ComputePool", "plan"]
@@ -248,7 +248,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         self._state.now = "open"
         self._emit(events.PoolOpened(self.name, len(self._hosts.by_node), self.slots, time.monotonic() - began))
         if self._view:
-            self._emit(events.Notice(self.name, f"its page, for one browser: {self.view()}"))
+            self._emit(events.Notice(self.name, f"{PAGE_NOTICE}{self.view()}"))
         self._user.listeners.flush()
 
     def open(self) -> ComputePool:

@@ -11,9 +11,13 @@ from typing import Literal
 
 from skyward.errors import ForkedPoolError, NestedPoolError, PoolClosed
 
-__all__ = ["PoolState", "hear_of", "stopping_pools"]
+__all__ = ["PAGE_NOTICE", "PoolState", "hear_of", "stopping_pools", "watching_pools"]
+
+PAGE_NOTICE = "its page, for one browser: "
+"""How the notice begins that has the address of the page: an address that works once, for whoever opened the pool."""
 
 _heard: list[Callable[[object], None]] = []
+_watching: list[Callable[[object], None]] = []
 
 
 @contextmanager
@@ -26,8 +30,20 @@ def stopping_pools(heard: Callable[[object], None]) -> Generator[None]:
         _heard.remove(heard)
 
 
+@contextmanager
+def watching_pools(watcher: Callable[[object], None]) -> Generator[None]:
+    """Has `watcher` called with each pool that this process opens inside the block, before anything is done for it."""
+    _watching.append(watcher)
+    try:
+        yield
+    finally:
+        _watching.remove(watcher)
+
+
 def hear_of(pool: object) -> None:
     """Stops the program here, before anything is done for a pool, if pools are not to be opened."""
+    for watcher in _watching:
+        watcher(pool)
     if _heard:
         _heard[-1](pool)
         raise SystemExit(0)  # itself, no subclass: threads end without a word then

@@ -43,10 +43,11 @@ _attached: list[Console] = []
 _terminal: Terminal | None = None
 
 
-def attach(mode: bool | str = "auto", *, file: TextIO | None = None) -> Console:
+def attach(mode: bool | str = "auto", *, file: TextIO | None = None, recorded: bool = False) -> Console:
     """A console to be called with every event of one pool, until its `close()`.
 
-    `mode` is "auto" or True, "live" (wherever there is a terminal), "plain", "silent" or False.
+    `mode` is "auto" or True, "live" (wherever there is a terminal), "plain", "silent" or False. `recorded`: the events
+    come from a history, so that things happen at the events' own times, and not now.
     """
     global _terminal
     how = "auto" if mode is True else "silent" if mode is False else mode
@@ -61,10 +62,10 @@ def attach(mode: bool | str = "auto", *, file: TextIO | None = None) -> Console:
     with _guard:
         if _wants_view(how, file) and (_terminal is None or file in (None, _terminal.out)):
             _terminal = _terminal or Terminal(file or sys.stdout, _rows)
-            console = Console(_terminal.feed, live=True)
+            console = Console(_terminal.feed, live=True, recorded=recorded)
         else:
             shows = how != "plain" and file is None and in_notebook()
-            console = Console(Feed(plain(file)), cells=Cells() if shows else None)
+            console = Console(Feed(plain(file)), cells=Cells() if shows else None, recorded=recorded)
         _attached.append(console)
     atexit.register(console.close)
     return console
@@ -104,8 +105,11 @@ os.register_at_fork(after_in_child=_in_fork)
 class Console:
     """Shows what one pool does; called with its events, by any thread."""
 
-    def __init__(self, feed: Feed | None, *, live: bool = False, cells: Cells | None = None) -> None:
+    def __init__(
+        self, feed: Feed | None, *, live: bool = False, cells: Cells | None = None, recorded: bool = False
+    ) -> None:
         self.live = live
+        self._shift = time.monotonic() - time.time() if recorded else None  # from an event's time to that of the view
         self._feed, self._lock, self._cells = feed, threading.Lock(), cells
         self._overview = Overview(live=live)
         self._tags: dict[tuple[int, int | None, bool], str] = {}
@@ -140,7 +144,7 @@ class Console:
         if isinstance(event, on.CallEnded | on.PoolOpened) and self._unwritten and not self.live:
             self._unwritten = False
             feed.flush()  # the lines of a call come before what the program prints of its result
-        now = time.monotonic()
+        now = self._time(event)
         with self._lock:
             sentence = self._overview.follow(event, now)
         if self._cells is not None and self._shown_in_cell(self._cells, feed, event, sentence, now):
@@ -170,6 +174,14 @@ class Console:
         for text in warned.rest(time.monotonic(), at_once):
             self._tell(feed, on.Notice(event.pool, text, "warning"), text)
             self._unwritten = True
+
+    def catch_up(self, event: on.Event) -> None:
+        """Takes into the view what has happened before somebody looked, and writes no line about it."""
+        with self._lock:
+            self._overview.recall(event, self._time(event))
+
+    def _time(self, event: on.Event) -> float:
+        return time.monotonic() if self._shift is None else event.time + self._shift
 
     def close(self) -> None:
         """Write what is left and take the view away; a second call does nothing."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from skyward import events as on
 from skyward.machines.price import money
-from skyward.view.activity import Recent, counted, elapsed, group_text
+from skyward.view.activity import Recent, counted, elapsed, group_text, progress_text
 from skyward.view.gpus import gpu_cell
 from skyward.view.terminal import Cell, clean
 
@@ -156,7 +156,7 @@ class Overview:
             case on.PoolOpening(nodes=count, provider=provider, processes_per_node=processes):
                 self.processes = processes
                 self.pool, self.provider, self.stage = event.pool, provider, "opening"
-                self.nodes = {number: _Node() for number in range(count)}
+                self.nodes = {number: _Node(since=now) for number in range(count)}
                 self.began = now
                 return None if self.live else f"opening {counted(count, 'node')} on {provider}"
             case on.PoolCost(hourly=hourly):
@@ -197,6 +197,13 @@ class Overview:
             case _:
                 pass
         return None
+
+    def recall(self, event: on.Event, now: float) -> None:
+        """Updates what is shown by an event of a history, which needs no sentence any more."""
+        if isinstance(event, on.Progress):
+            self.bar(event.node, event.rank).text = progress_text(event)
+        else:
+            self.follow(event, now)
 
     def _ended(self, event: on.CallEnded, now: float) -> None:
         node = self.node(event.node)
