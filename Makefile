@@ -4,7 +4,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: docs docs-serve pictures demo test test-core soak hosts test-vm test-peers check bench clean
+.DEFAULT_GOAL := demo
+.PHONY: help docs docs-serve pictures demo test test-core soak hosts test-vm test-peers check bench clean
+
+help:                            ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## */\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "%-12s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/core.done          ## set up, then train on four nodes of this computer
 	$(BIN)/python examples/hello_nodes.py
@@ -60,7 +64,7 @@ bench: $(VENV)/all.done          ## side by side with dask, ray, loky, joblib an
 	SKYWARD_BENCH_TORCH=$(abspath $(BIN)/python) .venv-bench/bin/python benchmarks/run.py
 	.venv-bench/bin/python benchmarks/joblib_backends.py
 
-clean:
+clean:                           ## removes the environments and what was built
 	rm -rf $(VENV) .venv-bench build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # A Debian Python may come without venv; anything else missing is said by Python itself.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +130,26 @@ def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "80")
     text = parser(name).commands[name].format_help()
     assert [line for line in text.splitlines() if len(line) > 110] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no host: name some"),
+        (["gpu1", "--python", "three"], "write a version such as 3.12"),
+        (["gpu1", "--timeout", "0"], "above zero"),
+        (["gpu1", "--pool", "lab"], "hosts or a pool, not both"),
+    ],
+)
+def test_hosts_that_are_not_said_are_a_wrong_command_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in _refused(capsys, "hosts", "check", *words)
+
+
+def test_make_help_lists_every_target_that_people_use() -> None:
+    root = Path(__file__).parents[2]
+    listed = subprocess.run(["make", "-s", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
+    targets = (root / "Makefile").read_text().partition(".PHONY: ")[2].partition("\n")[0].split()
+    assert sorted(line.split()[0] for line in listed.splitlines()) == sorted(targets)
+    assert all(len(line.split()) > 1 for line in listed.splitlines())

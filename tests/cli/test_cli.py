@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import skyward
 from skyward.api.image import Image
 from skyward.cli import main
+from skyward.cli.ps import _is_of_amazon  # pyright: ignore[reportPrivateUsage]
 from skyward.setup.env.script import script
 
 
@@ -77,15 +79,30 @@ def test_ps_of_a_profile_without_boto3_says_what_to_install(tmp_path: Path) -> N
     assert "pip install boto3" in done.stderr
 
 
-def test_ps_without_a_login_says_so_and_is_no_error(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    env |= {"SKYWARD_STATE": str(tmp_path), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
-    command = [sys.executable, "-m", "skyward", "ps", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    assert not [row for row in map(json.loads, done.stdout.splitlines()) if row["left"]]
-    assert "clouds were not asked" in done.stderr
-    assert subprocess.run([*command, "--region", "eu-west-1"], capture_output=True, env=env).returncode == 1
+def test_ps_without_a_login_says_nothing_of_clouds_unless_something_names_one(tmp_path: Path) -> None:
+    """The commands of Slurm may be there without a cluster, too: no pool was ever opened on one."""
+    (tmp_path / "squeue").write_text(
+        "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2\nexit 1\n"
+    )
+    (tmp_path / "squeue").chmod(0o700)
+    with socket.create_server(("127.0.0.1", 0)) as service:  # as AWS has one for logins on its machines
+        env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        env |= {"SKYWARD_STATE": str(tmp_path), "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        env["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = f"http://127.0.0.1:{service.getsockname()[1]}"
+        command = [sys.executable, "-m", "skyward", "ps", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        assert not [row for row in map(json.loads, done.stdout.splitlines()) if row["left"]]
+        assert done.stderr == ""
+        service.setblocking(False)
+        if not _is_of_amazon():
+            with pytest.raises(BlockingIOError):  # nobody has come to ask it
+                service.accept()
+        env["AWS_EC2_METADATA_DISABLED"] = "true"
+        for more, variables in ((["--region", "eu-west-1"], {}), ([], {"AWS_PROFILE": "no-such-profile"})):
+            named = subprocess.run([*command, *more], capture_output=True, text=True, env={**env, **variables})
+            assert "clouds were not asked: no AWS login that works" in named.stderr
+            assert named.returncode == int(bool(more))
 
 
 def test_down_without_a_pool_says_what_is_missing_before_any_cloud_is_asked(

@@ -126,6 +126,19 @@ def test_names_are_those_that_a_command_could_be_about() -> None:
         ledger.remove()
 
 
+def test_the_newest_ten_pools_are_offered(state: Path) -> None:
+    for number in range(12):
+        (state / "state" / "history" / f"sweep{number}-202601{number + 10}-101010-1a2b").mkdir(parents=True)
+    assert pool_names("logs") == [f"sweep{number}" for number in range(11, 1, -1)]
+
+
+def test_a_missing_shell_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["completion"])
+    assert ended.value.code == 2
+    assert "required: {bash,zsh,fish}" in capsys.readouterr().err
+
+
 def test_a_name_that_a_shell_would_run_is_not_offered(state: Path) -> None:
     """Shells expand the words that they are given."""
     for name in ("$(reboot)", "`id`", "a b", "-rf"):

@@ -66,9 +66,34 @@ def test_pools_that_were_closed_and_killed_are_listed_with_their_calls(capsys: p
     assert printed[1].split()[0] == "second"
     assert "killed" in printed[1]
     assert "closed" in printed[2]
+    assert all("no price" in line for line in printed[1:])
     assert main(["history", "--json", "--limit", "1"]) == 0
     (row,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (row["pool"], row["nodes"], row["calls"], row["failed"]) == ("second", 2, 1, 1)
+
+
+def test_the_cost_of_a_pool_is_said_where_machines_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    for pool, price in (("priced", 3600.0), ("mystery", float("inf"))):
+        recorder = Recorder(pool)
+        recorder.record(events.PoolOpening(pool, 1, "AWS", time=1000.0))
+        recorder.record(events.PoolCost(pool, price, time=1000.0))
+        recorder.record(events.PoolClosed(pool, 2.0, 0, time=1002.0))
+        recorder.close()
+    assert main(["history"]) == 0
+    mystery, priced = sorted(capsys.readouterr().out.splitlines()[1:])
+    assert " $2.00 " in priced
+    assert " unknown " in mystery
+
+
+def test_a_pool_that_is_not_there_gets_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    for pool in ("sweep", "training", "other"):
+        _record(pool)
+    assert main(["logs", "swep"]) == 1
+    assert capsys.readouterr().err == (
+        "sky: there is no history of a pool 'swep' on this computer. Did you mean sweep? `sky history` lists pools.\n"
+    )
+    assert main(["logs", "zzzz"]) == 1
+    assert "on this computer. `sky history` lists pools.\n" in capsys.readouterr().err
 
 
 def test_an_empty_history_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:

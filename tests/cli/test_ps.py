@@ -140,7 +140,7 @@ def test_the_table_has_a_head_and_says_what_ends_a_pool() -> None:
     found = [_found("old-4f09a1", "abandoned", leftovers=(MACHINE,), pid=9, host="here")]
     head, first, second, *rest = lines(merged([OPEN], [], [], found, 160.0))
     assert head.split() == "POOL STATE PROVIDER NODES RUNNING WAITING DONE FAILED COST AGE PROGRAM".split()
-    assert first.split() == [*"sweep open Local 4/4 3 9 120 1 1.0 min sweep.py (77)".split()]
+    assert first.split() == [*"sweep open Local 4/4 3 9 120 1 no price 1.0 min sweep.py (77)".split()]
     assert second.split() == [*"old-4f09a1 abandoned Local eu-1 1 process 9".split()]
     assert rest == ["  i-1 (g5.xlarge, running); $1.50 an hour", "  `sky down old-4f09a1 --yes` ends it"]
     assert lines([]) == ["no pools"]

@@ -140,7 +140,7 @@ def test_histories_are_found_by_name_and_by_the_beginning_of_their_id(tmp_path: 
     assert store.find("train", tmp_path).id == new.id
     assert store.find(old.id, tmp_path).id == old.id
     assert store.find(other.id[:-3], tmp_path).id == other.id
-    with pytest.raises(InvalidArgument, match=r"no history of a pool 'nobody'.*sweep, train"):
+    with pytest.raises(InvalidArgument, match=r"no history of a pool 'nobody'.*`sky history` lists pools"):
         store.find("nobody", tmp_path)
 
 

@@ -217,12 +217,18 @@ def test_what_is_wrong_with_the_command_is_said_before_anything_is_tried(
     (tmp_path / "sky.toml").write_text('[pools.here]\nprovider = "local"\n')
     monkeypatch.chdir(tmp_path)
     for words, said in (
-        (["hosts", "check"], "name some, as in `sky hosts check gpu1 gpu2`"),
-        (["hosts", "check", "gpu1", "--pool", "here"], "not both"),
         (["hosts", "check", "--pool", "here"], "this command is for"),
-        (["hosts", "check", "gpu1", "--python", "three"], "such as 3.12"),
         (["hosts", "check", "bad host"], "cannot have ' ' in its name"),
         (["hosts", "check", "gpu1", "gpu1"], "named twice"),
     ):
         assert main(words) == 1
+        assert said in capsys.readouterr().err
+    for words, said in (  # none of these could be right anywhere
+        (["hosts", "check"], "name some, as in `sky hosts check gpu1 gpu2`"),
+        (["hosts", "check", "gpu1", "--pool", "here"], "not both"),
+        (["hosts", "check", "gpu1", "--python", "three"], "such as 3.12"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
         assert said in capsys.readouterr().err

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
             "sky completion fish > ~/.config/fish/completions/sky.fish",
         ],
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="{bash,zsh,fish}", help="which shell")
     parser.set_defaults(run=run)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.cli.common import add_command, add_json, print_json
+
+if TYPE_CHECKING:
+    from skyward.history.history import History
 
 __all__ = ["add", "run"]
 
@@ -41,9 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     from skyward.history.store import entries
 
     rows: list[dict[str, Any]] = []
+    costs: dict[str, str] = {}
     for entry in entries()[: max(0, arguments.limit)]:
         history = read(entry)
         calls = history.calls()
+        costs[entry.id] = _cost(history)
         rows.append(
             {
                 "id": entry.id,
@@ -69,9 +74,19 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'pool':28} {'opened':16} {'state':8} {'provider':9} nodes  calls failed    time     cost  program")
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["began"]))
-        cost = "unknown" if row["cost"] is None else f"${row['cost']:.2f}" if row["cost"] else ""
         print(
             f"{row['pool']:28.28} {when:16} {row['state']:8} {row['provider']:9.9} {row['nodes']:5} {row['calls']:6} "
-            f"{row['failed']:6} {row['seconds']:6.0f} s {cost:>8}  {row['program']}"
+            f"{row['failed']:6} {row['seconds']:6.0f} s {costs[row['id']]:>8}  {row['program']}"
         )
     return 0
+
+
+def _cost(history: History) -> str:
+    """What the machines have cost, for people; machines without a price, such as your own, are said to have none."""
+    from skyward.events import PoolCost, PoolOpened
+
+    if not history.price_known:
+        return "unknown"
+    if any(isinstance(event, PoolCost) for event in history.events):
+        return f"${history.cost():.2f}"
+    return "no price" if any(isinstance(event, PoolOpened) for event in history.events) else ""

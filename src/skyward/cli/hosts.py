@@ -6,8 +6,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from skyward.cli.common import add_command, add_json, print_json
 from skyward.errors import InvalidArgument
@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--python", metavar="X.Y", help="the version that pools need (default: this one)")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds for a login (default: 10)")
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, refuse=parser.error)
     _allow_mixed(parser)
 
 
@@ -100,20 +100,21 @@ def indexes(environ: dict[str, str], more: Sequence[str] = ()) -> tuple[str, ...
 
 
 def _wanted(arguments: argparse.Namespace) -> tuple[SSH, Wanted]:
-    """The hosts, and what a pool there would need."""
+    """The hosts, and what a pool there would need; a command line that is wrong ends here, with status 2."""
     from skyward.providers.ssh import SSH
     from skyward.setup.checks.check import Wanted
 
+    refuse: Callable[[str], NoReturn] = arguments.refuse
     python, mesh, named = sys.version_info[:2], False, ()
     if arguments.python is not None:
         number = re.fullmatch(r"(\d+)\.(\d+)", arguments.python)
         if number is None:
-            raise InvalidArgument(f"--python {arguments.python}: write a version such as 3.12.")
+            refuse(f"--python {arguments.python}: write a version such as 3.12.")
         python = int(number[1]), int(number[2])
     if arguments.timeout <= 0:
-        raise InvalidArgument(f"--timeout {arguments.timeout:g}: a number of seconds above zero is wanted.")
+        refuse(f"--timeout {arguments.timeout:g}: a number of seconds above zero is wanted.")
     if arguments.hosts and arguments.pool:
-        raise InvalidArgument("name hosts or a pool, not both: the hosts of --pool are those of its settings.")
+        refuse("name hosts or a pool, not both: the hosts of --pool are those of its settings.")
     if arguments.hosts:
         given = {name: getattr(arguments, name) for name in ("user", "port", "key", "known_hosts")}
         given = {name: value for name, value in given.items() if value is not None}
@@ -122,7 +123,7 @@ def _wanted(arguments: argparse.Namespace) -> tuple[SSH, Wanted]:
     elif arguments.pool or arguments.config:
         provider, mesh, named = _of_pool(arguments)
     else:
-        raise InvalidArgument("no host: name some, as in `sky hosts check gpu1 gpu2`, or a pool with --pool.")
+        refuse("no host: name some, as in `sky hosts check gpu1 gpu2`, or a pool with --pool.")
     return provider, Wanted(python, indexes(dict(os.environ), named), mesh, arguments.timeout)
 
 

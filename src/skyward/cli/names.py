@@ -13,13 +13,15 @@ from skyward.machines.names import usable
 __all__ = ["pool_names"]
 
 _RUNNING = ("top", "stacks", "ssh")
-_MOST = 200
+_MOST = 200  # folders that are looked at
+_NEWEST = 10
 
 
 def pool_names(command: str) -> list[str]:
-    """Which pools a command could be about: all with a history, only those that run, or those with a ledger."""
+    """Which pools a command could be about: those with a ledger, or the newest ten with a history, or that run."""
     found = _with_ledger() if command == "down" else _with_history(running=command in _RUNNING)
-    return [name for name in dict.fromkeys(found) if usable(name)]
+    names = [name for name in dict.fromkeys(found) if usable(name)]
+    return names if command == "down" else names[:_NEWEST]
 
 
 def _with_ledger() -> list[str]:

@@ -223,5 +223,7 @@ def _dollars(amount: float, quote: Quote) -> str:
 
     if math.isinf(amount):
         return "unknown"
+    if not amount:
+        return "no price"
     most = isinstance(quote.offer, CloudOffer) and quote.offer.price == "at most"
     return f"{'<= ' if most else ''}{money(amount)}"

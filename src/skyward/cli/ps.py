@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.cli.common import add_command, add_json, print_json, table
@@ -20,6 +24,7 @@ __all__ = ["add", "add_place", "lines", "run"]
 
 _HEAD = ("POOL", "STATE", "PROVIDER", "NODES", "RUNNING", "WAITING", "DONE", "FAILED", "COST", "AGE", "PROGRAM")
 _RIGHT = ("NODES", "RUNNING", "WAITING", "DONE", "FAILED", "COST", "AGE")
+_METADATA = "AWS_EC2_METADATA_DISABLED"  # botocore knows it
 _CODES = (
     "exit status: 0 also if there are none; 1 if no cloud could be asked although --region, --profile or a ledger of "
     "this computer names one; 2 for a wrong command line."
@@ -36,7 +41,8 @@ def add(commands: Any) -> None:
         "have machines at a provider, or may have left some: found by the ledgers of this computer and by tags. Each "
         "is listed once. States: opening, open, closing; no answer (its program is stopped or very busy); in use; "
         "abandoned (its program is gone); expired (its time is over); elsewhere (opened on another computer, or its "
-        "ledger is lost); not ours (only tagged like a pool). `sky history` lists pools that were closed.",
+        "ledger is lost); not ours (only tagged like a pool). Nothing is said of a cloud that nobody is logged in to, "
+        "unless --region, --profile, AWS_PROFILE or a ledger names it. `sky history` lists pools that were closed.",
         [
             "sky ps",
             "sky ps --here                   clouds and clusters are not asked",
@@ -94,8 +100,12 @@ def _asked(arguments: argparse.Namespace) -> tuple[list[Found], list[Leftover], 
     from skyward.machines.ledger import histories
 
     providers = reaper.renting_providers(arguments.endpoint_url)
+    named = bool(arguments.region or arguments.profile or arguments.endpoint_url or os.environ.get("AWS_PROFILE"))
+    used = any(ledger.metadata.get("provider", "AWS") == "AWS" for ledger in histories())
     try:
-        found = reaper.pools(providers, arguments.region, profile=arguments.profile)
+        with nullcontext() if named or used or _is_of_amazon() else _without_metadata_service():
+            found = reaper.pools(providers, arguments.region, profile=arguments.profile, quiet=not named)
+            return found, reaper.kept(providers), 0
     except CredentialsMissing as exc:
         print(f"sky: clouds were not asked: {exc}", file=sys.stderr)
         # no pool of this computer has ever used a cloud: whoever has hosts alone needs no login
@@ -103,7 +113,31 @@ def _asked(arguments: argparse.Namespace) -> tuple[list[Found], list[Leftover], 
     except SkywardError as exc:
         print(f"sky: {exc}", file=sys.stderr)
         return [], [], 1
-    return found, reaper.kept(providers), 0
+
+
+@contextmanager
+def _without_metadata_service() -> Generator[None]:
+    """Has nobody wait two seconds for the service that has logins on machines of AWS, and nowhere else."""
+    before = os.environ.get(_METADATA)
+    os.environ[_METADATA] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_METADATA]
+        else:
+            os.environ[_METADATA] = before
+
+
+def _is_of_amazon() -> bool:
+    """Whether this computer is, or may be, a machine of AWS."""
+    for path, begins in (("/sys/class/dmi/id/sys_vendor", "Amazon"), ("/sys/hypervisor/uuid", "ec2")):
+        try:
+            if Path(path).read_text().startswith(begins):
+                return True
+        except (OSError, ValueError):
+            continue
+    return False
 
 
 def lines(rows: list[Row]) -> list[str]:
@@ -120,6 +154,7 @@ def lines(rows: list[Row]) -> list[str]:
         if row.machines and row.state != "not ours":
             name = f"{shown(row.machines)}: " if row.machines != row.pool else ""
             hourly = "price not known" if row.hourly is None else f"{money(row.hourly)} an hour"
+            hourly = "no price" if row.hourly == 0 else hourly
             text.append(f"  {name}{', '.join(row.left) or 'nothing that is seen'}; {hourly}")
         if row.state in ("abandoned", "expired") and usable(row.machines):
             text.append(f"  `sky down {row.machines} --yes` ends it")
@@ -132,7 +167,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
     nodes = "" if row.nodes is None else f"{row.nodes}" if row.up is None else f"{row.up}/{row.nodes}"
     calls = ("" if count is None else f"{count:,}" for count in (row.running, row.waiting, row.done, row.failed))
-    cost = "" if not row.cost else f"${row.cost:,.2f}"
+    cost = f"${row.cost:,.2f}" if row.cost else "no price" if row.cost == row.hourly == 0 else ""
     who = [shown(row.program)] if row.program else []
     who += [f"({row.pid})" if who else f"process {row.pid}"] if row.pid else []
     who += [f"on {shown(row.host)}"] if row.state == "elsewhere" and row.host else []

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fcntl
 import json
 import os
@@ -108,10 +109,15 @@ def find(name: str, root: Path | None = None) -> Entry:
     ):
         if matches:
             return matches[0]
-    names = ", ".join(dict.fromkeys(entry.pool for entry in known[:20]))
+    near = difflib.get_close_matches(name, dict.fromkeys(entry.pool for entry in known), n=1, cutoff=0.6)
+    meant = f"Did you mean {near[0]}? " if near else ""
     raise InvalidArgument(
         f"there is no history of a pool {name!r} on this computer. "
-        + (f"There are those of: {names}." if names else "None was kept: no pool was open here in the last 30 days.")
+        + (
+            f"{meant}`sky history` lists pools."
+            if known
+            else "None was kept: no pool was open here in the last 30 days."
+        )
     )
 
 

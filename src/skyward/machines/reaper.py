@@ -125,12 +125,17 @@ def renting_providers(endpoint_url: str | None = None) -> list[Provider]:
 
 
 def pools(
-    providers: Sequence[Provider], regions: Iterable[str] = (), names: Sequence[str] = (), profile: str | None = None
+    providers: Sequence[Provider],
+    regions: Iterable[str] = (),
+    names: Sequence[str] = (),
+    profile: str | None = None,
+    quiet: bool = False,
 ) -> list[Found]:
     """Pools of this user: those with a ledger here, and those that providers find, in any condition.
 
     Asked are the providers' own regions, `regions`, and those that ledgers name; if pools are named, and there is a
-    ledger for each, only theirs: ending one must not need anything else to work.
+    ledger for each, only theirs: ending one must not need anything else to work. `quiet`: nothing is said of providers
+    that no pool of this computer has used and that nobody is logged in to.
     """
     known = {provider.name: provider for provider in providers}
     # a ledger whose first line is lost does not say whose it is: then the first provider is asked
@@ -144,7 +149,7 @@ def pools(
             answer = _ask(provider, {**history.metadata, "region": history.region}, answers)
             region = history.region or _region(answer.place)
             seen[history.pool, provider.name, region] = _Gathered(answer, history)
-    for answer in [*answers.values(), *([] if named else _ask_all(providers, list(regions), profile, answers))]:
+    for answer in [*answers.values(), *([] if named else _ask_all(providers, list(regions), profile, answers, quiet))]:
         for item in answer.leftovers:
             key = (item.pool, answer.place.name, _region(answer.place))
             seen.setdefault(key, _Gathered(answer)).leftovers[item.kind, item.id] = item
@@ -282,7 +287,11 @@ def _ask(provider: Provider, metadata: Mapping[str, Any], answers: dict[Provider
 
 
 def _ask_all(
-    providers: Sequence[Provider], regions: Sequence[str], profile: str | None, answers: dict[Provider, _Answer]
+    providers: Sequence[Provider],
+    regions: Sequence[str],
+    profile: str | None,
+    answers: dict[Provider, _Answer],
+    quiet: bool,
 ) -> list[_Answer]:
     """What is left in the providers' own regions and in `regions`; an error if no provider can be asked at all."""
     asked_for = profile is not None or bool(regions)
@@ -290,10 +299,16 @@ def _ask_all(
     providers = [provider for provider in providers if provider.rented]  # with its default settings
     own = [_ask(provider, {"profile": profile}, answers) for provider in providers]
     # a provider that no pool of this computer has used need not work here: no package, no commands, no cluster
-    unused = [answer for answer in own if not asked_for and answer.place.name not in used and _not_here(answer.error)]
+    unused = [
+        answer
+        for answer in own
+        if not asked_for
+        and answer.place.name not in used
+        and (_not_here(answer.error) or (quiet and _nobody(answer.error)))
+    ]
     own = [answer for answer in own if answer not in unused]
     for answer in unused:
-        level = logging.INFO if isinstance(answer.error, MissingPackage) else logging.WARNING
+        level = logging.INFO if quiet or isinstance(answer.error, MissingPackage) else logging.WARNING
         log.log(level, "%s was not asked what is left there: %s", answer.place.name, answer.error)
     failed = [answer.error for answer in own if answer.error is not None]
     if failed and all(answer.error is not None for answer in answers.values()):
@@ -308,6 +323,11 @@ def _ask_all(
 def _not_here(error: SkywardError | None) -> bool:
     """Whether nothing here can ask that provider; a missing login and a line that is down are another matter."""
     return error is not None and (not isinstance(error, CloudRefused) or error.kind == "other")
+
+
+def _nobody(error: SkywardError | None) -> bool:
+    """Whether there is no login at all; one that has expired or is refused is another matter."""
+    return isinstance(error, CredentialsMissing) and error.code == "NoCredentials"
 
 
 def _ended(item: Found) -> Outcome:
