@@ -207,6 +207,7 @@ _METADATA: dict[str, Test] = {
     "shared": _is_code,
     "limit": _is_amount,
     "killed": _is_bool,
+    "stack": _is_text,
     "reason": _is_text,
     "size": is_whole,
     "incomplete": _is_text,

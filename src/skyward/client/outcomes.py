@@ -59,7 +59,10 @@ def failure(
     if kind == "crashed":
         return _crash(call, node, about, rank), "crashed"
     if kind == "timeout":
-        return TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"], rank), "timeout"
+        error = TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"], rank)
+        if stack := about.get("stack"):
+            exceptions.with_frames(error, "where the body stood when its time was over:", stack)
+        return error, "timeout"
     if kind == "noroom":
         return NodeDiskFull(call.name, node, about["size"], about["reason"]), "error"
     if kind == "stalled" and call.stall is not None:

@@ -26,6 +26,8 @@ def stopped(call: NodeCall, verdict: Verdict | None) -> dict[str, Any]:
         metadata["s"] = verdict[1]["s"]
     if call.why == "timeout":
         metadata |= {"limit": call.about["timeout"], "killed": call.killed}
+        if verdict is not None and isinstance(verdict[1].get("stack"), str):
+            metadata["stack"] = verdict[1]["stack"]
     return metadata
 
 

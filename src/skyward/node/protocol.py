@@ -33,7 +33,7 @@ VERDICTS = {
     "error": "The body has raised.",
     "exited": "The body has called `sys.exit`. Metadata: `code`, `stderr`.",
     "crashed": "The process has ended under the body. Metadata: `code`, `stderr`, `oom`, `shared`.",
-    "timeout": "Stopped at its time limit. Metadata: `limit`, `killed`.",
+    "timeout": "Stopped at its time limit. Metadata: `limit`, `killed`, `stack` if the body ended by itself.",
     "cancelled": "Stopped by the user.",
     "stopped": "The runner has stopped the body, and the agent knows of no reason. Counts as cancelled.",
     "gang": "Stopped because another rank has failed.",

@@ -283,16 +283,18 @@ class Runner:
     def _run_body(self, call: RunnerCall) -> Verdict:
         """The verdict on a body. Once this has returned, no Stopped can come any more."""
         verdict: Verdict | None = None
+        about: dict[str, Any] = {}
         try:
             self._enter_body(call)
             verdict = self._context.copy().run(self._run_in_context, call)
-        except Stopped:
-            pass
+        except Stopped as exc:
+            if stack := exceptions.frames_of(exc):
+                about["stack"] = stack
         end_if_forked(self._pid)  # before any lock, which a forked child may find taken for ever
         while True:
             try:
                 self._leave_body(call)
-                return verdict or ("stopped", {}, [])
+                return verdict or ("stopped", about, [])
             except Stopped:
                 continue  # it came just now; there is only one
 

@@ -11,6 +11,7 @@ import linecache
 import os
 import pickle
 import re
+import selectors
 import stat
 import sysconfig
 import threading
@@ -25,7 +26,7 @@ from skyward.api.masking import any_hidden, hide, hide_bytes
 from skyward.errors import RemoteError, SkywardError
 from skyward.transport.payload import Pickler, unpack
 
-__all__ = ["PackedError", "annotate", "as_text", "capture", "packed", "rebuild"]
+__all__ = ["PackedError", "annotate", "as_text", "capture", "frames_of", "packed", "rebuild", "with_frames"]
 
 Advice = Callable[[BaseException], str]
 
@@ -34,6 +35,8 @@ _MAX_TEXT = 256 << 10
 _MAX_CHAIN = 16
 _MAX_SOURCE = 2 << 20
 _MAX_FILLED = 100
+_MAX_FRAMES = 20
+_MAX_STACK = 8 << 10
 _FRAME = re.compile(r'  File "(.+)", line (\d{1,9})\b')
 _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_path("stdlib"), "asyncio") + os.sep)
 
@@ -130,6 +133,23 @@ def as_text(error: BaseException, limit: int = 16 << 10) -> str:
     if isinstance(error, PackedError):
         return hide(_tail(error.traceback.rstrip() or str(error), limit))
     return f"{type(error).__name__}: {_tail(_str(error), limit)}"
+
+
+def frames_of(exc: BaseException) -> str:
+    """The innermost frames that are the user's, as in a traceback; empty if there are none."""
+    told = traceback.StackSummary.from_list(
+        [
+            frame
+            for frame in traceback.extract_tb(exc.__traceback__)
+            if not frame.filename.startswith(_OURS) and frame.filename != selectors.__file__  # where a loop waits
+        ][-_MAX_FRAMES:]
+    )
+    return _tail("".join(told.format()).rstrip(), _MAX_STACK)
+
+
+def with_frames(exc: BaseException, where: str, frames: str) -> None:
+    """Adds a note with what `frames_of` gave on a node; reads no file, so it is quick."""
+    noted(exc, f"{where}\n{hide(_tail(frames, _MAX_STACK))}")
 
 
 def _pickled(exc: BaseException) -> bytes:
