@@ -39,13 +39,13 @@ def main() -> None:
         _ = sky.gather(*(trial(number) for number in range(60)), return_exceptions=True) >> pool
         future = train(10_000, 0.05) > pool
         for end, dark in ((".png", False), ("-dark.png", True)):
-            with browser(1300, 940, dark) as driver:
+            with browser(1300, 1000, dark) as driver:
                 driver.get(str(pool.view()))
                 time.sleep(4)  # for some samples of the nodes
-                photograph(driver, f"page{end}")
+                photograph(driver, f"page{end}", height=800)
                 driver.execute_script("openTab('metrics')")
                 time.sleep(2)
-                photograph(driver, f"page-metrics{end}", height=700)
+                photograph(driver, f"page-metrics{end}")
         future.cancel()
 
 
