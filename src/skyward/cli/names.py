@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from skyward.machines.ledger import state_dir
+from skyward.machines.ledger import is_locked, state_dir
 from skyward.machines.names import usable
 
 __all__ = ["pool_names"]
@@ -32,7 +30,7 @@ def _with_history(running: bool) -> Iterator[str]:
     folders = sorted(_entries(state_dir() / "history"), key=lambda path: path.name.split("-")[-3:-1], reverse=True)
     for folder in folders[:_MOST]:
         pool, *stamp = folder.name.rsplit("-", 3)  # its date, its time, and letters by chance
-        if len(stamp) == 3 and (not running or _is_written(folder / "events.jsonl")):
+        if len(stamp) == 3 and (not running or is_locked(folder / "events.jsonl")):
             yield pool
 
 
@@ -41,18 +39,3 @@ def _entries(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError:
         return []
-
-
-def _is_written(path: Path) -> bool:
-    """Whether the pool's program holds the lock of its history."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 from skyward.errors import InvalidArgument
 from skyward.events import Event
 from skyward.history.lines import parsed
-from skyward.machines.ledger import state_dir
+from skyward.machines.ledger import is_locked, state_dir
 from skyward.transport import private
 
 __all__ = ["FILE", "FOLDER", "Entry", "Tail", "entries", "find", "prune"]
@@ -51,14 +50,7 @@ class Entry:
     @property
     def running(self) -> bool:
         """Whether the pool's process is still there and writes."""
-        try:
-            with self.path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return is_locked(self.path)
 
 
 class Tail:

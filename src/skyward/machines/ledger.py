@@ -132,8 +132,16 @@ def histories(root: Path | None = None) -> Iterator[History]:
 def in_use(pool: str, root: Path | None = None) -> bool:
     """Whether the process that opened the pool, or one that gives it back, is alive."""
     try:
-        fd = os.open(pool_dir(pool, root) / _FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (OSError, InvalidArgument):
+        return is_locked(pool_dir(pool, root) / _FILE)
+    except InvalidArgument:
+        return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file; False if there is no such file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

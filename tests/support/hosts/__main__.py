@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .machine import SLURM, HostsError, install, unavailable
+from .machine import SHELLS, SLURM, HostsError, install, unavailable
 from .network import Network
 from .runs import Run, runs, sweep
 
@@ -157,8 +157,17 @@ def _status() -> int:
     return 0
 
 
+def _shells() -> list[str]:
+    """Installs shells for the tests of completion, which are skipped with a reason where they cannot be had."""
+    try:
+        return install(SHELLS)
+    except HostsError as exc:
+        print(f"Completion in zsh and fish will not be tested: {exc}")
+        return []
+
+
 def _install() -> int:
-    print(f"Installed {', '.join([*install(), *install(SLURM)]) or 'nothing: all is there'}.")
+    print(f"Installed {', '.join([*install(), *install(SLURM), *_shells()]) or 'nothing: all is there'}.")
     return 0
 
 
