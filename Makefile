@@ -3,9 +3,13 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
+SOAK ?= 1
+CORE := $(addprefix tests/,api client node transport pool history view setup/env machines e2e/test_calls.py e2e/test_streams.py e2e/test_shared.py)
+
+FAST := $(addprefix tests/,api client transport pool history machines node/shared test_architecture.py test_map.py test_exports.py)
 
 .DEFAULT_GOAL := demo
-.PHONY: help docs docs-serve pictures demo test test-core soak hosts test-vm test-peers check bench clean
+.PHONY: help docs docs-serve pictures demo test test-fast test-core test-lowest soak hosts test-vm test-peers check bench clean
 
 help:                            ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## */\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -16,15 +20,25 @@ demo: $(VENV)/core.done          ## set up, then train on four nodes of this com
 test: $(VENV)/all.done hosts     ## set up, then run every test, in lanes side by side
 	$(BIN)/python tests/lanes.py --durations=15
 
+test-fast: $(VENV)/dev.done      ## the inner loop: logic, messages, values; about a minute, no root, no framework
+	$(BIN)/pytest -q --ignore-glob='*/frameworks' $(FAST) $(wildcard tests/node/test_agent*.py tests/node/test_runner_calls.py)
+
 test-core: $(VENV)/dev.done hosts ## the tests that need no framework (also for other Pythons: make test-core PYTHON=python3.13 VENV=.venv-313)
 	$(BIN)/pytest tests --ignore-glob='*/frameworks'
 
-soak: $(VENV)/all.done hosts     ## what is too long for every day: 100,000 simulated seeds, an hour of stress, every way to die
-	SKYWARD_SIM_SEEDS=100000 $(BIN)/pytest --timeout=14400 tests/simulation
-	SKYWARD_STRESS_SECONDS=3600 $(BIN)/pytest -v tests/stress
-	SKYWARD_FUZZ_SECONDS=3600 $(BIN)/pytest --timeout=14400 tests/fuzz
-	SKYWARD_FLOOD_MB=5000 $(BIN)/pytest --timeout=14400 tests/e2e/test_output_flood.py
-	SKYWARD_SOAK=1 SKYWARD_SOAK_SEEDS=1000 $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/ssh/test_kept_results.py tests/providers/aws/test_crashes.py \
+test-lowest: $(VENV)/dev.done hosts ## the core tests with the oldest versions that pyproject.toml allows
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[aws,otel]' --group test
+# What the tests need asks for newer versions of some
+	$(BIN)/uv pip install --quiet --python .venv-lowest --no-deps $$(sed -n '/^dependencies/,/^]/s/^ *"\([a-z]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
+	.venv-lowest/bin/pytest --ignore-glob='*/frameworks' $(CORE)
+
+soak: $(VENV)/all.done hosts     ## what is too long for every day, about 90 minutes on two cores; SOAK=10 runs ten times as much
+	SKYWARD_SIM_SEEDS=$$((20000 * $(SOAK))) $(BIN)/pytest --timeout=$$((7200 * $(SOAK))) tests/simulation
+	SKYWARD_STRESS_SECONDS=$$((900 * $(SOAK))) $(BIN)/pytest -v --timeout=$$((1800 * $(SOAK))) tests/stress
+	SKYWARD_FUZZ_SECONDS=$$((600 * $(SOAK))) $(BIN)/pytest --timeout=$$((7200 * $(SOAK))) tests/fuzz
+	SKYWARD_FLOOD_MB=$$((1000 * $(SOAK))) $(BIN)/pytest --timeout=$$((3600 * $(SOAK))) tests/e2e/test_output_flood.py
+	SKYWARD_SOAK=$(SOAK) SKYWARD_SOAK_SEEDS=$$((200 * $(SOAK))) $(BIN)/pytest tests/cloud/test_crashes.py tests/ssh/test_faults.py tests/ssh/test_kept_results.py tests/providers/aws/test_crashes.py \
 	  tests/e2e/test_leftovers.py tests/e2e/frameworks/test_torch_ports.py tests/ssh/frameworks/test_added_packages.py tests/seeds
 
 hosts:                           ## what tests need of the system: sshd, network tools, cloud-init's package, a browser
@@ -65,7 +79,7 @@ bench: $(VENV)/all.done          ## side by side with dask, ray, loky, joblib an
 	.venv-bench/bin/python benchmarks/joblib_backends.py
 
 clean:                           ## removes the environments and what was built
-	rm -rf $(VENV) .venv-bench build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-lowest build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # A Debian Python may come without venv; anything else missing is said by Python itself.
 $(VENV)/bin/python:

@@ -22,6 +22,8 @@ from skyward.cli.main import COMMANDS, parser
 
 DOCS = Path(__file__).parent
 
+_COLLECTIONS = "counter dict set queue lock event barrier"
+
 GROUPS = {
     "Pools and calls": "ComputePool compute Compute PendingCompute PendingComputeGroup gather Stream plan sky Ref once "
     "Once History Transfer",
@@ -29,17 +31,62 @@ GROUPS = {
     "What nodes have": "Image PipIndex Secret Spec Worker Accelerator",
     "Inside a body": "instance_info InstanceInfo is_head shard progress preempted Preemption Preempted "
     "stdout stderr silent redirect_output CallbackWriter",
-    "Shared collections": "counter dict set queue lock event barrier SharedCounter SharedDict SharedSet SharedQueue "
+    "Shared collections": f"{_COLLECTIONS} SharedCounter SharedDict SharedSet SharedQueue "
     "SharedLock SharedEvent SharedBarrier",
     "Plugins": "plugins Plugin Cluster integrations",
-    "Other modules": "events errors SkywardError accelerators",
+    "Other modules": "events errors SkywardError accelerators providers testing",
 }
 
 
+_POOL_EXAMPLES = """\
+# Methods of a pool
+
+What [`sky.ComputePool`](reference.md#skycomputepool) has, each with an example. The examples run in an open `pool`
+of two nodes, with these functions:
+
+```python
+@sky.compute
+def train(rate: float) -> float:
+    return 1 / rate
+
+
+@sky.compute
+def look_up(table: dict[float, str], rate: float) -> str:
+    return table[rate]
+```
+"""
+
+_FUTURES = """\
+## Futures
+
+::: skyward.api.futures.AwaitableFuture
+    options:
+      members: false
+
+`call > pool`, `pool.submit` and the other methods that do not wait return one. It has the methods of
+`concurrent.futures.Future`: `result(timeout=None)`, `exception(timeout=None)`, `cancel()`, which also stops a body that
+runs, `done()`, `running()`, `cancelled()` and `add_done_callback(fn)`. `concurrent.futures.wait` and `as_completed`
+accept it.
+
+```python
+future = train(0.1) > pool
+future.add_done_callback(lambda ended: print(ended.result()))
+print(future.result(timeout=60), future.done())
+```
+
+## Stacks
+
+`pool.stacks()` returns a tuple of these; printed, it reads like tracebacks.
+
+::: skyward.api.stacks.Stack
+"""
+
 _ALL_COMMANDS = """\
-`sky`, `skyward` or `python -m skyward`. Every command has `--help`, with examples. A wrong command or option is
+`sky`, `skyward` or `python -m skyward`. Every command has `--help` (`-h`), with examples. A wrong command or option is
 answered with the one that was probably meant.
 """
+
+_USUAL_STATUS = "exit status: 0 if all went well, 1 if not, 2 for a wrong command line, 130 after Ctrl-C."
 
 _CONVENTIONS = """\
 ## Exit status
@@ -52,12 +99,12 @@ _CONVENTIONS = """\
 | 130 | ended by Ctrl-C; what was open is closed |
 
 `sky run` ends with the status of the program, `sky exec` with the highest of all nodes (127 where there is no such
-program, 128 and the signal where one ended it). The help of each command says what its status means.
+program, 128 and the signal where one ended it). Below, a command's status is named where it means something else.
 
 ## For programs
 
 `--json` prints JSON on standard output and nothing else there; what is for people goes to standard error. Lists
-are one object a line, so that `jq` and a loop over lines read them (`sky doctor` and `sky exec` print one list).
+are one object per line, so that `jq` and a loop over lines read them (`sky doctor` and `sky exec` print one list).
 The help of each command names the fields. New ones may come; those that are there keep their name and meaning.
 `null` is what is not known.
 
@@ -80,7 +127,13 @@ and in what bodies print. `FORCE_COLOR=1` keeps the colours of bodies when `sky 
 
 def pages() -> dict[str, str]:
     """The generated pages by name."""
-    return {"errors.md": _errors(), "cli.md": _commands(), "reference.md": _reference(), "comparison.md": _comparison()}
+    return {
+        "errors.md": _errors(),
+        "cli.md": _commands(),
+        "reference.md": _reference(),
+        "pool-methods.md": _pool_methods(),
+        "comparison.md": _comparison(),
+    }
 
 
 def _errors() -> str:
@@ -98,7 +151,7 @@ def _errors() -> str:
         indent, name, base = match.groups()
         meaning = (inspect.getdoc(getattr(errors, name)) or "").partition("\n\n")[0].replace("\n", " ")
         level = "##" if not indent.strip(" ") and not indent else "###"
-        also = f" Also {'an' if base[0] in 'AEIO' else 'a'} `{base}`." if base and not hasattr(errors, base) else ""
+        also = f" Also {'an' if base[0] in 'AEIO' else 'a'} `{base}`." if base else ""
         lines += [
             f"{level} `{name}`",
             "",
@@ -125,8 +178,15 @@ def _commands() -> str:
         if names:
             lines += [f"## {title.capitalize()}", ""]
         for name in names:
-            lines += [f"### sky {name}", "", "```text", commands[name].format_help().rstrip(), "```", ""]
+            lines += [f"### sky {name}", "", "```text", _help(commands[name].format_help()), "```", ""]
     return "\n".join(lines)
+
+
+def _help(text: str) -> str:
+    """A command's help without what the page says once: the option --help, and the usual exit status."""
+    text = re.sub(r"^ +-h, --help +show this help message and exit\n", "", text, flags=re.M)
+    text = text.replace(_USUAL_STATUS, "").rstrip()
+    return re.sub(r"\noptions:\n(?=\n|\Z)", "", text).rstrip()
 
 
 def _reference() -> str:
@@ -137,15 +197,62 @@ def _reference() -> str:
         "Every public name, as its docstring explains it. The same text is in `help(sky.ComputePool)`.",
         "",
     ]
-    homes: dict[str, str] = sky._HOMES  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownMemberType,reportUnknownVariableType]
     for title, names in GROUPS.items():
         lines += [f"## {title}", ""]
         for name in names.split():
-            if not hasattr(sky, name):
-                continue
-            path = f"{homes[name]}.{name}" if name in homes else f"skyward.{name}"
-            lines += [f"### `sky.{name}`", "", f"::: {path}", ""]
+            value = getattr(sky, name)
+            lines += [f"### `sky.{name}`", ""]
+            if inspect.isroutine(value):
+                lines += [f"`{_signature('sky', value)}`", ""]
+            lines += [f"::: {_home(name)}", *_options(name, value), ""]
+            if name == "ComputePool":
+                lines += [
+                    "The [methods of a pool](pool-methods.md) have a page of their own, with futures and stacks.",
+                    "",
+                ]
     return "\n".join(lines)
+
+
+def _home(name: str) -> str:
+    """The path at which mkdocstrings finds the docstring of a public name."""
+    if name == "sky":
+        return "skyward.api.compute.Innermost"
+    if name in _COLLECTIONS.split():
+        return f"skyward.node.shared.names.Collections.{name}"
+    homes: dict[str, str] = sky._HOMES  # pyright: ignore[reportPrivateUsage,reportAttributeAccessIssue,reportUnknownMemberType,reportUnknownVariableType]
+    return f"{homes[name]}.{name}" if name in homes else f"skyward.{name}"
+
+
+def _options(name: str, value: Any) -> list[str]:
+    """What differs from the options in mkdocs.yml: what only providers and pools call is left out."""
+    if name == "accelerators":
+        return ["    options:", "      members: [Model, resolve]"]  # sky.Accelerator has its own place
+    ready_made = inspect.isclass(value) and issubclass(value, sky.Provider) and value is not sky.Provider
+    return ["    options:", "      members: false"] if name in ("ComputePool", "sky") or ready_made else []
+
+
+def _pool_methods() -> str:
+    """The methods of a pool, which are inherited: each with its signature, docstring and example."""
+    lines = [_POOL_EXAMPLES]
+    for title, examples in tomllib.loads((DOCS / "pool_methods.toml").read_text()).items():
+        lines += [f"## {title}", ""]
+        for name, example in examples.items():
+            found = inspect.getattr_static(sky.ComputePool, name, None)
+            owner = "sky.ComputePool" if isinstance(found, classmethod) else "pool"
+            lines += [f"### `pool.{name}`", ""]
+            if found is not None and not isinstance(found, property):
+                lines += [f"`{_signature(owner, getattr(sky.ComputePool, name))}`", ""]
+            lines += [f"::: skyward.pool.pool.ComputePool.{name}", "", "```python", example.strip(), "```", ""]
+    return "\n".join([*lines, _FUTURES])
+
+
+def _signature(owner: str, function: Any) -> str:
+    """A function as it is called: names, defaults and what comes back; parameters that only refuse are left out."""
+    found = inspect.signature(function)
+    known = [p for p in found.parameters.values() if p.name != "self" and "Never" not in str(p.annotation)]
+    given = found.replace(parameters=[p.replace(annotation=p.empty) for p in known], return_annotation=found.empty)
+    returned = re.sub(r"\[(Any|T|P|R|\*Ts|, )+,?\]", "", str(found.return_annotation))
+    return f"{owner}.{function.__name__}{given}" + ("" if returned in ("Any", "None") else f" -> {returned}")
 
 
 def _comparison() -> str:

@@ -24,12 +24,14 @@ _WEIGHTS = {  # in the search: what tells how something is done stands before wh
     "guides/": 4.0,
     "errors.md": 4.0,
     "faq.md": 3.0,
+    "pool-methods.md": 8.0,
     "concepts.md": 1.5,
     "reference.md": 0.3,
     "changes.md": 0.1,
-    "architecture.md": 0.1,
-    "map.md": 0.1,
-    "promises.md": 0.1,
+    "a-call.md": 0.0001,
+    "what-ends-what.md": 0.0001,
+    "architecture.md": 0.0001,
+    "map.md": 0.0001,
 }
 _RENAMED = {"CHANGELOG.md": "changes.md", "README.md": "index.md"}
 

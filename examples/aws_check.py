@@ -396,7 +396,7 @@ def describe() -> dict[str, Any]:
     import time
     from pathlib import Path
 
-    from skyward.providers.aws.userdata import LEASE_FILE
+    from skyward.machines.cloud import LEASE_FILE
 
     release = Path("/etc/os-release").read_text() if Path("/etc/os-release").exists() else ""
     name = next((line.partition("=")[2].strip('"') for line in release.splitlines() if line.startswith("PRETTY")), "?")

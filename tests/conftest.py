@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from skyward.testing import Cloud
+    from tests.support.cloud import Cloud
 
 os.environ["SKYWARD_TEST_RUN"] = secrets.token_hex(8)
 
@@ -89,7 +89,7 @@ def client_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared_cloud() -> Iterator[Cloud]:
     """One test cloud for all tests of a file: starting one takes seconds."""
-    from skyward.testing import Cloud
+    from tests.support.cloud import Cloud
 
     with Cloud() as cloud:
         yield cloud

@@ -3,9 +3,9 @@
     python tests/lanes.py [arguments for pytest]
 
 A part is a run of pytest of its own; a lane takes the next part when it is done with one. Lines of all are printed as
-they come, each with the name of its part and the seconds since the beginning. What failed is run once more afterwards,
-alone, and told at the very end, where it is seen. A test that passes then is listed as unstable: it, or the product, is
-not ready for a busy machine, and that is a defect to be found. Up to three of them do not fail the run.
+they come, each with the name of its part and the seconds since the beginning. What failed is listed at the very end. A
+few failed tests are run once more, alone: one that passes then is called unstable. It fails the run all the same, since
+the test or the product is not ready for a busy machine, which is a defect to be found.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LANES = 4
 """So many parts run at once: each waits for more than half of its time."""
 _LEAVE = 60.0
 """Seconds that a part has to tidy up when it is interrupted."""
-_UNSTABLE = 3
-"""So many tests may fail beside other parts and pass alone; more say that something is wrong."""
+_ALONE = 5
+"""So many failed tests are run once more, to tell a defect from one that shows on a busy machine only."""
 _FAILED = re.compile(r"(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$")
 """A line of pytest's summary."""
 
@@ -121,17 +121,15 @@ def main(arguments: list[str]) -> int:
             print(f"all parts passed in {time.monotonic() - run.began:.0f} s", flush=True)
             return 0
         failed = sorted({match[1] for line in run.summaries if (match := _FAILED.match(line))})
-        # 1: tests failed; anything else, such as an error in collecting, is not mended by another try
-        once_more = len(failed) <= _UNSTABLE and set(bad.values()) == {1}
-        again = [test for test in failed if not once_more or run.part(_AGAIN, [test])]
+        unstable = {test for test in failed if len(failed) <= _ALONE and not run.part(_AGAIN, [test])}
     finally:
         run.end()
         lanes.shutdown(cancel_futures=True)
     print("\n".join(["", "What failed beside other parts:", *run.summaries]))
     print(", ".join(f"{name} ended with {status}" for name, status in bad.items()))
     for test in failed:
-        print(f"{'FAILED' if test in again else 'UNSTABLE: passed alone'}: {test}", flush=True)
-    return 1 if again or not failed else 0
+        print(f"{'UNSTABLE (passed alone)' if test in unstable else 'FAILED'}: {test}", flush=True)
+    return 1
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[str]:

@@ -21,6 +21,7 @@ from skyward.cli.main import COMMANDS
 from tests.test_docs import BLOCK, PAGES, ROOT, SOURCE
 
 ELSEWHERE = {  # pages whose other blocks are run as a whole
+    "pool-methods.md": "tests/e2e/test_reference.py",
     "write-a-provider.md": "tests/providers/test_written_provider.py",
     "write-a-plugin.md": "tests/plugins/test_written_plugin.py",
 }

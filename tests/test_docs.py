@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,18 @@ def test_quoted_lines_are_those_of_the_example(page: Path, source: str, body: st
     example = ROOT / source
     assert example.is_file(), f"{page.name} quotes {source}, which does not exist"
     assert body.strip(), f"{page.name} quotes nothing of {source}"
-    assert body in example.read_text(), f"{page.name} shows lines that {source} does not have:\n{body}"
+    text = example.read_text()
+    deep = [textwrap.indent(body, " " * depth) for depth in range(0, 24, 4)]  # a page shows them without indentation
+    assert any(lines in text for lines in deep), f"{page.name} shows lines that {source} does not have:\n{body}"
+
+
+def test_code_that_is_copied_from_a_page_can_be_pasted() -> None:
+    for page in PAGES:
+        for body in blocks(page):
+            lines = body.partition("\n")[2] if SOURCE.match(body) else body
+            if page.name == "write-a-provider.md":  # methods of the class that its first block begins
+                continue
+            assert lines == textwrap.dedent(lines), f"{page.name} has indented code:\n{body}"
 
 
 @pytest.mark.parametrize(
@@ -76,5 +88,4 @@ def test_every_guide_quotes_its_example() -> None:
 def test_a_guide_that_sends_calls_says_how_it_is_done_without_operators(page: Path) -> None:
     text = page.read_text()
     if re.search(r"(>>|@|(?<![-=>])>) (?:pool|sky)\b", text):
-        for method, operator in (("run", ">>"), ("broadcast", "@"), ("submit", ">")):
-            assert f"`pool.{method}(call)` is `call {operator} pool`" in " ".join(text.split()), page.name
+        assert "(../concepts.md#without-operators)" in text

@@ -103,5 +103,5 @@ def test_every_parameter_is_explained_with_its_default(name: str) -> None:
 
 def test_the_names_of_the_module_are_those_for_users() -> None:
     shown = set(dir(sky))
-    assert shown == {*sky.__all__, "__version__", "dict", "set", "providers", "testing"}
+    assert shown == {*sky.__all__, "__version__", "dict", "set"}
     assert {"os", "import_module", "TYPE_CHECKING"} & shown == set()

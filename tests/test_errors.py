@@ -20,12 +20,14 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "CloudRefused": ("ec2:RunInstances", "InternalError", "it broke", "us-east-1", "server"),
     "CredentialsExpired": ("ec2:RunInstances", "RequestExpired", "too old", "us-east-1", "expired"),
     "CredentialsMissing": ("sts:X", "NoCredentials", "none were found", "us-east-1", "credentials", ("AWS_PROFILE",)),
+    "ClockSkew": ("connecting", "a day apart", 1, None),
+    "FilesLost": ("an argument of train", "/dev/shm/skyward-1-x/0a1b"),
     "HostKeyMismatch": ("connecting", "another key", 1, 255),
     "HostUnreachable": ("connecting", "no answer", 2, 255),
     "NoCapacity": ("2 x A100", ("2 x p4d.24xlarge (spot, us-east-1a): InsufficientInstanceCapacity",)),
     "NoOffer": ("H100", "AWS in eu-north-1", ("p5.48xlarge: not offered",)),
     "NoPlace": ("1 of 2 nodes have a place", ("the cluster starts no more workers",)),
-    "NodeDiskFull": ("train", 1, 50_000_000, "No space left on device"),
+    "NodeDiskFull": ("train", 1, 50_000_000, "No space left on device", "the result"),
     "NodeLost": (1, "train", "its agent was restarted", 3, False),
     "NoneAvailable": ("2 specs", ("2 x A100, from AWS: no capacity", "1 node, from SSH: no answer")),
     "NotGivenBack": ("train-1a2b3c", "us-east-1", ("i-1", "i-2"), 8.5, "The line is down."),
@@ -40,7 +42,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "TaskCrashed": ("train", 1, 2, -11, "SIGSEGV", "last words", 3, 5),
     "TaskOutOfMemory": ("train", 1, 0, -9, "SIGKILL", "", 0, None),
     "TransferError": (1, "data/x", "No space left on device", 28),
-    "TaskTimeout": ("train", 1, 2.5, 1, True, None),
+    "TaskTimeout": ("train", 1, 2.5, 1, True, None, False),
 }
 
 
@@ -69,7 +71,9 @@ def test_every_field_is_an_argument_and_an_attribute(kind: type[Exception]) -> N
         assert vars(example(kind)) == {}
         return
     names = list(inspect.signature(kind).parameters)
-    assert vars(example(kind)) == dict(zip(names, EXAMPLES[kind.__name__], strict=True))
+    error = example(kind)
+    assert [getattr(error, name) for name in names] == list(EXAMPLES[kind.__name__])
+    assert vars(error).keys() <= set(names)
 
 
 def test_all_have_one_base_and_are_listed() -> None:
@@ -92,13 +96,28 @@ def test_all_have_one_base_and_are_listed() -> None:
         ("TaskOutOfMemory", errors.TaskCrashed),
         ("NodeLost", errors.TaskError),
         ("PythonMismatch", errors.BootstrapError),
-        ("NoOffer", ValueError),
+        ("NoOffer", errors.CloudError),
+        ("Stalled", TimeoutError),
+        ("TransferError", OSError),
         ("CredentialsMissing", errors.CloudError),
         ("QuotaExceeded", errors.CloudRefused),
     ],
 )
 def test_each_is_also_what_callers_would_expect(kind: str, also: type[Exception]) -> None:
     assert issubclass(getattr(errors, kind), also)
+
+
+def test_one_base_has_everything_by_which_a_call_fails() -> None:
+    """`except TaskError` misses no failed call; what is an InvalidArgument is nothing else."""
+    failed = """TaskCrashed TaskOutOfMemory TaskTimeout Stalled NodeLost RefLost NodeDiskFull FilesLost ResultTooLarge
+        ResultNotSerializable RemoteError Preempted""".split()
+    assert {kind.__name__ for kind in every_class() if issubclass(kind, errors.TaskError)} == {"TaskError", *failed}
+    assert [kind for kind in every_class() if issubclass(kind, errors.InvalidArgument)] == [errors.InvalidArgument]
+
+
+def test_a_failed_transfer_is_read_as_other_errors_of_files_are() -> None:
+    error = errors.TransferError(1, "data/x", "No space left on device", 28)
+    assert (error.errno, error.strerror, error.filename) == (28, "No space left on device", "data/x")
 
 
 def test_messages_name_what_happened_where_and_what_to_do() -> None:
@@ -120,6 +139,7 @@ def test_messages_name_what_happened_where_and_what_to_do() -> None:
     assert "around_app" in said["PluginError"]
     assert "sky down train-1a2b3c --yes" in said["NotGivenBack"]
     assert "$8.50 an hour" in said["NotGivenBack"]
+    assert "an hour" not in str(errors.NotGivenBack("train", "Slurm (this computer)", ["job 7"], 0.0, "It is down."))
     assert "p4d.24xlarge" in said["NoCapacity"]
     assert "AWS_PROFILE" in said["CredentialsMissing"]
     assert "'P instances'" in said["QuotaExceeded"]
@@ -130,9 +150,12 @@ def test_messages_name_what_happened_where_and_what_to_do() -> None:
 def test_messages_read_well_without_details() -> None:
     assert "exited with status 3" in str(errors.TaskCrashed("f", 0, exit_code=3))
     assert "(no answer)" in str(errors.NodeLost(2))
+    over = [errors.NodeLost(0, "f", f"{why}the pool's ttl of 4 s is over", n) for n, why in ((0, "no node: "), (1, ""))]
+    assert all("longer ttl=" in str(error) and "retries" not in str(error) for error in over)
     assert "on this computer" in str(errors.PluginError("p", "transform", "x"))
     assert "on node" not in str(errors.BootstrapError("step", "detail"))
     assert "was stopped" in str(errors.TaskTimeout("f", 0, 1.0))
+    assert "provision_timeout" in str(errors.TaskTimeout("f", 0, 1.0, loading=True))
     assert "f on rank 3 (node 1) ran" in str(errors.TaskTimeout("f", 1, 1.0, rank=3))
     assert "on rank 3 (node 1)" in str(errors.TaskCrashed("f", 1, exit_code=3, rank=3))
     assert "on rank 3 (node 1)" in str(errors.PluginError("p", "around_app", "x", 1, 3))

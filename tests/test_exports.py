@@ -6,8 +6,10 @@ import ast
 import importlib
 import json
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -28,10 +30,9 @@ def test_all_is_exactly_what_can_be_imported_and_what_type_checkers_see() -> Non
     modules = {name for name, module in seen.items() if module == "skyward"}
     assert {name: module for name, module in seen.items() if module != "skyward"} == skyward._HOMES
     assert modules == set(skyward._MODULES)
-    hidden = {"providers", "testing"}  # as submodules they are there, too
     shadowing = {"dict", "set"}  # `from skyward import *` must leave the built-in ones alone
-    assert set(seen) - hidden - shadowing == set(skyward.__all__)
-    assert set(seen) <= set(dir(skyward))
+    assert set(seen) - shadowing == set(skyward.__all__)
+    assert set(dir(skyward)) == {*seen, "__version__"}
     for name, module in seen.items():
         expected = (
             importlib.import_module(f"skyward.{name}")
@@ -86,7 +87,18 @@ def test_the_dispatch_target_and_the_module_are_both_there() -> None:
     assert {"torch", "jax", "keras", "huggingface", "joblib", "sklearn"} <= set(skyward.plugins.__all__)
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    from importlib.metadata import version
+def test_the_version_is_written_once_and_is_the_newest_one_of_the_changes() -> None:
+    root = Path(__file__).parents[1]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    assert settings["project"]["dynamic"] == ["version"]
+    assert root / settings["tool"]["hatch"]["version"]["path"] == Path(skyward.__file__)
+    headings = re.findall(r"^## (.+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(skyward.__version__)} \(\d{{4}}-\d\d-\d\d\)", headings[1])
 
-    assert skyward.__version__ == version("skyward")
+
+def test_nothing_deprecated_outlives_the_version_of_its_removal() -> None:
+    now = [int(part) for part in skyward.__version__.split(".")]
+    for file in Path(skyward.__file__).parent.rglob("*.py"):
+        for removal in re.findall(r'removal="([\d.]+)"', file.read_text()):
+            assert now < [int(part) for part in removal.split(".")], f"{file}: it was to go in {removal}"

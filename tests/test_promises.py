@@ -1,4 +1,4 @@
-"""docs/promises.md names every promise, and the tests that hold it: those whose docstrings name its number."""
+"""promises.md names every promise, and tests hold each: those whose docstrings name its number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.seeds.blocks import ABSENT, checklist
 from tests.support.citations import Rows, citing
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "promises.md"
+PAGE = ROOT / "tests" / "promises.md"
 CITED = re.compile(r"\bS(\d)-(\d\d)(?: to S\1-(\d\d))?")
 
 

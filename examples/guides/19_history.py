@@ -20,19 +20,20 @@ def train(rate: float, steps: int = 20) -> float:
     return loss
 
 
-def log_to(path: str) -> Callable[[sky.events.Event], None]:
+def passed_to(log: Callable[[str, float, int], object]) -> Callable[[sky.events.Event], None]:
+    """A listener that calls `log` with the name, value and step of each metric that a body reports."""
+
     def listen(event: sky.events.Event) -> None:
         if isinstance(event, sky.events.Progress):
-            with open(path, "a") as file:
-                for name, value in event.metrics.items():
-                    print(event.rank, int(event.step), name, value, file=file)
+            for name, value in event.metrics.items():
+                log(f"{name}/rank{event.rank}", value, int(event.step))
 
     return listen
 
 
 if __name__ == "__main__":
-    with sky.ComputePool(nodes=2, name="history-example") as pool:
-        pool.on_event(log_to("metrics.txt"))
+    with open("metrics.txt", "w") as metrics, sky.ComputePool(nodes=2, name="history-example") as pool:
+        pool.on_event(passed_to(lambda name, value, step: print(step, name, value, file=metrics)))
         print(pool.view())
         _ = sky.gather(*(train(rate) for rate in (0.001, 0.1, 0.3)), return_exceptions=True) >> pool
         for call in pool.history().calls():

@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # the only place: packages and wheels take it from here
 
 __all__ = [
     "AWS",
@@ -66,6 +66,7 @@ __all__ = [
     "plugins",
     "preempted",
     "progress",
+    "providers",
     "queue",
     "redirect_output",
     "shard",
@@ -73,67 +74,68 @@ __all__ = [
     "sky",
     "stderr",
     "stdout",
-]
+    "testing",
+]  # `dict` and `set` are there, too: `from skyward import *` must leave the built-in ones alone
 
 _MODULES = ("accelerators", "errors", "events", "integrations", "plugins", "providers", "testing")
 _NAMES = {
     "skyward.accelerators": "Accelerator",
-    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute",
+    "skyward.api.compute": "Compute PendingCompute PendingComputeGroup compute sky",
     "skyward.api.image": "Image PipIndex",
     "skyward.api.futures": "Stream",
     "skyward.api.gathering": "gather",
-    "skyward.api.info": "InstanceInfo instance_info is_head",
+    "skyward.api.info": "InstanceInfo Preemption instance_info is_head preempted",
     "skyward.api.once": "Once once",
     "skyward.api.plugin": "Cluster Plugin",
-    "skyward.api.preemption": "Preemption preempted",
     "skyward.api.provider": "Machine Offer Provider",
     "skyward.api.secret": "Secret",
     "skyward.api.ref": "Ref",
     "skyward.api.reporting": "progress",
     "skyward.api.sharding": "shard",
-    "skyward.api.spec": "Spec Worker",
-    "skyward.api.targets": "sky",
-    "skyward.api.transfer": "Transfer",
+    "skyward.api.spec": "Spec Transfer Worker",
     "skyward.errors": "Preempted SkywardError",
     "skyward.history.history": "History",
-    "skyward.node.shared.handles": "SharedCounter SharedDict SharedQueue SharedSet",
+    "skyward.node.shared.handles": (
+        "SharedBarrier SharedCounter SharedDict SharedEvent SharedLock SharedQueue SharedSet"
+    ),
     "skyward.node.shared.names": "barrier counter dict event lock queue set",
-    "skyward.node.shared.wait_handles": "SharedBarrier SharedEvent SharedLock",
-    "skyward.node.output": "CallbackWriter redirect_output silent stderr stdout",
+    "skyward.node.stdio": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
-    "skyward.providers": "AWS SSH Dask Join Local Ray Slurm",
+    "skyward.providers": "AWS Dask Join Local Ray SSH Slurm",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
-    from skyward import accelerators, errors, events, integrations, plugins
-    from skyward import providers as providers
-    from skyward import testing as testing
+    from skyward import accelerators, errors, events, integrations, plugins, providers, testing
     from skyward.accelerators import Accelerator
-    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute
+    from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, compute, sky
     from skyward.api.futures import Stream
     from skyward.api.gathering import gather
     from skyward.api.image import Image, PipIndex
-    from skyward.api.info import InstanceInfo, instance_info, is_head
+    from skyward.api.info import InstanceInfo, Preemption, instance_info, is_head, preempted
     from skyward.api.once import Once, once
     from skyward.api.plugin import Cluster, Plugin
-    from skyward.api.preemption import Preemption, preempted
     from skyward.api.provider import Machine, Offer, Provider
     from skyward.api.ref import Ref
     from skyward.api.reporting import progress
     from skyward.api.secret import Secret
     from skyward.api.sharding import shard
-    from skyward.api.spec import Spec, Worker
-    from skyward.api.targets import sky
-    from skyward.api.transfer import Transfer
+    from skyward.api.spec import Spec, Transfer, Worker
     from skyward.errors import Preempted, SkywardError
     from skyward.history.history import History
-    from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
-    from skyward.node.shared.handles import SharedCounter, SharedDict, SharedQueue, SharedSet
+    from skyward.node.shared.handles import (
+        SharedBarrier,
+        SharedCounter,
+        SharedDict,
+        SharedEvent,
+        SharedLock,
+        SharedQueue,
+        SharedSet,
+    )
     from skyward.node.shared.names import barrier, counter, event, lock, queue
     from skyward.node.shared.names import dict as dict
     from skyward.node.shared.names import set as set
-    from skyward.node.shared.wait_handles import SharedBarrier, SharedEvent, SharedLock
+    from skyward.node.stdio import CallbackWriter, redirect_output, silent, stderr, stdout
     from skyward.pool.pool import ComputePool, plan
     from skyward.providers import AWS, SSH, Dask, Join, Local, Ray, Slurm
 else:  # hidden from type checkers, for which every name would exist otherwise
@@ -151,7 +153,7 @@ else:  # hidden from type checkers, for which every name would exist otherwise
     def _hint(name: str) -> str:
         if name.startswith("_"):
             return ""
-        from skyward.api.spellings import instead_of
+        from skyward.api.usage_errors import instead_of
 
         return instead_of(name, __dir__())
 

@@ -60,6 +60,11 @@ def _gigabytes(name: str, memory: str) -> int:
 def _unknown(name: str) -> InvalidArgument:
     from difflib import get_close_matches  # for weight: only a mistake needs it
 
+    times = re.fullmatch(r"(?P<name>.+?) *[x*] *(?P<count>\d+)|(?P<first>\d+) *[x*] *(?P<other>.+)", name, re.I)
+    if times is not None:
+        model, count = times["name"] or times["other"], times["count"] or times["first"]
+        if _key(re.sub(r"[-_ ]\d+ ?gi?b$", "", model, flags=re.I)) in CATALOG:
+            return InvalidArgument(f'accelerator={name!r} cannot be read. Write "{model}:{count}", {count} per node.')
     near = get_close_matches(_key(name), CATALOG, n=5, cutoff=0.5)
     names = ", ".join(CATALOG[key].name for key in near or CATALOG)
     return InvalidArgument(
@@ -90,7 +95,7 @@ class Accelerator:
     def __post_init__(self) -> None:
         if type(self.count) is not int or self.count < 1:
             raise InvalidArgument(
-                f"count={self.count!r} of accelerator {self.name} is not a whole number from 1 on. "
+                f"count={self.count!r} of accelerator {self.name}: it must be a whole number of at least 1. "
                 "For a node without accelerators leave `accelerator` out."
             )
         model = CATALOG.get(_key(self.name))

@@ -5,36 +5,38 @@ SkywardError
 ├── PoolClosed (RuntimeError)           open the pool first
 ├── ForkedPoolError (RuntimeError)      use the pool in the process that opened it
 ├── NestedPoolError (RuntimeError)      a pool inside a body needs allow_nested=True
-├── NotSerializable (TypeError)         what cannot travel, and where it hides
-│   └── ResultNotSerializable           the body ran; its result cannot come home
-├── ResultTooLarge                      return less, or raise max_result_bytes
-├── TaskError                           a call that ended without a result
+├── NotSerializable (TypeError)         what cannot travel, and where it hides; the call was not sent
+├── TaskError                           a call that failed, other than by an exception of its function
 │   ├── TaskCrashed                     the body's process died
 │   │   └── TaskOutOfMemory             ... because the kernel ran out of memory
 │   ├── TaskTimeout (TimeoutError)      the body was stopped at its time limit
-│   ├── Stalled                         ranks waited for each other, and nothing could come of it
+│   ├── Stalled (TimeoutError)          ranks waited for each other, and nothing could come of it
 │   ├── NodeLost                        the machine or its agent is gone
 │   ├── RefLost                         ... and with it a result that was kept there
-│   └── NodeDiskFull                    a large argument found no room on the machine
+│   ├── NodeDiskFull                    a large argument or result found no room on the machine
+│   ├── FilesLost                       somebody else has removed files that the pool uses
+│   ├── ResultTooLarge                  return less, or raise max_result_bytes
+│   ├── ResultNotSerializable (NotSerializable)  the body ran; its result cannot come home
+│   ├── RemoteError                     an exception of the body whose class cannot travel, as text
+│   └── Preempted                       raise it in a body whose machine is being taken away: it is run again
 ├── SharedError                         something that a shared collection did not do
 │   ├── SharedTimeout (TimeoutError)    nothing came in time; says who holds the lock, who is missing
 │   ├── BarrierBroken (RuntimeError)    a rank of the barrier was lost, or has given up
 │   ├── LockLost (RuntimeError)         another process may have held the lock since
 │   ├── SharedLost                      node 0 was lost: the collections are empty again
 │   └── SharedTooLarge (ValueError)     pass large data as arguments and results
-├── Preempted                           raise it in a body whose machine is being taken away: it is run again
-├── TransferError                       make room, or choose another path; then push or pull again
-├── RemoteError                         an exception whose class cannot travel, as text
+├── TransferError (OSError)             make room, or choose another path; then push or pull again
 ├── BootstrapError                      a node could not be set up
 │   ├── PythonMismatch                  both sides need the same minor version of Python
 │   ├── AcceleratorMismatch             a node has other GPUs than were asked for, too few, or none
 │   ├── HostUnreachable                 a host has no known address, refuses, or does not answer
+│   ├── ClockSkew                       set the clocks right, on a node or here
 │   ├── HostKeyMismatch                 a host shows another key than the one that is known
 │   └── AuthenticationFailed            a host accepts none of the keys that were offered
 ├── MissingPackage (ImportError)        install an optional package on this computer
 ├── PluginError                         a plugin's hook raised
 └── CloudError                          something that a cloud did not do
-    ├── NoOffer (InvalidArgument)       ask for something else; nothing was created
+    ├── NoOffer                         ask for something else; nothing was created
     ├── NoCapacity                      try later, elsewhere, or something else; nothing was left running
     │   ├── NoPlace                     ... on a cluster of yours, which gave too few places
     │   └── NoneAvailable               ... and so it went with every one of several specs
@@ -51,43 +53,60 @@ The user's own exceptions are never wrapped: they keep their type and carry the 
 from __future__ import annotations
 
 import errno as _errno
+from collections.abc import Sequence
+from textwrap import indent
 
 from skyward.api.base_errors import InvalidArgument, MissingPackage, SkywardError
-from skyward.api.cloud_errors import (
-    CloudError,
-    CloudRefused,
-    CredentialsExpired,
-    CredentialsMissing,
-    NoCapacity,
-    NoneAvailable,
-    NoOffer,
-    NoPlace,
-    NotGivenBack,
-    PermissionDenied,
-    QuotaExceeded,
-)
-from skyward.api.shared_errors import (
-    BarrierBroken,
-    LockLost,
-    SharedError,
-    SharedLost,
-    SharedTimeout,
-    SharedTooLarge,
-)
 from skyward.api.stacks import Stacks
 
-# fmt: off
 __all__ = [
-    "AcceleratorMismatch", "AuthenticationFailed", "BarrierBroken", "BootstrapError", "CloudError", "CloudRefused",
-    "CredentialsExpired", "CredentialsMissing", "ForkedPoolError", "HostKeyMismatch", "HostUnreachable",
-    "InvalidArgument", "LockLost", "MissingPackage", "NestedPoolError", "NoCapacity", "NoOffer", "NoPlace",
-    "NodeDiskFull", "NodeLost", "NoneAvailable", "NotGivenBack", "NotSerializable", "PermissionDenied", "PluginError",
-    "PoolClosed", "Preempted", "PythonMismatch", "QuotaExceeded", "RefLost", "RemoteError",
-    "ResultNotSerializable", "ResultTooLarge", "SharedError", "SharedLost", "SharedTimeout", "SharedTooLarge",
-    "SkywardError", "Stalled", "TaskCrashed", "TaskError", "TaskOutOfMemory", "TaskTimeout",
+    "AcceleratorMismatch",
+    "AuthenticationFailed",
+    "BarrierBroken",
+    "BootstrapError",
+    "ClockSkew",
+    "CloudError",
+    "CloudRefused",
+    "CredentialsExpired",
+    "CredentialsMissing",
+    "FilesLost",
+    "ForkedPoolError",
+    "HostKeyMismatch",
+    "HostUnreachable",
+    "InvalidArgument",
+    "LockLost",
+    "MissingPackage",
+    "NestedPoolError",
+    "NoCapacity",
+    "NoOffer",
+    "NoPlace",
+    "NodeDiskFull",
+    "NodeLost",
+    "NoneAvailable",
+    "NotGivenBack",
+    "NotSerializable",
+    "PermissionDenied",
+    "PluginError",
+    "PoolClosed",
+    "Preempted",
+    "PythonMismatch",
+    "QuotaExceeded",
+    "RefLost",
+    "RemoteError",
+    "ResultNotSerializable",
+    "ResultTooLarge",
+    "SharedError",
+    "SharedLost",
+    "SharedTimeout",
+    "SharedTooLarge",
+    "SkywardError",
+    "Stalled",
+    "TaskCrashed",
+    "TaskError",
+    "TaskOutOfMemory",
+    "TaskTimeout",
     "TransferError",
 ]
-# fmt: on
 
 
 class PoolClosed(SkywardError, RuntimeError):
@@ -106,11 +125,15 @@ class NotSerializable(SkywardError, TypeError):
     """Something that cannot travel to a node, with the path that leads to it."""
 
 
-class ResultNotSerializable(NotSerializable):
+class TaskError(SkywardError):
+    """A call that failed, other than by an exception of its function, which keeps its own type."""
+
+
+class ResultNotSerializable(NotSerializable, TaskError):
     """The body ran to its end, but its result cannot be sent home."""
 
 
-class ResultTooLarge(SkywardError):
+class ResultTooLarge(TaskError):
     """The result is larger than the pool's `max_result_bytes`; it was not sent."""
 
     def __init__(self, task: str, size: int, limit: int) -> None:
@@ -122,10 +145,6 @@ class ResultTooLarge(SkywardError):
             f"the result of {self.task} takes {self.size:,} bytes, more than max_result_bytes={self.limit:,}; "
             "it was not sent. Return less (write it to a file or a bucket), or raise max_result_bytes on the pool."
         )
-
-
-class TaskError(SkywardError):
-    """A call that ended without a result of its own making."""
 
 
 class TaskCrashed(TaskError):
@@ -182,24 +201,32 @@ class TaskTimeout(TaskError, TimeoutError):
         attempt: int = 0,
         killed: bool = False,
         rank: int | None = None,
+        loading: bool = False,
     ) -> None:
-        super().__init__(task, node, seconds, attempt, killed, rank)
+        super().__init__(task, node, seconds, attempt, killed, rank, loading)
         self.task, self.node, self.rank = task, node, rank
-        self.seconds, self.attempt, self.killed = seconds, attempt, killed
+        self.seconds, self.attempt, self.killed, self.loading = seconds, attempt, killed, loading
 
     def __str__(self) -> str:
         how = "did not end on SIGTERM and was killed" if self.killed else "was stopped"
+        if self.loading:
+            return (
+                f"{self.task} on {_where(self.node, self.rank)} {how}{_again(self.attempt)}: its function and "
+                "arguments, and the modules that they import, were still being loaded after the pool's "
+                "provision_timeout. Raise provision_timeout=, or find out what the imports do; loading does not count "
+                "towards a call's own limit."
+            )
         return (
             f"{self.task} on {_where(self.node, self.rank)} ran past its limit of {self.seconds:g} s and {how}"
             f"{_again(self.attempt)}. Raise it with .with_timeout(seconds) or @sky.compute(timeout=...)."
         )
 
 
-class Stalled(TaskError):
-    """A broadcast was stopped since its ranks waited in collectives for ranks that do not come."""
+class Stalled(TaskError, TimeoutError):
+    """A broadcast was stopped because its ranks waited in a collective for ranks that never arrived."""
 
     def __init__(self, task: str, explanation: str, seconds: float, stacks: Stacks) -> None:
-        super().__init__(task, explanation, seconds, stacks)
+        Exception.__init__(self, task, explanation, seconds, stacks)  # OSError's own would drop some of them
         self.task, self.explanation, self.seconds, self.stacks = task, explanation, seconds, stacks
 
     def __str__(self) -> str:
@@ -207,6 +234,9 @@ class Stalled(TaskError):
             f"{self.explanation}\nIt was stopped after stall_timeout={self.seconds:g} s in which no rank did anything "
             f"(ComputePool(stall_timeout=...); None never stops one). Where the ranks stood:\n{self.stacks}"
         )
+
+
+_TTL = "the pool's ttl"  # in the reason of a NodeLost
 
 
 class NodeLost(TaskError):
@@ -220,6 +250,8 @@ class NodeLost(TaskError):
         why = self.reason or "no answer"
         if not self.attempts:
             what = f"{self.task} was not started" if self.task else "the call was not started"
+            if _TTL in why:
+                return f"{what}: {why}. Open the pool again, with a longer ttl=."
             if why.startswith("no node"):
                 return f"{what}: {why}. Open another pool."
             return (
@@ -227,6 +259,8 @@ class NodeLost(TaskError):
                 "that are left, and a node that comes back takes part again."
             )
         text = f"{self.task or 'the call'} was running on node {self.node}, which was lost ({why}). "
+        if _TTL in why:
+            return text + "Open the pool again, with a longer ttl=."
         if self.broadcast:
             return text + "Send it again when all nodes are there; retries=n has a broadcast started again as a whole."
         tried = "once" if self.attempts == 1 else f"{self.attempts} times"
@@ -247,7 +281,7 @@ class RefLost(TaskError):
         )
 
 
-class Preempted(SkywardError):
+class Preempted(TaskError):
     """Raised by a body that gives up since its machine is being taken away; within `retries` it is run again."""
 
     def __init__(self, message: str = "gave up, since the machine is being taken away") -> None:
@@ -255,26 +289,48 @@ class Preempted(SkywardError):
 
 
 class NodeDiskFull(TaskError):
-    """A node had no room for a large argument."""
+    """A node had no room for a large argument or result."""
 
-    def __init__(self, task: str, node: int, size: int, reason: str = "") -> None:
-        super().__init__(task, node, size, reason)
-        self.task, self.node, self.size, self.reason = task, node, size, reason
+    def __init__(self, task: str, node: int, size: int, reason: str = "", what: str = "an argument") -> None:
+        super().__init__(task, node, size, reason, what)
+        self.task, self.node, self.size, self.reason, self.what = task, node, size, reason, what
 
     def __str__(self) -> str:
+        if self.what == "an argument":
+            advice = (
+                "send less at a time; data that every call needs is better read on the node, from a file or a bucket"
+            )
+        else:
+            advice = "return or keep less at a time, or write it to a bucket or a disk that has room"
         return (
-            f"node {self.node} has no room for an argument of {self.task} that takes {self.size:,} bytes "
-            f"({self.reason}: its disk or its memory file system is full). Free some space there, or send less at a "
-            "time; data that every call needs is better read on the node, from a file or a bucket."
+            f"node {self.node} has no room for {self.what} of {self.task} that takes {self.size:,} bytes "
+            f"({self.reason}: its memory file system and its disks for temporary files are full). Free some space "
+            f"there, or {advice}."
         )
 
 
-class TransferError(SkywardError):
+class FilesLost(TaskError):
+    """A file with a large argument or an object of the pool was removed by somebody else."""
+
+    def __init__(self, what: str, path: str) -> None:
+        super().__init__(what, path)
+        self.what, self.path = what, path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was in {self.path}, and that file is gone: another program has removed it while the pool was "
+            "open. systemd does so when a user logs out (RemoveIPC=yes in logind.conf), and so do programs that clean "
+            "/dev/shm or /tmp. Stop that, put the object again if it was put (`pool.put`), and send the call again."
+        )
+
+
+class TransferError(SkywardError, OSError):
     """A file could not be copied by `pool.push` or `pool.pull`; `node` is None if the reason is on this computer."""
 
     def __init__(self, node: int | None, path: str, reason: str, errno: int = 0) -> None:
-        super().__init__(node, path, reason, errno)
+        Exception.__init__(self, node, path, reason, errno)  # OSError's own takes others
         self.node, self.path, self.reason, self.errno = node, path, reason, errno
+        self.filename, self.strerror = path, reason
 
     def __str__(self) -> str:
         where = "on this computer" if self.node is None else f"on node {self.node}"
@@ -286,7 +342,7 @@ class TransferError(SkywardError):
         return text
 
 
-class RemoteError(SkywardError):
+class RemoteError(TaskError):
     """An exception of the body whose class cannot be rebuilt here, as text."""
 
     def __init__(self, type_name: str, message: str, traceback: str = "") -> None:
@@ -322,6 +378,10 @@ class HostUnreachable(BootstrapError):
     """The host has no known address, refuses connections, or does not answer in time."""
 
 
+class ClockSkew(BootstrapError):
+    """The clocks of this computer and a node differ by more than a day, so certificates are not valid there."""
+
+
 class HostKeyMismatch(BootstrapError):
     """The host's key is not the one that is known, or none is known; nothing was sent to it."""
 
@@ -342,10 +402,6 @@ class PluginError(SkywardError):
         return f"plugin '{self.plugin}' failed in its {self.hook} hook {where}: {self.detail}"
 
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__  # by which users know them, and pickles name them
-
-
 def _where(node: int, rank: int | None) -> str:
     """The node, and the rank where nodes have several: it is None where the node's number says it."""
     return f"node {node}" if rank is None else f"rank {rank} (node {node})"
@@ -354,3 +410,194 @@ def _where(node: int, rank: int | None) -> str:
 def _again(attempt: int) -> str:
     """Which attempt it was, where there were others; the first has the number 0."""
     return f" (attempt {attempt + 1})" if attempt else ""
+
+
+class SharedError(SkywardError):
+    """Something that a shared collection did not do."""
+
+
+class SharedTimeout(SharedError, TimeoutError):
+    """Nothing came within the time-out; says who holds the lock, or who is missing at the barrier."""
+
+
+class BarrierBroken(SharedError, RuntimeError):
+    """The barrier cannot be passed: a rank was lost, or has given up waiting. `rank` is its number, if it has one."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message, rank)
+        self.message, self.rank = message, rank
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class LockLost(SharedError, RuntimeError):
+    """The lock is not held by this process any more: another one may have held it since."""
+
+
+class SharedLost(SharedError):
+    """The collections of this pool are empty again: node 0, which kept them, was lost or restarted."""
+
+
+class SharedTooLarge(SharedError, ValueError):
+    """A value is larger than collections take, or they are full."""
+
+
+class CloudError(SkywardError):
+    """Something that a cloud did not do."""
+
+
+class NoOffer(CloudError):
+    """Nothing that is on offer fits; says what came near and why it does not."""
+
+    def __init__(self, wish: str, where: str, reasons: Sequence[str] = ()) -> None:
+        super().__init__(wish, where, tuple(reasons))
+        self.wish, self.where, self.reasons = wish, where, tuple(reasons)
+
+    def __str__(self) -> str:
+        near = "".join(f"\n  {reason}" for reason in self.reasons[:10])
+        more = f"\n  ... and {len(self.reasons) - 10} more" if len(self.reasons) > 10 else ""
+        return (
+            f"{self.where} has nothing for {self.wish}. Nothing was created."
+            + (f" Ruled out:{near}{more}\n" if near else " ")
+            + "Ask for something else, or look in another region or partition"
+            + (", or raise max_hourly_cost." if "max_hourly_cost" in near else ".")
+        )
+
+
+class NoCapacity(CloudError):
+    """Everything that fits was tried, and none of it is available; nothing was left running."""
+
+    def __init__(self, wish: str, attempts: Sequence[str]) -> None:
+        super().__init__(wish, tuple(attempts))
+        self.wish, self.attempts = wish, tuple(attempts)
+
+    def __str__(self) -> str:
+        tried = "".join(f"\n  {attempt}" for attempt in self.attempts)
+        return (
+            f"there is no capacity for {self.wish} right now; nothing was left running. Tried, in this order:{tried}\n"
+            "Try again later, in another region, with another accelerator, or with "
+            'allocation="spot-if-available" if only one price class was allowed.'
+        )
+
+
+class NoneAvailable(NoCapacity):
+    """None of several specs is available; says of each why."""
+
+    def __str__(self) -> str:
+        reasons = [indent(attempt, " " * 5).lstrip() for attempt in self.attempts]
+        tried = "".join(f"\n  {number}. {attempt}" for number, attempt in enumerate(reasons, 1))
+        return (
+            f"none of {self.wish} could be had; nothing was left running. Tried, in this order:{tried}\n"
+            "Do what the lines above say, give another sky.Spec(...) to fall back on, or try again later."
+        )
+
+
+class NoPlace(NoCapacity):
+    """A cluster of the user's has not given as many places as were asked for; nothing was left running there."""
+
+    def __str__(self) -> str:
+        return f"{self.wish}: {'; '.join(self.attempts)}. Nothing was left running."
+
+
+class NotGivenBack(CloudError):
+    """Things of a pool that may still exist; says what they cost and how to end them."""
+
+    def __init__(self, pool: str, region: str, ids: Sequence[str], hourly_cost: float, cause: str) -> None:
+        super().__init__(pool, region, tuple(ids), hourly_cost, cause)
+        self.pool, self.region, self.ids = pool, region, tuple(ids)
+        self.hourly_cost, self.cause = hourly_cost, cause
+
+    def __str__(self) -> str:
+        what = ", ".join(self.ids) if self.ids else "what a lost call may have made"
+        cost = f" (${self.hourly_cost:,.2f} an hour)" if self.hourly_cost else ""
+        return (
+            f"pool {self.pool} is not given back yet: {what} in {self.region} may still exist{cost}. {self.cause} "
+            f"Run `sky down {self.pool} --yes` to finish it; what runs there ends by itself when its lease is over."
+        )
+
+
+class CloudRefused(CloudError):
+    """A call that a cloud refused, or did not answer; `kind` sorts its codes. Providers raise subclasses."""
+
+    def __init__(self, action: str, code: str, message: str, region: str, kind: str = "other") -> None:
+        super().__init__(action, code, message, region, kind)
+        self.action, self.code, self.message, self.region, self.kind = action, code, message, region, kind
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the call may have been carried out all the same."""
+        return self.kind == "server"
+
+    def __str__(self) -> str:
+        text = f"the provider refused {self.action} in {self.region}: {self.message} ({self.code})."
+        return f"{text} {self._advice}".rstrip()
+
+    @property
+    def _advice(self) -> str:
+        match self.kind:
+            case "server" | "throttled":
+                return "It was tried again for a while. Check the network, and the provider's status page."
+            case "capacity":
+                return "Try another zone, type or price class, or try later."
+            case _:
+                return "Check the provider's settings, and what exists in this account."
+
+
+class CredentialsMissing(CloudRefused):
+    """Nobody is logged in, or the cloud does not know who it is; nothing was created."""
+
+    def __init__(
+        self,
+        action: str,
+        code: str,
+        message: str,
+        region: str,
+        kind: str = "credentials",
+        looked_at: Sequence[str] = (),
+    ) -> None:
+        super().__init__(action, code, message, region, kind)
+        self.looked_at = tuple(looked_at)
+        self.args = (*self.args, self.looked_at)
+
+    @property
+    def _advice(self) -> str:
+        looked = f"Looked at: {', '.join(self.looked_at)}. " if self.looked_at else ""
+        return f"{looked}Nothing was created. Log in, or give the provider credentials that work."
+
+
+class CredentialsExpired(CloudRefused):
+    """The login has expired."""
+
+    @property
+    def _advice(self) -> str:
+        return (
+            "The login has expired. Machines end themselves when their lease runs out. Log in again, then "
+            "`sky down --all --yes` gives back what is left; `sky ps` shows it."
+        )
+
+
+class PermissionDenied(CloudRefused):
+    """The account, or the user in it, is not allowed to do this."""
+
+    @property
+    def _advice(self) -> str:
+        return f"Have {self.action} allowed for this user."
+
+
+class QuotaExceeded(CloudRefused):
+    """A quota of the account is used up; other places in the same region would be refused as well."""
+
+    def __init__(self, action: str, code: str, message: str, region: str, kind: str = "quota", quota: str = "") -> None:
+        super().__init__(action, code, message, region, kind)
+        self.quota = quota
+        self.args = (*self.args, quota)
+
+    @property
+    def _advice(self) -> str:
+        which = f"the quota {self.quota}" if self.quota else "the quota"
+        return f"Nothing was left running. Have {which} raised, or use another region, smaller machines or fewer nodes."
+
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__  # by which users know them, and pickles name them

@@ -247,8 +247,8 @@ class GroupProgress(Event):
 
     @property
     def rate(self) -> float:
-        """How many were done a second."""
-        return self.done / self.seconds if self.seconds else 0.0
+        """How many have ended per second, well or not."""
+        return (self.done + self.failed) / self.seconds if self.seconds else 0.0
 
     @property
     def left(self) -> float | None:
@@ -349,3 +349,6 @@ class PoolClosed(Event):
     seconds: float
     calls: int
     """How many calls have ended, in any way; every item of `pool.map` is one."""
+    failed: int = 0
+    stopped: int = 0
+    """How many of them neither returned nor failed: they were cancelled, or ended with the block or the pool."""

@@ -5,7 +5,7 @@ Also a listener that tells OpenTelemetry of a pool.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward import plugins
 from skyward.accelerators import Accelerator
@@ -35,12 +35,17 @@ __all__ = [
 
 sklearn_backend = joblib_backend
 
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(f"module 'skyward.integrations' has no {name!r}; there are {', '.join(__all__)}")
+
 
 def JoblibPool(
     provider: Provider | None = None,
     *,
     nodes: int | None = None,
-    concurrency: int = 1,
+    concurrency: int | None = None,
     max_inflight: int | None = None,
     progress: bool = True,
     image: Image | None = None,
@@ -83,7 +88,7 @@ def ScikitLearnPool(
     provider: Provider | None = None,
     *,
     nodes: int | None = None,
-    concurrency: int = 1,
+    concurrency: int | None = None,
     max_inflight: int | None = None,
     progress: bool = True,
     image: Image | None = None,
@@ -122,7 +127,10 @@ def ScikitLearnPool(
     )
 
 
-def _pool(plugin: Plugin, concurrency: int, options: dict[str, Any], **named: Any) -> ComputePool:
+def _pool(plugin: Plugin, concurrency: int | None, options: dict[str, Any], **named: Any) -> ComputePool:
     """Calls of joblib are Python code that would queue for one interpreter's lock: every slot is a process."""
-    worker = options.pop("worker", None) or Worker(concurrency=concurrency, executor="process")
-    return ComputePool(plugins=[*options.pop("plugins", ()), plugin], worker=worker, **named, **options)
+    if options.get("worker") is None:
+        options["worker"] = Worker(concurrency=1 if concurrency is None else concurrency, executor="process")
+        concurrency = None
+    added = [*options.pop("plugins", ()), plugin]
+    return ComputePool(plugins=added, concurrency=concurrency, **named, **options)

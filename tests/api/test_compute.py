@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import json
+import math
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
+from types import MethodType
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import skyward as sky
-from skyward.api.targets import enter_target, leave_target, resolve
-from skyward.client.functions import streamed_parameters
+from skyward.api.compute import Compute, as_compute, enter_target, leave_target, resolve
+from skyward.client.packing import streamed_parameters
+from skyward.pool.sending import Sender
 
 
 class Notebook:
@@ -57,6 +62,20 @@ class Scale:
     def named(cls, x: int) -> str:
         return f"{cls.__name__} {x}"
 
+    @sky.compute(timeout=9)
+    @classmethod
+    def called(cls, x: int) -> str:
+        return f"{cls.__name__} {x}"
+
+    @sky.compute
+    @staticmethod
+    def thrice(x: int) -> int:
+        return 3 * x
+
+
+class Larger(Scale):
+    pass
+
 
 def test_a_call_is_a_value_and_runs_nothing() -> None:
     """S0-11."""
@@ -78,10 +97,24 @@ def test_options_of_the_function_are_those_of_its_calls() -> None:
 
 def test_another_limit_makes_another_call() -> None:
     call = limited(1)
-    assert call.with_timeout(None).timeout is None
     assert call.with_timeout(7).timeout == 7.0
     assert call.with_retries(0).retries == 0
     assert (call.timeout, call.retries) == (5.0, 2)
+
+
+@pytest.mark.parametrize("endless", [None, math.inf, 10**400])
+def test_a_call_without_a_limit_has_none_whatever_the_limit_of_its_pool(endless: Any) -> None:
+    nothing: Any = None
+    sender = Sender(nothing, nothing, nothing, retries=0, timeout=3.0)
+    assert sender.limited(add(1)).timeout == 3.0
+    assert sender.limited(add(1).with_timeout(endless)).timeout == math.inf
+    assert sender.limited(limited(1).with_timeout(endless)).timeout == math.inf
+    group = (add(1) & limited(2)).with_timeout(endless)
+    assert [sender.limited(call).timeout for call in group.calls()] == [math.inf, 5.0]
+
+
+def test_a_function_can_say_that_its_calls_have_no_limit() -> None:
+    assert sky.compute(timeout=math.inf)(len)([]).timeout == math.inf
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "5", True, float("nan"), [1]])
@@ -238,10 +271,55 @@ def test_a_second_decorator_is_refused() -> None:
         sky.compute(add)
 
 
-@pytest.mark.parametrize("kind", [staticmethod, classmethod])
-def test_the_wrong_order_of_decorators_is_named(kind: Any) -> None:
-    with pytest.raises(sky.errors.InvalidArgument, match=r"above @sky\.compute"):
-        sky.compute(kind(len))
+def test_methods_of_a_class_may_stand_below_compute() -> None:
+    """In this order they work on every Python."""
+    for owner in (Scale, Scale(1)):
+        assert owner.called.local(2) == "Scale 2"
+        assert owner.thrice.local(2) == 6
+    call = Larger.called(3)
+    assert (call.fn(*call.args), call.timeout) == ("Larger 3", 9.0)
+    again = pickle.loads(cloudpickle.dumps(Scale.__dict__["called"]))
+    assert again.__get__(None, Larger).local(4) == "Larger 4"
+
+
+def test_a_class_method_above_compute_is_one_where_python_binds_it_itself() -> None:
+    """As from 3.13 on: it is a method whose function is the compute function."""
+    given: Any = MethodType(Scale.__dict__["named"].__func__, Larger)
+    bound = as_compute(given)
+    assert isinstance(bound, Compute)
+    assert bound.local(2) == "Larger 2"
+    call = given(3)
+    assert call.fn(*call.args) == "Larger 3"
+    assert as_compute(add) is add
+    with pytest.raises(TypeError, match=r"put @sky\.compute above @classmethod"):
+        given.local(2)
+
+
+def test_an_async_generator_is_read_here_with_for_and_with_async_for() -> None:
+    left: list[int] = []
+
+    @sky.compute
+    async def ticks(n: int) -> AsyncIterator[int]:
+        try:
+            for number in range(n):
+                await asyncio.sleep(0)
+                yield number
+        finally:
+            left.append(n)
+
+    assert list(ticks.local(3)) == [0, 1, 2]
+    items: Any = ticks.local(4)
+    assert next(items) == 0
+    items.close()
+    with pytest.raises(StopIteration):
+        next(items)
+
+    async def program() -> list[int]:
+        given: Any = ticks.local(5)
+        return [item async for item in given]
+
+    assert asyncio.run(program()) == [0, 1, 2, 3, 4]
+    assert left == [3, 4, 5]
 
 
 def test_a_compute_function_can_travel() -> None:
@@ -266,6 +344,16 @@ def test_annotated_iterators_travel_as_streams(
 ) -> None:
     """A list stays a list where an Iterable will do, and becomes an iterator where an Iterator is wanted."""
     assert streamed_parameters(sky.PendingCompute(reads, args, kwargs)) == (positions, names)
+
+
+def test_every_argument_of_a_starred_parameter_is_what_its_annotation_says() -> None:
+    def after(*args: Any, it: Iterator[int]) -> None: ...
+    def all_of(first: int, *rest: Iterator[int], **others: Iterator[int]) -> None: ...
+
+    lists = ([1], [2], [3])
+    assert streamed_parameters(sky.PendingCompute(after, lists, {"it": [4]})) == (set(), {"it"})
+    given = sky.PendingCompute(all_of, (1, *lists), {"a": [5], "rest": [6]})
+    assert streamed_parameters(given) == ({1, 2, 3}, {"a", "rest"})
 
 
 def test_functions_without_such_parameters_have_no_streams() -> None:

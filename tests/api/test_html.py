@@ -7,10 +7,9 @@ from html import unescape
 
 from skyward.api.html import bar, card, status, table
 from skyward.api.spec import Spec
-from skyward.machines.offers import CloudOffer, Plan, RuledOut, wish
-from skyward.machines.price import Price
-from skyward.machines.selection import Plans
-from skyward.providers.aws.billing import Bill, Receipt
+from skyward.machines.acquire import Plans
+from skyward.machines.cloud import Bill, CloudReceipt
+from skyward.machines.offers import CloudOffer, Plan, Price, RuledOut, wish
 
 
 def text(html: str) -> str:
@@ -19,7 +18,7 @@ def text(html: str) -> str:
 
 def test_a_receipt_is_a_table_of_machines_with_the_total_below() -> None:
     bill = Bill("i-1", "g4dn.xlarge", "us-east-1a", "spot", 1800, Price(0.1578, 0.02, 0.005))
-    html = Receipt("p", "us-east-1", (bill,), ("i-1",), ("i-1",), ("<b>a remark",))._repr_html_()
+    html = CloudReceipt("p", "us-east-1", (bill,), ("i-1",), ("i-1",), ("<b>a remark",))._repr_html_()
     assert "pool p in us-east-1: 1 thing created, 1 confirmed gone" in text(html)
     assert "i-1 g4dn.xlarge spot, us-east-1a 1,800 $0.0914" in text(html)
     assert "total $0.0914 (machine $0.0789" in text(html)

@@ -25,6 +25,7 @@ from skyward.api.info import (
     current_call,
     instance_info,
     is_head,
+    pool_info,
 )
 
 FULL = InstanceInfo(
@@ -56,10 +57,12 @@ def small(node: int = 0, total_nodes: int = 2) -> InstanceInfo:
 pytestmark = pytest.mark.usefixtures("no_pool")
 
 
-def test_outside_a_pool_there_is_no_info_and_everyone_is_head() -> None:
+def test_outside_a_pool_everyone_is_the_only_rank_and_head() -> None:
     """D6, T16."""
-    assert instance_info() is None
+    info = instance_info()
+    assert (info.node, info.total_nodes, info.rank, info.world_size, info.job_id) == (0, 1, 0, 1, "")
     assert is_head()
+    assert pool_info() is None
 
 
 def test_the_variable_holds_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +266,7 @@ def test_calls_in_threads_do_not_see_each_other() -> None:
 def test_what_shares_a_process_with_user_code_loads_no_framework() -> None:
     """S0-03; the modules of a runner are standard library only."""
     script = (
-        "import sys, skyward.api.info, skyward.api.sharding, skyward.node.output\n"
+        "import sys, skyward.api.info, skyward.api.sharding, skyward.node.stdio\n"
         "heavy = {'numpy', 'torch', 'jax', 'pandas', 'keras', 'tensorflow', 'transformers', 'datasets',"
         " 'distributed', 'dask', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))"

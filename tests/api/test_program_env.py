@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.api.program_env import installer_environment, ssh_environment
+from skyward.api.secret import installer_environment, ssh_environment
 from skyward.api.shell import SshTarget
 from skyward.errors import HostUnreachable, SkywardError
 from skyward.machines.watchdog import Watchdog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 
 
 def test_ranks_are_counted_up_node_by_node() -> None:

@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.api import masking
-from skyward.api.masking import hide, hide_beginning, hide_bytes
-from skyward.api.secret import looks_secret, revealed
-from skyward.client.output_lines import Lines
+from skyward.api import secret as secret_module
+from skyward.api.secret import hide, hide_beginning, hide_bytes, looks_secret, revealed
+from skyward.client.output import Lines
 from skyward.errors import InvalidArgument
 from skyward.transport import exceptions
 
@@ -30,9 +29,9 @@ from skyward.transport import exceptions
 @pytest.fixture(autouse=True)
 def no_other_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of these tests are hidden in no other."""
-    monkeypatch.setattr(masking, "_values", weakref.WeakValueDictionary[str, masking.Hidden]())
-    monkeypatch.setattr(masking, "_recent", deque[masking.Hidden](maxlen=256))
-    monkeypatch.setattr(masking, "_forms_now", ())
+    monkeypatch.setattr(secret_module, "_values", weakref.WeakValueDictionary[str, secret_module.Hidden]())
+    monkeypatch.setattr(secret_module, "_recent", deque[secret_module.Hidden](maxlen=256))
+    monkeypatch.setattr(secret_module, "_forms_now", ())
 
 
 def canary() -> str:
@@ -227,13 +226,36 @@ def test_dropped_secrets_are_forgotten_in_the_end_and_those_in_use_are_not() -> 
 def test_short_values_do_not_tear_texts_apart() -> None:
     sky.Secret("abc")
     assert hide("abcdef") == "abcdef"
+    sky.Secret("test")
+    assert hide("pytest runs test_it, testing, tests and contest") == "pytest runs test_it, testing, tests and contest"
+    assert hide_bytes("attest für".encode()) == "attest für".encode()
+    assert hide_beginning("the conte") == "the conte"
+
+
+def test_short_values_are_hidden_as_whole_words() -> None:
+    """SEC-9."""
+    sky.Secret("hunter2")
+    shown = [
+        "hunter2",
+        "pw=hunter2;",
+        "'hunter2'",
+        "me:hunter2@host",
+        "a hunter2",
+        repr("line\nhunter2"),
+        "%3Ahunter2",
+        "\x1b[1;31mhunter2\x1b[0m",
+    ]
+    assert [text for text in map(hide, shown) if "hunter2" in text or "***" not in text] == []
+    assert hide("hunter2hunter2 hunter2") == "hunter2hunter2 ***"
+    assert hide_bytes(b"\xff hunter2\xc3") == b"\xff ***\xc3"
+    assert hide_beginning("my hunte") == "my ***"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("end", ["\n", "\r", ""])
 def test_output_is_hidden_across_the_borders_of_chunks(size: int, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SEC-9: also in a progress bar, which is shown before its line is complete."""
-    monkeypatch.setattr("skyward.client.output_lines._PROGRESS_EVERY", 0.0)
+    monkeypatch.setattr("skyward.client.output._PROGRESS_EVERY", 0.0)
     secret = sky.Secret(canary())
     data = f"a {secret.reveal()} b{end}\rnext {secret.reveal()}{end}".encode()
     lines, found = Lines(), list[str]()
@@ -245,7 +267,7 @@ def test_output_is_hidden_across_the_borders_of_chunks(size: int, end: str, monk
 
 
 def test_output_is_hidden_across_the_end_of_an_overlong_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.client.output_lines._LONGEST", 100)
+    monkeypatch.setattr("skyward.client.output._LONGEST", 100)
     secret = sky.Secret(canary())
     data = ("x" * 90 + "ü" * 5 + secret.reveal() + "y" * 150 + secret.reveal()).encode()
     lines, found = Lines(), list[str]()
@@ -308,7 +330,7 @@ def test_nothing_is_searched_where_there_is_no_secret() -> None:
     assert hide_beginning(text) is text
     data = b"y" * 1000
     assert hide_bytes(data) is data
-    assert not masking.any_hidden()
+    assert not secret_module.any_hidden()
 
 
 def test_secrets_that_threads_make_at_once_are_all_hidden() -> None:

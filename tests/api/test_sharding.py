@@ -315,6 +315,52 @@ def test_hugging_face_datasets_stay_datasets() -> None:
     assert list(shard(data, node=1, total_nodes=2, drop_last=True)["x"]) == [3, 4, 5]
 
 
+def test_each_split_of_a_dataset_dict_is_sharded() -> None:
+    """What `load_dataset("x")` returns."""
+    datasets = pytest.importorskip("datasets")
+    splits = {"train": list(range(7)), "test": list(range(3))}
+    data = datasets.DatasetDict({name: datasets.Dataset.from_dict({"x": rows}) for name, rows in splits.items()})
+    found = parts(data, 2, shuffle=True, pad=True)
+    assert {type(part) for part in found} == {datasets.DatasetDict}
+    for name, rows in splits.items():
+        assert sorted(set(chain(*(part[name]["x"] for part in found)))) == rows
+    with pytest.raises(InvalidArgument, match=r"DatasetDict. Shard its items"):
+        shard(data, [1, 2])
+
+
+def test_arrow_data_keeps_its_type() -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"x": range(7)})
+    for whole in (table, table.to_batches()[0], table["x"], table["x"].combine_chunks()):
+        for options in ({}, {"shuffle": True}, {"pad": True}):
+            found = parts(whole, 3, **options)
+            assert {type(part) for part in found} == {type(whole)}
+            numbers = [part["x"] if hasattr(part, "column_names") else part for part in found]
+            assert sorted(set(chain(*(part.to_pylist() for part in numbers)))) == list(range(7))
+    assert [len(part) for part in parts(table[:2], 3, shuffle=True)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("whole", [b"0123456", array("h", range(7)), np.arange(14.0).reshape(7, 2)])
+def test_memoryviews_stay_memoryviews(whole: Any) -> None:
+    data = memoryview(whole)
+    for options in ({}, {"shuffle": True}, {"pad": True}):
+        found = parts(data, 3, **options)
+        assert {(type(part), part.format, part.readonly) for part in found} == {
+            (memoryview, data.format, data.readonly)
+        }
+        rows = [row if isinstance(row, list) else [row] for part in found for row in part.tolist()]
+        assert sorted({tuple(row) for row in rows}) == sorted(tuple(row) for row in np.asarray(data).reshape(7, -1))
+    assert [len(part) for part in parts(data[:2], 3, shuffle=True)] == [1, 1, 0]
+
+
+def test_padded_parts_have_one_type_on_all_ranks() -> None:
+    pd = pytest.importorskip("pandas")
+    for whole in (range(7), UserList(range(7)), pd.Index(range(7)), Squares(7), np.arange(7)):
+        found = parts(whole, 3, pad=True)
+        assert len({type(part) for part in found}) == 1
+        assert [list(part) for part in found] == parts(list(whole), 3, pad=True)
+
+
 @pytest.mark.parametrize(("length", "total"), [(129, 2), (10, 4), (7, 7), (1, 3), (0, 2), (8, 4)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_padded_parts_are_equally_long_and_hold_everything(length: int, total: int, shuffle: bool) -> None:

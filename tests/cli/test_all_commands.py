@@ -41,6 +41,9 @@ def test_no_command_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_command_that_does_not_exist_gets_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no command 'histroy'. Did you mean history?" in _refused(capsys, "histroy")
+    for word in ("stop", "kill", "close", "terminate"):
+        assert f"there is no command {word!r}. Did you mean down?" in _refused(capsys, word, "lab")
+    assert "there is no command 'status'. Did you mean ps?" in _refused(capsys, "status")
     assert "Did you mean" not in _refused(capsys, "frobnicate")
     assert "there is no option --verson. Did you mean --version?" in _refused(capsys, "--verson")
 

@@ -103,12 +103,3 @@ def test_ps_without_a_login_says_nothing_of_clouds_unless_something_names_one(tm
             named = subprocess.run([*command, *more], capture_output=True, text=True, env={**env, **variables})
             assert "clouds were not asked: no AWS login that works" in named.stderr
             assert named.returncode == int(bool(more))
-
-
-def test_down_without_a_pool_says_what_is_missing_before_any_cloud_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SKYWARD_STATE", str(tmp_path))
-    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
-    assert main(["down"]) == 1
-    assert capsys.readouterr().err == "sky: nothing was said to be ended. Name pools, or say --all or --expired.\n"

@@ -12,7 +12,7 @@ import pytest
 
 from skyward import events
 from skyward.cli import main
-from skyward.cli.names import pool_names
+from skyward.cli.common import pool_names
 from skyward.history.recorder import Recorder
 from skyward.machines.ledger import Ledger
 

@@ -19,7 +19,7 @@ from skyward.cli.cost import told
 from skyward.history.recorder import Recorder
 from skyward.history.spending import Spending, rows, total
 from skyward.machines.spent import Charge
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 
 def _rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from skyward.cli.common import print_findings
 from skyward.cli.doctor import findings
+from skyward.setup.checks.findings import Finding
 
 
 def doctor(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -39,3 +43,15 @@ def test_settings_that_are_wrong_are_an_error(tmp_path: Path) -> None:
 def test_every_finding_that_is_not_right_says_what_to_do(tmp_path: Path) -> None:
     for finding in findings({"SKYWARD_CACHE": str(tmp_path)}):
         assert finding.state == "ok" or finding.do or finding.what in ("aws", "ssh keys")
+
+
+def test_findings_have_the_states_and_columns_of_a_check_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    print_findings([Finding("", "python", "ok", "3.12"), Finding("", "aws", "warning", "no login found", "Log in")])
+    print_findings([Finding("gpu1", "python", "ok", "3.12"), Finding("a", "disk", "problem", "full")])
+    assert capsys.readouterr().out.splitlines() == [
+        "ok       python     3.12",
+        "warning  aws        no login found. Log in",
+        "ok       gpu1  python     3.12",
+        "problem  a     disk       full",
+    ]
+    assert {finding.state for finding in findings({})} <= {"ok", "warning", "problem"}

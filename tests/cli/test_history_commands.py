@@ -72,6 +72,15 @@ def test_pools_that_were_closed_and_killed_are_listed_with_their_calls(capsys: p
     assert (row["pool"], row["nodes"], row["calls"], row["failed"]) == ("second", 2, 1, 1)
 
 
+def test_the_history_counts_calls_that_were_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = _record("run", close=False)
+    recorder.record(events.CallEnded("run", "c2", "train", 0, "cancelled", 0.5, items=3))
+    recorder.close()
+    assert main(["history", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["calls"], row["failed"], row["stopped"]) == (4, 1, 3)
+
+
 def test_the_cost_of_a_pool_is_said_where_machines_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
     for pool, price in (("priced", 3600.0), ("mystery", float("inf"))):
         recorder = Recorder(pool)
@@ -101,6 +110,11 @@ def test_an_empty_history_is_said_in_words(capsys: pytest.CaptureFixture[str]) -
     assert "no pool was opened" in capsys.readouterr().out
     assert main(["logs"]) == 1
     assert "none was opened" in capsys.readouterr().err
+    for limit in ("0", "-3", "many"):
+        with pytest.raises(SystemExit) as ended:
+            main(["history", f"--limit={limit}"])
+        assert ended.value.code == 2
+        assert f"{limit} is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_logs_have_output_and_failures_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,19 +122,21 @@ def test_logs_have_output_and_failures_and_move_no_cursor(capsys: pytest.Capture
     assert main(["logs", "run"]) == 0
     printed = capsys.readouterr().out
     assert "node 0  hello world" in printed
-    assert "train has failed: ValueError: no" in printed
+    assert ") failed on node 0: ValueError: no" in printed
     assert "\x1b" not in printed
     assert main(["logs", "--node", "1"]) == 0
     assert capsys.readouterr().out.split()[1:] == ["node", "1", "other"]
     assert main(["logs", "run", "--json", "--node", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "other"
+    assert main(["logs", "run", "--node", "99"]) == 1
+    assert "pool run has no node 99: it has nodes 0 to 1." in capsys.readouterr().err
 
 
 def test_logs_follow_a_pool_until_it_is_closed() -> None:
     recorder = _record("run", close=False)
     process = _sky("logs", "run", "--follow")
     try:
-        read_until(process, "train has failed")
+        read_until(process, ") failed on node 0")
         recorder.record(events.Output("run", 0, "stdout", "later"))
         recorder.flush()
         read_until(process, "later")
@@ -186,7 +202,7 @@ def test_top_in_a_pipe_prints_the_present_state_once_with_the_times_of_the_event
     late = time.time() - began + 1
     assert process.returncode == 0
     head, node, bar = printed.splitlines()
-    assert head.startswith("skyward run · Local · 1 node · 2 slots · 1 done, 0 failed · ")
+    assert head.startswith("skyward run · Local · 1 node · 2 slots · 1 ok, 0 failed · ")
     assert 130 <= _minutes(head, "· ") <= 130 + late
     assert 70 <= _minutes(node, "train ") <= 70 + late
     assert bar.strip() == "3/12 (25%)"
@@ -207,7 +223,7 @@ def test_top_on_a_terminal_counts_from_the_events_until_the_pool_is_closed(capsy
         while "train " not in found:
             found += os.read(ours, 1 << 16).decode(errors="replace")
         late = time.time() - began + 1
-        assert 130 <= _minutes(found, "1 done, 0 failed · ") <= 130 + late
+        assert 130 <= _minutes(found, "1 ok, 0 failed · ") <= 130 + late
         assert 70 <= _minutes(found, "train ") <= 70 + late
         recorder.record(events.Notice("run", "later"))
         recorder.record(events.PoolClosed("run", 131.0, 2))

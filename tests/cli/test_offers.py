@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward.cli import main
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 
 @pytest.fixture(autouse=True)

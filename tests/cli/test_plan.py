@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward.cli import main
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 TRAINING = """
 import sys
@@ -158,7 +158,7 @@ def test_a_missing_file_and_a_missing_login_are_said_in_words(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "no.py"]) == 1
-    assert "no.py is no file" in capsys.readouterr().err
+    assert "no.py: no such file" in capsys.readouterr().err
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert main(["plan", _program(TRAINING), "--", "2"]) == 1

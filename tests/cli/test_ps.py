@@ -16,14 +16,12 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.api.provider import Leftover
-from skyward.cli.pool_rows import merged
-from skyward.cli.ps import lines
+from skyward.cli.ps import lines, merged
 from skyward.history.history import read
 from skyward.history.recorder import Recorder
 from skyward.history.store import entries
 from skyward.machines.reaper import Found
-from skyward.pool.stacks_socket import Silent
-from skyward.pool.summary import Summary, spent
+from skyward.pool.inspect_socket import Silent, Summary, spent
 
 OPEN = Summary("sweep", 77, "sweep.py", "open", "Local", "", "", 100.0, 4, 4, 3, 9, 120, 1, 0.0, 0.0)
 RENTED = replace(OPEN, pool="train", provider="Local", region="eu-1", machines="train-4f09a1", cost=1.5, hourly=3.0)
@@ -80,10 +78,23 @@ def test_a_program_that_does_not_answer_is_listed_with_what_its_history_knows(tm
     ]
 
 
+def test_a_pool_without_a_price_has_none_also_if_it_does_not_answer(tmp_path: Path) -> None:
+    recorder = Recorder("sweep", tmp_path)
+    recorder.record(events.PoolOpening("sweep", 2, "Local"))
+    recorder.record(events.PoolOpened("sweep", 2, 2, 1.0))
+    recorder.flush()
+    recorded = [(entry, read(entry)) for entry in entries(tmp_path)]
+    recorder.close()
+    _, row = lines(merged([], [Silent(os.getpid(), "stopped")], recorded, [], 160.0))
+    assert "no answer" in row
+    assert "no price" in row
+
+
 def test_cost_follows_the_price_and_is_unknown_where_a_price_is() -> None:
     assert spent([], 100.0) == 0
     assert spent([(0.0, 1.0), (3600.0, 2.0)], 5400.0) == 2.0
     assert spent([(0.0, float("inf"))], 5400.0) is None
+    assert spent([(7200.0, 1.0)], 3600.0) == 0, "a clock that was set back makes no pool cost less than nothing"
 
 
 @sky.compute

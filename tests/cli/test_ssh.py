@@ -18,7 +18,7 @@ from skyward.cli import main
 from skyward.cli.ssh import chosen_node, ssh_command, target_of
 from skyward.errors import InvalidArgument
 from skyward.history.recorder import Recorder
-from skyward.providers.slurm.machines import SlurmMachine
+from skyward.providers.slurm.jobs import SlurmMachine
 from tests.support.contexts import pool_context
 
 

@@ -14,6 +14,7 @@ import pytest
 from skyward.client.call import CallFuture
 from skyward.errors import ResultNotSerializable
 from skyward.transport import blobs
+from tests.support.forked import run_forked
 
 
 class _Rebuilt:
@@ -122,4 +123,22 @@ def test_files_of_a_result_that_nobody_wants_are_removed(tmp_path: Path) -> None
     assert path.exists()
     del future
     gc.collect()
+    assert not path.exists()
+
+
+def test_a_forked_child_may_read_a_result_and_let_go_of_it_without_removing_its_parents(tmp_path: Path) -> None:
+    """As workers of multiprocessing do that unwind a frame, or collect garbage."""
+    path = tmp_path / "blob"
+    path.write_bytes(pickle.dumps("large", 5))
+    held = [CallFuture[Any]("train")]
+    held[0].settle({"blobs": {"0": (str(path), path.stat().st_size)}}, [b""])
+
+    def let_go() -> None:
+        del held[:]
+        gc.collect()
+
+    assert run_forked(let_go) == 0
+    assert run_forked(lambda: held[0].result(0)) == 0
+    assert path.exists()
+    assert held[0].result(0) == "large"
     assert not path.exists()

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from skyward.client import callbacks
-from skyward.client.callbacks import Listeners, UserCode, UserFuture, when_done
-from skyward.client.worker import Worker
+from skyward.client import futures
+from skyward.client.futures import Listeners, UserCode, UserFuture, Worker, when_done
 from skyward.events import Event, Notice
 from tests.support.waiting import until
 
@@ -69,6 +68,44 @@ def test_a_function_that_does_not_return_holds_up_no_other(gate: threading.Event
     gate.set()
     worker.close(10)
     until(lambda: not ours(), 10)
+
+
+def test_however_many_functions_do_not_return_others_run_and_a_warning_says_so(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, ran = Worker("skyward-callbacks", patience=0.001), threading.Event()
+    for _ in range(70):
+        worker.submit(gate.wait)
+    worker.submit(ran.set)
+    assert ran.wait(60)
+    assert [record.getMessage()[:47] for record in caplog.records] == [
+        "skyward-callbacks: 63 done-callbacks have not r"
+    ]
+    gate.set()
+    worker.close(30)
+    until(lambda: not ours(), 30)
+
+
+def test_what_was_left_runs_when_a_stuck_function_returns_and_no_thread_could_be_started(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch, quiet: None
+) -> None:
+    worker, ran = Worker("skyward-callbacks", patience=0.001), threading.Event()
+    begun, first = threading.Semaphore(0), threading.Event()
+    worker.submit(lambda: (begun.release(), first.wait(60)))
+    worker.submit(lambda: (begun.release(), gate.wait(60)))
+    assert begun.acquire(timeout=10)
+    assert begun.acquire(timeout=10)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    worker.submit(ran.set)
+    first.set()
+    assert ran.wait(10)
+    monkeypatch.undo()
+    gate.set()
+    worker.close(10)
 
 
 def test_functions_that_were_all_there_before_one_of_them_got_stuck_run_too(gate: threading.Event) -> None:
@@ -167,6 +204,20 @@ def test_of_many_threads_that_cancel_one_tells_the_engine() -> None:
         assert told == [1]
 
 
+def test_a_program_that_asks_again_and_again_leaves_nothing_in_a_future() -> None:
+    future = UserFuture[int]()
+    for _ in range(100):
+        with pytest.raises(TimeoutError):
+            future.result(0)
+    assert not future._sleepers
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(future.result) for _ in range(4)]
+        until(lambda: len(future._sleepers) == 4)
+        future.set_result(7)
+        assert [each.result(60) for each in waiting] == [7] * 4
+    assert not future._sleepers
+
+
 def test_a_future_that_is_done_cannot_be_cancelled() -> None:
     future = UserFuture[int]()
     future.on_cancel = lambda: pytest.fail("there is nothing to stop")
@@ -234,7 +285,7 @@ def test_a_result_comes_after_the_events_before_it(user: UserCode) -> None:
 def test_a_stuck_listener_delays_the_first_result_for_a_moment_and_no_other(
     user: UserCode, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyward.client.worker._STUCK", 0.2)
+    monkeypatch.setattr("skyward.client.futures._STUCK", 0.2)
     user.listeners.add(lambda _: gate.wait() and None)
     began = time.monotonic()
     for _ in range(100):
@@ -263,17 +314,35 @@ def test_a_listener_may_ask_for_a_result(user: UserCode) -> None:
     assert time.monotonic() - began < 1
 
 
-def test_events_that_nobody_takes_do_not_fill_the_memory(
+def test_events_that_nobody_takes_are_left_out_and_counted_and_nobody_waits(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(callbacks, "_MOST_EVENTS", 10)
-    monkeypatch.setattr(callbacks, "_LAG", 0.01)
-    listeners, heard = Listeners(), list[Event]()
+    """The thread that reads the links emits most of them: it must not wait for a slow listener."""
+    monkeypatch.setattr(futures, "_MOST_EVENTS", 10)
+    monkeypatch.setattr(Worker, "wait", lambda *_: pytest.fail("it waits for the listener"))
+    listeners, heard = Listeners(), list[str]()
     listeners.add(lambda _: gate.wait() and None)
-    listeners.add(heard.append)
-    for i in range(30):
-        listeners.emit(Notice("pool", str(i)))
+    listeners.add(lambda event: heard.append(event.text) if isinstance(event, Notice) else None)
+    for number in range(30):
+        listeners.emit(Notice("pool", str(number)))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     gate.set()
-    listeners.worker.close(10)
-    assert len(heard) == 10
+    until(lambda: len(heard) == 10)
+    listeners.emit(Notice("pool", "after"))
+    until(lambda: len(heard) == 12)
+    assert heard[:10] == [str(number) for number in range(10)]
+    assert heard[10:] == ["20 events are left out here: a listener was 10 events behind.", "after"]
+    listeners.close(10)
+
+
+def test_how_many_events_were_left_out_is_said_at_the_end_too(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(futures, "_MOST_EVENTS", 10)
+    listeners = Listeners()
+    listeners.add(lambda _: gate.wait() and None)
+    for number in range(13):
+        listeners.emit(Notice("pool", str(number)))
+    gate.set()
+    listeners.close(10)
+    assert "the last 3 events were left out" in caplog.text

@@ -11,9 +11,9 @@ import pytest
 
 from skyward import events
 from skyward.api.compute import PendingCompute
+from skyward.client.actions import Action, Discard, Emit, Fail, Post, Settle
 from skyward.client.call import Call
-from skyward.client.call_table import CALLS
-from skyward.client.calls import Action, ClientCalls
+from skyward.client.calls import CALLS, ClientCalls
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost, PoolClosed, SkywardError
 
@@ -176,12 +176,15 @@ def effects_on(call: Call, actions: list[Action]) -> set[str]:
     """What the engine is to do about a call, in the words of the table."""
     found: set[str] = set()
     for action in actions:
-        if action[0] == "post":
-            found |= {f"post {message[0]}" for message in action[2] if message[1] == call.id}
-        elif action[0] == "settle" and action[1] is call:
-            found.add("settle")
-        elif action[0] == "fail" and action[1] is call:
-            found.add("fail cancelled" if isinstance(action[2], CancelledError) else "fail")
+        match action:
+            case Post(_, messages, _):
+                found |= {f"post {message[0]}" for message in messages if message[1] == call.id}
+            case Settle(of, _, _) if of is call:
+                found.add("settle")
+            case Fail(of, error) if of is call:
+                found.add("fail cancelled" if isinstance(error, CancelledError) else "fail")
+            case _:
+                pass
     return found
 
 
@@ -199,12 +202,20 @@ def test_a_call_on_the_client_does_what_its_table_says(state: str, event: str) -
     assert call.state == expected
     assert effects_on(call, did) == set(actions) - {"queue again", "count attempt", "hold"}
     assert (call.id in bench.calls.calls) == (expected != "done")
-    assert [action for action in did if action == ("end", call)] == ([("end", call)] if expected == "done" else [])
+    ends = [action.call for action in did if isinstance(action, Settle | Fail)]
+    assert ends.count(call) == (expected == "done")
     assert (bench.calls.settled > ended) == (expected == "done")
     assert call.attempt - attempt == ("count attempt" in actions)
     assert (call in bench.calls.dispatch.waiting()) == ("queue again" in actions)
     if "hold" in actions:
         assert "fail" in effects_on(call, bench.turn(0.6))
+
+
+def test_a_call_that_is_done_is_settled_or_fails_and_never_both() -> None:
+    """The engine lets go of what a call held when it does one of the two."""
+    ends = {"settle", "fail", "fail cancelled"}
+    for row, (state, actions) in CALLS.items():
+        assert len(ends.intersection(actions)) == (state == "done"), row
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -221,19 +232,20 @@ def test_an_event_without_a_row_changes_nothing(state: str) -> None:
 
 
 def notices(actions: list[Action]) -> list[str]:
-    return [action[1].text for action in actions if action[0] == "emit" and isinstance(action[1], events.Notice)]
+    emitted = [action.event for action in actions if isinstance(action, Emit)]
+    return [event.text for event in emitted if isinstance(event, events.Notice)]
 
 
 def failures(actions: list[Action]) -> dict[str, BaseException]:
-    return {action[1].id: action[2] for action in actions if action[0] == "fail"}
+    return {action.call.id: action.error for action in actions if isinstance(action, Fail)}
 
 
 def test_calls_for_one_node_share_a_frame() -> None:
     bench = Bench()
     bench.make_short()
     calls = [made() for _ in range(3)]
-    posts = [action for action in bench.submit(*calls) if action[0] == "post"]
-    assert [(post[1], [message[:2] for message in post[2]]) for post in posts] == [
+    posts = [action for action in bench.submit(*calls) if isinstance(action, Post)]
+    assert [(post.node, [message[:2] for message in post.messages]) for post in posts] == [
         (0, [["call", call.id] for call in calls])
     ]
 
@@ -260,7 +272,7 @@ def test_what_a_node_says_of_a_call_that_another_has_by_now_counts_for_nothing()
     bench.up(1)
     bench.calls.lose_node(0, "gone", bench.now)
     assert call.node == 1
-    assert bench.calls.result(0, call.id, {"s": 1.0}, [b""], bench.now) == [("discard", {"s": 1.0})]
+    assert bench.calls.result(0, call.id, {"s": 1.0}, [b""], bench.now) == [Discard({"s": 1.0})]
     assert bench.calls.recalled(0, call.id, bench.now) == []
     assert bench.calls.lost(0, call.id, "gone", bench.now) == []
     assert call.state == "sent"
@@ -295,7 +307,7 @@ def test_a_doubtful_failure_waits_for_a_peer_that_may_be_lost_and_gives_way_to_i
 def test_closing_a_stream_stops_a_body_that_does_not_end_by_itself() -> None:
     bench, call = sent(0)
     did = bench.calls.stream_closed(call, bench.now)
-    assert did == [("post", 0, [["close", call.id, 0]], ())]
+    assert did == [Post(0, [["close", call.id, 0]], [])]
     assert bench.turn(2.9) == []
     assert "post cancel" in effects_on(call, bench.turn(0.2))
 
@@ -304,7 +316,7 @@ def test_closing_a_stream_stops_a_body_that_does_not_end_by_itself() -> None:
 
 
 def asked(actions: list[Action]) -> list[Any]:
-    return [message for action in actions if action[0] == "post" for message in action[2] if message[0] == "ask"]
+    return [m for action in actions if isinstance(action, Post) for m in action.messages if m[0] == "ask"]
 
 
 def test_a_node_is_asked_about_a_call_of_which_nothing_was_heard_for_long() -> None:
@@ -314,6 +326,16 @@ def test_a_node_is_asked_about_a_call_of_which_nothing_was_heard_for_long() -> N
     assert asked(bench.turn(2)) == []
     assert bench.calls.states(0, {call.id: "running"}, bench.now) == []
     assert asked(bench.turn(31)) == [["ask", [call.id], 0]]
+
+
+def test_many_calls_are_asked_about_in_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyward.client.calls._ASKED", 1)
+    bench, call = sent_ahead(1)
+    ids = [each.id for each in bench.calls.calls.values() if each.node == 0]
+    assert len(ids) == 2
+    assert call.id in ids
+    bench.calls.dispatch.stale = lambda *_: []  # type: ignore[method-assign]
+    assert asked(bench.turn(31)) == [["ask", [id], 0] for id in ids]
 
 
 def test_a_node_without_a_connection_is_not_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -13,8 +14,12 @@ from typing import Any
 import pytest
 
 from skyward.client.connections import Connections, Event, Greeted, Heard, Lost, NotReached, Unreachable
+from skyward.errors import ClockSkew
 from skyward.node.receiver import Refused, checked_greeting
-from skyward.transport.frames import encode
+from skyward.transport import certificates, frames
+from skyward.transport.frames import FrameReader, encode
+from skyward.transport.link import greet
+from skyward.transport.roles import CLIENT, node_role
 from tests.support.waiting import until
 
 
@@ -197,6 +202,35 @@ def test_a_node_that_refuses_is_not_asked_again_and_its_reason_is_told() -> None
         end.close()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_node_whose_clock_is_wrong_by_days_is_named_at_once(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 24: it refuses a certificate that was made just now."""
+    authority = certificates.Authority("p", 3600)
+    server = certificates.context(authority.issue(node_role(0)), server=True)
+    if ahead:
+        authority.lifetime = -1.0
+    else:
+        monkeypatch.setattr(certificates, "_DAY", -3600.0)
+    client = certificates.context(authority.issue(CLIENT), server=False)
+
+    def serve(far: socket.socket) -> None:
+        with far, contextlib.suppress(OSError):
+            server.wrap_socket(far, server_side=True).recv(1)
+
+    def reach(number: int) -> socket.socket:
+        near, far = socket.socketpair()
+        threading.Thread(target=serve, args=(far,), daemon=True).start()
+        return certificates.secure(near, client, 30.0, node_role(0))
+
+    connections = Connections(1, reach)
+    connections.connect(0, time.monotonic() + 600)
+    event = next_event(connections)
+    assert isinstance(event, Unreachable)
+    assert isinstance(event.error, ClockSkew)
+    assert "differ by more than a day" in str(event.error)
+    connections.close()
+
+
 def test_all_sessions_of_a_pool_begin_alike_and_no_two_are_the_same() -> None:
     connections = Connections(3, lambda number: socket.socket(), session="pool")
     before = [peer.session for peer in connections.peers]
@@ -262,6 +296,31 @@ def test_a_greeting_that_comes_after_the_node_was_given_up_is_not_used(nodes: No
         assert near.fileno() == -1
 
 
+def test_what_a_full_socket_did_not_take_is_sent_while_nothing_else_happens(nodes: Nodes) -> None:
+    """The thread that polls listens for a socket with room only if it was woken and told to."""
+    seen: list[Event] = []
+    stopped = threading.Event()
+
+    def poll() -> None:
+        while not stopped.is_set():
+            seen.extend(nodes.connections.poll(600))
+
+    polling = threading.Thread(target=poll)
+    polling.start()
+    try:
+        nodes.say(0, [["done", "a", 0]])
+        until(lambda: seen)
+        nodes.connections.post(0, [["call", "b", {}, 1]], [bytes(8 << 20)])
+        nodes.sockets[0].settimeout(60)
+        arrived = 0
+        while arrived < 8 << 20:
+            arrived += len(nodes.sockets[0].recv(1 << 20))
+    finally:
+        stopped.set()
+        nodes.connections.wake()
+        polling.join(60)
+
+
 def test_what_was_read_before_a_node_was_given_up_is_known_to_be_old(nodes: Nodes) -> None:
     nodes.say(0, [["done", "a", 0]])
     event = nodes.next()
@@ -288,3 +347,39 @@ def test_messages_before_the_one_that_is_none_are_handled(nodes: Nodes) -> None:
     nodes.say(0, [["done", "a", 0], ["done", "b", 0], "nonsense"])
     assert [heard(nodes.next())[2] for _ in range(2)] == [["a"], ["b"]]
     assert lost(nodes.next()) == 0
+
+
+def test_a_node_that_cannot_read_what_it_is_sent_is_given_up_in_words() -> None:
+    """What it cannot read would be sent again over every new connection, for ever."""
+    near, far = socket.socketpair()
+    with far:
+        connections = Connections(1, lambda number: near)
+        threading.Thread(target=answer_greeting, args=(far, {"received": 0, "unread": 3}), daemon=True).start()
+        connections.reconnect(0)
+        event = next_event(connections)
+        assert isinstance(event, Unreachable)
+        assert "could not read what it was sent" in str(event.error)
+        assert near.fileno() < 0
+        connections.close()
+
+
+def answer_greeting(sock: socket.socket, more: dict[str, Any]) -> None:
+    """Answers the client's greeting as an agent does."""
+    hello = greet(sock, None, time.monotonic() + 30)
+    for piece in encode({"incarnation": "x", "session": hello["session"], **more}):
+        sock.sendall(piece)
+
+
+def test_calls_that_are_too_many_for_one_frame_go_in_several(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_MAX_HEADER", 200)
+    calls = [["call", str(number), {"name": "n" * 50}, 1] for number in range(9)]
+    nodes.connections.post(0, calls, [bytes([number]) for number in range(9)])
+    arrived: list[Any] = []
+    reader, far = FrameReader(), nodes.sockets[0]
+    far.settimeout(30)
+    while len(arrived) < 9:
+        for header, buffers in reader.read(far.recv_into)[0]:
+            arrived += [(message, bytes(buffer)) for message, buffer in zip(header["m"], buffers, strict=True)]
+    assert arrived == [(call, bytes([number])) for number, call in enumerate(calls)]
+    with pytest.raises(frames.TooLarge):
+        nodes.connections.post(0, [["call", "x" * 300, {}, 0]])

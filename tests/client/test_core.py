@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from skyward.api.compute import PendingCompute
+from skyward.client.actions import Fail, Post
 from skyward.client.call import Call
 from skyward.client.core import VERDICTS, Core
+from skyward.errors import NodeLost
 from tests.support.agent_calls import Bench
 from tests.support.plans import plan_of_two
 
@@ -51,7 +55,7 @@ def test_a_call_whose_argument_cannot_be_sent_is_cancelled_with_a_reason_that_th
     call.uploads["blob"] = ("/nowhere", 10)
     core.submit([call], 100.0)
     did = core.calls.unsendable(0, "blob", OSError("gone"), 101.0)
-    (cancel,) = [message for action in did if action[0] == "post" for message in action[2]]
+    (cancel,) = [message for action in did if isinstance(action, Post) for message in action.messages]
 
     bench = Bench()
     waiting = bench.take(call.id, {"blob"})
@@ -73,7 +77,7 @@ def test_the_calls_of_a_node_that_sends_nonsense_for_the_third_time_end() -> Non
             core._from_agent_notice(0, 100.0, 120.0)
         links.linked.discard(0)
         did = core.unreachable(0, ConnectionError("what it sends is no message of ours"), 101.0)
-        assert [action[1] for action in did if action[0] == "fail"] == [call]
+        assert [action.call for action in did if isinstance(action, Fail)] == [call]
 
 
 def test_a_head_whose_agent_was_restarted_before_it_had_named_ports_is_asked_again() -> None:
@@ -82,5 +86,24 @@ def test_a_head_whose_agent_was_restarted_before_it_had_named_ports_is_asked_aga
     core.nodes.renew(100.0)
     core.broken(0, 100.1)
     did = core.attached(0, restarted=True, now=100.2)
-    posted = [action[2] for action in did if action[0] == "post" and action[1] == 0]
+    posted = [action.messages for action in did if isinstance(action, Post) and action.node == 0]
     assert [message[0] for messages in posted for message in messages] == ["ports"]
+
+
+def test_a_broadcast_waits_longer_for_nodes_that_start_their_runners_again_than_for_one_without_a_connection() -> None:
+    """Runners that were stopped import their frameworks again, which takes longer than a connection may be away."""
+    links = _Links()
+    core = _core(links, gang=True)
+    core.nodes.renew(100.0)
+    core._from_agent_ports(0, 100.0, [1, 2, 3], 1)
+    assert core.missing([0, 1], late=True) == [0, 1]
+    for node in (0, 1):
+        core._from_agent_ready(node, 130.0, 1)
+    assert core.missing([0, 1], late=True) == []
+    core.nodes.taint()
+    assert core.missing([0, 1], late=True) == [0, 1]
+    with pytest.raises(NodeLost, match="it is not ready"):
+        core.missing([0, 1], late=True, overdue=True)
+    links.linked.discard(1)
+    with pytest.raises(NodeLost, match="node 1"):
+        core.missing([0, 1], late=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyward.client.deferred import Deferred
+from skyward.client.futures import Deferred
 
 
 def test_what_was_added_is_done_in_order_even_if_something_fails() -> None:

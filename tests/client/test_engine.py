@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +14,17 @@ from typing import Any
 import pytest
 
 from skyward import events
-from skyward.api.ranks import Ranks
+from skyward.api.compute import PendingCompute
+from skyward.api.spec import Ranks
 from skyward.client import engine as engine_module
-from skyward.client.call import Call, CallFuture
+from skyward.client.actions import Fail
+from skyward.client.call import Call
 from skyward.client.connections import Heard
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
-from skyward.errors import NodeLost, SkywardError
+from skyward.errors import BootstrapError, InvalidArgument, NodeLost, SkywardError
+from skyward.transport import frames
+from tests.support.fake_nodes import FakePool
 from tests.support.waiting import until
 
 # pyright: reportPrivateUsage=false
@@ -76,7 +82,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 def test_an_agent_that_cannot_be_reached_is_an_error_of_opening(pool: Pool) -> None:
-    with pytest.raises(NodeLost, match="nobody is there"):
+    with pytest.raises(BootstrapError, match="on node 0 at 'connecting': cannot connect to it: nobody is there"):
         pool.engine.open(0.0)
 
 
@@ -97,6 +103,35 @@ def test_events_are_emitted_by_the_io_thread_without_the_lock(pool: Pool) -> Non
         pool.engine.tell(0, "far")
     until(lambda: pool.emitted)
     assert pool.free == [True]
+
+
+def test_what_another_thread_has_done_later_wakes_the_io_thread(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, done, poll = threading.Event(), threading.Event(), pool.engine._connections.poll
+
+    def poll_for_long(timeout: float) -> Any:
+        waiting.set()
+        return poll(300.0)
+
+    monkeypatch.setattr(pool.engine._connections, "poll", poll_for_long)
+    pool.engine.thread.start()
+    assert waiting.wait(60)
+    pool.engine._defer(done.set)
+    assert done.wait(60)
+
+
+class Arguments(list[Any]):
+    """What a call was made of; unlike a list, it can be watched."""
+
+
+def test_a_future_that_the_user_keeps_does_not_keep_its_call(tmp_path: Path) -> None:
+    with FakePool(tmp_path) as pool:
+        call = pool.made(b"x")
+        call.pieces = Arguments(call.pieces)
+        kept, future = weakref.ref(call.pieces), call.future
+        pool.engine.send_to([(0, call)])
+        assert future.result(60) == 0
+        del call
+        until(lambda: gc.collect() >= 0 and kept() is None)
 
 
 def test_a_message_that_cannot_be_handled_ends_its_call_and_the_next_is_handled(
@@ -139,10 +174,49 @@ def test_calls_fail_when_the_io_thread_does(pool: Pool, monkeypatch: pytest.Monk
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(engine._connections, "poll", poll)
-    call = Call.__new__(Call)
-    monkeypatch.setattr(engine._core, "collapse", lambda error, now: [("fail", call, SkywardError(str(error)))])
-    call.stream, call.future = None, CallFuture("f")
+    call = Call(PendingCompute[Any](abs), {"name": "f"}, [b""], {}, {}, 0)
+    monkeypatch.setattr(engine._core, "collapse", lambda error, now: [Fail(call, SkywardError(str(error)))])
     engine.thread.start()
     failed.set()
     with pytest.raises(SkywardError, match="a bug"):
         call.future.result(10)
+
+
+def test_a_call_that_is_too_large_for_a_frame_fails_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent at once by the user's thread, or later, with others, by the I/O thread."""
+    monkeypatch.setattr(frames, "_MAX_BUFFERS", 4)
+    with FakePool(tmp_path, 1) as pool:
+        node = pool.nodes[0]
+        node.answers = False
+        at_once, running = pool.made(*[b"x"] * 4), [pool.made() for _ in range(4)]
+        pool.engine.send([at_once])
+        with pytest.raises(InvalidArgument, match=r"f was not sent.* 5 buffers .*Send less with one call"):
+            at_once.future.result(30)
+        pool.engine.send(running)
+        late = [pool.made(*[b"x"] * count) for count in (1, 4, 1)]
+        pool.engine.send(late)
+        ids = [node.calls.get(timeout=30) for _ in running]
+        node.answers = True
+        for id in ids:
+            node.done(id, 0)
+        assert [call.future.result(30) for call in (*running, late[0], late[2])] == [0] * 6
+        with pytest.raises(InvalidArgument, match="f was not sent"):
+            late[1].future.result(30)
+        assert pool.engine.finish() == (True, 0)
+        assert pool.alive()
+
+
+def test_a_broadcast_that_is_too_large_for_a_frame_fails_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "_MAX_BUFFERS", 4)
+    with FakePool(tmp_path) as pool:
+        ranks = [pool.made(*[b"x"] * 4) for _ in range(2)]
+        pool.engine.send_to(list(enumerate(ranks)))
+        for rank in ranks:
+            with pytest.raises(InvalidArgument, match="f was not sent"):
+                rank.future.result(30)
+        assert pool.engine.finish() == (True, 0)
+        assert pool.works(0)

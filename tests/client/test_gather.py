@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 import time
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 from skyward.api.compute import PendingCompute
+from skyward.client import gather as gather_module
 from skyward.client.call import CallFuture
-from skyward.client.callbacks import UserCode
+from skyward.client.futures import UserCode
 from skyward.client.gather import combined, error_of, gathered, mapped, streamed
-from skyward.client.partial import note_items
+from skyward.client.outcomes import note_items, partial_of
 from skyward.errors import NodeLost, ResultNotSerializable, TaskCrashed, TaskTimeout
 from tests.support.waiting import until
 
@@ -114,6 +116,18 @@ def test_a_stream_without_order_gives_what_is_there() -> None:
         futures[index].set_result(index)
         assert next(stream) == index
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["in-order", "as-they-come"])
+def test_several_threads_share_a_stream_of_results(ordered: bool) -> None:
+    """Of two that ask for the last result at once, one gets it and the other ends."""
+    futures: list[Future[int]] = [Future() for _ in range(3)]
+    stream = streamed(futures, ordered)
+    readers = [later(lambda: list(stream)) for _ in range(6)]
+    until(lambda: stream._left == 0)  # type: ignore[attr-defined]
+    for number, future in enumerate(futures):
+        future.set_result(number)
+    assert sorted(item for reader in readers for item in reader.result(60)) == [0, 1, 2]
 
 
 def test_leaving_a_stream_cancels_what_is_left() -> None:
@@ -345,15 +359,45 @@ def test_results_that_are_dropped_cancel_what_is_left_without_taking_a_lock() ->
         assert stopped.wait(10)
 
 
+@pytest.mark.parametrize("ordered", [True, False], ids=["in-order", "as-they-come"])
+def test_results_that_a_task_no_longer_reads_cancel_what_is_left(ordered: bool) -> None:
+    first, left = CallFuture[int]("f"), CallFuture[int]("g")
+
+    async def read_one() -> int | None:
+        asyncio.get_running_loop().call_soon(first.fulfil, 1)
+        async for item in streamed([first, left], ordered):
+            return item
+        return None
+
+    assert asyncio.run(read_one()) == 1
+    until(left.cancelled)
+
+
 def test_results_are_closed_by_many_threads_at_once() -> None:
     futures = [CallFuture[int](str(i)) for i in range(20)]
     results = streamed(futures, False)
     reading = later(lambda: list(results))
+    until(lambda: results._left < 20)  # type: ignore[attr-defined]
     with ThreadPoolExecutor(4) as threads:
         for closed in [threads.submit(results.close) for _ in range(4)]:  # type: ignore[attr-defined]
             closed.result(10)
     with pytest.raises(CancelledError):
         reading.result(10)
+
+
+def test_a_generator_function_is_not_mapped_and_nothing_is_sent(send: Threads) -> None:
+    def rows(n: int) -> Iterator[int]:
+        yield n
+
+    async def ticks(n: int) -> Any:
+        yield n
+
+    for fn in (rows, ticks):
+        with pytest.raises(TypeError, match=r"is a generator function.*return a list"):
+            mapped(send, PendingCompute(fn), [1, 2], 2)
+    assert send.calls == []
+    with pytest.raises(TypeError, match="is a generator function"):  # seen when it is called
+        mapped(send, PendingCompute(lambda n: rows(n)), [1, 2], 2)
 
 
 def pending(*values: int) -> list[PendingCompute[Any]]:
@@ -406,3 +450,43 @@ def test_several_items_that_were_one_call_are_named_by_the_first_and_the_last() 
     error = TaskCrashed("inverse", 0)
     note_items(error, PendingCompute(inverse, (), {}), [5, 6, 7], 40)
     assert error.__notes__ == ["items 40 to 42, sent as one call: inverse(5) to inverse(7)"]
+
+
+def test_ctrl_c_keeps_what_had_finished_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gather_module._Combined, "wait", interrupt)
+    running: Future[int] = Future()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        gathered([done(1), running, done(3)])
+    assert partial_of(caught.value) == {0: 1, 2: 3}
+    assert "2 of 3 calls had finished" in caught.value.__notes__[0]
+    assert running.cancelled()
+
+    error = ValueError("in its place")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        gathered([done(error), Future(), done(3)], keep=True)
+    assert partial_of(caught.value) == {0: error, 2: 3}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_ctrl_c_keeps_what_had_finished_of_a_map(keep: bool) -> None:
+    send = Threads(1)
+
+    def slowly(item: int) -> int:
+        time.sleep(0.05)
+        if item == 0 and keep:
+            raise ValueError(item)
+        return 2 * item
+
+    def interrupted(calls: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+        if len(send.batches) == 2:
+            raise KeyboardInterrupt
+        return send(calls)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        mapped(interrupted, PendingCompute(slowly), list(range(100)), 1, keep)
+    send.close()
+    first = partial_of(caught.value)[0]
+    assert isinstance(first, ValueError) if keep else first == 0

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from skyward import events
-from skyward.client.node_table import NODES, Node
-from skyward.client.nodes import Action, Nodes
-from skyward.errors import AcceleratorMismatch, NodeLost
+from skyward.client.actions import Emit, ForgetBlobs, Inquire, Lose, NodeAction, Post, Reconnect, Renounce
+from skyward.client.connections import NodeEnded
+from skyward.client.nodes import NODES, Node, Nodes
+from skyward.errors import AcceleratorMismatch, BootstrapError
 from tests.support.plans import plan_of_two
 
 STATES = sorted({state for state, _ in NODES})
@@ -60,7 +61,7 @@ class Bench:
         self.generation = 0
         self.renew()
 
-    def renew(self) -> list[Action]:
+    def renew(self) -> list[NodeAction]:
         self.generation += 1
         return self.nodes.renew(self.now) + self.nodes.on_ports(PORTS, self.generation, self.now)
 
@@ -68,22 +69,22 @@ class Bench:
     def node(self) -> Node:
         return self.nodes.all[1]
 
-    def ready(self, number: int = 1) -> list[Action]:
+    def ready(self, number: int = 1) -> list[NodeAction]:
         return self.nodes.on_ready(number, self.generation, self.now)
 
-    def failed(self) -> list[Action]:
+    def failed(self) -> list[NodeAction]:
         error = {"type": "", "message": "no runner", "traceback": ""}
         return self.nodes.on_failed(1, error, self.generation, [b""], self.now)
 
-    def broken(self) -> list[Action]:
+    def broken(self) -> list[NodeAction]:
         self.links.linked.discard(1)
         return self.nodes.broken(1, self.now)
 
-    def attached(self, restarted: bool = False) -> list[Action]:
+    def attached(self, restarted: bool = False) -> list[NodeAction]:
         self.links.linked.add(1)
         return self.nodes.attached(1, restarted=restarted, now=self.now)
 
-    def replace(self, busy: bool = False) -> list[Action]:
+    def replace(self, busy: bool = False) -> list[NodeAction]:
         vacant, actions = self.nodes.vacate(1, lambda numbers: busy, self.now)
         assert vacant
         return actions
@@ -107,8 +108,8 @@ def reach(state: str, replaces: bool = False) -> Bench:
     return bench
 
 
-def apply(bench: Bench, event: str) -> list[Action]:
-    apply_it: dict[str, Callable[[], list[Action]]] = {
+def apply(bench: Bench, event: str) -> list[NodeAction]:
+    apply_it: dict[str, Callable[[], list[NodeAction]]] = {
         "ready": bench.ready,
         "renew": lambda: bench.nodes.renew(bench.now),
         "broken": bench.broken,
@@ -124,32 +125,32 @@ def apply(bench: Bench, event: str) -> list[Action]:
     return apply_it[event]()
 
 
-def effects(bench: Bench, actions: list[Action]) -> set[str]:
+def effects(bench: Bench, actions: list[NodeAction]) -> set[str]:
     """What the engine is to do about node 1, in the words of the table."""
     found: set[str] = set()
     for action in actions:
         match action:
-            case ("emit", events.NodePhase(phase="ready")):
+            case Emit(events.NodePhase(phase="ready")):
                 found.add("tell ready")
-            case ("emit", events.NodeUp()):
+            case Emit(events.NodeUp()):
                 found.add("tell up")
-            case ("emit", events.NodeDown()):
+            case Emit(events.NodeDown()):
                 found.add("tell down")
-            case ("emit", events.NodeLeaving()):
+            case Emit(events.NodeLeaving()):
                 found.add("tell leaving")
-            case ("emit", events.Notice(text=text)) if "is lost" in text:
+            case Emit(events.Notice(text=text)) if "is lost" in text:
                 found.add("tell lost")
-            case ("reconnect", 1):
-                assert ("inquire",) in actions
+            case Reconnect(1):
+                assert Inquire() in actions
                 found.add("reconnect")
-            case ("renounce", 1):
-                assert ("forget blobs", 1) in actions
+            case Renounce(1):
+                assert ForgetBlobs(1) in actions
                 found.add("renounce")
-            case ("lose", 1, _):
+            case Lose(1, _):
                 found.add("lose calls")
-            case ("post", 1, [["setup", settings, 1]], _):
+            case Post(1, [["setup", settings, 1]], _):
                 assert settings["generation"] == bench.generation
-                assert [a[2][0][0] for a in actions if a[0] == "post" and a[1] == 0] == ["info"]
+                assert [a.messages[0][0] for a in actions if isinstance(a, Post) and a.node == 0] == ["info"]
                 found.add("set up")
             case _:
                 pass
@@ -257,7 +258,7 @@ def test_a_lost_node_of_this_computer_is_not_tried_again() -> None:
     bench.broken()
     pause, actions = bench.nodes.retry(1, ConnectionRefusedError("refused"), bench.now + 16)
     assert pause is None
-    assert ("lose", 1, "refused") in actions
+    assert Lose(1, "refused") in actions
 
 
 def test_a_leaving_node_is_replaced_only_when_it_has_nothing_to_do() -> None:
@@ -287,8 +288,52 @@ def test_a_pool_is_not_given_up_while_another_machine_is_on_its_way() -> None:
 def test_a_node_that_cannot_be_reached_when_the_pool_opens_says_why() -> None:
     bench = Bench()
     bench.nodes.unreachable(1, TimeoutError("no answer"), bench.now)
-    assert isinstance(bench.node.error, NodeLost)
+    assert isinstance(bench.node.error, BootstrapError)
     assert "no answer" in str(bench.node.error)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_node_that_has_ended_for_good_is_not_waited_for(local: bool) -> None:
+    bench = Bench(local=local)
+    bench.ready()
+    bench.broken()
+    _, actions = bench.nodes.retry(1, NodeEnded("the pool's ttl of 4 s is over"), bench.now + 0.1)
+    assert Lose(1, "the pool's ttl of 4 s is over") in actions
+    emitted = [action.event for action in actions if isinstance(action, Emit)]
+    told = [event.text for event in emitted if isinstance(event, events.Notice)]
+    assert "node 1 is lost: the pool's ttl of 4 s is over" in told[0]
+    assert isinstance(bench.node.error, BootstrapError), "if the pool is being opened, that ends at once, too"
+
+
+def test_calls_that_wait_are_kept_for_a_while_when_all_hosts_boot_at_once() -> None:
+    bench = Bench(reboots=True)
+    refused = ConnectionRefusedError("nothing listens there any more")
+    for number in (0, 1):
+        bench.ready(number)
+    bench.links.linked.clear()
+    for number in (0, 1):
+        bench.nodes.broken(number, bench.now)
+        for _ in range(3):
+            _, actions = bench.nodes.retry(number, refused, bench.now + 3)
+    assert [node.state for node in bench.nodes.all] == ["lost", "lost"], "what ran there is lost in seconds"
+    assert any("calls that wait are kept for 120 s" in str(action) for action in actions)
+    assert bench.nodes.no_node_left() is None
+    bench.nodes.tell_alone(bench.now + 122)
+    assert bench.nodes.no_node_left() is None
+    bench.nodes.tell_alone(bench.now + 124)
+    assert bench.nodes.no_node_left() is not None
+    bench.nodes.attached(1, restarted=True, now=bench.now + 130)
+    assert bench.nodes.no_node_left() is None
+
+
+def test_nobody_waits_for_a_host_that_is_lost_while_others_are_there() -> None:
+    bench = Bench(reboots=True)
+    for number in (0, 1):
+        bench.ready(number)
+    bench.broken()
+    for _ in range(3):
+        bench.nodes.retry(1, ConnectionRefusedError("refused"), bench.now + 3)
+    assert bench.nodes.given_up(1)
 
 
 def test_the_user_hears_once_in_a_while_that_no_node_can_be_reached() -> None:
@@ -308,8 +353,8 @@ def test_ports_that_were_asked_for_before_the_last_time_make_no_runners() -> Non
     bench.nodes.renew(bench.now)
     last = bench.generation + 2
     assert bench.nodes.on_ports(PORTS, last - 1, bench.now) == []
-    posted = [action for action in bench.nodes.on_ports(PORTS, last, bench.now) if action[0] == "post"]
-    assert [action[2][0][0] for action in posted] == ["setup", "setup"]
+    posted = [action for action in bench.nodes.on_ports(PORTS, last, bench.now) if isinstance(action, Post)]
+    assert [action.messages[0][0] for action in posted] == ["setup", "setup"]
 
 
 @pytest.mark.parametrize("gang", [False, True])
@@ -327,7 +372,9 @@ def test_a_machine_that_is_not_what_was_asked_for_gets_no_runner_and_no_successo
     if gang:
         bench.generation += 1
         actions += bench.nodes.on_ports(PORTS, bench.generation, bench.now)
-    assert [action for action in actions if action[0] == "post" and action[2][0][0] == "setup"] == []
+    assert not any(isinstance(action, Post) and action.messages[0][0] == "setup" for action in actions)
+    told = [type(action.event) for action in actions if isinstance(action, Emit)]
+    assert told == [events.NodeUp, events.NodeDown, events.Notice]  # once, and in this order
     assert (bench.node.state, bench.node.gone) == ("lost", str(error))
     assert bench.replacements.begun == set()
     with pytest.raises(AcceleratorMismatch):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyward.client.output_lines import Lines, Transcript
+from skyward.api import secret
+from skyward.api.secret import hide
+from skyward.client.output import Lines, Transcript
+from skyward.node.logs import MARK, parsed, readable
 
 
 def fed(*chunks: bytes) -> list[str]:
@@ -85,6 +89,98 @@ def test_a_cut_never_splits_a_character() -> None:
 
 def test_bytes_that_are_no_text_are_shown_as_such() -> None:
     assert fed(b"\xff\xfe\nok\n") == ["\ufffd\ufffd", "ok"]
+
+
+LOG, WARNING, REPORT = (f"{MARK}{kind} {{}}" for kind in ("log", "warning", "progress"))
+
+
+def said(text: str, cut: int | None = None) -> list[str]:
+    """The lines in order, bars that are overwritten among them in brackets; `cut` is where the chunk was cut."""
+    lines, data = Lines(), text.encode()
+    chunks = [data] if cut is None else [data[:cut], data[cut:]]
+    found = [item for chunk in chunks for item in lines.feed(chunk)] + lines.rest()
+    return [f"[{text}]" if progress else text for text, progress in found]
+
+
+def test_a_record_beside_a_progress_bar_is_a_line_of_its_own() -> None:
+    assert said(f"\r 50%{LOG}\n") == ["[ 50%]", LOG, " 50%"]
+    assert said(f"\r 50%{LOG}\n\r 60%{WARNING}\n\r100%\nnext\n") == (["[ 50%]", LOG, "[ 60%]", WARNING, "100%", "next"])
+    assert said(f"50%\r{LOG}\n60%\r{LOG}\n") == ["[50%]", LOG, "[60%]", LOG, "60%"]
+
+
+def test_records_do_not_break_a_bar_into_lines() -> None:
+    """One bar, as without them: its last state."""
+    text = "".join(f"\r{i:3d}%|{LOG}\n{REPORT}\n" for i in range(101)) + "\n"
+    found = said(text)
+    assert found.count(LOG) == found.count(REPORT) == 101
+    assert [line for line in found if not line.startswith(("[", MARK))] == ["100%|"]
+    assert found.index("[ 50%|]") < found.index("[ 51%|]")
+
+
+def test_text_that_follows_a_record_does_not_join_the_bar_before_it() -> None:
+    assert said(f"\r 50%{LOG}\n{LOG}\nhello\n") == ["[ 50%]", LOG, LOG, " 50%", "hello"]
+    assert said(f"\r 50%{LOG}\n\n") == ["[ 50%]", LOG, " 50%"], "the line end is the bar's"
+
+
+def test_unfinished_text_comes_before_the_record_that_follows_it() -> None:
+    assert said(f"loading ... {LOG}\ndone\n") == ["loading ... ", LOG, "done"]
+    assert said(f"{LOG}\nplain\n\n") == [LOG, "plain", ""]
+    assert said(f"several{LOG}{WARNING}{REPORT}\n") == ["several", LOG, WARNING, REPORT]
+
+
+def test_a_report_interrupts_no_line() -> None:
+    assert said(f".{REPORT}\n.{REPORT}\n. done\n") == [REPORT, REPORT, "... done"]
+    assert said(f"\r 50%{REPORT}\n\r 60%{REPORT}\n") == [REPORT, REPORT, "[ 60%]", " 60%"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    parts=st.lists(
+        st.sampled_from(["\r 10%|", "\r 20%|\n", "abc", "x\n", f"{LOG}\n", f"{REPORT}\n", "50%\r"]), max_size=6
+    ),
+    cut=st.integers(0, 200),
+)
+def test_wherever_a_mark_is_cut_the_lines_are_the_same(parts: list[str], cut: int) -> None:
+    text = "".join(parts)
+    whole, pieces = said(text), said(text, cut)
+    assert [line for line in pieces if line[:1] != "["] == [line for line in whole if line[:1] != "["]
+    assert not any(MARK[0] in line for line in pieces if line[:1] == "[")
+    assert pieces.count(LOG) == text.count(LOG)
+    assert pieces.count(REPORT) == text.count(REPORT)
+
+
+def test_a_secret_that_is_a_word_of_ours_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`{"line": 3}` with *** in it says nothing any more."""
+    monkeypatch.setattr(secret, "_forms_now", ("line",))  # a secret itself would be hidden in other tests, too
+    record = (
+        f'{MARK}log {{"logger": "my", "level": 30, "created": 1.0, "text": "a line of it", "path": "p", "line": 3,'
+        ' "function": "f"}'
+    )
+    ((text, _),) = Lines().feed(f"{record}\n".encode())
+    found = parsed(text, hide)
+    assert found is not None
+    assert (found[1]["line"], found[1]["text"]) == (3, "a *** of it")
+    cut = Lines()
+    cut.feed(f"{MARK}log a line".encode())
+    assert cut.rest() == [(f"{MARK}log a ***", False)]
+
+
+def test_a_mark_after_a_line_without_end_is_found() -> None:
+    lines = Lines()
+    found = [text for at in range(5) for text, _ in lines.feed(b"z" * (250 << 10))]
+    found += [text for chunk in (f"{LOG[:3]}", f"{LOG[3:]}\n") for text, _ in lines.feed(chunk.encode())]
+    assert found.count(LOG) == 1
+    assert "".join(found) == "z" * (1250 << 10) + LOG
+
+
+def test_the_stderr_that_an_error_quotes_has_text_and_records_apart() -> None:
+    log = (
+        f'{MARK}log {{"logger": "my", "level": 30, "created": 1.0, "text": "hello", "path": "p", "line": 1,'
+        ' "function": "f"}'
+    )
+    report = f'{MARK}progress {{"step": 1, "total": 2, "metrics": {{}}}}'
+    assert readable(f"..{report}\n..{log}{log}\nend") == "....\nWARNING my: hello\nWARNING my: hello\nend"
+    assert readable(f"..{report}\n") == ".."
 
 
 def test_a_transcript_keeps_streams_and_calls_apart() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyward.client.push import Push
-from skyward.client.transfers import Answers, Transfers
+from skyward.client.files import Answers, Push, Transfers
 from skyward.errors import TransferError
 from skyward.node.blob_cache import BlobCache
 from skyward.node.files import NodeFiles
@@ -23,7 +22,7 @@ class FarEnd:
     def __init__(self, folder: Path, lost: set[int]) -> None:
         self.files = folder / "files"
         self.files.mkdir()
-        (folder / "blobs").mkdir()
+        (folder / "blobs").mkdir(0o700)
         self._cache = BlobCache(str(folder / "blobs"), None)
         self._cache.shared = False
         self._node = NodeFiles(self._cache, self._look, self._answered)
@@ -93,3 +92,22 @@ def test_a_file_that_somebody_removes_meanwhile_is_said(store: Store, tmp_path: 
     far.load_blob = remove  # type: ignore[method-assign]
     with pytest.raises(TransferError, match="what was written of it before is gone"):
         push(far, store, source)
+
+
+def test_a_push_to_one_pool_does_not_wait_for_a_push_to_another() -> None:
+    one, other = Transfers(lambda *_: None), Transfers(lambda *_: None)
+    with one.pushing:
+        assert other.pushing.acquire(blocking=False)
+        assert not one.pushing.acquire(blocking=False)
+
+
+def test_equal_pieces_are_let_go_of_when_the_last_of_them_is_written(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have one name; a node that lacks it after the first one could not be sent it again."""
+    far, source, dropped = FarEnd(tmp_path, set()), tmp_path / "source", list[str]()
+    monkeypatch.setattr(far, "drop_blob", lambda nodes, name: dropped.append(name))
+    source.write_bytes(bytes(40 << 20))
+    push(far, store, source)
+    assert (far.files / "big").read_bytes() == source.read_bytes()
+    assert len(dropped) == 1

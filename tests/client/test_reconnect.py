@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyward.client.reconnect import given_up, next_try
+from skyward.client.connections import given_up, next_try
 
 
 def test_a_node_of_this_computer_is_given_up_after_a_quarter_of_a_minute() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from skyward import events
 from skyward.api.compute import PendingCompute
+from skyward.client.actions import Emit, Post, Stall
 from skyward.client.call import Call
-from skyward.client.stall_watch import StallWatch
-from skyward.client.surveys import Surveys
+from skyward.client.stalls import StallWatch, Surveys
 from skyward.errors import Stalled
 
 TORCH = [["/home/me/train.py", 31, "train"], ["/env/site-packages/torch/distributed/distributed_c10d.py", 9, "barrier"]]
@@ -51,16 +51,17 @@ class Pool:
 
     def _turn(self) -> None:
         for action in self.watch.turn(self.still, self.groups, lambda node: True, self.now):
-            if action[0] == "post":
-                self.asked += 1
-                _, node, [[_, request, ids, _]], _ = action
-                self.surveys.answered(node, request, self._bodies(node, ids))
-            elif action[0] == "emit":
-                assert isinstance(action[1], events.BroadcastStalled)
-                self.told.append(action[1].text)
-            else:
-                self.stopped.append((self.now, action[2]))
-                del self.still[action[1].id]
+            match action:
+                case Post(node, [[_, request, ids, _]], _):
+                    self.asked += 1
+                    self.surveys.answered(node, request, self._bodies(node, ids))
+                case Emit(events.BroadcastStalled(text=text)):
+                    self.told.append(text)
+                case Stall(call, error):
+                    self.stopped.append((self.now, error))
+                    del self.still[call.id]
+                case _:
+                    raise AssertionError(action)
 
     def _bodies(self, node: int, ids: list[str]) -> list[dict[str, Any]]:
         body: dict[str, Any] = {"runner": "0", "place": 0, "cpu": self.used[node], "state": "idle"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from skyward.api.stacks import Frame, Stack
-from skyward.client import collectives, stalls
+from skyward.client import stalls
 from skyward.client.stalls import Rank
 
 USER = Frame("/home/me/train.py", 31, "train")
@@ -31,6 +32,98 @@ KERAS = (
 GATHER = (USER, Frame("/env/site-packages/jax/experimental/multihost_utils.py", 159, "process_allgather"))
 SLEEP = (USER, Frame("/home/me/data.py", 7, "download"))
 LOADER = (USER, Frame("/env/site-packages/torch/utils/data/dataloader.py", 1, "__next__"))
+CHECKPOINT = (
+    USER,
+    Frame("/env/site-packages/torch/distributed/checkpoint/logger.py", 87, "wrapper"),
+    Frame("/env/site-packages/torch/distributed/checkpoint/filesystem.py", 386, "_write_files_from_queue"),
+)
+TF_DATA = (
+    USER,
+    Frame("/env/site-packages/tensorflow/python/data/ops/iterator_ops.py", 773, "_next_internal"),
+    Frame("/env/site-packages/tensorflow/python/ops/gen_dataset_ops.py", 3086, "iterator_get_next"),
+)
+
+
+def stack(*lines: str) -> tuple[Frame, ...]:
+    """Frames as `file:line in function`, a file of a package from there on, and one of Python with its directory."""
+    found: list[Frame] = []
+    for line in lines:
+        file, number, function = re.fullmatch(r"(.+):(\d+) in (.+)", line).groups()  # type: ignore[union-attr]
+        found.append(Frame(file if file.startswith("/") else f"/env/site-packages/{file}", int(number), function))
+    return tuple(found)
+
+
+# As they were seen in runs with Keras 3.15 on JAX 0.10 and with torch 2.13, under Python 3.11.
+LIB = "/usr/lib/python3.11"
+THREAD = (f"{LIB}/threading.py:1002 in _bootstrap", f"{LIB}/threading.py:982 in run")
+POOLED = (*THREAD, f"{LIB}/concurrent/futures/thread.py:83 in _worker", f"{LIB}/concurrent/futures/thread.py:58 in run")
+FLUSH = stack(  # rank 0 of an uneven fit: Keras has its callbacks called by a thread
+    "/home/me/train.py:12 in train",
+    "keras/src/utils/traceback_utils.py:117 in error_handler",
+    "keras/src/backend/jax/trainer.py:526 in fit",
+    "keras/src/callbacks/callback_list.py:167 in on_epoch_end",
+    "keras/src/callbacks/callback_list.py:152 in _flush_futures",
+    f"{LIB}/concurrent/futures/_base.py:451 in result",
+    f"{LIB}/threading.py:327 in wait",
+)
+CALLBACK = stack(  # that thread
+    *POOLED,
+    "keras/src/callbacks/callback_list.py:218 in _on_train_batch_end",
+    "keras/src/utils/python_utils.py:189 in pythonify_logs",
+    "keras/src/backend/jax/core.py:409 in convert_to_numpy",
+)
+RESET = stack(  # rank 1 of the same fit
+    "/home/me/train.py:12 in train",
+    "keras/src/backend/jax/trainer.py:441 in fit",
+    "keras/src/trainers/trainer.py:312 in reset_metrics",
+    "keras/src/backend/jax/distribution_lib.py:83 in distribute_tensor",
+    "jax/_src/api.py:2118 in device_put",
+    "jax/_src/dispatch.py:509 in _device_put_sharding_impl",
+    "jax/experimental/multihost_utils.py:179 in assert_equal",
+    "jax/experimental/multihost_utils.py:159 in process_allgather",
+    "jax/_src/tree_util.py:399 in tree_map",
+    "jax/experimental/multihost_utils.py:134 in _handle_array_process_allgather",
+)
+FUNCTIONAL = stack(  # as FSDP2 and DTensor wait
+    "/home/me/train.py:11 in train",
+    "torch/distributed/_functional_collectives.py:1155 in __torch_dispatch__",
+    "torch/utils/_cxx_pytree.py:692 in wrapped",
+    "torch/distributed/_functional_collectives.py:1143 in unwrap",
+    "torch/distributed/_functional_collectives.py:1115 in trigger_wait",
+    "torch/distributed/_functional_collectives.py:142 in wait_tensor",
+    "torch/_ops.py:1279 in __call__",
+)
+IDLE = stack(*THREAD, f"{LIB}/concurrent/futures/thread.py:81 in _worker")
+REDUCER = stack(*POOLED, "/home/me/train.py:40 in average", "torch/distributed/distributed_c10d.py:3252 in all_reduce")
+WRITER = stack(*THREAD, "wandb/sdk/writer.py:9 in run", f"{LIB}/queue.py:171 in get", f"{LIB}/threading.py:327 in wait")
+QUEUE = stack(
+    "/home/me/train.py:20 in train",
+    "torch/utils/data/dataloader.py:1270 in _try_get_data",
+    f"{LIB}/queue.py:180 in get",
+    f"{LIB}/threading.py:331 in wait",
+)
+PIN_MEMORY = stack(
+    *THREAD,
+    "torch/utils/data/_utils/pin_memory.py:57 in _pin_memory_loop",
+    f"{LIB}/multiprocessing/queues.py:113 in get",
+    f"{LIB}/selectors.py:415 in select",
+)
+UPLOAD = stack(*POOLED, "boto3/s3/inject.py:640 in upload_fileobj", f"{LIB}/ssl.py:1166 in read")
+OPERATION = stack("/home/me/train.py:20 in train", "torch/_ops.py:1279 in __call__")
+HEARTBEAT = stack(*THREAD, "/home/me/train.py:5 in beat")
+LOGGED = stack(  # a callback of the user's, called by Keras' thread
+    *POOLED,
+    "keras/src/callbacks/callback_list.py:218 in _on_train_batch_end",
+    "wandb/integration/keras/callbacks/metrics_logger.py:131 in on_batch_end",
+    f"{LIB}/ssl.py:1166 in read",
+)
+AWAITED = stack(
+    "/home/me/train.py:20 in train",
+    f"{LIB}/concurrent/futures/_base.py:451 in result",
+    f"{LIB}/threading.py:327 in wait",
+)
+IN_C = stack(*THREAD)  # a thread whose function is written in C, and has no frame
+TF_THREAD = (*stack(*THREAD), *TF_DATA[1:])
 
 
 def rank(number: int, frames: tuple[Frame, ...] | None = None, **known: Any) -> Rank:
@@ -47,18 +140,55 @@ def returned(number: int, **known: Any) -> Rank:
     [
         (TORCH, "torch.distributed.all_reduce", True),
         (DDP, "DistributedDataParallel", True),
+        (FUNCTIONAL, "torch.distributed.wait_tensor", True),
         (BACKWARD, "backward, where DistributedDataParallel adds up gradients", False),
         (KERAS, "Keras' fit(), in JAX", False),
         (GATHER, "jax.experimental.multihost_utils.process_allgather", True),
     ],
 )
 def test_a_collective_is_known_by_the_innermost_frame(frames: Any, name: str, certain: bool) -> None:
-    assert collectives.find(frames) == collectives.Collective(name, certain)
+    assert stalls.find(frames) == stalls.Collective(name, certain)
 
 
-@pytest.mark.parametrize("frames", [SLEEP, LOADER, (USER,), (), (*TORCH, USER)])
+@pytest.mark.parametrize(
+    ("frames", "helpers", "name"),
+    [
+        (FLUSH, [CALLBACK], "Keras' fit(), in JAX"),
+        (FLUSH, [CALLBACK, IDLE, WRITER], "Keras' fit(), in JAX"),
+        (RESET, [IDLE], "Keras' fit(), in JAX"),
+        (QUEUE, [REDUCER], "torch.distributed.all_reduce"),
+        # no thread is in a collective
+        (FLUSH, [], None),
+        (FLUSH, [IDLE, WRITER], None),
+        (QUEUE, [PIN_MEMORY], None),
+        # Keras waits for threads of its own, whatever those of others do
+        (FLUSH, [CALLBACK, UPLOAD], "Keras' fit(), in JAX"),
+        (FLUSH, [CALLBACK, HEARTBEAT, IN_C, TF_THREAD], "Keras' fit(), in JAX"),
+        (FLUSH, [CALLBACK, LOGGED], None),
+        # one is, but another does something, and the body may wait for that one
+        (FLUSH, [REDUCER, UPLOAD], None),
+        (QUEUE, [REDUCER, PIN_MEMORY], None),
+        (QUEUE, [REDUCER, HEARTBEAT], None),
+        (FLUSH, [REDUCER, IN_C], None),
+        (FLUSH, [REDUCER, TF_THREAD], None),
+        (AWAITED, [REDUCER, HEARTBEAT], None),
+        (AWAITED, [REDUCER], "torch.distributed.all_reduce"),
+        # the body does not wait for a thread: what other threads do says nothing about it
+        (SLEEP, [CALLBACK, REDUCER], None),
+        (LOADER, [REDUCER], None),
+        (stack("/home/me/train.py:9 in train", f"{LIB}/ssl.py:1166 in read"), [REDUCER], None),
+        (stack("/home/me/train.py:9 in train", "/home/me/queue.py:3 in get"), [REDUCER], None),
+    ],
+)
+def test_a_body_that_waits_for_a_thread_stands_where_the_thread_does(frames: Any, helpers: Any, name: Any) -> None:
+    """S3-22: Keras on JAX waits for a thread of its own."""
+    found = stalls.find(frames, helpers)
+    assert (found and found.name) == name
+
+
+@pytest.mark.parametrize("frames", [SLEEP, LOADER, CHECKPOINT, TF_DATA, QUEUE, OPERATION, (USER,), (), (*TORCH, USER)])
 def test_other_frames_are_no_collective(frames: Any) -> None:
-    assert collectives.find(frames) is None
+    assert stalls.find(frames) is None
 
 
 @pytest.mark.parametrize(
@@ -69,6 +199,7 @@ def test_other_frames_are_no_collective(frames: Any) -> None:
         ([rank(0, TORCH), rank(1, TORCH)], "stuck"),
         ([rank(0, KERAS), rank(1, GATHER)], "stuck"),
         ([rank(0, TORCH)], "stuck"),
+        ([rank(0, FLUSH, helpers=(CALLBACK,)), rank(1, RESET, helpers=(IDLE,))], "stuck"),
         # somebody computes, or may do so
         ([returned(1), rank(0, TORCH, cpu=0.5)], "going on"),
         ([returned(1), rank(0, TORCH, cpu=None)], "going on"),
@@ -78,6 +209,9 @@ def test_other_frames_are_no_collective(frames: Any) -> None:
         # a rank that is not in a collective may still come
         ([rank(0, TORCH), rank(1, SLEEP)], "going on"),
         ([rank(0, SLEEP), rank(1, SLEEP)], "going on"),
+        ([rank(0, FLUSH, helpers=(CALLBACK, LOGGED)), rank(1, RESET)], "going on"),
+        ([rank(0, FLUSH, helpers=(CALLBACK,)), rank(1, RESET, cpu=0.7)], "going on"),
+        ([rank(0, FLUSH, helpers=(CALLBACK,), accelerators=True), rank(1, RESET, accelerators=True)], "going on"),
         ([returned(0), rank(1, SLEEP)], "alone"),
         ([returned(0), rank(1, TORCH), rank(2, SLEEP)], "alone"),
         # on a GPU, a computation of JAX looks like a wait; a collective of torch does not
@@ -101,6 +235,11 @@ def test_the_sentence_says_who_returned_where_the_others_stand_and_why() -> None
         "Rank 0 has entered 5 collectives, rank 1 4. sky.shard gave rank 0 65, rank 1 64 of 129 elements; "
         "sky.shard(..., drop_last=True) or pad=True makes parts equal."
     )
+
+
+def test_the_line_that_is_named_is_the_users_and_not_one_of_python() -> None:
+    text = stalls.sentence("train", [rank(0, FLUSH, helpers=(CALLBACK,)), rank(1, RESET)])
+    assert "ranks 0, 1 stand in Keras' fit(), in JAX (/home/me/train.py:12) without using CPU" in text
 
 
 def test_what_is_not_known_is_not_said() -> None:

@@ -17,8 +17,8 @@ from typing import Literal
 
 import pytest
 
-from skyward.testing import Cloud
 from skyward.testing.faults import Call
+from tests.support.cloud import Cloud
 from tests.support.programs import USUAL_SIGNALS
 from tests.support.waiting import until
 

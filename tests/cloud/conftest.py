@@ -15,9 +15,9 @@ import pytest
 import skyward as sky
 from skyward.machines.ledger import histories
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
 from tests.cloud.spot import Seen
+from tests.support.cloud import Cloud
 from tests.support.hosts import Network, lacks_python, unavailable
 from tests.support.leftovers import watchdogs
 from tests.support.programs import USUAL_SIGNALS

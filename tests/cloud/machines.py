@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from skyward.testing import Instance, metadata, nvidia_smi
+from skyward.testing import nvidia_smi
+from tests.support.cloud import Instance, metadata
 from tests.support.hosts import Host, HostsError, HostSpec, Network
 from tests.support.hosts.place import SCRIPT
 

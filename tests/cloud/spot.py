@@ -7,8 +7,8 @@ from typing import Any
 
 import skyward as sky
 from skyward import events
-from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
+from tests.support.cloud import Cloud
 
 __all__ = ["Seen", "instance", "who"]
 

@@ -9,8 +9,8 @@ import pytest
 import skyward as sky
 from skyward import errors, events
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
+from tests.support.cloud import Cloud
 
 
 @sky.compute

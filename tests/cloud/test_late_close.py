@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from skyward.machines.ledger import histories
-from skyward.testing import Cloud
 from tests.support import late
+from tests.support.cloud import Cloud
 
 
 @pytest.mark.parametrize("what", ["ends with a call running", "drops it and ends"])  # more of them in tests/ssh

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skyward.machines.ledger import histories
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 from tests.support.waiting import read_until, until
 
 MAC = Path(__file__).parents[1] / "support" / "mac"

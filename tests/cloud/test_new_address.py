@@ -13,10 +13,10 @@ import pytest
 import skyward as sky
 from skyward import errors
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud
 from skyward.testing.faults import Call
 from tests.cloud.machines import Hosts
 from tests.cloud.spot import Seen
+from tests.support.cloud import Cloud
 from tests.support.hosts.place import SCRIPT
 from tests.support.waiting import until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from skyward.api.spec import Spec
 from skyward.providers.aws import notices
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
+from tests.support.cloud import Cloud
 from tests.support.hosts import Host
 from tests.support.waiting import until
 

@@ -17,13 +17,12 @@ import skyward as sky
 from skyward import errors, events
 from skyward.api.shell import Finished, SshTarget
 from skyward.api.spec import Spec
+from skyward.machines.cloud import CloudReceipt, replace_host_key
 from skyward.machines.ledger import Ledger, histories, state_dir
-from skyward.providers.aws.billing import Receipt
-from skyward.providers.aws.keys import replace_host_key
 from skyward.providers.aws.provider import AWS
 from skyward.setup.ssh.shell import SshShell
-from skyward.testing import Cloud
 from tests.cloud.machines import Hosts
+from tests.support.cloud import Cloud
 from tests.support.leftovers import watchdogs
 from tests.support.waiting import read_until, until
 
@@ -69,7 +68,7 @@ def test_a_pool_opens_runs_calls_and_gives_everything_back(cloud: Cloud, hosts: 
     output = [event.text for event in seen if isinstance(event, events.Output)]
     assert output == ["hello from a cloud"] * 2
     receipt = pool.receipt
-    assert isinstance(receipt, Receipt)
+    assert isinstance(receipt, CloudReceipt)
     assert receipt.pool.startswith("train-")
     assert len(receipt.machines) == 2
     assert set(receipt.gone) == set(receipt.created) > {bill.id for bill in receipt.machines}
@@ -105,7 +104,7 @@ def test_a_machine_that_dies_loses_nothing_but_time(cloud: Cloud, hosts: Hosts, 
         cloud.end(dead, "Server.InstanceTerminated")
         assert future.result(60) == (1 - node, 1)
         assert add(1, 2) >> pool == 3
-    assert isinstance(pool.receipt, Receipt)
+    assert isinstance(pool.receipt, CloudReceipt)
     assert dead in pool.receipt.gone
     assert len(pool.receipt.machines) == 2
 
@@ -130,7 +129,7 @@ def test_a_region_without_room_leads_to_the_next_spec(cloud: Cloud, hosts: Hosts
         assert (pool.spec, pool.nodes) == (far, 1)
         assert add(1, 2) @ pool == [3]
         assert [instance.region for instance in cloud.running()] == ["eu-west-1"]
-    assert isinstance(pool.receipt, Receipt)
+    assert isinstance(pool.receipt, CloudReceipt)
     assert (pool.receipt.region, len(pool.receipt.machines)) == ("eu-west-1", 1)
     (notice,) = [event for event in seen if isinstance(event, events.Notice) and event.level == "warning"]
     assert "InsufficientInstanceCapacity" in notice.text
@@ -225,7 +224,7 @@ def test_a_limit_on_the_price_that_can_be_met_is_kept(cloud: Cloud, aws: Callabl
     pool.on_event(seen.append)
     with pool:
         assert add(1, 2) >> pool == 3
-    assert isinstance(pool.receipt, Receipt)
+    assert isinstance(pool.receipt, CloudReceipt)
     assert sum(bill.hourly_cost for bill in pool.receipt.machines) <= 0.05
     costs = [event.hourly for event in seen if isinstance(event, events.PoolCost)]
     assert costs == [pytest.approx(sum(bill.hourly_cost for bill in pool.receipt.machines))]
@@ -378,7 +377,7 @@ def test_a_machine_that_falls_silent_holds_up_no_closing(cloud: Cloud, hosts: Ho
         hosts.of[cloud.running()[1].id].cut()
     assert not any("could not be reached" in event.text for event in seen if isinstance(event, events.Notice))
     assert watchdogs() == []
-    assert isinstance(pool.receipt, Receipt)
+    assert isinstance(pool.receipt, CloudReceipt)
     assert len(pool.receipt.machines) == 2
 
 

@@ -14,10 +14,10 @@ import pytest
 import skyward as sky
 from skyward import errors, events
 from skyward.machines import replacement
-from skyward.setup import host_watch
-from skyward.testing import Cloud
+from skyward.setup import hosts as hosts_module
 from tests.cloud.machines import Hosts
 from tests.cloud.spot import Seen, instance, who
+from tests.support.cloud import Cloud
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(480)
@@ -92,7 +92,7 @@ def test_a_body_is_told_and_its_machine_is_replaced(
         assert new[0] == old[0]
         assert new[1] not in old.values()
     assert len(cloud.machines.all) == 3
-    assert "another one takes its place" in seen.texts()
+    assert "another one is asked for" in seen.texts()
 
 
 def test_what_a_body_does_not_finish_in_time_is_run_again_elsewhere(
@@ -172,7 +172,7 @@ def test_a_replacement_that_dies_while_it_is_set_up_is_replaced_as_well(
 ) -> None:
     """The pool keeps its key and group although for a while it has no machine at all."""
     monkeypatch.setattr(replacement, "_PAUSES", (0.1, 0.1))
-    monkeypatch.setattr(host_watch, "_INTERVAL", 0.5)
+    monkeypatch.setattr(hosts_module, "_INTERVAL", 0.5)
     pool, seen = opened(nodes=1)
     ended: list[str] = []
 

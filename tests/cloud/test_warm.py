@@ -15,8 +15,8 @@ import skyward as sky
 from skyward import events
 from skyward.machines.ledger import state_dir
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud, Instance
 from tests.cloud.machines import Hosts
+from tests.support.cloud import Cloud, Instance
 from tests.support.hosts import HostSpec, Network, lacks_python, unavailable
 
 _PATH = "/run/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

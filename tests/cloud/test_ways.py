@@ -12,9 +12,9 @@ import pytest
 import skyward as sky
 from skyward import errors
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud
 from skyward.testing.faults import Call
 from tests.cloud.machines import Hosts
+from tests.support.cloud import Cloud
 from tests.support.hosts.place import SCRIPT
 
 # Finds the machine among its arguments, and is then whatever carries bytes to that machine.

@@ -113,6 +113,42 @@ def test_streams_are_read_with_async_for(pool: sky.ComputePool) -> None:
     asyncio.run(program())
 
 
+def test_idle_streams_hold_up_nothing_else() -> None:
+    """There are more of them than asyncio has threads for."""
+
+    @sky.compute
+    def idle() -> Iterator[int]:
+        yield 0
+        time.sleep(600)
+
+    @sky.compute
+    def large() -> str:
+        return "x" * 100_000  # read in a thread
+
+    async def program(pool: sky.ComputePool) -> None:
+        begun = 0
+
+        async def read() -> None:
+            nonlocal begun
+            stream: Any = await (idle() > pool)
+            async for _ in stream:
+                begun += 1
+
+        readers = [asyncio.ensure_future(read()) for _ in range(40)]
+        async with asyncio.timeout(60):
+            while begun < 40:
+                await asyncio.sleep(0.01)
+            assert len(await (large() > pool)) == 100_000
+            assert await asyncio.to_thread(lambda: "free") == "free"
+        for reader in readers:
+            reader.cancel()
+        await asyncio.wait(readers)
+        assert all(reader.cancelled() for reader in readers)
+
+    with sky.ComputePool(console=False, concurrency=41) as pool:
+        asyncio.run(program(pool))
+
+
 def test_a_pool_is_opened_and_closed_beside_the_loop() -> None:
     async def program() -> tuple[int, int]:
         ticks = 0

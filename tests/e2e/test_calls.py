@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def test_one_node_runs_a_call(pool: sky.ComputePool) -> None:
 
 
 def test_a_broadcast_gives_one_result_a_node_in_node_order(pool: sky.ComputePool) -> None:
-    """S1-01, S1-08."""
+    """S1-01."""
     results = where() @ pool
     assert [node for node, _ in results] == [0, 1]
     assert len({pid for _, pid in results} | {os.getpid()}) == 3
@@ -160,9 +160,18 @@ def test_a_streamed_gather_raises_the_failure_of_a_call(pool: sky.ComputePool) -
 def test_the_methods_say_the_same_as_the_operators(pool: sky.ComputePool) -> None:
     assert pool.run(double(1)) == 2
     assert pool.submit(double(2)).result(45) == 4
-    assert pool.run_async(double(3)).result(45) == 6
     assert pool.broadcast(double(4)) == [8, 8]
     assert pool.run_parallel(double(5) & double(6)) == (10, 12)
+
+
+def test_a_deprecated_method_works_and_warns_at_the_line_that_calls_it(pool: sky.ComputePool) -> None:
+    with pytest.warns(
+        DeprecationWarning, match=r"removed in Skyward 0\.3\. Write `pool\.submit\(call\)` instead"
+    ) as told:
+        assert pool.run_async(double(3)).result(45) == 6
+    with pytest.warns(DeprecationWarning, match=r"Write `\[call > pool for call in calls\]` instead"):
+        assert [future.result(45) for future in pool.submit_all([double(1), double(2)])] == [2, 4]
+    assert [warning.filename for warning in told] == [__file__]
 
 
 def test_the_module_stands_for_the_innermost_pool() -> None:
@@ -241,7 +250,7 @@ def test_a_group_is_not_broadcast(pool: sky.ComputePool) -> None:
         (double(1) & double(2)) @ pool
 
 
-@pytest.mark.parametrize("method", ["run", "submit", "run_async", "broadcast", "run_parallel"])
+@pytest.mark.parametrize("method", ["run", "submit", "broadcast", "run_parallel"])
 @pytest.mark.parametrize(
     "value", [square, double, 3, None, [double(1)]], ids=["function", "compute", "3", "None", "[]"]
 )
@@ -489,6 +498,11 @@ class Counter:
     def named(cls, n: int) -> tuple[str, int]:
         return cls.__name__, n
 
+    @sky.compute
+    @classmethod
+    def called(cls, n: int) -> tuple[str, int]:
+        return cls.__name__, n
+
 
 def test_methods_run_elsewhere(pool: sky.ComputePool) -> None:
     counter = Counter(10)
@@ -496,6 +510,11 @@ def test_methods_run_elsewhere(pool: sky.ComputePool) -> None:
     assert Counter.add(counter, 5) >> pool == 15
     assert Counter.static(1) >> pool == 2
     assert Counter.named(3) >> pool == ("Counter", 3)
+    assert Counter.called(3) >> pool == ("Counter", 3)
+    assert pool.map(Counter.called, [1, 2]) == [("Counter", 1), ("Counter", 2)]
+    as_from_313: Any = MethodType(Counter.__dict__["named"].__func__, Counter)  # as `Counter.named` is there
+    assert pool.map(as_from_313, [1, 2]) == [("Counter", 1), ("Counter", 2)]
+    assert pool.executor.submit(as_from_313, 4).result(45) == ("Counter", 4)
     assert counter.value == 10
     assert counter.add.local(1) == 11
 

@@ -107,3 +107,39 @@ def test_on_a_terminal_everything_is_said_once_and_warnings_keep_their_lines(pro
     assert any(re.search(r"· \d+ queued ·", line) for line in views)
     assert any(re.search(r"node-0  up  +(\d\d|100)% busy", line) for line in views)
     assert any("/40 (" in line and "loss 0.5" in line for line in views)
+
+
+FAILING = """
+import os
+import skyward as sky
+
+known = sky.Secret("correct-horse-battery")
+
+@sky.compute
+def train(number, text="", token=""):
+    if number == 1:
+        raise ValueError("no luck")
+    if number == 2:
+        os._exit(3)
+    return number
+
+with sky.ComputePool(console="plain", history=False) as pool:
+    results = sky.gather(
+        train(0), train(1, "correct-horse-battery", token="abc"), train(2), return_exceptions=True
+    ) >> pool
+    print("after the group", flush=True)
+    pool.map(train, [3, 1], return_exceptions=True)
+"""
+
+
+def test_failures_in_the_place_of_results_are_shown_with_arguments_and_without_secrets(program: Path) -> None:
+    program.write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+    )
+    lines = done.stdout.splitlines()
+    shown = [line for line in lines if " failed on node 0: " in line]
+    assert shown[0] == "skyward: train(1, '***', token=***) failed on node 0: ValueError: no luck", done.stdout
+    assert shown[1].startswith("skyward: train(2) failed on node 0: TaskCrashed: ")
+    assert shown[2:] == ["skyward: train(1) failed on node 0: ValueError: no luck"]
+    assert lines.index(shown[1]) < lines.index("after the group")

@@ -90,9 +90,14 @@ def test_the_info_comes_from_the_variable(pool: sky.ComputePool) -> None:
         assert group == {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": str(rank)}
 
 
-def test_outside_a_pool_there_is_no_info_also_while_one_is_open(pool: sky.ComputePool) -> None:
+def test_a_body_that_runs_here_is_the_only_rank_also_while_a_pool_is_open(pool: sky.ComputePool) -> None:
     """T16."""
-    assert sky.instance_info() is None
+
+    @sky.compute
+    def place() -> tuple[int, int]:
+        return sky.instance_info().node, sky.instance_info().total_nodes
+
+    assert place.local() == (0, 1)
     assert "COMPUTE_POOL" not in os.environ
     assert sky.is_head()
 
@@ -103,9 +108,34 @@ def test_there_is_one_head(pool: sky.ComputePool) -> None:
 
 
 def test_every_node_gets_the_same_arguments_and_its_own_place(pool: sky.ComputePool) -> None:
-    """S1-01 to S1-03, S1-08."""
+    """S1-01, S1-03."""
     given = {"rate": 0.1, "data": list(range(5))}
     assert call(lambda x: (info().node, x), given) @ pool == [(0, given), (1, given)]
+
+
+class Counted:
+    """Counts how often it is pickled, and says how often it was by then."""
+
+    pickled = 0
+
+    def __reduce__(self) -> Any:
+        Counted.pickled += 1
+        return int, (Counted.pickled,)
+
+
+def test_every_node_gets_the_same_payload_which_is_serialised_once(pool: sky.ComputePool) -> None:
+    """S1-02."""
+    before = Counted.pickled
+    assert call(lambda number: number, Counted()) @ pool == [before + 1] * 2
+    assert Counted.pickled == before + 1
+
+
+def test_a_broadcast_over_four_nodes_gives_four_results_in_node_order() -> None:
+    """S1-08."""
+    with sky.ComputePool(nodes=4, console=False) as four:
+        found = call(lambda: (info().node, info().total_nodes, os.getpid())) @ four
+    assert [(node, nodes) for node, nodes, _ in found] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert len({pid for *_, pid in found}) == 4
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 7}])

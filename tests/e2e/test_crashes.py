@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import skyward as sky
+from tests.support.processes import gone, seen
 from tests.support.waiting import until
 
 
@@ -89,16 +90,13 @@ def keeper(pool: sky.ComputePool) -> psutil.Process:
 
 
 def fork_server(pool: sky.ComputePool) -> psutil.Process:
-    return next(p for p in keeper(pool).children() if p.name() == "skyward-forks")
+    return next(p for p, name in seen(keeper(pool).children(), lambda p: p.name()) if name == "skyward-forks")
 
 
 def dask_processes(pool: sky.ComputePool) -> list[psutil.Process]:
     """Scheduler and workers."""
-    return [p for p in keeper(pool).children() if "skyward.node.dask_worker" in p.cmdline()]
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    children = seen(keeper(pool).children(), lambda p: p.cmdline())
+    return [p for p, argv in children if "skyward.node.dask_worker" in argv]
 
 
 @pytest.fixture
@@ -208,10 +206,14 @@ class Leave(SystemExit):
         (lambda: sys.exit(3), 3),
         (lambda: sys.exit(), 0),
         (lambda: sys.exit("no good"), 1),
+        (lambda: sys.exit(True), 1),
+        (lambda: sys.exit(-1), 255),
+        (lambda: sys.exit(2**31 + 5), 5),
+        (lambda: sys.exit(10**5000), 0),
         (lambda: os._exit(7), 7),
         (lambda: os._exit(0), 0),
     ],
-    ids=["exit3", "exit", "exit-text", "_exit7", "_exit0"],
+    ids=["exit3", "exit", "exit-text", "exit-true", "exit-negative", "exit-large", "exit-huge", "_exit7", "_exit0"],
 )
 def test_a_body_that_exits_is_told_as_a_crash_with_its_status(
     pool: sky.ComputePool, tmp_path: Path, how: Callable[[], None], code: int
@@ -493,6 +495,19 @@ def test_every_call_gets_a_verdict_when_the_keeper_is_killed(tmp_path: Path) -> 
             (echo(1) > pool).result(45)
         with pytest.raises(sky.errors.NodeLost):
             echo(1) @ pool
+
+
+def test_a_killed_keeper_is_not_waited_for() -> None:
+    """Row 19, N2: its end is known here, and nobody starts it again."""
+    with sky.ComputePool(nodes=2, console=False) as pool:
+        notices: list[str] = []
+        pool.on_event(lambda event: notices.append(event.text) if isinstance(event, sky.events.Notice) else None)
+        call = nap(60, 1).with_retries(0) > pool
+        until(call.running)
+        keeper(pool).kill()
+        with pytest.raises(sky.errors.NodeLost, match="first process on this computer was killed by signal 9"):
+            call.result(45)
+        until(lambda: any("was killed by signal 9" in text for text in notices))
 
 
 def test_a_crash_in_a_broadcast_names_the_rank_and_stops_the_others(duo: sky.ComputePool, tmp_path: Path) -> None:

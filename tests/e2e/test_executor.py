@@ -11,11 +11,14 @@ import threading
 import time
 import unittest
 import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import skyward as sky
+from skyward.client.gather import PoolExecutor
 
 
 class Thing:
@@ -80,6 +83,13 @@ def test_shutting_down_waits_and_then_refuses(pool: sky.ComputePool) -> None:
     assert pool.executor.submit(abs, -1).result(45) == 1
 
 
+def test_it_is_the_same_object_until_it_is_shut_down(pool: sky.ComputePool) -> None:
+    future = pool.executor.submit(time.sleep, 0.2)
+    assert pool.executor is pool.executor
+    pool.executor.shutdown(wait=True)
+    assert future.done()
+
+
 def test_leaving_its_block_waits_and_leaves_the_pool_open(pool: sky.ComputePool) -> None:
     with pool.executor as executor:
         future = executor.submit(time.sleep, 0.1)
@@ -102,6 +112,32 @@ def test_shutting_down_without_waiting_lets_calls_end(pool: sky.ComputePool) -> 
     future = executor.submit(time.sleep, 0.1)
     executor.shutdown(wait=False)
     assert future.result(45) is None
+
+
+def test_an_argument_may_submit_while_it_is_pickled(pool: sky.ComputePool) -> None:
+    executor, inner = pool.executor, list[Future[int]]()
+
+    class Submits:
+        def __reduce__(self) -> Any:
+            inner.append(executor.submit(abs, -2))
+            return int, (-1,)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(executor.submit, abs, Submits()).result(45).result(45) == 1
+    assert inner[0].result(45) == 2
+
+
+def test_what_is_sent_while_it_is_shut_down_is_refused_and_stopped() -> None:
+    future: Future[Any] = Future()
+
+    def send(_: Sequence[Any]) -> list[Future[Any]]:
+        executor.shutdown()  # as another thread may
+        return [future]
+
+    executor = PoolExecutor(send)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(abs, -1)
+    assert future.cancelled()
 
 
 def test_it_keeps_no_reference_to_what_it_ran(pool: sky.ComputePool) -> None:

@@ -134,6 +134,19 @@ def test_all_nodes_are_pulled_from_into_a_folder_for_each(pool: sky.ComputePool,
     assert (tmp_path / "files" / "node-1" / "x").read_text() == "one file"
 
 
+def test_a_pull_leaves_out_and_names_nodes_that_are_lost(
+    pool: sky.ComputePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_text("one file")
+    pool.push(tmp_path / "x", "several/x")
+    monkeypatch.setattr(pool._engine._core.nodes.all[1], "gone", "no answer")
+    done = pool.pull("several", tmp_path / "all")
+    assert (done.files, done.left_out) == (1, ("node 1, which is lost: pull again when it is back",))
+    assert (tmp_path / "all" / "node-0" / "x").read_text() == "one file"
+    with pytest.raises(TransferError, match=r"'several' on node 1: the node is lost \(no answer\)"):
+        pool.pull("several", tmp_path / "one", node=1)
+
+
 def test_a_file_gets_the_name_that_is_given_or_goes_into_a_folder(
     pool: sky.ComputePool, there: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +176,9 @@ def test_links_that_lead_out_and_what_is_no_file_are_left_out_and_named(
     made = tmp_path / "odd"
     (made / "sub").mkdir(parents=True)
     (made / "file").write_text("file")
-    (made / "out").symlink_to("/etc/passwd")
+    outside = tmp_path / "outside"
+    outside.write_text("not sent")
+    (made / "out").symlink_to(outside)
     (made / "sub" / "up").symlink_to("../../else")
     (made / "sub" / "round").symlink_to("../sub/../../else")
     os.mkfifo(made / "pipe")
@@ -177,8 +192,8 @@ def test_links_that_lead_out_and_what_is_no_file_are_left_out_and_named(
     assert sorted(text.split(" ")[0] for text in done.left_out) == ["out", "pipe", "socket", "sub/round", "sub/up"]
     assert sorted(tree(there / "odd")) == ["file", "sub"]
     pool._user.listeners.flush()
-    assert "leaves out: out (a link that leads out of the folder, to /etc/passwd)" in listener.notices()
-    (there / "odd" / "out").symlink_to("/etc/passwd")
+    assert f"leaves out: out (a link that leads out of the folder, to {outside})" in listener.notices()
+    (there / "odd" / "out").symlink_to(outside)
     assert pool.pull("odd", tmp_path / "back", node=0).left_out[0].startswith("out (a link")
     assert sorted(tree(tmp_path / "back")) == ["file", "sub"]
 
@@ -189,12 +204,12 @@ def test_nothing_is_written_through_a_link_that_lies_in_the_way(
     (tmp_path / "elsewhere").mkdir()
     (there / "way").mkdir()
     (there / "way" / "sub").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(TransferError, match="there is something else than a folder"):
+    with pytest.raises(TransferError, match="something other than a folder is there"):
         pool.push(folder, "way")
     pool.push(folder, "good")
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "sub").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(TransferError, match="there is something else than a folder"):
+    with pytest.raises(TransferError, match="something other than a folder is there"):
         pool.pull("good", tmp_path / "here", node=0)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -203,7 +218,7 @@ def test_half_a_file_is_never_seen_and_the_rest_follows(pool: sky.ComputePool, t
     """What was written before an attempt ended is not sent again."""
     source = tmp_path / "big"
     source.write_bytes(os.urandom(40 << 20))  # more than may be under way
-    from skyward.client.push import Push
+    from skyward.client.files import Push
 
     settled, real = 0, Push._settle
 

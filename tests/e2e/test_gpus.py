@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,17 @@ def test_a_driver_that_hangs_does_not_hold_up_calls(fake: FakeNvml) -> None:
         assert (place() >> pool).accelerators == 1
         before = len(heard.of(events.NodeSample))
         until(lambda: len(heard.of(events.NodeSample)) > before, 60)
+
+
+def test_nodes_that_share_a_gpu_get_their_share_of_its_memory_and_say_so_once(fake: FakeNvml) -> None:
+    fake.show(H200(0))
+    pool = sky.ComputePool(nodes=2, console=False)
+    heard = Listener(pool)
+
+    @sky.compute
+    def fraction() -> str | None:
+        return os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+    with pool:
+        assert fraction() @ pool == ["0.45", "0.45"]
+    assert sum("2 processes share a GPU" in event.text for event in heard.of(events.Notice)) == 1

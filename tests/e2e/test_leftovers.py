@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NestedPoolError, PoolClosed, TaskTimeout
 from tests.support.leftovers import leftover_processes
+from tests.support.processes import gone, seen
 from tests.support.waiting import read_until, until
 
 Script = Callable[..., "subprocess.Popen[str]"]
@@ -52,13 +54,6 @@ def processes() -> list[int]:
 
 def files_of(pid: int) -> list[str]:
     return [p for d in {"/dev/shm", tempfile.gettempdir()} for p in glob.glob(f"{d}/skyward-{pid}-*")]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def double_fork(mark: Path) -> None:
@@ -118,7 +113,7 @@ def test_processes_that_a_body_leaves_end_with_the_call(
     result = call(body, tmp_path / "mark") >> solo
     assert result in (None, "from the parent")
     pid = int((tmp_path / "mark").read_text())
-    until(lambda: not alive(pid))
+    until(lambda: gone(pid))
     assert echo(1) >> solo == 1
     until(lambda: len(processes()) <= before + 1)  # multiprocessing's own tracker may stay
 
@@ -136,7 +131,7 @@ def test_processes_of_a_body_that_dies_end_too(
     with pytest.raises(sky.errors.TaskCrashed):
         call(then_die) >> solo
     pid = int((tmp_path / "mark").read_text())
-    until(lambda: not alive(pid))
+    until(lambda: gone(pid))
     assert echo(1) >> solo == 1
 
 
@@ -222,7 +217,8 @@ def test_nothing_grows_over_many_calls(solo: sky.ComputePool) -> None:
                 future.result()
 
     def counts() -> tuple[int, int, int, int]:
-        descriptors = sum(len(os.listdir(f"/proc/{p}/fd")) for p in processes())
+        running = seen(processes(), lambda pid: len(os.listdir(f"/proc/{pid}/fd")))
+        descriptors = sum(count for _, count in running)
         files = sum(len(fs) for _, _, fs in os.walk(solo._store.directory))
         return len(os.listdir("/proc/self/fd")), descriptors, files, len(processes())
 
@@ -456,7 +452,8 @@ def test_a_child_that_outlives_a_killed_client_does_not_keep_the_pool_alive(scri
     """Rows 31 and 37."""
     program = script(FORKS, "outlive")
     read_until(program, "open")
-    children = [p for p in psutil.Process(program.pid).children() if "program.py" in " ".join(p.cmdline())]
+    started = seen(psutil.Process(program.pid).children(), lambda process: " ".join(process.cmdline()))
+    children = [process for process, line in started if "program.py" in line]
     assert len(children) == 1
     program.kill()
     program.wait()
@@ -582,6 +579,39 @@ def test_closing_from_many_threads_at_once_returns_when_it_is_closed() -> None:
     with ThreadPoolExecutor(8) as threads:
         states = list(threads.map(lambda _: close(), range(8)))
     assert all(" closed" in state for state in states), states
+
+
+def test_closing_a_pool_that_another_thread_opens_ends_the_opening() -> None:
+    """Whoever returns from close() finds the pool closed, with nothing left of it."""
+    entered, go, errors, before = threading.Event(), threading.Event(), list[BaseException](), len(processes())
+
+    @contextlib.contextmanager
+    def slow(_: object, __: object) -> Iterator[None]:
+        entered.set()
+        go.wait(60)
+        yield
+
+    pool = sky.ComputePool(nodes=2, console=False, plugins=[sky.Plugin("slow", around_client=slow)])
+
+    def enter() -> None:
+        try:
+            pool.__enter__()
+        except BaseException as exc:
+            errors.append(exc)
+
+    opening = threading.Thread(target=enter)
+    opening.start()
+    assert entered.wait(60)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    until(lambda: pool._state._unwanted)
+    go.set()
+    closing.join(60)
+    assert " closed" in repr(pool)
+    until(lambda: len(processes()) <= before)
+    opening.join(60)
+    assert [type(error) for error in errors] == [PoolClosed]
+    assert "closed while it was opening" in str(errors[0])
 
 
 def test_sixteen_threads_use_one_pool(solo: sky.ComputePool) -> None:

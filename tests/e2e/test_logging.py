@@ -7,6 +7,8 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ import pytest
 
 import skyward as sky
 from skyward import events
-from skyward.client.logs import Watch, relay, snapshot
-from skyward.node.marked_lines import MARK, parsed
+from skyward.client.output import Watch, relay_records, snapshot
+from skyward.node.logs import MARK, parsed
 from tests.support.waiting import until
 
 
@@ -121,6 +123,76 @@ def test_a_body_that_configures_logging_itself_is_left_alone(pool: sky.ComputePo
     assert mine(kept) == []
 
 
+def test_an_unfinished_line_swallows_no_record_no_warning_and_no_report(pool: sky.ComputePool, kept: Kept) -> None:
+    """As with tqdm beside logging, in a body and in what it starts."""
+
+    @sky.compute
+    def train() -> None:
+        sys.stderr.write("\r 50%|##  |")
+        logging.getLogger("my.training").warning("at half")
+        sys.stderr.write("\r 60%|##  |")
+        warnings.warn("careful", stacklevel=1)
+        sys.stderr.write("\r 70%|### |")
+        sky.progress(7, 10)
+        sys.stderr.write("\r100%|####|\n")
+        subprocess.run(["sh", "-c", "printf unfinished >&2"], check=True)
+        logging.getLogger("my.training").warning("at the end")
+
+    heard: list[Any] = []
+    kinds = (events.Output, events.Log, events.Warned, events.Progress)
+    remove = pool.on_event(lambda event: isinstance(event, kinds) and heard.append(event))
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        train() >> pool
+        until(lambda: len(mine(kept)) == 2 and getattr(heard[-1], "text", "") == "at the end")
+    remove()
+    assert [str(warning.message) for warning in given if warning.category is UserWarning] == ["careful"]
+    told = [
+        event.step if isinstance(event, events.Progress) else event.text
+        for event in heard
+        if not (isinstance(event, events.Output) and event.progress)
+    ]
+    assert told == ["at half", "careful", 7, "100%|####|", "unfinished", "at the end"]
+    bars = [event.text for event in heard if isinstance(event, events.Output) and event.progress]
+    assert list(dict.fromkeys(bars))[:2] == [" 50%|##  |", " 60%|##  |"]
+    assert not any(MARK[0] in str(event) for event in heard)
+
+
+def test_the_functions_of_logging_itself_log_as_loggers_do(pool: sky.ComputePool, kept: Kept) -> None:
+    """`logging.info()` would configure logging where no handler is, and later records would stay on the node."""
+
+    @sky.compute
+    def talk() -> int:
+        logging.info("of the root logger")
+        logging.getLogger("my.training").info("of another")
+        return len(logging.root.handlers)
+
+    logging.root.setLevel(logging.INFO)
+    assert talk() >> pool == 0
+    until(lambda: len(mine(kept)) == 1)
+    (root,) = [record for record in kept.records if record.name == "root"]
+    assert (root.levelname, root.getMessage(), root.funcName) == ("INFO", "of the root logger", "talk")
+
+
+def test_a_body_may_configure_logging_with_basic_config(pool: sky.ComputePool, kept: Kept) -> None:
+    @sky.compute
+    def own() -> tuple[str, int]:
+        import io
+
+        out = io.StringIO()
+        try:
+            logging.basicConfig(stream=out, format="own %(message)s")
+            logging.warning("mine alone")
+            logging.root.handlers.clear()
+            logging.basicConfig()
+            return out.getvalue(), len(logging.root.handlers)
+        finally:
+            logging.root.handlers.clear()
+
+    assert own() >> pool == ("own mine alone\n", 1)
+    assert not [record for record in kept.records if record.name == "root"]
+
+
 def test_redirected_output_has_readable_lines(pool: sky.ComputePool, kept: Kept) -> None:
     @sky.compute
     def captured() -> str:
@@ -185,6 +257,17 @@ def test_nodes_are_told_again_only_when_something_was_configured() -> None:
     assert watch.news() == snapshot()  # nodes still have the other level
 
 
+def test_each_pool_notices_what_was_configured_and_none_is_kept_for_it() -> None:
+    first, second = Watch(), Watch()
+    logging.getLogger("my.training").setLevel(logging.DEBUG)
+    assert first.news() == second.news() == snapshot()
+    logging.getLogger("my.training").setLevel(logging.NOTSET)
+    assert first.news() == second.news() == snapshot()
+    refs = [weakref.ref(first), weakref.ref(second)]
+    del first, second
+    assert [ref() for ref in refs] == [None, None]
+
+
 def written(**about: Any) -> str:
     """A line as a body may write it by itself."""
     record = {"logger": "a", "level": 40, "created": 1.0, "text": "t", "path": "p", "line": 1, "function": "f"}
@@ -230,7 +313,7 @@ def test_records_of_nodes_leave_no_loggers_here() -> None:
     names = ["of_this_program", "of_this_program.silent", *(f"of_this_program.{'a.' * 400}{i}" for i in range(20))]
     try:
         for name in names:
-            relay(events.Log("p", 0, name, logging.ERROR, 1.0, "t", "p", 1, "f"))
+            relay_records(events.Log("p", 0, name, logging.ERROR, 1.0, "t", "p", 1, "f"))
     finally:
         parent.removeHandler(handler)
         parent.filters.clear()

@@ -11,6 +11,7 @@ import inspect
 import pickle
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,14 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "multiprocessing's starmap": (lambda pool: pool.starmap(double, [(1,)]), "sky.gather("),
     "an executor's end": (lambda pool: pool.shutdown(), "`pool.close()`"),
     "a pool's gather": (lambda pool: pool.gather(double(1)), "`sky.gather(*calls) >> pool`"),
+    "a sum with the pool": (lambda pool: double(1) >> pool + 1, "`(fn(x) >> pool) + 1`"),
+    "the pool's result": (lambda pool: double(1) > pool.result(), "`(fn(x) > pool).result()`"),
+    "a pool that is called": (lambda pool: pool(double(1)), "`fn(x) >> pool`"),
+    "ray's get": (lambda pool: pool.get(double(1) > pool), "`future.result()`"),
+    "ray's wait": (lambda pool: pool.wait([double(1) > pool]), "`concurrent.futures.wait(futures)`"),
+    "a function's map": (lambda pool: double.map([1]), "`pool.map(double, items)`"),
+    "ray's options": (lambda pool: double.options(num_gpus=1), "`double(...).with_timeout(seconds)`"),
+    "a call that is put": (lambda pool: pool.put(double(1)), "`double(1).keep() >> pool`"),
     "a future's get": (lambda pool: pool.submit(double(1)).get(), "`future.result()`"),
     "a future like its result": (lambda pool: pool.submit(double(1)).shape, "`future.result().shape`"),
     "ray's decorator": (lambda pool: sky.remote, "@sky.compute"),
@@ -151,6 +160,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "the executor called": (lambda pool: pool.executor(), "without brackets"),
     "a call for the executor": (lambda pool: pool.executor.submit(double(1)), "`double(...) > pool`"),
     "a number for the executor": (lambda pool: pool.executor.submit(3), "takes a function and its arguments"),
+    "a call that is kept": (lambda pool: pool.put(double(1)), "`double(1).keep() >> pool`"),
     "a stream, later": (lambda pool: sky.gather(double(1), stream=True) > pool, "for result in sky.gather("),
     "a stream, broadcast": (lambda pool: sky.gather(double(1), stream=True) @ pool, "`a() @ pool`"),
 }
@@ -202,6 +212,11 @@ OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "an image as a dictionary": (lambda: sky.ComputePool(image={"pip": []}), "sky.Image(**settings)"),
     "bytes as a text": (lambda: sky.ComputePool(max_result_bytes="2GB"), "max_result_bytes=2000000000, without quotes"),
     "a whole number with a point": (lambda: sky.ComputePool(nodes=2.0), "Write nodes=2."),
+    "ray's num_nodes": (lambda: sky.ComputePool(num_nodes=4), "Write `nodes=`."),
+    "no nodes": (lambda: sky.ComputePool(nodes=0), "nodes=0: it must be a whole number of at least 1."),
+    "accelerators times eight": (lambda: sky.ComputePool(accelerator="H100x8"), 'Write "H100:8"'),
+    "eight accelerators": (lambda: sky.ComputePool(accelerator="8 x A100"), 'Write "A100:8"'),
+    "one equals sign": (lambda: sky.Image(pip=["numpy=1.2"]), 'Write "numpy==1.2".'),
     "a name that is none": (lambda: sky.ComputePool(name=3), "name='train-1'"),
     "gpus of a function": (lambda: sky.compute(gpus=1), 'sky.ComputePool(accelerator="A100")'),
     "gather with a typo": (lambda: sky.gather(double(1), return_exception=True), "`return_exceptions`"),
@@ -233,7 +248,7 @@ def test_an_option_that_is_not_there_is_answered_with_what_to_write(case: str) -
         ("[pools.lab]\nprovider = 3", '{kind = "ssh", ...}'),
         ('[pools.lab]\nprovider = "shh"', "Write one of:"),
         ('[pools.lab]\nprovider = {kind = "ssh"}', 'sky.SSH(hosts=["gpu1", "gpu2"])'),
-        ('[pools.lab]\nplugins = "torch"', "a list is wanted"),
+        ('[pools.lab]\nplugins = "torch"', "expected a list"),
         ("[pools.lab]\nnode = 2", "Did you mean nodes?"),
         ('[pools.lab]\nnodes = "2"', "Write nodes=2, without quotes"),
         ("[pools.lab.image]\npip_indexes = [3]", "a table is wanted"),
@@ -303,14 +318,14 @@ def test_a_failure_that_nobody_asks_for_is_told(pool: sky.ComputePool, caplog: p
     future = fail() > pool
     future.wait()
     del future
-    until(lambda: "fail has failed, and nobody has asked for its result: LookupError: of a call that" in caplog.text)
+    until(lambda: "fail failed, and its result was never retrieved: LookupError: of a call that" in caplog.text)
 
 
 def test_a_failure_that_comes_after_its_future_was_dropped_is_told(
     pool: sky.ComputePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool.submit(fail())
-    until(lambda: "nobody has asked" in caplog.text)
+    until(lambda: "was never retrieved" in caplog.text)
 
 
 def test_a_failure_that_was_asked_for_is_not_told_again(
@@ -433,3 +448,35 @@ def test_a_closed_pool_and_another_pools_object_say_so(pool: sky.ComputePool) ->
             double(kept) >> pool
     with pytest.raises(sky.errors.PoolClosed, match="is closed"):
         other.map(double, [1])
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda pool: fail() >> pool,
+        lambda pool: fail() @ pool,
+        lambda pool: (fail() > pool).result(),
+        lambda pool: sky.gather(fail(), fail()) >> pool,
+        lambda pool: pool.map(lambda _: 1 / 0, [1, 2]),
+        lambda pool: sky.ComputePool(nodes=0),
+    ],
+    ids=[">>", "@", "result", "gather", "map", "a wrong argument"],
+)
+def test_between_the_line_of_the_program_and_the_error_stands_one_frame_of_ours(
+    pool: sky.ComputePool, act: Callable[[Any], Any]
+) -> None:
+    with pytest.raises((LookupError, ZeroDivisionError, ValueError)) as caught:
+        act(pool)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert [name == __file__ for name in files] == [True, True, False]
+    assert caught.traceback[-1].frame.f_locals["__tracebackhide__"], "notebooks and pytest leave that one out, too"
+
+
+def test_frames_stay_where_code_of_the_user_has_failed_here(pool: sky.ComputePool) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise LookupError("of the program")
+
+    with pytest.raises(LookupError) as caught:
+        pool.map(double, items())
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "items"

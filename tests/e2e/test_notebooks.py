@@ -206,7 +206,8 @@ def test_progress_is_html_that_is_updated_in_place_and_its_last_state_stays(run:
 
     assert text(displays(outputs[5])) == "[node-0] 20/20 (100%) loss 0.05\n[node-1] 20/20 (100%) loss 0.05\n"
     assert text(outputs[5]).endswith("trained\n")
-    assert re.fullmatch(r"slow: 31/32, 1 failed, [\d.]+ s\n", text(outputs[6]))
+    assert re.fullmatch(r"slow: 32/32 \(1 failed\), [\d.]+ s\n", text(displays(outputs[6])))
+    assert re.search(r"^skyward: slow\(13\) failed on node [01]: ValueError: unlucky$", text(outputs[6]), re.M)
     assert re.fullmatch(r"slow: 12/12, [\d.]+ s\n", text(outputs[7])), "begun here, ended in the next cell"
     assert outputs[8] == []
     assert "pool closed" in text(outputs[9])
@@ -225,7 +226,7 @@ def test_a_group_that_is_interrupted_or_fails_leaves_a_line_that_says_so(run: Ru
         "pool.close()",
     )
     assert re.fullmatch(r"slow: \d+/900, stopped after [\d.]+ s\ninterrupted\n", text(outputs[2]))
-    assert re.fullmatch(r"slow: \d+/1,000, 1 failed, stopped after [\d.]+ s\nfailed\n", text(outputs[3]))
+    assert re.fullmatch(r"slow: \d+/1,000 \(1 failed\), stopped after [\d.]+ s\nfailed\n", text(outputs[3]))
     assert text(outputs[4]) == "[node-0] doubling 2\n4\n" or text(outputs[4]) == "[node-1] doubling 2\n4\n"
 
 

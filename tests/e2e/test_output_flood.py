@@ -28,11 +28,11 @@ NOTE = re.compile(r"\.\.\. ([\d,]+) lines \(([\d,]+) bytes\) of output are left 
 
 
 @sky.compute
-def flood(size: int) -> int:
-    """Prints so many bytes in short lines; returns how many lines that were."""
+def flood(size: int, line: bytes = LINE) -> int:
+    """Prints so many bytes, by default in short lines; returns how many that were."""
     import os
 
-    piece, written = b"a short line\n" * 4000, 0
+    piece, written = line * (50_000 // len(line)), 0
     while written < size:
         written += os.write(1, piece[: min(len(piece), size - written)])
     return written
@@ -131,14 +131,14 @@ def test_a_slow_listener_neither_fills_memory_nor_holds_a_body_up_for_long(pool:
 
 def test_what_a_stuck_listener_misses_is_counted_and_said(pool: sky.ComputePool) -> None:
     go_on = threading.Event()
-    heard = Counted(lambda lines: None if lines < 10 else go_on.wait(120) and None)
+    heard = Counted(lambda lines: None if lines < 10 else go_on.wait(500) and None)
     pool.on_event(heard)
-    size = 40 * MIB // len(LINE) * len(LINE)
-    assert flood(size) >> pool == size
+    line, lines = b"a line of 1,000 characters" + b"." * 973 + b"\n", 40_000  # few lines, so that hearing them is quick
+    assert flood(lines * len(line), line) >> pool == lines * len(line)
     go_on.set()
-    until(lambda: heard.lines + heard.left_out >= size // len(LINE), 120)
+    until(lambda: heard.lines + heard.left_out >= lines, 120)
     assert heard.left_out > 0
-    assert heard.lines + heard.left_out - size // len(LINE) < 100, "a line may be cut in two each time"
+    assert heard.lines + heard.left_out - lines < 100, "a line may be cut in two each time"
 
 
 def test_a_body_that_leaves_a_program_behind_that_prints_does_not_hold_the_agent(pool: sky.ComputePool) -> None:

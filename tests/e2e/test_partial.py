@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -150,3 +152,38 @@ def test_large_arguments_are_shortened(pool: sky.ComputePool) -> None:
         sky.gather(refuse([*range(100_000)], "x" * 10_000), inverse(1)) >> pool
     note = next(note for note in caught.value.__notes__ if note.startswith("call 0 of 2"))
     assert len(note) < 250
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import skyward as sky
+
+@sky.compute
+def work(n):
+    time.sleep(600 if n > 1 else 0)
+    return 10 * n
+
+pool = sky.ComputePool(nodes=2, concurrency=2, console=False, grace=1)
+ended = []
+pool.on_event(lambda event: isinstance(event, sky.events.CallEnded) and ended.append(event))
+
+def interrupt():
+    while len(ended) < 2:
+        time.sleep(0.01)
+    work(1) >> pool  # its result comes after theirs
+    os.kill(os.getpid(), signal.SIGINT)
+
+with pool:
+    threading.Thread(target=interrupt).start()
+    try:
+        sky.gather(*map(work, range(4))) >> pool
+    except KeyboardInterrupt as error:
+        print(error.partial, error.__notes__[-1])
+"""
+
+
+def test_ctrl_c_has_what_had_finished(script: Callable[..., subprocess.Popen[str]]) -> None:
+    out, err = script(INTERRUPTED).communicate(timeout=120)
+    assert out.splitlines() == [
+        "{0: 0, 1: 10} 2 of 4 calls had finished: see `partial` of this exception, results by index.",
+    ], err

@@ -13,9 +13,9 @@ import pytest
 
 import skyward as sky
 from skyward.api.reporting import Report, Thinned
-from skyward.client.progress import GroupCounter
+from skyward.client.gather import GroupCounter
 from skyward.events import GroupProgress, Progress, QueueLength
-from skyward.node.marked_lines import MARK, parsed
+from skyward.node.logs import MARK, parsed
 from tests.support.waiting import until
 
 

@@ -16,7 +16,7 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.api.info import InstanceInfo
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 from skyward.node.gpus import count_accelerators
 from skyward.setup.bringup import PoolHosts
 from tests.support.listener import Listener
@@ -135,7 +135,7 @@ def test_a_call_to_one_process_names_its_rank_when_it_fails(pool: sky.ComputePoo
         if own == rank:
             os._exit(5)
 
-    futures = pool.submit_all([call(die_at, tmp_path, 2) for _ in range(4)])
+    futures = [call(die_at, tmp_path, 2) > pool for _ in range(4)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     assert [(type(e), getattr(e, "rank", None)) for e in errors] == [(sky.errors.TaskCrashed, 2)]
     assert "rank 2 (node 1)" in str(errors[0])
@@ -262,10 +262,10 @@ def test_the_ranks_of_one_node_are_made_again_together_when_one_is_gone(tmp_path
         heard = Listener(pool)
         before = call(os.getpid) @ pool
         psutil.Process(before[1]).kill()
-        until(lambda: any("lost its runner" in e.text for e in heard.of(events.Notice)))
+        until(lambda: any("cannot be repaired" in e.text for e in heard.of(events.Notice)))
         after = call(os.getpid) @ pool
         assert set(before).isdisjoint(after)
-        assert any("rank 1 (node 0) lost its runner" in e.text for e in heard.of(events.Notice))
+        assert any("rank 1 (node 0) died" in e.text for e in heard.of(events.Notice))
         heard.stop()
     entered = (tmp_path / "entered").read_text().split()
     assert sorted(entered[:2]) == sorted(entered[-2:]) == ["0", "1"]

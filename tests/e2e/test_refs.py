@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,38 @@ def test_letting_go_of_a_ref_frees_it(pool: sky.ComputePool) -> None:
         total(again) >> pool
     with pytest.raises(ValueError, match="was dropped"):
         again.get()
+
+
+def test_letting_go_of_refs_removes_their_files(pool: sky.ComputePool) -> None:
+    def files() -> int:
+        return len([name for name in os.listdir(pool._store.directory) if len(name) == 32])
+
+    before = files()
+    for n in range(20):
+        assert sizes(pool.put({"all": [f"{n} {os.urandom(8).hex()}"]})) >> pool
+    gc.collect()
+    until(lambda: files() <= before)
+
+
+def test_files_that_somebody_else_has_removed_are_written_or_made_again_or_named(pool: sky.ComputePool) -> None:
+    """As systemd does with all of a user's files in /dev/shm when the user logs out."""
+    values = np.arange(300_000.0)
+    made = sky.compute(np.ones)(300_000).keep() >> pool
+    put = pool.put(values * 2)
+    assert total(values) >> pool == values.sum()
+    directory = Path(pool._store.directory)
+    for path in directory.iterdir():
+        if len(path.name) in (28, 32):
+            path.unlink(missing_ok=True)
+    assert total(values) >> pool == values.sum()
+    assert total(made) >> pool == 300_000
+    for path in directory.iterdir():
+        if len(path.name) == 28:
+            path.unlink(missing_ok=True)
+    assert made.get().sum() == 300_000
+    for use in (lambda: total(put) >> pool, put.get):
+        with pytest.raises(sky.errors.FilesLost, match="another program has removed it"):
+            use()
 
 
 def test_a_ref_of_another_pool_is_refused(pool: sky.ComputePool) -> None:

@@ -19,6 +19,8 @@ import pytest
 import skyward as sky
 from skyward.transport import certificates
 from skyward.transport.frames import encode
+from tests.support.processes import family as family_of
+from tests.support.processes import seen
 
 CANARIES = {
     "AWS_SECRET_ACCESS_KEY": "canary-aws",
@@ -54,15 +56,14 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 def family(pool: sky.ComputePool) -> list[psutil.Process]:
-    keeper = psutil.Process(pool._hosts.by_node[0].keeper.pid)
-    return [keeper, *keeper.children(recursive=True)]
+    return family_of(pool._hosts.by_node[0].keeper.pid)
 
 
 def listening(pool: sky.ComputePool) -> set[tuple[str, int]]:
     """The ports on which processes of the pool accept connections: dask's, no agents."""
     found: set[tuple[str, int]] = set()
-    for process in family(pool):
-        for connection in process.net_connections("inet"):
+    for _, connections in seen(family(pool), lambda process: process.net_connections("inet")):
+        for connection in connections:
             if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
                 found.add((connection.laddr.ip, connection.laddr.port))
     return found
@@ -147,8 +148,8 @@ def test_a_pool_of_this_computer_opens_no_port_and_loads_no_tls() -> None:
     with sky.ComputePool(nodes=2, console=False) as opened:
         assert echo(1) @ opened == [1, 1]
         assert listening(opened) == set()
-        for process in family(opened):
-            assert "/_ssl." not in Path(f"/proc/{process.pid}/maps").read_text(), process
+        for process, maps in seen(family(opened), lambda process: Path(f"/proc/{process.pid}/maps").read_text()):
+            assert "/_ssl." not in maps, process
 
 
 def test_agents_listen_on_private_files_only(pool: sky.ComputePool) -> None:
@@ -245,8 +246,8 @@ def _ours(path: Path) -> bool:
 
 def test_no_secret_stands_in_a_command_line(pool: sky.ComputePool) -> None:
     """SEC-10."""
-    for process in family(pool):
-        line = " ".join(process.cmdline())
+    for _, argv in seen(family(pool), lambda process: process.cmdline()):
+        line = " ".join(argv)
         assert "canary" not in line
         assert "PRIVATE" not in line
         assert "CERTIFICATE" not in line
@@ -259,10 +260,10 @@ def test_the_clients_environment_stays_at_home(pool: sky.ComputePool) -> None:
     def environment() -> dict[str, str]:
         return dict(os.environ)
 
-    for seen in environment() @ pool:
-        assert not [name for name, value in seen.items() if "canary" in value]
-    for process in family(pool):
-        assert b"canary" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+    for variables in environment() @ pool:
+        assert not [name for name, value in variables.items() if "canary" in value]
+    for process, text in seen(family(pool), lambda process: Path(f"/proc/{process.pid}/environ").read_bytes()):
+        assert b"canary" not in text, process
 
 
 def test_the_topology_holds_no_secret(pool: sky.ComputePool) -> None:
@@ -286,8 +287,8 @@ def test_core_dumps_are_off(pool: sky.ComputePool) -> None:
         return resource.getrlimit(resource.RLIMIT_CORE)[0]
 
     assert limit() @ pool == [0, 0]
-    for process in family(pool):
-        assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0, process
+    for process, limits in seen(family(pool), lambda process: process.rlimit(psutil.RLIMIT_CORE)):
+        assert limits[0] == 0, process
 
 
 def test_no_key_lies_on_disk(pool: sky.ComputePool) -> None:
@@ -296,8 +297,8 @@ def test_no_key_lies_on_disk(pool: sky.ComputePool) -> None:
         for path in [p for p in Path(directory).glob("skyward-*") if _ours(p)]:
             for file in [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]:
                 assert b"PRIVATE KEY" not in file.read_bytes(), file
-    for process in family(pool):
-        for file in process.open_files():
+    for _, files in seen(family(pool), lambda process: process.open_files()):
+        for file in files:
             if Path(file.path).exists() and Path(file.path).stat().st_size < 1 << 20:
                 assert b"PRIVATE KEY" not in Path(file.path).read_bytes(), file
 

@@ -6,6 +6,7 @@ import pytest
 
 import skyward as sky
 from skyward import errors, events
+from skyward.api.provider import Receipt
 from tests.machines.test_selection import NO_ROOM, QUOTA, Shop
 
 DEAR = sky.Spec(provider=Shop(9.0, region="dear"))
@@ -41,6 +42,18 @@ def test_the_cheapest_that_can_be_had_is_taken() -> None:
     (notice,) = [event for event in seen if isinstance(event, events.Notice) and event.level == "warning"]
     assert "'P instances'" in notice.text
     assert "trying 2 nodes" in notice.text
+
+
+def test_every_pool_has_a_receipt_once_it_is_closed() -> None:
+    seen: list[events.Event] = []
+    pool = sky.ComputePool(nodes=1, console=False)
+    pool.on_event(seen.append)
+    assert pool.receipt is None
+    with pool:
+        assert said() >> pool is None
+    assert isinstance(pool.receipt, Receipt)
+    assert "is closed" in str(pool.receipt)
+    assert not [event for event in seen if isinstance(event, events.Notice) and "is closed" in event.text]
 
 
 def test_the_first_that_can_be_had_is_taken_and_a_pool_may_be_opened_again() -> None:

@@ -18,7 +18,15 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.errors import BarrierBroken, InvalidArgument, LockLost, PoolClosed, SharedLost, SharedTimeout
+from skyward.errors import (
+    BarrierBroken,
+    InvalidArgument,
+    LockLost,
+    PoolClosed,
+    SharedLost,
+    SharedTimeout,
+    SharedTooLarge,
+)
 from tests.support.waiting import until
 
 LONG = 120.0
@@ -249,7 +257,7 @@ def _count_up() -> int:
 
 def test_outside_a_pool_the_error_says_what_to_use() -> None:
     handle = sky.dict("x")
-    import skyward.api.targets as targets
+    import skyward.api.compute as targets
 
     before, targets._open[:] = list(targets._open), []
     try:
@@ -257,6 +265,62 @@ def test_outside_a_pool_the_error_says_what_to_use() -> None:
             handle["a"] = 1
     finally:
         targets._open[:] = before
+
+
+def test_a_time_out_holds_while_node_0_is_silent_and_nothing_is_lost_by_it(
+    pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, lock, agent = pool.queue("silent"), pool.lock("silent.lock"), pool._engine.abouts()[0]["pid"]
+    queue.put("before")
+    assert queue.get(LONG) == "before"
+    monkeypatch.setattr("skyward.node.shared.channel.LATE", 0.1)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        with pytest.raises(SharedTimeout, match=r"node 0, .* has not answered within 0\.1 s"):
+            queue.get(timeout=0.1)
+        with pytest.raises(SharedTimeout, match=r"has not answered within 0\.1 s"):
+            lock.acquire(timeout=0.1)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    monkeypatch.undo()
+    queue.put("after")
+    assert queue.get(LONG) == "after"
+    assert lock.acquire(LONG)
+    lock.release()
+
+
+@sky.compute
+def count_members(name: str) -> tuple[int, int]:
+    members = sky.set(name, str).members()
+    return len(members), sum(map(len, members))
+
+
+def test_more_keys_than_a_message_takes_are_refused_at_once_or_come_back_whole(pool: sky.ComputePool) -> None:
+    keys = [f"{number:02}" + "k" * 900_000 for number in range(40)]
+    with pytest.raises(SharedTooLarge, match="dict 'many' takes"):
+        pool.dict("many", str, int).update(dict.fromkeys(keys, 0))
+    with pytest.raises(SharedTooLarge, match=r"set 'many\.set' takes"):
+        pool.set("many.set", str).update(keys)
+    for at in range(0, 40, 10):
+        assert pool.set("many.set", str).update(keys[at : at + 10]) == 10
+        pool.dict("many", str, int).update(dict.fromkeys(keys[at : at + 10], at))
+    assert pool.set("many.set", str).members() == set(keys)
+    assert [value for _, value in pool.dict("many", str, int).items()] == [
+        at for at in (0, 10, 20, 30) for _ in range(10)
+    ]
+    assert count_members("many.set") >> pool == (40, 40 * 900_002)
+    pool.set("many.set").clear()
+    pool.dict("many").clear()
+
+
+def test_a_counter_has_64_bits_and_says_so(pool: sky.ComputePool) -> None:
+    counter = pool.counter("wide")
+    with pytest.raises(InvalidArgument, match="64"):
+        counter.set(9 * 10**4299)
+    counter.set(2**63 - 1)
+    with pytest.raises(InvalidArgument, match="64 bits"):
+        counter.add(1)
+    assert counter.value == 2**63 - 1
 
 
 def test_the_example_of_the_guide_runs() -> None:
@@ -318,6 +382,7 @@ def test_what_waits_ends_with_its_call_its_node_and_its_pool() -> None:
         thread.start()
         closing = wait_for_an_item("never") > pool
         pool.event("waits").wait(LONG)
+        pool.close()  # leaving the block would wait for the call
     thread.join(LONG)
     assert isinstance(ended[1], PoolClosed)
     assert isinstance(closing.exception(LONG), PoolClosed)

@@ -6,7 +6,9 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,102 @@ def test_calls_beside_cancelled_ones_all_answer(options: dict[str, object]) -> N
             assert [f.result() for i, f in enumerate(futures) if i not in victims] == [
                 i for i in range(60) if i not in victims
             ]
+
+
+ASSERT = "CUDA error: device-side assert triggered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+
+
+@sky.compute
+def fails_with(text: str) -> None:
+    raise RuntimeError(text)
+
+
+def test_a_process_whose_gpu_context_is_dead_runs_no_other_body() -> None:
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        first = pid() >> pool
+        with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
+            fails_with("CUDA error: out of memory") >> pool
+        assert pid() >> pool == first
+        with pytest.raises(RuntimeError, match="device-side assert") as ended:
+            fails_with(ASSERT) >> pool
+        assert any("the process was replaced" in note for note in ended.value.__notes__)
+        assert any("CUDA_LAUNCH_BLOCKING" in note for note in ended.value.__notes__)
+        assert pid() >> pool != first
+
+
+def test_calls_that_wait_behind_one_that_kills_the_gpu_context_run_in_a_fresh_process(tmp_path: Path) -> None:
+    @sky.compute
+    def dies(go: Path) -> int:
+        while not go.exists():
+            time.sleep(0.01)
+        raise RuntimeError(ASSERT)
+
+    with sky.ComputePool(nodes=1, concurrency=2, console=False) as pool:
+        neighbour = wait_for(tmp_path / "end", tmp_path / "begun") > pool
+        until((tmp_path / "begun").exists)
+        culprit = dies(tmp_path / "go") > pool
+        behind = [pid() > pool for _ in range(5)]
+        (tmp_path / "go").touch()
+        assert "device-side assert" in str(culprit.exception(60))
+        fresh = {future.result(60) for future in behind}
+        (tmp_path / "end").touch()
+        assert neighbour.result(60) not in fresh
+
+
+def test_a_map_that_keeps_exceptions_leaves_no_dead_gpu_context_behind() -> None:
+    def square(number: int) -> int:
+        if number == 1:
+            raise RuntimeError(ASSERT)
+        return number * number
+
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        first = pid() >> pool
+        results = pool.map(square, range(3), return_exceptions=True)
+        assert [results[0], results[2]] == [0, 4]
+        assert "the process was replaced" in str(results[1].__notes__)
+        assert pid() >> pool != first
+
+
+def test_ranks_of_a_group_are_all_made_again_after_one_of_them_has_killed_its_gpu_context() -> None:
+    @sky.compute
+    def on_one(rank: int) -> int:
+        if sky.instance_info().rank == rank:
+            raise RuntimeError(ASSERT)
+        return os.getpid()
+
+    with sky.ComputePool(nodes=2, plugins=[sky.Plugin("group", around_app=grouped)], console=False) as pool:
+        before = set(on_one(-1) @ pool)
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            on_one(1) @ pool
+        assert not before & set(on_one(-1) @ pool)
+
+
+@contextmanager
+def grouped(info: sky.InstanceInfo) -> Iterator[None]:
+    """A plugin's hook: a pool that has one takes its processes for a group."""
+    yield
+
+
+def test_after_a_failed_body_the_memory_that_torch_keeps_for_itself_is_returned() -> None:
+    @sky.compute
+    def fill(fails: bool) -> int:
+        import types
+
+        sys.modules.setdefault("torch", types.ModuleType("torch"))
+        torch = sys.modules["torch"]
+        if not hasattr(torch, "cuda"):
+            torch.cuda = types.SimpleNamespace(emptied=0)
+            torch.cuda.is_initialized = lambda: True
+            torch.cuda.device_count = lambda: 1
+            torch.cuda.memory_reserved = lambda device: 20 << 30
+            torch.cuda.memory_allocated = lambda device: 0
+            torch.cuda.empty_cache = lambda: setattr(torch.cuda, "emptied", torch.cuda.emptied + 1)
+        if fails:
+            raise ValueError("no")
+        return torch.cuda.emptied
+
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        assert fill(False) >> pool == 0
+        with pytest.raises(ValueError, match="no"):
+            fill(True) >> pool
+        assert fill(False) >> pool == 1

@@ -66,6 +66,23 @@ def kind_of(items: Iterable[int]) -> tuple[str, int]:
     return type(items).__name__, sum(items)
 
 
+def read_in_threads(items: Iterator[int]) -> list[int]:
+    """What three threads get of one stream, all together."""
+    found: list[int] = []
+    readers = [threading.Thread(target=lambda: found.extend(items), daemon=True) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(60)
+    assert not any(reader.is_alive() for reader in readers)
+    return found
+
+
+@sky.compute
+def share_argument(items: Iterator[int]) -> list[int]:
+    return read_in_threads(items)
+
+
 @pytest.fixture
 def own() -> Iterator[sky.ComputePool]:
     """A pool for a test whose failure would leave a body running."""
@@ -99,6 +116,13 @@ def test_a_generator_streams_its_items_in_order(pool: sky.ComputePool) -> None:
     assert isinstance(items, Iterator)
     assert list(items) == list(range(1000))
     assert list(items) == []
+
+
+def test_threads_of_the_program_and_of_a_body_share_a_stream(pool: sky.ComputePool) -> None:
+    """Each item once, on either side; the window is passed several times, so nothing of it may be lost."""
+    items = count(2_000) >> pool
+    assert sorted(read_in_threads(items)) == list(range(2_000))
+    assert sorted(share_argument(iter(range(2_000))) >> pool) == list(range(2_000))
 
 
 def test_an_empty_generator_is_an_empty_stream(pool: sky.ComputePool) -> None:
@@ -194,6 +218,45 @@ def test_an_exception_in_mid_stream_comes_after_the_items_before_it(pool: sky.Co
             seen.extend(breaks(after) >> pool)
         assert seen == list(range(after))
         assert "breaks" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_every_stream_of_a_broadcast_raises_the_error_of_the_rank_that_failed(
+    pool: sky.ComputePool, delay: float
+) -> None:
+    @sky.compute
+    def rows() -> Iterator[int]:
+        yield 0
+        if sky.instance_info().node == 1:
+            time.sleep(delay)
+            raise ValueError("bad row")
+        time.sleep(120)
+
+    orders: list[Callable[[list[Iterator[int]]], Any]] = [
+        lambda streams: [list(stream) for stream in streams],
+        lambda streams: [list(stream) for stream in reversed(streams)],
+        lambda streams: list(zip(*streams, strict=True)),
+    ]
+    for read in orders:
+        with pytest.raises(ValueError, match="bad row") as raised:
+            read(rows() @ pool)
+        assert any("rank 1 of 2 (node 1) failed first" in note for note in raised.value.__notes__)
+
+
+def test_a_rank_that_fails_before_another_streams_is_named_by_the_broadcast_itself(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def rows() -> Iterator[int]:
+        if sky.instance_info().node == 0:
+            time.sleep(120)
+        return fail()
+
+    def fail() -> Iterator[int]:
+        yield 0
+        raise ValueError("bad row")
+
+    with pytest.raises(ValueError, match="bad row") as raised:
+        rows() @ pool
+    assert any("rank 1 of 2 (node 1) failed first" in note for note in raised.value.__notes__)
 
 
 def test_an_item_that_cannot_travel_is_named(pool: sky.ComputePool) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.client.logs import Watch, snapshot
+from skyward.client.output import Watch, snapshot
 from skyward.events import Warned
-from skyward.node.marked_lines import MARK, parsed
-from skyward.view.warned import WarningLines
+from skyward.node.logs import MARK, parsed
+from skyward.view.console import WarningLines
 from tests.support.waiting import until
 
 

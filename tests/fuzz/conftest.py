@@ -1,4 +1,4 @@
-"""How long is fuzzed, and where examples are kept: seconds in `make test`, an hour in `make soak`."""
+"""How long is fuzzed, and where examples are kept: seconds in `make test`, ten minutes in `make soak`."""
 
 from __future__ import annotations
 

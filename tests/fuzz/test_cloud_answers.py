@@ -10,8 +10,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import SkywardError
-from skyward.testing import Cloud
 from tests.fuzz.conftest import SECONDS
+from tests.support.cloud import Cloud
 
 ROUNDS = SECONDS * 5 or 12
 ACTIONS = ["DescribeInstanceTypes", "DescribeInstances", "DescribeImages", "DescribeSubnets", "RunInstances", "*"]

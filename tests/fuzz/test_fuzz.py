@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from skyward.client.message_checks import CHECKS, checked_about
-from skyward.client.output_lines import Lines
+from skyward.client.output import Lines
 from skyward.errors import BootstrapError
-from skyward.machines import ledger_lines
-from skyward.node.agent_checks import CHECKS as AGENT_CHECKS
+from skyward.machines import ledger
+from skyward.node.agent import CHECKS as AGENT_CHECKS
 from skyward.node.protocol import AgentToClient, ClientToAgent
 from skyward.node.receiver import Malformed, Refused, checked_greeting, split
 from skyward.providers.aws import notices
@@ -208,9 +208,9 @@ def test_notices_are_moments_or_no_notices(body: Any, date: str) -> None:
 def test_ledgers_are_read_whatever_stands_in_them(lines: list[Any]) -> None:
     for line in lines:
         text = line if isinstance(line, bytes) else json.dumps(line).encode()
-        for entry in (text, ledger_lines._checksum(text) + b" " + text):
-            found = ledger_lines.parsed(entry.replace(b"\n", b""))
-            assert found is None or isinstance(found, ledger_lines.Record)
+        for entry in (text, ledger._checksum(text) + b" " + text):
+            found = ledger.parsed(entry.replace(b"\n", b""))
+            assert found is None or isinstance(found, ledger.Record)
 
 
 @FUZZ

@@ -19,8 +19,8 @@ from skyward.api.hardware import Gpu
 from skyward.api.matching import described, models_of
 from skyward.node import gpus
 from skyward.node.gpu_meter import GpuMeter
-from skyward.node.nvml import Nvml, NvmlError
-from skyward.view.gpus import gpu_cell
+from skyward.node.gpus import Nvml, NvmlError
+from skyward.view.overview import gpu_cell
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 
@@ -229,6 +229,101 @@ def test_nodes_of_this_computer_show_the_gpus_that_they_have() -> None:
             time.sleep(0.1)
     print(f"  {seen}")
     assert set(seen) == {0, 1}
+
+
+@sky.compute
+def wrong_index() -> float:
+    import torch
+
+    return torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")].sum().item()
+
+
+@sky.compute
+def fill(gib: int, fails: bool) -> None:
+    import torch
+
+    kept = torch.empty(gib << 30, dtype=torch.uint8, device="cuda")
+    if fails:
+        raise ValueError(f"{len(kept)} bytes")
+
+
+@sky.compute
+def on_gpu() -> tuple[int, float, int]:
+    """This process, what it has computed, and how many bytes torch keeps for itself."""
+    import torch
+
+    total = torch.ones(8, device="cuda").sum().item()
+    return os.getpid(), total, torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def error_of(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except Exception as exc:
+        return exc
+    raise AssertionError("no error")
+
+
+def test_after_a_device_side_assert_the_next_call_works_in_a_fresh_process() -> None:
+    if find_spec("torch") is None:
+        return
+    with sky.ComputePool(console=False) as pool:
+        before, total, _ = on_gpu() >> pool
+        error = error_of(lambda: wrong_index() >> pool)
+        print(f"  {type(error).__name__}: {getattr(error, '__notes__', [''])[0]}")
+        assert "device-side assert" in str(error)
+        assert any("the process was replaced" in note for note in error.__notes__)
+        after, again, _ = on_gpu() >> pool
+        assert (total, again) == (8.0, 8.0)
+        assert after != before
+
+
+def test_a_group_is_formed_again_after_a_device_side_assert() -> None:
+    if find_spec("torch") is None:
+        return
+    options = {"processes_per_node": "gpu", "plugins": [sky.plugins.torch()]}
+    with sky.ComputePool(console=False, **options) as pool:
+        assert group() @ pool == [("nccl", len(present()))] * len(present())
+        assert "device-side assert" in str(error_of(lambda: wrong_index() @ pool))
+        assert group() @ pool == [("nccl", len(present()))] * len(present())
+
+
+@sky.compute
+def group() -> tuple[str, float]:
+    import torch
+    import torch.distributed as dist
+
+    value = torch.ones(1, device="cuda")
+    dist.all_reduce(value)
+    return dist.get_backend(), value.item()
+
+
+def test_after_a_failed_body_the_memory_of_the_gpu_is_free_for_others() -> None:
+    if find_spec("torch") is None:
+        return
+    with sky.ComputePool(console=False) as pool:
+        before, *_ = on_gpu() >> pool
+        assert "bytes" in str(error_of(lambda: fill(2, True) >> pool))
+        process, _, kept = on_gpu() >> pool
+        assert process == before
+        assert kept < 64 << 20, kept
+        error = error_of(lambda: fill(100_000, False) >> pool)
+        assert type(error).__name__ == "OutOfMemoryError"
+        process, _, kept = on_gpu() >> pool
+        assert process == before  # an out-of-memory error costs no process
+        assert kept < 64 << 20, kept
+
+
+def test_nodes_that_share_a_gpu_share_its_memory() -> None:
+    @sky.compute
+    def share() -> float:
+        return float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "nan"))
+
+    nodes = 2 * len(present())
+    with sky.ComputePool(nodes=nodes, console=False) as pool:
+        shares = share() @ pool
+    print(f"  {shares}")
+    assert shares == [0.45] * nodes
 
 
 def main() -> int:

@@ -9,8 +9,7 @@ import pytest
 
 from skyward import events
 from skyward.errors import InvalidArgument
-from skyward.history.history import History
-from skyward.history.trace import lanes
+from skyward.history.history import History, lanes
 
 
 def _history(*found: events.Event, running: bool = False) -> History:

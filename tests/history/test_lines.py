@@ -48,6 +48,14 @@ def test_every_kind_of_event_comes_back_as_it_was() -> None:
         assert parsed(written) == event
 
 
+def test_metrics_of_any_size_come_back() -> None:
+    """`total_flos` of a trainer is beyond 1e18 after some hours."""
+    for value in (3.2e18, -1e300, 10**19, float("inf")):
+        event = events.Progress("p", 1, 3.0, 10.0, {"loss": 0.25, "total_flos": value}, "c1", 1)
+        assert parsed(line(event)) == event
+    assert parsed(line(events.Progress("p", 1, 3.0, 10.0, {"loss": 10**30}))) is None
+
+
 def test_texts_with_quotes_and_control_characters_come_back() -> None:
     ended = events.CallEnded("p", "c1", "train", 2, "ok", 0.5, 2, "", 1, 'ü"3\n', time=100.0)
     for event in (

@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from skyward.history import store
 from skyward.history.history import read
 from skyward.history.lines import Skipped
 from skyward.history.recorder import Recorder
+from tests.support.waiting import until
 
 
 def _recorded(root: Path, found: list[Event], limit: int = 1 << 20) -> list[Event]:
@@ -41,6 +44,32 @@ def test_a_history_is_for_its_user_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(recorder.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(recorder.path.parent.stat().st_mode) == 0o700
     recorder.close()
+
+
+@pytest.mark.parametrize("act", ["pass", "recorder.flush(); recorder.close()"], ids=["does-nothing", "closes"])
+def test_a_forked_child_neither_keeps_a_history_running_nor_writes_to_it(tmp_path: Path, act: str) -> None:
+    """The lock says that the program lives; a child that outlives it has a copy."""
+    code = (
+        "import os, sys; from pathlib import Path; from skyward.history.recorder import Recorder\n"
+        "recorder = Recorder('p', Path(sys.argv[1]))\n"
+        "if os.fork() == 0:\n"
+        "    mine = os.open(os.devnull, os.O_RDONLY)\n"
+        f"    {act}\n"
+        "    os.fstat(mine)\n"
+        "    print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        (entry,) = store.entries(tmp_path)
+        assert entry.running
+        program.kill()
+        program.wait(timeout=120)
+        until(lambda: not entry.running)
+        assert entry.path.read_bytes().count(b"\n") == 1
 
 
 def test_a_short_call_takes_one_line(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import traceback
 
 from skyward.errors import TaskCrashed, TaskTimeout
-from skyward.history.summary import summary
+from skyward.events import CallEnded
+from skyward.history.lines import failure, summary
 from skyward.transport.exceptions import as_text
 
 
@@ -50,3 +51,18 @@ def test_a_traceback_whose_beginning_was_left_out_is_told_by_its_exception() -> 
 def test_a_text_without_a_traceback_is_told_by_its_first_line() -> None:
     assert summary("error", "RuntimeError: no\nmore") == "RuntimeError: no"
     assert summary("lost", "") == ""
+
+
+def test_a_failed_call_is_named_with_its_arguments_and_its_node() -> None:
+    ended = CallEnded("p", "c", "train", 2, "error", 1.0, error=raised(ValueError("no")), arguments="17, rate=0.1")
+    assert failure(ended) == "train(17, rate=0.1) failed on node 2: ValueError: no"
+    lost = CallEnded("p", "c", "train", -1, "lost", 0.0, error="NodeLost: no node is left")
+    assert failure(lost) == "train() failed before it was started: NodeLost: no node is left"
+
+
+def test_failed_items_of_a_map_that_were_one_call_are_counted_with_the_first_of_them() -> None:
+    error = f"3 of 10 items have failed, the first of them item 17: train(17)\n\n{raised(ValueError('no'))}"
+    ended = CallEnded("p", "c", "train", 2, "error", 1.0, error=error, items=10, failed_items=3)
+    assert failure(ended) == (
+        "train, on node 2: 3 of 10 items have failed, the first of them item 17: train(17): ValueError: no"
+    )

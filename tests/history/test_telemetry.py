@@ -57,6 +57,18 @@ def test_a_pool_and_its_calls_are_spans_and_figures(told: tuple[Any, Any]) -> No
     assert any(metric.name == "skyward.progress" for metric in data)
 
 
+def test_items_of_a_map_are_counted_as_the_history_counts_them(told: tuple[Any, Any]) -> None:
+    listen = telemetry.opentelemetry()
+    listen(events.CallEnded("p", "a", "f", 0, "ok", 1.0, items=10))
+    listen(events.CallEnded("p", "b", "f", 0, "error", 1.0, items=10, failed_items=3))
+    listen(events.CallEnded("p", "c", "f", 0, "crashed", 1.0, items=10))
+    listen(events.CallEnded("p", "d", "f", 0, "cancelled", 1.0, items=10))
+    data = told[1].get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+    counts = next(metric for metric in data if metric.name == "skyward.calls").data.data_points
+    found = {point.attributes["skyward.outcome"]: point.value for point in counts}
+    assert found == {"ok": 17, "error": 3, "crashed": 1, "cancelled": 10}
+
+
 def test_a_call_that_is_tried_again_is_two_spans(told: tuple[Any, Any]) -> None:
     exporter, _ = told
     listen = telemetry.opentelemetry()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -39,5 +40,6 @@ def test_two_machines_join(tmp_path: Path, client_cache: Path, monkeypatch: pyte
     thread.start()
     with sky.ComputePool(provider=Join(), nodes=2, console=False) as pool:
         assert [add(i, 1) >> pool for i in range(4)] == [1, 2, 3, 4]
+        assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0, "SEC-15: this process has keys of the pool"
     for process in started:
         assert process.wait(20) == 0

@@ -10,9 +10,9 @@ import pytest
 
 from skyward.api.provider import Holding, Machine, Offer, Provider
 from skyward.api.spec import Spec
-from skyward.errors import BootstrapError, NoCapacity
+from skyward.errors import BootstrapError, NoCapacity, NotGivenBack
 from skyward.machines.acquire import acquire
-from skyward.machines.joining import Joining, Missing
+from skyward.machines.replacement import Joining, Missing
 from tests.support.contexts import pool_context
 
 
@@ -130,5 +130,38 @@ def test_without_min_nodes_too_few_machines_are_an_error() -> None:
 
 
 class _NoWatchdog:
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
     def drop(self, key: str) -> None:
-        pass
+        self.dropped.append(key)
+
+
+class Silent(Cloud):
+    """Cannot be asked when machines are given back."""
+
+    def __init__(self, price: float) -> None:
+        super().__init__()
+        self.price = price
+
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Holding:
+        return Holding(pool, (Machine("m0"),), self.price)
+
+    def give_back(self, pool: str, report: Any) -> object:
+        raise NotGivenBack(pool, "the queue", ["job 1"], self.price, "Nobody answers.")
+
+
+def test_a_program_does_not_fail_for_what_costs_nothing_and_the_watchdog_gives_it_back() -> None:
+    watchdog, said = _NoWatchdog(), list[str]()
+    with ExitStack() as steps:
+        context = pool_context(provider=Silent(0.0), emit=lambda event: said.append(str(event)))
+        acquire(context, watchdog, steps, lambda receipt: None)  # type: ignore[arg-type]
+    assert any("job 1 in the queue may still exist. Nobody answers." in text for text in said), said
+    assert watchdog.dropped == []
+
+
+def test_what_costs_money_and_cannot_be_given_back_is_an_error() -> None:
+    watchdog = _NoWatchdog()
+    with pytest.raises(NotGivenBack, match=r"\$2.00 an hour"), ExitStack() as steps:
+        acquire(pool_context(provider=Silent(2.0)), watchdog, steps, lambda receipt: None)  # type: ignore[arg-type]
+    assert watchdog.dropped == ["machines"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -9,11 +10,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skyward.errors import InvalidArgument, SkywardError
-from skyward.machines.ledger import Ledger, histories, in_use, pool_dir, read, state_dir
+from skyward.machines.ledger import Ledger, histories, in_use, pool_dir, read, remove, state_dir
 from tests.support.waiting import until
 
 
@@ -167,6 +169,24 @@ def test_asking_in_the_same_process_does_not_unlock() -> None:
     assert in_use("p")
     ledger.let_go()
     assert not in_use("p")
+
+
+def test_a_ledger_that_cannot_be_asked_counts_as_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what runs there would be ended, and its keys removed."""
+    Ledger.start("p", {}).let_go()
+    plain = os.open
+
+    def opened(path: Any, *args: Any, **more: Any) -> int:
+        if os.path.basename(path) == "ledger":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(path, *args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", opened)
+        assert in_use("p")
+        remove("p")
+    assert not in_use("p")
+    assert pool_dir("p").exists()
 
 
 def test_all_ledgers_are_listed_and_strange_files_are_not() -> None:

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import skyward as sky
-from skyward.machines import ledger_lines
-from skyward.machines.ledger import Ledger, pool_dir, read
-from skyward.machines.ledger_lines import Record, line, parsed
+from skyward.machines import ledger as ledger_module
+from skyward.machines.ledger import Ledger, Record, line, parsed, pool_dir, read
 
 GOOD: dict[str, Any] = {"fact": "open", "call": "c", "kind": "k", "ids": ["i-1"], "time": 1.5, "data": {"region": "x"}}
 
@@ -97,7 +96,7 @@ def test_no_value_anywhere_makes_reading_fail(tmp_path_factory: pytest.TempPathF
 
 def test_an_endless_file_is_read_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(ledger_lines, "_MOST", 10_000)
+    monkeypatch.setattr(ledger_module, "_MOST", 10_000)
     Ledger.start("p", {"provider": "AWS"}).let_go()
     with (pool_dir("p") / "ledger").open("ab") as file:
         file.write(b"x" * 50_000)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from skyward.api.provider import Availability, Holding, Offer, Provider, Report
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.machines.offers import CloudOffer, Plan, RuledOut
-from skyward.machines.quotes import Quotes, ask
-from skyward.providers.aws.quotas import verdict
+from skyward.machines.offers import CloudOffer, Plan, Quotes, RuledOut, ask
+from skyward.providers.aws.billing import verdict
 
 
 @dataclass(frozen=True)

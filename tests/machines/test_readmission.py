@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skyward.api.provider import Admission
 from skyward.errors import SkywardError
-from skyward.machines.readmission import Readmission
+from skyward.machines.replacement import Readmission
 
 SAME = Admission(allowed="sg-1 lets in ssh from 198.51.100.1/32 only")
 

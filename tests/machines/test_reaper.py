@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 
 import pytest
@@ -10,9 +12,9 @@ from skyward import errors
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 from skyward.machines.ledger import Ledger, pool_dir
-from skyward.machines.reaper import Found, chosen, down, expired_leftovers, pools
+from skyward.machines.reaper import Found, chosen, down, expired_leftovers, mentioned, pools
 from skyward.providers.aws.provider import Holding
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 T4 = Spec(accelerator="T4", nodes=2, ttl=3600)
 
@@ -88,6 +90,24 @@ def test_all_means_what_is_abandoned_or_expired_but_not_what_may_be_in_use_elsew
     assert outcomes == {dead.pool: "ended", far.pool: "left alone"}
     assert {instance.id for instance in cloud.running()} == {machine.id for machine in far.machines}
     (outcome,) = down([cloud.aws()], [far.pool], really=True)
+    assert outcome.did == "ended"
+    assert cloud.leftovers() == []
+
+
+def test_a_pool_of_another_computer_with_the_same_home_is_ended_only_by_name(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 59: each may have its own locks there (NFS with nolock, Lustre with localflock)."""
+    with monkeypatch.context() as other:
+        other.setattr(socket, "gethostname", lambda: "login2.cluster")
+        held = cloud.aws().acquire(T4, "p")
+    abandon(held)
+    (outcome,) = down([cloud.aws()], everything=True, really=True)
+    assert (outcome.found.condition, outcome.did) == ("elsewhere", "left alone")
+    assert outcome.why.startswith(f"may be in use by process {os.getpid()} on login2.cluster")
+    assert mentioned(expired_leftovers(cloud.aws())) is None
+    assert len(cloud.running()) == 2
+    (outcome,) = down([cloud.aws()], [held.pool], really=True)
     assert outcome.did == "ended"
     assert cloud.leftovers() == []
 
@@ -185,6 +205,16 @@ def test_opening_a_pool_can_mention_what_is_left(cloud: Cloud) -> None:
     assert [item.pool for item in expired_leftovers(cloud.aws())] == [held.pool]
 
 
+def test_a_ledger_of_which_nothing_is_left_is_not_mentioned(cloud: Cloud) -> None:
+    held = cloud.aws().acquire(T4, "p")
+    left = (pool_dir(held.pool) / "ledger").read_bytes()
+    cloud.aws().give_back(held.pool)
+    pool_dir(held.pool).mkdir(mode=0o700)
+    (pool_dir(held.pool) / "ledger").write_bytes(left)  # as after a client that did not learn that all had ended
+    assert mentioned(expired_leftovers(cloud.aws())) is None
+    assert [item.did for item in down([cloud.aws()], [held.pool], really=True)] == ["ended"]
+
+
 def test_a_reaper_that_meets_another_one_leaves_the_pool_to_it(cloud: Cloud) -> None:
     """Row 59."""
     held = cloud.aws().acquire(T4, "p")
@@ -199,7 +229,7 @@ def test_a_reaper_that_meets_another_one_leaves_the_pool_to_it(cloud: Cloud) -> 
 def test_nothing_said_and_unknown_names_are_refused(cloud: Cloud) -> None:
     with pytest.raises(InvalidArgument, match="--all or --expired"):
         chosen([])
-    with pytest.raises(InvalidArgument, match="no pool nothing; there are none"):
+    with pytest.raises(InvalidArgument, match="no pool nothing is open on this computer or has left anything behind"):
         down([cloud.aws()], ["nothing"])
     one = Found("p", "r", "abandoned", cloud.aws())
     assert chosen([one], names=["p"]) == [(one, "")]
@@ -211,6 +241,10 @@ def test_without_a_login_the_reaper_says_so(cloud: Cloud, monkeypatch: pytest.Mo
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(errors.CredentialsMissing):
         pools([cloud.aws()])
+    with pytest.raises(errors.CredentialsMissing):
+        down([cloud.aws()], everything=True)
+    with pytest.raises(InvalidArgument, match=r"no pool lab is known on this computer .* no AWS login that works"):
+        down([cloud.aws()], ["lab"])
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from skyward import errors
 from skyward.api.provider import Holding, Machine, Offer, Provider
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
+from skyward.machines.acquire import Candidate, Prospect, Selection, look, moves_on, ordered, taken
 from skyward.machines.offers import CloudOffer, Plan
-from skyward.machines.selection import Candidate, Prospect, Selection, look, moves_on, ordered, taken
 from skyward.providers.local import Local
 
 NO_ROOM = errors.NoCapacity("2 nodes", ["2 x g4dn.xlarge (spot, us-east-1a): InsufficientInstanceCapacity"])

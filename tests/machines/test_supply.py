@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from skyward.api.provider import Holding, Machine, Offer, Provider, Report
 from skyward.api.spec import Spec
-from skyward.errors import PoolClosed
+from skyward.errors import NoCapacity, PoolClosed
+from skyward.machines import replacement
 from skyward.machines.replacement import Supply
 from tests.support.contexts import pool_context
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,37 @@ def test_closing_waits_for_what_has_been_asked() -> None:
 def test_the_provider_knows_which_machines_are_gone() -> None:
     machines = [Machine(id) for id in ("m-1", "m-2")]
     assert supply(Slow()).ended(machines) == ["taken back", ""]
+
+
+@dataclass(frozen=True)
+class Queue(Slow):
+    """A provider that is asked for lost machines together, and has `most` at once."""
+
+    most: int = 9
+    asked: list[int] = field(default_factory=list[int])
+
+    @property
+    def replaces_together(self) -> bool:
+        return True
+
+    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+        self.asked.append(count)
+        if count > self.most:
+            raise NoCapacity("machines", [f"{self.most} are free"])
+        return Holding(pool, tuple(Passing(f"m-{len(self.asked)}.{number}") for number in range(count)))
+
+
+@pytest.mark.parametrize(("most", "asked"), [(9, [3]), (2, [3, 1, 1, 1])])
+def test_machines_that_are_lost_together_are_asked_for_together_if_there_are_so_many(
+    monkeypatch: pytest.MonkeyPatch, most: int, asked: list[int]
+) -> None:
+    provider = Queue(most=most)
+    source = supply(provider)
+    all_ask = threading.Barrier(3)
+    monkeypatch.setattr(replacement, "time", SimpleNamespace(sleep=lambda _: until(lambda: source._batch.count == 3)))
+    with ThreadPoolExecutor(3) as threads:
+        made = [threads.submit(lambda: (all_ask.wait(60), source.another(0, print, lost=True))[1]) for _ in range(3)]
+        assert len({one.result(60).id for one in made}) == 3
+    assert provider.asked == asked
+    source.another(0, print)
+    assert provider.asked == [*asked, 1], "nodes that were missing from the beginning are asked for one by one"

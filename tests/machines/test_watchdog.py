@@ -20,14 +20,8 @@ import pytest
 
 from skyward.machines.watchdog import Watchdog, pauses
 from tests.support.hosts import Network, unavailable
+from tests.support.processes import gone
 from tests.support.waiting import until
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def catches(pid: int, number: int) -> bool:

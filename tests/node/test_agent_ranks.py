@@ -120,6 +120,7 @@ def test_a_call_that_waits_behind_another_goes_to_an_idle_process_although_a_ran
 def test_processes_that_cannot_start_name_their_local_rank() -> None:
     bench = Bench(processes=2, places=2, ready=False)
     for _ in range(3):
+        bench.tick(1.0)
         name = next(name for name, slot in bench.calls.slots.items() if slot.place == 1)
         bench.exit(name, 70)
     told = [message for message in bench.messages() if message[0] == "failed"]

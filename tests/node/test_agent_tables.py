@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.node.agent_calls import Action
-from skyward.node.agent_tables import CALLS, SLOTS, NodeCall
+from skyward.node.agent_slots import CALLS, SLOTS, Action, Kill, NodeCall, Spawn, Tell
 from tests.support.agent_calls import GRACE, LIMIT, Bench, effects_on
 
 CALL_STATES = sorted({state for state, _ in CALLS})
@@ -75,6 +74,12 @@ def running() -> Scene:
     return bench, call
 
 
+def loading() -> Scene:
+    bench, call = sent()
+    bench.begin(call, loading=True)
+    return bench, call
+
+
 def stopping() -> Scene:
     bench, call = running()
     bench.cancel(call)
@@ -97,7 +102,11 @@ REACH: dict[str, Callable[[], Scene]] = {
     "stopping": stopping,
     "doomed": doomed,
 }
-SPECIAL = {("queued", "no room"): queued_without_its_buffer, ("sent", "shift"): sent_behind_another}
+SPECIAL = {
+    ("queued", "no room"): queued_without_its_buffer,
+    ("sent", "shift"): sent_behind_another,
+    ("running", "entered"): loading,
+}
 
 
 # how each event comes about
@@ -114,7 +123,7 @@ def apply(bench: Bench, call: NodeCall, event: str) -> list[Action]:
             return bench.cancel(call)
         case "no room":
             return calls.no_room("blob", 10, "No space left on device", bench.now)
-        case "began":
+        case "began" | "entered":
             return bench.begin(call)
         case "shift":
             return bench.end(calls.calls["y"], seconds=0.0005)  # the other runner has nothing to do
@@ -225,12 +234,15 @@ def apply_to_slot(bench: Bench, name: str, event: str) -> list[Action]:
 def slot_effects(name: str, actions: list[Action]) -> set[str]:
     found: set[str] = set()
     for action in actions:
-        if action[0] == "tell":
-            assert action[1] is None
-            found.add(f"tell {action[2][0]}")
-        else:
-            assert action[0] == "spawn" or action[1].name == name
-            found.add(action[0])
+        match action:
+            case Tell(None, [kind, *_]):
+                found.add(f"tell {kind}")
+            case Spawn():
+                found.add("spawn")
+            case Kill(slot) if slot.name == name:
+                found.add("kill")
+            case _:
+                raise AssertionError(action)
     return found
 
 
@@ -247,6 +259,7 @@ def test_a_runner_process_does_what_its_table_says(state: str, event: str) -> No
     assert slot_effects(name, did) == told
     if "count failure" in actions:  # the third in a row is told to the client, and no other is made
         for _ in range(2):
+            bench.tick(1.0)
             did = apply_to_slot(bench, bench.names[0], event)
         assert slot_effects("", did) == {"tell failed", "tell replaced"}
         assert not bench.names

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from skyward.events import GpuSample
-from skyward.node.amd import amd_cards, amd_sample
-from skyward.node.gpus import look
+from skyward.node.gpus import amd_cards, amd_sample, look
 
 MI300X = {
     "vendor": "0x1002",

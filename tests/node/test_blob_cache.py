@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import shutil
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from skyward.transport.link import greet
 from tests.support.waiting import until
 
 NAME = "0123456789abcdef" * 2
+KEPT = "ab" * 14  # key, attempt and index of a kept result
 DATA = os.urandom(700_000)
 
 
@@ -33,7 +35,7 @@ def authority() -> certificates.Authority:
 
 
 def blob_cache(path: Path, authority: certificates.Authority) -> BlobCache:
-    path.mkdir()
+    path.mkdir(mode=0o700)
     made = BlobCache(str(path), certificates.context(authority.issue("node-0"), server=False))
     made.shared = False
     return made
@@ -73,6 +75,95 @@ def test_a_piece_after_one_that_found_no_room_is_not_taken_for_the_rest(
     assert node.take({"1": [NAME, len(DATA)]})[1] == {NAME}
 
 
+def test_a_buffer_that_finds_no_room_in_memory_lies_on_a_disk(
+    tmp_path: Path, authority: certificates.Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, whose /dev/shm has 64 MB: calls are sent ahead, and all their arguments at once."""
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
+    node = blob_cache(tmp_path / "a", authority)
+    plain, room = os.pwrite, 500_000
+
+    def pwrite(fd: int, data: Any, offset: int) -> int:
+        if offset + len(data) > room and os.readlink(f"/proc/self/fd/{fd}").startswith(str(tmp_path / "a")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return plain(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    taken, _ = node.take({"1": [NAME, len(DATA)]})
+    assert give(node, DATA)
+    node.locate(taken)
+    assert tmp_path / "disk" in Path(taken["1"][0]).parents
+    assert Path(taken["1"][0]).read_bytes() == DATA
+    again = BlobCache(str(tmp_path / "a"), certificates.context(authority.issue("node-0"), server=False))
+    assert again.take({"1": [NAME, len(DATA)]}) == (taken, set())
+    node.drop([NAME])
+    node.discard([NAME])
+    assert not os.path.exists(taken["1"][0])
+
+
+def test_a_buffer_that_somebody_else_has_removed_is_asked_for_again(
+    tmp_path: Path, authority: certificates.Authority
+) -> None:
+    node = blob_cache(tmp_path / "a", authority)
+    give(node, DATA)
+    shutil.rmtree(tmp_path / "a")
+    assert node.take({"1": [NAME, len(DATA)]})[1] == {NAME}
+    assert give(node, DATA)
+    assert (tmp_path / "a" / NAME).read_bytes() == DATA
+
+
+def test_a_buffer_whose_file_is_removed_while_it_comes_is_asked_for_again(
+    tmp_path: Path, authority: certificates.Authority
+) -> None:
+    node = blob_cache(tmp_path / "a", authority)
+    node.accept(NAME, 0, len(DATA), DATA[:200_000])
+    (tmp_path / "a" / f"{NAME}.part").unlink()
+    assert not node.accept(NAME, 200_000, len(DATA), DATA[200_000:])
+    assert node.arrivals.get(timeout=60) == (NAME, False)
+    assert os.listdir(tmp_path / "a") == []
+    assert give(node, DATA)
+    assert (tmp_path / "a" / NAME).read_bytes() == DATA
+
+
+def test_a_result_whose_file_is_removed_while_it_comes_is_an_error_not_a_file_with_zeros(tmp_path: Path) -> None:
+    home, name = Parts(str(tmp_path)), "ab" * 12
+    home.accept(name, 0, len(DATA), DATA[:1000])
+    (tmp_path / name).unlink()
+    home.accept(name, 1000, len(DATA), DATA[1000:])
+    about: dict[str, Any] = {"blobs": {"1": [name, len(DATA)]}}
+    home.place(about)
+    assert "No such file" in about["incomplete"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_that_is_started_again_finds_arguments_and_removes_what_its_predecessor_kept(
+    tmp_path: Path, authority: certificates.Authority
+) -> None:
+    """The client counts the results of a node whose agent died as lost, and makes them again."""
+    give(blob_cache(tmp_path / "a", authority), DATA)
+    for name in (KEPT, NAME[::-1] + ".part"):
+        (tmp_path / "a" / name).write_bytes(DATA)
+    again = BlobCache(str(tmp_path / "a"), certificates.context(authority.issue("node-0"), server=False))
+    assert os.listdir(tmp_path / "a") == [NAME]
+    assert again.take({"0": [NAME, len(DATA)]})[1] == set()
+
+
+def test_an_agent_that_is_started_again_makes_the_directory_that_somebody_has_removed(
+    tmp_path: Path, authority: certificates.Authority
+) -> None:
+    node = BlobCache(str(tmp_path / "a"), certificates.context(authority.issue("node-0"), server=False))
+    assert give(node, DATA)
+    assert (tmp_path / "a" / NAME).read_bytes() == DATA
+
+
+def test_an_agent_on_the_clients_computer_removes_nothing_when_it_is_started_again(tmp_path: Path) -> None:
+    """All nodes there and the client share one directory: kept results of other nodes lie in it, too."""
+    (tmp_path / KEPT).write_bytes(DATA)
+    BlobCache(str(tmp_path), None)
+    assert (tmp_path / KEPT).read_bytes() == DATA
+
+
 @pytest.fixture
 def peers(tmp_path: Path, authority: certificates.Authority) -> Iterator[tuple[BlobCache, BlobCache, int]]:
     """Two nodes; the first one serves what it has on a port."""
@@ -104,6 +195,31 @@ def test_a_node_gets_a_buffer_from_its_peer(peers: tuple[BlobCache, BlobCache, i
     two.fetch(NAME, len(DATA), [[1, "127.0.0.1", port]])
     assert two.arrivals.get(timeout=60) == (NAME, True)
     assert (tmp_path / "two" / NAME).read_bytes() == DATA
+
+
+@pytest.mark.parametrize(("size", "sizes"), [((2 << 20) + 5, [1 << 20, 1 << 20, 5]), (1 << 20, [1 << 20]), (0, [0])])
+def test_a_buffer_from_a_peer_is_written_in_large_pieces(
+    peers: tuple[BlobCache, BlobCache, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    sizes: list[int],
+) -> None:
+    one, two, port = peers
+    data = os.urandom(size)
+    assert one.accept(NAME, 0, len(data), data)
+    pieces: list[int] = []
+    plain = two._parts.write
+
+    def write(name: str, offset: int, piece: Any, total: int) -> None:
+        pieces.append(len(piece))
+        plain(name, offset, piece, total)
+
+    monkeypatch.setattr(two._parts, "write", write)
+    two.fetch(NAME, len(data), [[1, "127.0.0.1", port]])
+    assert two.arrivals.get(timeout=60) == (NAME, True)
+    assert pieces == sizes
+    assert (tmp_path / "two" / NAME).read_bytes() == data
 
 
 def test_a_peer_that_is_still_receiving_passes_it_on_afterwards(peers: tuple[BlobCache, BlobCache, int]) -> None:
@@ -167,8 +283,8 @@ def test_a_result_goes_home_in_pieces_before_the_word_that_it_is_done(
     assert not node.send(lambda: 0, tell)
     assert said[-2:] == ["done", "later"]
     home = Parts(str(tmp_path))
-    for _, name, offset, data in said[1:-2]:
-        home.accept(name, offset, data)
+    for _, name, offset, size, data in said[1:-2]:
+        home.accept(name, offset, size, data)
     home.place(about)
     assert Path(about["blobs"]["1"][0]).read_bytes() == DATA
     assert not result.exists()
@@ -184,14 +300,18 @@ def test_no_more_is_read_than_the_link_takes(tmp_path: Path, authority: certific
     assert not result.exists()
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "", "AB" * 12, "ab" * 40, "ab" * 12 + "\n"])
+@pytest.mark.parametrize("name", ["../mine", "{}/mine", "", "AB" * 12, "ab" * 40, "ab" * 12 + "\n"])
 def test_a_node_cannot_choose_where_on_the_client_a_result_lies(tmp_path: Path, name: str) -> None:
     """A compromised node must not write or read files of the user's."""
-    home = Parts(str(tmp_path))
+    mine = tmp_path / "mine"
+    mine.write_text("of the user")
+    (tmp_path / "home").mkdir()
+    home, name = Parts(str(tmp_path / "home")), name.format(tmp_path)
     with pytest.raises(ValueError, match="no name"):
-        home.accept(name, 0, b"x")
+        home.accept(name, 0, 1, b"x")
     with pytest.raises(ValueError, match="no name"):
         home.place({"blobs": {"0": [name, 1]}})
+    assert mine.read_text() == "of the user"
 
 
 def test_the_client_sends_a_buffer_to_one_node_and_names_it_to_the_others(tmp_path: Path) -> None:
@@ -236,6 +356,26 @@ def test_a_node_whose_peers_fail_gets_the_buffer_from_the_client(tmp_path: Path)
     assert both.wait(60)
     uploads.close()
     assert sorted(nodes) == [0, 1]
+
+
+def test_a_link_that_takes_nothing_is_looked_at_less_and_less_often(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    path.write_bytes(DATA)
+    pauses: list[float] = []
+
+    def wait(seconds: float | None = None) -> bool:
+        pauses.append(seconds or 0.0)
+        return False
+
+    uploads = Uploads(lambda *_: None, lambda _: 0 if len(pauses) >= 12 else 1 << 30, lambda _: None)
+    closing = threading.Event()
+    closing.wait = wait
+    uploads._closing = closing
+    uploads.load(0, {NAME: (str(path), len(DATA))})
+    until(lambda: len(pauses) >= 12)
+    uploads.close()
+    assert pauses[:3] == [0.001, 0.002, 0.004]
+    assert pauses[7:12] == [0.1] * 5
 
 
 class Sending:
@@ -327,6 +467,85 @@ def test_a_buffer_whose_calls_ended_before_it_was_sent_is_sent_for_the_next_one(
     path.write_bytes(DATA)
     uploads.uploads.load(0, {NAME: (str(path), len(DATA))})
     assert uploads.whole.get(timeout=10) == (0, NAME, DATA)
+    uploads.uploads.close()
+
+
+def test_a_buffer_that_is_dropped_while_its_file_is_missing_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `push` does: it removes a piece that every node has written, and says so afterwards."""
+    gone, good = tmp_path / "gone", tmp_path / "good"
+    good.write_bytes(DATA)
+    uploads = Sending(monkeypatch)
+    opening, dropped = threading.Event(), threading.Event()
+
+    def opened(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(file) == str(gone):
+            opening.set()
+            assert dropped.wait(60)
+        return open(file, *args, **kwargs)
+
+    monkeypatch.setattr(uploads_module, "open", opened, raising=False)
+    uploads.uploads.load(0, {NAME: (str(gone), len(DATA))})
+    assert opening.wait(60)
+    uploads.uploads.drop(NAME)
+    dropped.set()
+    uploads.uploads.load(0, {NAME[::-1]: (str(good), len(DATA))})
+    assert uploads.whole.get(timeout=60) == (0, NAME[::-1], DATA)
+    uploads.uploads.close()
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+@pytest.mark.parametrize("again", [False, True], ids=["for-good", "and-sent-again"])
+def test_a_node_does_not_wait_for_the_rest_of_a_buffer_that_is_dropped(
+    tmp_path: Path, authority: certificates.Authority, pieces: int, again: bool
+) -> None:
+    """Else a later `fetch` of the same content would change nothing, and the call that needs it would wait."""
+    path, node = tmp_path / "buffer", blob_cache(tmp_path / "node", authority)
+    path.write_bytes(DATA)
+    said: list[str] = []
+    whole = threading.Event()
+
+    def post(_: int, messages: list[Any], buffers: list[Any]) -> None:
+        kind, name, *more, _ = messages[0]
+        if name == NAME:
+            said.append(kind)
+            if kind == "blob":
+                node.accept(name, *more, buffers[0])
+            else:
+                {"expect": node.expect, "unexpect": node.unexpect}[kind](name)
+        elif kind == "blob" and more[0] + len(buffers[0]) == len(DATA):
+            whole.set()
+
+    def backlog(_: int) -> int:
+        if said == ["expect"] + ["blob"] * pieces:  # asked before every piece
+            uploads.drop(NAME)
+            if again:
+                uploads.load(0, {NAME: (str(path), len(DATA))})
+            uploads.load(0, {NAME[::-1]: (str(path), len(DATA))})
+        return 0
+
+    uploads = Uploads(post, backlog, lambda _: None)
+    uploads.load(0, {NAME: (str(path), len(DATA))})
+    assert whole.wait(60)  # of the next buffer: nothing more comes of the first
+    uploads.close()
+    assert said == ["expect", *["blob"] * pieces, "unexpect", *(["expect", "blob", "blob", "blob"] if again else [])]
+    assert not node.coming(NAME)
+    assert node.take({"1": [NAME, len(DATA)]})[1] == (set() if again else {NAME})
+
+
+def test_an_upload_that_meets_a_bug_of_ours_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing, good = tmp_path / "missing", tmp_path / "good"
+    good.write_bytes(DATA)
+    uploads = Sending(monkeypatch)
+
+    def broken(*_: object) -> bool:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(uploads.uploads, "_worth_trying", broken)
+    uploads.uploads.load(0, {NAME: (str(missing), len(DATA)), NAME[::-1]: (str(good), len(DATA))})
+    assert isinstance(uploads.failed.get(timeout=60)[2], KeyError)
+    assert uploads.whole.get(timeout=60)[1] == NAME[::-1]
     uploads.uploads.close()
 
 
@@ -443,8 +662,8 @@ def shipped(tmp_path: Path, node: BlobCache, about: Any, *, before: Any = lambda
     for _ in range(3):
         node.send(lambda: 0, lambda message, buffers: said.append((*message[1:-1], bytes(buffers[0]))))
     home = Parts(str(tmp_path))
-    for name, offset, data in said[:-1]:
-        home.accept(name, offset, data)
+    for name, offset, size, data in said[:-1]:
+        home.accept(name, offset, size, data)
     home.place(about)
     return said
 
@@ -491,9 +710,9 @@ def test_a_result_whose_file_is_gone_or_short_on_the_node_is_an_error_of_its_cal
 def test_a_result_of_which_a_piece_found_no_room_here_is_an_error_not_a_file_with_a_hole(tmp_path: Path) -> None:
     home, name = Parts(str(tmp_path)), "ab" * 12
     (tmp_path / name).mkdir()  # nothing can be written there
-    home.accept(name, 0, DATA[:1000])
+    home.accept(name, 0, len(DATA), DATA[:1000])
     (tmp_path / name).rmdir()
-    home.accept(name, 1000, DATA[1000:])
+    home.accept(name, 1000, len(DATA), DATA[1000:])
     assert not (tmp_path / name).exists()
     about: dict[str, Any] = {"blobs": {"1": [name, len(DATA)]}}
     home.place(about)

@@ -8,14 +8,35 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pytest
+
 from skyward.node import check_network
-from skyward.node.check_network import probe, send, serve
+from skyward.node.check_network import addresses, probe, send, serve
 
 
 def port_of(token: str) -> int:
     port = serve(["127.0.0.1"], token)["127.0.0.1"]
     assert port is not None
     return port
+
+
+def test_the_addresses_are_all_those_of_the_interfaces_without_the_loopback_s() -> None:
+    known = {
+        (name, entry.address, entry.netmask)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+    }
+    assert set(addresses()) == known
+
+
+def test_the_address_that_ssh_came_in_on_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = addresses()
+    for entry in found:
+        monkeypatch.setenv("SSH_CONNECTION", f"192.0.2.1 50000 {entry[1]} 22")
+        assert addresses()[0] == entry
+        assert sorted(addresses()) == sorted(found)
 
 
 def test_who_knows_the_token_is_answered_and_the_rate_is_measured() -> None:
@@ -39,8 +60,8 @@ def test_who_does_not_know_the_token_hears_nothing() -> None:
                 sock.sendall(said)
                 sock.shutdown(socket.SHUT_WR)
                 assert sock.recv(10) == b""
-            except ConnectionError:
-                pass  # what it had not read was thrown away
+            except OSError:
+                pass  # it was reset: what was not read was thrown away
     assert probe({"a": ("127.0.0.1", port)}, "fedcba9876543210")["a"][0] != ""
 
 

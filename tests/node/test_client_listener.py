@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.client_listener import ClientListener
+from skyward.node.client_link import ClientListener
 from skyward.transport import certificates
 from skyward.transport.certificates import Authority
 from skyward.transport.frames import encode
@@ -129,11 +129,11 @@ def test_a_crowd_at_one_address_pushes_nobody_of_another_out(
     """SEC-3: there is a limit for each address, too."""
     listener, _, end = guarded
     with socket.create_connection(end, 30, ("127.0.0.2", 0)) as quiet:
-        until(lambda: "127.0.0.2" in listener._waiting.values())
+        until(lambda: "127.0.0.2" in listener._waiting.networks())
         crowd = [socket.create_connection(end, timeout=30) for _ in range(200)]
         try:
             until(lambda: sum(sock.recv(1) == b"" for sock in crowd[:1]) == 1)  # the first of them was sent away
-            assert "127.0.0.2" in listener._waiting.values()
+            assert "127.0.0.2" in listener._waiting.networks()
             quiet.setblocking(False)
             with pytest.raises(BlockingIOError):
                 quiet.recv(1)

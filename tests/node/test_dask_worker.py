@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("distributed")
 
 from skyward.node import dask_worker
+from skyward.setup.local_shell import LocalShell
 from skyward.transport import certificates
 from tests.support.waiting import until
 
@@ -37,7 +38,7 @@ class Cast:
         return self._start(f"node-{number}", **{**there, **order})
 
     def client(self, scheduler: str) -> Any:
-        return dask_worker.connect(scheduler, self.authority.issue("client"))
+        return dask_worker.connect(scheduler, self.authority.issue("client"), LocalShell().reach)
 
     def _start(self, who: str, **order: Any) -> subprocess.Popen[str]:
         directory = self.directory / str(len(self.processes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyward.events import GpuSample
-from skyward.node.gpu_health import GpuHealth, Reading
+from skyward.node.gpu_meter import GpuHealth, Reading
 
 HOT, POWER_LIMIT, HARDWARE = 0x40, 0x4, 0x8
 

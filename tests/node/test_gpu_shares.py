@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from skyward.api.hardware import Card, Gpu, visible
-from skyward.node.gpu_shares import Machine, deal, dealt_out, names, own_gpus, restricted, variable, variables
+from skyward.node.gpu_shares import (
+    GpuMachine,
+    deal,
+    dealt_out,
+    memory_share,
+    names,
+    own_gpus,
+    restricted,
+    variable,
+    variables,
+)
 
 CARDS = [Card(Gpu(index, f"GPU-{letter * 4}", "NVIDIA H200")) for index, letter in enumerate("abcd")]
 SLICES = [Gpu(0, f"MIG-{number}", "NVIDIA H200 MIG 1g.18gb", card="GPU-aaaa") for number in range(3)]
@@ -52,7 +62,9 @@ def test_gpus_of_amd_are_named_for_hip() -> None:
 def test_a_process_uses_one_slice_at_most() -> None:
     assert own_gpus(["MIG-0", "MIG-1", "MIG-2"], 1) == [("MIG-0",)]
     assert own_gpus(["MIG-0", "MIG-1", "MIG-2"], 2) == [("MIG-0",), ("MIG-1",)]
-    found = dealt_out([Machine("node 0", ["MIG-0", "MIG-1", "MIG-2"], {0: 1}), Machine("node 1", ["0", "1"], {1: 1})])
+    found = dealt_out(
+        [GpuMachine("node 0", ["MIG-0", "MIG-1", "MIG-2"], {0: 1}), GpuMachine("node 1", ["0", "1"], {1: 1})]
+    )
     assert found.counts == {0: 1, 1: 2}
     assert found.total == 3
 
@@ -109,15 +121,27 @@ def test_every_gpu_is_used_and_none_twice_while_there_are_enough() -> None:
 
 
 def test_a_process_sees_its_own_gpus_and_takes_little_memory_where_it_shares_them() -> None:
-    assert variables(["2", "3"], False, {}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
-    assert variables(["0"], True, {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}) == {
+    assert variables(["2", "3"], 1, {}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert variables(["0"], 4, {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}) == {
         "CUDA_VISIBLE_DEVICES": "0",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.225",
     }
 
 
-def machine(name: str, gpus: str, **ranks: int) -> Machine:
-    return Machine(name, gpus.split(), {int(node.removeprefix("n")): count for node, count in ranks.items()})
+@pytest.mark.parametrize("name", ["XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"])
+def test_a_fraction_of_memory_that_the_user_set_counts(name: str) -> None:
+    """JAX also refuses to start if it finds both names."""
+    assert not [key for key in variables(["0"], 4, {name: "0.5"}) if key.endswith("MEM_FRACTION")]
+
+
+def test_the_shares_of_all_processes_fit_on_the_gpu() -> None:
+    for sharers in range(2, 65):
+        assert 0.5 < sharers * memory_share(sharers) <= 0.9
+
+
+def machine(name: str, gpus: str, **ranks: int) -> GpuMachine:
+    return GpuMachine(name, gpus.split(), {int(node.removeprefix("n")): count for node, count in ranks.items()})
 
 
 def test_nodes_of_one_machine_have_gpus_of_their_own_while_there_are_enough() -> None:
@@ -130,14 +154,15 @@ def test_nodes_that_share_a_gpu_count_it_once() -> None:
     found = dealt_out([machine("this computer", "0", n0=1, n1=1)])
     assert found.by_node == {0: ("0",), 1: ("0",)}
     assert found.total == 1
-    assert found.crowded == {0, 1}
+    assert found.sharers == {0: 2, 1: 2}
 
 
-def test_only_nodes_whose_ranks_share_a_gpu_are_crowded() -> None:
-    assert dealt_out([machine("this computer", "0 1 2", n0=2, n1=2)]).crowded == {0}
-    assert dealt_out([machine("this computer", "0 1 2", n0=1, n1=1, n2=1, n3=1)]).crowded == {0, 1}
-    assert dealt_out([machine("this computer", "", n0=2, n1=2)]).crowded == frozenset()
-    assert dealt_out([machine("node 0", "0 1", n0=3), machine("node 1", "0 1", n1=2)]).crowded == {0}
+def test_it_is_known_how_many_ranks_share_a_gpu() -> None:
+    assert dealt_out([machine("this computer", "0 1 2", n0=2, n1=2)]).sharers == {0: 2}
+    assert dealt_out([machine("this computer", "0 1 2", n0=1, n1=1, n2=1, n3=1)]).sharers == {0: 2, 1: 2}
+    assert dealt_out([machine("this computer", "0", n0=1, n1=1, n2=1, n3=1)]).sharers == dict.fromkeys(range(4), 4)
+    assert dealt_out([machine("this computer", "", n0=2, n1=2)]).sharers == {}
+    assert dealt_out([machine("node 0", "0 1", n0=3), machine("node 1", "0 1", n1=2)]).sharers == {0: 2}
 
 
 def test_unequal_machines_are_counted_each_by_itself() -> None:
@@ -166,5 +191,5 @@ def test_unequal_machines_are_counted_each_by_itself() -> None:
         ([machine("node 0", "MIG-x MIG-y", n0=2)], "2 ranks use slices (MIG) of GPUs on node 0"),
     ],
 )
-def test_nccl_needs_a_gpu_for_each_rank(machines: list[Machine], why: str | None) -> None:
+def test_nccl_needs_a_gpu_for_each_rank(machines: list[GpuMachine], why: str | None) -> None:
     assert dealt_out(machines).conflict == why

@@ -11,7 +11,7 @@ from skyward.api.hardware import Card, Gpu, seen_by_one_process, visible
 from skyward.events import GpuSample
 from skyward.node import gpu_meter
 from skyward.node.gpu_meter import GpuMeter
-from skyward.node.nvml import Nvml, NvmlError
+from skyward.node.gpus import Nvml, NvmlError
 from tests.support.nvml import A100_40, H200, FakeCard, FakeNvml
 from tests.support.waiting import until
 
@@ -22,7 +22,7 @@ Make = Callable[[list[Card]], GpuMeter]
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml(tmp_path, monkeypatch)
     # this process was started before the variable was set
-    monkeypatch.setattr("skyward.node.nvml.Nvml.__init__.__defaults__", (str(fake.library),))
+    monkeypatch.setattr("skyward.node.gpus.Nvml.__init__.__defaults__", (str(fake.library),))
     return fake
 
 
@@ -102,17 +102,27 @@ def test_trouble_is_noted_once_and_a_lost_card_keeps_its_place(fake: FakeNvml, m
     until(lambda: meter.take()[0], 60)
     notes: list[tuple[str, str]] = []
 
-    def noted(text: str) -> bool:
+    def noted(*texts: str) -> bool:
         notes.extend(meter.take()[1])
-        return any(text in said for _, said in notes)
+        return all(any(text in said for _, said in notes) for text in texts)
 
     fake.show(H200(0, slowdowns=0x48), H200(1, status=15), xid=(0, 79))
-    until(lambda: noted("GPU 0 (NVIDIA H200) is slow") and noted("GPU 1 (NVIDIA H200) does not answer any more"), 60)
-    until(lambda: noted("Xid 79 (the GPU has fallen off the bus)"), 60)
+    slow, lost = "GPU 0 (NVIDIA H200) is slow", "GPU 1 (NVIDIA H200) does not answer any more"
+    until(lambda: noted(slow, lost, "Xid 79 (the GPU has fallen off the bus)"), 60, notes)
     samples = until(lambda: meter.take()[0], 60)
     assert samples[1] == GpuSample(1, "NVIDIA H200", memory_total=143771 << 20)
     assert [topic for topic, _ in notes] == ["trouble"] * len(notes)
     assert len(notes) == len(set(notes)) == 3
+
+
+def test_errors_are_heard_where_figures_take_longer_than_the_time_between_them(
+    fake: FakeNvml, meter_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_meter, "_PERIOD", 0.0)
+    meter = meter_of(cards(H200(0), fake=fake))
+    fake.show(H200(0), xid=(0, 79))
+    ((_, text),) = until(lambda: meter.take()[1], 60)
+    assert "Xid 79" in text
 
 
 def test_a_driver_that_hangs_is_told_and_holds_up_nothing(
@@ -132,7 +142,7 @@ def test_a_driver_that_hangs_is_told_and_holds_up_nothing(
 
 
 def test_gpus_that_cannot_be_asked_are_noted_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.node.nvml.Nvml.__init__.__defaults__", ("libnothing.so.1",))
+    monkeypatch.setattr("skyward.node.gpus.Nvml.__init__.__defaults__", ("libnothing.so.1",))
     meter = GpuMeter([Gpu(0, "GPU-1", "Tesla T4")], ["0"])
     meter.watch(["0"])
     ((topic, text),) = until(lambda: meter.take()[1], 60)

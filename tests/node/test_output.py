@@ -24,8 +24,8 @@ import pytest
 from skyward.api import info
 from skyward.api.compute import compute
 from skyward.api.info import InstanceInfo, Peer, call_context
-from skyward.node import output, stdio
-from skyward.node.output import CallbackWriter, redirect_output, silent, stderr, stdout
+from skyward.node import stdio
+from skyward.node.stdio import CallbackWriter, redirect_output, silent, stderr, stdout
 
 Emitted = list[tuple[str, str, str | None]]
 Runner = Callable[[], Emitted]
@@ -53,10 +53,8 @@ class Written(NamedTuple):
 
 def run_as_runner(body: str) -> Written:
     """Run `body` in a process that routes its output as a runner of one call at a time does."""
-    script = (
-        "import os, subprocess, sys, threading\nfrom skyward.node import output\nfrom skyward.node.output import *\n"
-    )
-    script += "from skyward.api.info import call_context\noutput.install(threads=False)\n" + textwrap.dedent(body)
+    script = "import os, subprocess, sys, threading\nfrom skyward.node import stdio\nfrom skyward.node.stdio import *\n"
+    script += "from skyward.api.info import call_context\nstdio.install(threads=False)\n" + textwrap.dedent(body)
     env = {**os.environ, "PYTHONPATH": str(Path(info.__file__).parents[2]), "COMPUTE_POOL": topology(1)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, timeout=180)
     assert done.returncode == 0, done.stderr
@@ -73,7 +71,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
             monkeypatch.setattr(owner, name, getattr(owner, name))
         monkeypatch.setattr(stdio, "_installed", {})
         monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)  # it could not be taken back
-        output.install(threads=True, emit=lambda *text: emitted.append(text))
+        stdio.install(threads=True, emit=lambda *text: emitted.append(text))
         return emitted
 
     return start
@@ -87,7 +85,7 @@ def in_call(name: str, body: Callable[[], Any]) -> Any:
             try:
                 return body()
             finally:
-                output.drain()
+                stdio.drain()
 
     return contextvars.Context().run(run)
 
@@ -405,7 +403,7 @@ def test_silence_covers_c_code_and_subprocesses() -> None:
         print("after")
         stdout(only="head")(everything)()
         everything()
-        output.drain()
+        stdio.drain()
         """
     )
     heard = ["python", "descriptor", "sub", "given", "c without a line end"]
@@ -467,7 +465,7 @@ def test_a_thread_left_in_silence_does_not_silence_the_next_call() -> None:
         with call_context("call-1", 0, threads=False):
             thread.start(); inside.wait(60)
             print("silent")
-            output.drain()
+            stdio.drain()
         with call_context("call-2", 0, threads=False):
             print("heard"); os.write(1, b"heard too\\n")
             leave.set(); thread.join()
@@ -631,7 +629,7 @@ def test_threads_of_a_body_belong_to_its_call(runner: Runner, node: Node) -> Non
 
 def test_a_thread_still_cannot_be_started_twice(runner: Runner) -> None:
     emitted = runner()
-    output.install(threads=True, emit=lambda *text: emitted.append(text))
+    stdio.install(threads=True, emit=lambda *text: emitted.append(text))
     thread = threading.Thread(target=print, args=("once",))
     thread.start()
     thread.join()

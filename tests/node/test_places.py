@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyward.api.info import InstanceInfo, Peer
-from skyward.node.places import info_at, variables
+from skyward.node.agent import info_at, variables
 
 INFO = InstanceInfo(
     node=1,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from skyward.node.runner_calls import CALLS, RunnerCalls
+from skyward.node.runner import CALLS, RunnerCalls
 
 STATES = sorted({state for state, _ in CALLS})
 EVENTS = sorted({event for _, event in CALLS})

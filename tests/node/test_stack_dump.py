@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skyward.node import runners as standing_file
 from skyward.node import stack_dump
 from skyward.node.status_page import StatusPage, page_size
 from tests.support.waiting import until
@@ -86,7 +90,7 @@ def test_a_process_that_is_gone_is_told(memory: int) -> None:
 
 RUNNER = stack_dump._PACKAGE + "node/runner.py"
 BODY = stack_dump._PACKAGE + "node/body.py"
-PLUGIN = stack_dump._PACKAGE + "plugins/_within.py"
+PLUGIN = stack_dump._PACKAGE + "plugins/_ranks.py"
 DUMP = f"""Stack (most recent call first):
   File "/env/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
   File "/home/me/my "odd", line 3 in name.py", line 8 in train
@@ -150,3 +154,44 @@ def test_a_crash_in_code_of_ours_is_told_with_all_its_frames() -> None:
     told = FATAL + dump(LINK, RUNNER, RUNPY)
     assert stack_dump.of_the_user(told) == told
     assert stack_dump.of_the_user("a\nb") == "a\nb"
+
+
+def test_the_other_threads_of_a_process_are_told_without_the_body_and_without_ours() -> None:
+    go = threading.Event()
+
+    def wait_for_go() -> None:
+        go.wait(60)
+
+    threads = [threading.Thread(target=wait_for_go, name=name, daemon=True) for name in ("loader", "skyward-reader")]
+    for thread in threads:
+        thread.start()
+
+    def standing(function: str) -> list[stack_dump.Frames]:
+        found = stack_dump.helpers(threading.get_ident()) or []
+        return [frames for frames in found if any(frame[2] == function for frame in frames)]
+
+    try:
+        until(lambda: [frames[-1][2] for frames in standing("wait_for_go")] == ["wait"])
+        file, line, _ = standing("wait_for_go")[0][-1]
+        assert (Path(file).name, line > 0) == ("threading.py", True)
+        assert standing("standing") == []
+    finally:
+        go.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_an_answer_with_very_many_frames_has_the_innermost_of_each_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has to fit into a frame of the link."""
+    frames = [("f.py", line, "f") for line in range(8)]
+
+    def answer() -> list[dict[str, Any]]:
+        facts = {"collectives": 1, "threads": [frames]}
+        return [{"state": "running", "frames": frames}, {"state": "running", "frames": frames, "facts": facts}, {}]
+
+    monkeypatch.setattr(standing_file, "_MOST_FRAMES", 24)
+    assert standing_file._shortened(answer()) == answer()
+    monkeypatch.setattr(standing_file, "_MOST_FRAMES", 23)
+    short = standing_file._shortened(answer())
+    assert [body["frames"] for body in short] == [frames[-7:], frames[-7:], []]
+    assert short[1]["facts"] == {"collectives": 1}

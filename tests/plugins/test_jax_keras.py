@@ -8,9 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cloudpickle
+import numpy
 import pytest
 
 import skyward as sky
@@ -20,7 +23,7 @@ from skyward.api.plugin import Cluster, Plugin
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 from skyward.plugins import _jax, _keras
-from skyward.plugins._within import framework
+from skyward.plugins._ranks import framework
 
 
 def cluster(accelerator: str | None = None, nodes: int = 2) -> Cluster:
@@ -109,9 +112,10 @@ def test_the_four_variables_of_jax_name_the_group_and_this_node() -> None:
     ],
 )
 def test_keras_brings_the_package_of_its_backend(
-    backend: _keras.Backend, accelerator: str | None, pip: tuple[str, ...]
+    backend: _keras.Backend, accelerator: str | None, pip: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3-03, S3-04, S3-20, T4."""
+    monkeypatch.setattr("skyward.plugins._torch_wheels.own_source", lambda *settings: False)
     image = transformed(sky.plugins.keras(backend=backend), Image(), cluster(accelerator))
     assert image.pip == pip
     assert image.env == {"KERAS_BACKEND": backend}
@@ -153,6 +157,7 @@ def test_both_doors_refuse_other_backends_and_seeds(door: object) -> None:
     for seed in (-1, 1.5, "42", True, 2**32):
         with pytest.raises(InvalidArgument, match="whole number"):
             door(seed=seed)
+    assert door(seed=numpy.int64(3)) is not None
 
 
 def test_two_backends_in_one_image_are_refused() -> None:
@@ -173,6 +178,30 @@ def test_a_second_backend_in_one_process_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InvalidArgument, match=r"'torch' already.*'jax'"):
         _keras.claim("jax")
     assert os.environ["KERAS_BACKEND"] == "torch"
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
+@pytest.mark.parametrize("door", ["plugin", "decorator"])
+def test_devices_are_distributed_on_jax_only(
+    monkeypatch: pytest.MonkeyPatch, backend: _keras.Backend, door: str
+) -> None:
+    """S0-25: on two nodes, Keras on torch or TensorFlow is given no group of JAX and no distribution."""
+    taken: list[str] = []
+    monkeypatch.setattr(_keras, "_state", _keras._State())
+    monkeypatch.setattr(_keras, "_used", lambda: None)
+    monkeypatch.setattr(_keras, "pool_info", place)
+    monkeypatch.setattr(_keras, "_distribute", lambda seed: taken.append("distribute"))
+    monkeypatch.setattr(_keras._jax, "ensure_group", lambda info: taken.append("join"))
+    monkeypatch.setattr(_keras._jax, "close", lambda: None)
+    for name in ("KERAS_BACKEND", "NPROC", "OMP_NUM_THREADS", "TF_CONFIG"):
+        monkeypatch.setenv(name, "")
+    with (
+        _keras.configured(place(), backend=backend, seed=None)
+        if door == "plugin"
+        else _keras._around_call(backend, None)
+    ):
+        assert os.environ["KERAS_BACKEND"] == backend
+    assert taken == (["join", "distribute"] if backend == "jax" else [])
 
 
 def test_workers_of_tensorflow_on_one_machine_have_a_port_each() -> None:
@@ -216,6 +245,43 @@ def test_outside_a_pool_a_decorated_function_is_what_it_was(decorator: object) -
     assert cloudpickle.loads(cloudpickle.dumps(wrapped))(4) == 6
 
 
+PLUGINS = {"torch": "torch", "jax": "jax", "keras": "keras", "huggingface": "transformers", "joblib": "", "sklearn": ""}
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_above_a_def_is_answered_with_the_decorator(name: str) -> None:
+    plugin = getattr(sky.plugins, name)
+    made = plugin("hf_x") if name == "huggingface" else plugin()
+    for decorator in (plugin, made):
+        with pytest.raises(TypeError, match=rf"{name}.*is for a pool") as caught:
+            decorator(len)
+        assert f"@sky.integrations.{PLUGINS[name]}" in str(caught.value) or not PLUGINS[name]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: sky.plugins.torch(torchvision="latest"), r"sky\.plugins\.torch\(\) .*`vision="),
+        (lambda: sky.plugins.keras(back="jax"), r"sky\.plugins\.keras\(\) .*`backend`"),
+        (lambda: sky.plugins.huggingface(), r"needs token.*from_env"),
+        (lambda: sky.integrations.jax(backend="gpu"), r"sky\.integrations\.jax\(\) has no option 'backend'"),
+        (lambda: sky.integrations.torch(back="nccl"), r"sky\.integrations\.torch\(\) .*`backend`"),
+        (lambda: sky.integrations.keras(seeds=1), r"sky\.integrations\.keras\(\) .*`seed`"),
+        (lambda: sky.integrations.transformers(time=1), r"sky\.integrations\.transformers\(\) .*`timeout`"),
+        (lambda: sky.silent(only="head"), r"Write `@sky\.stdout\(only="),
+    ],
+)
+def test_an_option_that_is_not_there_is_answered_with_what_to_write(wrong: Callable[[], Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        wrong()
+
+
+@pytest.mark.parametrize("name", ["pytorch", "huggingface"])
+def test_an_integration_that_is_not_there_is_answered_with_those_that_are(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no '{name}'; .*torch, transformers"):
+        getattr(sky.integrations, name)
+
+
 @pytest.mark.parametrize("decorator", [sky.integrations.jax(), sky.integrations.keras(seed=1)])
 def test_a_decorator_above_compute_is_refused(decorator: object) -> None:
     """S0-09."""
@@ -233,6 +299,35 @@ def test_plugins_and_decorators_import_no_framework() -> None:
         "print([m for m in ('jax', 'keras', 'torch', 'tensorflow', 'transformers', 'numpy') if m in sys.modules])\n"
     )
     assert subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_seeds_are_those_of_keras_and_tensorflow_is_not_imported_for_them(tmp_path: Path) -> None:
+    """S0-06, S0-24: TensorFlow, where a body uses it for its data, finds the seed when it is imported."""
+    stand_in = "class random:\n    seeds = []\n    set_seed = staticmethod(seeds.append)\n"
+    (tmp_path / "tensorflow.py").write_text(stand_in)
+    source = """
+import random, sys
+from importlib.util import find_spec
+import keras, numpy
+from skyward.plugins import _keras
+
+def drawn():
+    return random.random(), numpy.random.random(), float(keras.random.uniform(()))
+
+_keras._seed_all(keras, 6)
+_keras._seed_all(keras, 7)
+found = drawn()
+print("tensorflow" in sys.modules, find_spec("tensorflow") is not None)
+import tensorflow
+print(tensorflow.random.seeds)
+keras.utils.set_random_seed(7)
+print(found == drawn())
+_keras._seed_all(keras, 8)
+print(tensorflow.random.seeds, found == drawn())
+"""
+    env = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", source], env=env, capture_output=True, text=True)
+    assert done.stdout == "False True\n[7]\nTrue\n[7, 7, 8] False\n", done.stderr
 
 
 def test_a_missing_framework_is_named_with_what_to_add() -> None:
@@ -261,6 +356,7 @@ def test_keras_takes_the_steps_of_its_distribution_in_order(monkeypatch: pytest.
     }
     monkeypatch.setattr(_keras, "framework", lambda module, plugin: modules[module])
     monkeypatch.setattr(_keras, "_state", _keras._State())
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     _keras._distribute(7)
     assert steps == [
         "list_devices",

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("joblib")
 
-from skyward.plugins._joblib_progress import tasks_in
+from skyward.plugins._joblib_backend import tasks_in
 
 
 def some() -> Iterator[int]:

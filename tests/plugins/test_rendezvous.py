@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from skyward.api import info
 from skyward.api.info import InstanceInfo, NetworkInfo, Peer
 from skyward.errors import SkywardError
 from skyward.node.shared import names
 from skyward.node.shared.channel import Channel
 from skyward.node.shared.state import Answer, SharedState
-from skyward.plugins._rendezvous import Rendezvous
+from skyward.plugins._ranks import Rendezvous
 from tests.support.waiting import until
 
 HOST, PORT = "127.0.0.1", 4711
@@ -140,6 +141,30 @@ def test_a_limit_is_called_as_the_user_calls_it() -> None:
         each.result()
 
 
+def test_a_call_to_one_node_waits_no_longer_than_the_pools_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`>>` of a function with `@sky.integrations.torch`: nobody else may ever come."""
+    monkeypatch.setattr(info, "_stall_timeout", 0.2)
+    with head(2) as hall:
+        hall.open("rank 0", 0)
+        with (
+            info.call_context("c", 0, threads=True),
+            pytest.raises(
+                SkywardError, match=r"did not come within stall_timeout=0\.2 s.*send it with `call\(\) @ pool`"
+            ),
+        ):
+            at(0, 2).meet()
+        with (
+            info.call_context("c", 0, threads=True),
+            pytest.raises(SkywardError, match=r"did not come within 0\.1 s"),
+        ):
+            at(0, 2, 0.1).meet()
+        with (
+            info.call_context("c", 0, threads=True, broadcast="b"),
+            pytest.raises(SkywardError, match=r"did not come within 0\.5 s"),
+        ):
+            at(0, 2, 0.5).meet()
+
+
 @pytest.mark.parametrize("other", [at(1, 2, 1, port=PORT + 1), at(1, 2, 1, group="the torch group")])
 def test_ranks_of_another_group_or_of_an_earlier_time_do_not_count(other: Rendezvous) -> None:
     with head(2) as hall:
@@ -196,6 +221,6 @@ def test_a_rank_that_ends_before_all_are_there_must_come_again() -> None:
 
 
 def test_ranks_that_cannot_reach_each_other_do_not_try() -> None:
-    info = replace(at(0, 2).info, network=NetworkInfo(blocked="a wall"))
+    walled = replace(at(0, 2).info, network=NetworkInfo(blocked="a wall"))
     with pytest.raises(SkywardError, match="a wall"):
-        Rendezvous("the group", info, PORT, 20).meet()
+        Rendezvous("the group", walled, PORT, 20).meet()

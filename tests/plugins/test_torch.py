@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -17,6 +19,15 @@ from skyward.errors import InvalidArgument
 WHEELS = "https://download.pytorch.org/whl"
 NAMES = ("torch", "torchvision", "torchaudio")
 TOKEN = "hf_canary0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _plain_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """pip and uv of this computer look on PyPI, whatever its user has set."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
 
 
 def transformed(plugin: sky.Plugin, accelerator: object = None, image: sky.Image | None = None) -> sky.Image:
@@ -163,6 +174,54 @@ def test_the_index_lists_names_not_requirements() -> None:
     """T2."""
     image = transformed(sky.plugins.torch(version="2.3.0", vision="==0.18"), "A100")
     assert image.pip_indexes[0].packages == NAMES
+
+
+def test_the_index_is_only_for_packages_that_no_index_of_the_image_has() -> None:
+    own = sky.Image(pip_indexes=[sky.PipIndex("https://wheels.example/simple", ["torch"])])
+    assert transformed(sky.plugins.torch(), None, own).pip_indexes == own.pip_indexes
+    vision = transformed(sky.plugins.torch(vision="latest"), None, own)
+    assert vision.pip_indexes == (*own.pip_indexes, sky.PipIndex(f"{WHEELS}/cpu", NAMES[1:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "own"),
+    [
+        ("PIP_INDEX_URL", "https://mirror.example/simple", True),
+        ("UV_DEFAULT_INDEX", "mirror=https://mirror.example/simple", True),
+        ("PIP_INDEX_URL", "https://pypi.org/simple", False),
+        ("PIP_FIND_LINKS", "https://wheels.example/all.html", True),
+        ("PIP_FIND_LINKS", "{home}", True),
+        ("PIP_FIND_LINKS", "{home}/torch", False),
+        ("PIP_EXTRA_INDEX_URL", "https://packages.example/simple", False),
+        ("UV_INDEX", "https://packages.example/torch/cpu", True),
+        ("UV_EXTRA_INDEX_URL", "file://{home}", True),
+        ("PIP_NO_INDEX", "1", True),
+    ],
+)
+def test_a_site_with_a_place_of_its_own_for_torch_is_not_sent_elsewhere(
+    name: str, value: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch-2.13.0+cpu-py3-none-any.whl").touch()
+    monkeypatch.setenv(name, value.format(home=tmp_path))
+    image = transformed(sky.plugins.torch(), None, sky.Image(pip=["torch==2.13.0+cpu"]))
+    assert image.pip == ("torch==2.13.0+cpu", "numpy")
+    assert bool(image.pip_indexes) is not own
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ('[[index]]\nurl = "https://mirror.example/simple"\ndefault = true\n', True),
+        ('[[index]]\nname = "more"\nurl = "https://packages.example/simple"\n', False),
+        ('[pip]\nindex-url = "https://mirror.example/simple"\n', True),
+        ('find-links = ["https://wheels.example/all.html"]\n', True),
+        ("this is no TOML", False),
+    ],
+)
+def test_a_file_of_uv_s_settings_counts_as_well(text: str, own: bool, tmp_path: Path) -> None:
+    (tmp_path / "uv.toml").write_text(text)
+    assert bool(transformed(sky.plugins.torch()).pip_indexes) is not own
 
 
 def test_what_the_image_has_is_kept_and_the_original_is_not_changed() -> None:

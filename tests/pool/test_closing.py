@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from skyward.pool.closing import Steps
+from skyward.pool.opening import Steps
 
 
 def interrupt() -> None:

@@ -31,10 +31,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[("nodes", {"nodes": v}, "nodes") for v in (0, -1, 1.5, "2", True, (0, 2), (3, 1), (1, 2, 3), [1, 2])],
     ("elastic nodes", {"nodes": (1, 2)}, "grow and shrink"),
     *[("concurrency", {"concurrency": v}, "concurrency") for v in (0, -1, 1.5, "4", True)],
-    *[
-        ("processes", {"processes_per_node": v}, "processes_per_node=.*gpu")
-        for v in (0, -1, 1.5, True, "GPU", "2", None)
-    ],
+    *[("processes", {"processes_per_node": v}, "processes_per_node=.*gpu") for v in (0, -1, 1.5, True, "GPU", "2")],
     *[("min_nodes", {"min_nodes": v, "nodes": 2}, "min_nodes") for v in (0, -1, 3, 1.5, "2", True)],
     ("min_nodes beside a Spec", {"min_nodes": 2}, "min_nodes=2 is more than nodes=1"),
     ("worker", {"worker": 4}, "worker.*Worker"),
@@ -48,7 +45,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("image class", {"image": sky.Image}, "image"),
     ("plugins", {"plugins": "torch"}, "list"),
     ("one plugin", {"plugins": sky.plugins.torch()}, "list"),
-    ("plugin not called", {"plugins": [sky.plugins.torch]}, "add parentheses"),
+    ("plugin not called", {"plugins": [sky.plugins.torch]}, r"add parentheses, plugins=\[sky.plugins.torch\(\)"),
+    ("plugin of the user not called", {"plugins": [len]}, r"add parentheses, plugins=\[len\(\)"),
+    ("decorator", {"plugins": [sky.integrations.torch]}, r"for functions.*plugins=\[sky.plugins.torch\(\)\]"),
+    ("Trainer's", {"plugins": [sky.integrations.transformers]}, r"plugins=\[sky.plugins.huggingface\(token=...\)\]"),
+    ("decorator called", {"plugins": [sky.integrations.jax()]}, "for functions, not for pools"),
+    ("plugin twice", {"plugins": [sky.plugins.torch(cuda="cu124"), sky.plugins.torch()]}, "'torch' 2 times"),
     ("plugin kind", {"plugins": [3]}, "Plugin"),
     ("plugins none", {"plugins": None}, "list"),
     *[("name", {"name": v}, "name") for v in ("", "a b", "a/b", "x" * 64, 3, "a\n", "-a", ".a", "_a", "é", "名")],
@@ -196,3 +198,12 @@ def test_a_spec_for_accelerators_that_this_computer_lacks_is_no_alternative() ->
         pytest.skip("this computer has them")
     with pytest.raises(InvalidArgument, match=r"Say from whom they are: sky.Spec\(provider=sky.AWS\(\)"):
         sky.ComputePool(sky.Spec(accelerator="A100:8"), sky.Spec(provider=sky.AWS(), accelerator="A100:8"))
+
+
+def test_a_plan_has_offers_and_a_price_whoever_has_the_machines() -> None:
+    several = sky.ComputePool(SPEC, sky.Spec(provider=sky.SSH(["gpu1"]), nodes=1), selection="first").plan()
+    for plan in (sky.plan(nodes=2), sky.ComputePool(nodes=2).plan(), several):
+        assert plan.hourly_cost == 0
+        assert [offer.name for offer in plan.offers] == ["this computer"]
+        assert list(plan.ruled_out) == []
+        assert "this computer" in str(plan)

@@ -7,13 +7,17 @@ import threading
 import pytest
 
 from skyward.errors import ForkedPoolError, NestedPoolError, PoolClosed
-from skyward.pool.state import PoolState
+from skyward.pool.lifetime import PoolState
+from tests.support.waiting import until
+
+# pyright: reportPrivateUsage=false
 
 
 def opened() -> PoolState:
     state = PoolState()
     state.begin_opening(allow_nested=True)
-    state.now = "open"
+    with state.opened():
+        pass
     return state
 
 
@@ -71,3 +75,31 @@ def test_a_pool_inside_a_body_is_opened_only_if_it_is_meant(monkeypatch: pytest.
     with pytest.raises(NestedPoolError):
         PoolState().begin_opening(allow_nested=False)
     PoolState().begin_opening(allow_nested=True)
+
+
+def test_a_pool_that_is_closed_while_it_opens_does_not_open_and_whoever_closes_it_waits_for_that() -> None:
+    state, seen = PoolState(), list[tuple[bool, str]]()
+    state.begin_opening(allow_nested=True)
+    state.check_wanted()
+    other = threading.Thread(target=lambda: seen.append((state.begin_closing(waits=True), state.now)))
+    other.start()
+    until(lambda: state._unwanted)
+    with pytest.raises(PoolClosed, match="closed while it was opening"):
+        state.check_wanted()
+    with pytest.raises(PoolClosed, match="closed while it was opening"), state.opened():
+        raise AssertionError
+    assert not seen
+    state.end_closing()
+    other.join(60)
+    assert seen == [(False, "closed")]
+
+
+def test_a_thread_that_closes_the_pool_that_it_opens_does_not_wait_for_itself() -> None:
+    state = PoolState()
+    state.begin_opening(allow_nested=True)
+    assert not state.begin_closing(waits=True)
+    with pytest.raises(PoolClosed):
+        state.check_wanted()
+    state.end_closing()
+    state.begin_opening(allow_nested=True)
+    state.check_wanted()  # it is another opening

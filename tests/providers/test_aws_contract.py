@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import skyward as sky
-from skyward.testing import Cloud, ProviderContract
+from skyward.testing import ProviderContract
+from tests.support.cloud import Cloud
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_tasks_wait_for_as_many_workers_as_are_missing() -> None:
         ({"cluster": ""}, "give a dask cluster, a Client, or the scheduler's address"),
         ({"cluster": None}, "give a dask cluster, a Client, or the scheduler's address"),
         ({"cluster": "tcp://x:1", "per": "node"}, "per is one of: machine, worker"),
-        ({"cluster": "tcp://x:1", "lease": 0}, "lease=0 is not a number above 0"),
+        ({"cluster": "tcp://x:1", "lease": 0}, "lease=0: it must be a number above 0"),
         ({"cluster": object(), "security": object()}, "a cluster or a Client brings its own"),
     ],
 )

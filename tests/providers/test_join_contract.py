@@ -40,7 +40,7 @@ class TestJoin(ProviderContract):
 
 
 def test_what_is_wrong_is_said_in_words() -> None:
-    with pytest.raises(sky.errors.InvalidArgument, match="a list is wanted"):
+    with pytest.raises(sky.errors.InvalidArgument, match="expected a list"):
         sky.Join(addresses="10.0.0.1")
     with pytest.raises(sky.errors.InvalidArgument, match="nodes"):
         sky.Join(nodes=0)

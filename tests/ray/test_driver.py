@@ -12,14 +12,14 @@ TASK = """
 import ray
 ray.init("auto", log_to_driver=False, logging_level="ERROR")
 
-@ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": "/run/skyward"}})
+@ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": "/run/skyward", "MARK": "1"}})
 def work():
     import skyward as sky
 
     @sky.compute
     def where(x):
         import os, socket
-        return socket.gethostname(), os.environ["CUDA_VISIBLE_DEVICES"], 2 * x
+        return socket.gethostname(), os.environ["CUDA_VISIBLE_DEVICES"], 2 * x, os.environ.get("MARK")
 
     with sky.ComputePool(provider=sky.Ray(), nodes=2, accelerator="A100", console=False) as pool:
         return sorted(where(21) @ pool)
@@ -56,8 +56,8 @@ def test_a_killed_driver_beside_the_program_ends_its_nodes(cluster: RayCluster) 
         client.communicate("\n", timeout=120)
 
 
-def test_a_task_of_the_users_opens_a_pool_of_its_own(cluster: RayCluster) -> None:
+def test_a_task_of_the_users_opens_a_pool_of_its_own_without_its_runtime_env(cluster: RayCluster) -> None:
     with cluster.client(TASK) as client:
         made = read_until(client, "made")[-1]
         client.communicate(timeout=60)
-    assert "('h1', '0', 42), ('h2', '0', 42)" in made
+    assert "('h1', '0', 42, None), ('h2', '0', 42, None)" in made

@@ -40,6 +40,7 @@ with sky.ComputePool(provider=sky.Ray(*sys.argv[1:2]), nodes=2, console=False) a
     print("open", where() @ pool, flush=True)
     calls = [nap() > pool for _ in range(2)]
     sys.stdin.readline()
+    pool.close()  # the calls never end
 print("closed", flush=True)
 """
 
@@ -171,7 +172,10 @@ def test_a_job_ends_by_itself_when_client_and_watchdog_are_killed(cluster: RayCl
 
 
 def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # it has just ended
 
 
 def test_a_killed_client_leaves_no_job_and_no_process(cluster: RayCluster, tmp_path: Path) -> None:

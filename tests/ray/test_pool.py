@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import BootstrapError, CredentialsMissing, NoOffer, SkywardError
-from skyward.providers.ray.jobs import RayRefused
-from skyward.providers.ray.reports import Busy
+from skyward.providers.ray import held
+from skyward.providers.ray.jobs import Busy, RayRefused
 from skyward.setup.joined.arrivals import find_arrivals
 from skyward.setup.joined.program import join_program
 from skyward.testing import ProviderContract
@@ -85,7 +86,24 @@ def test_what_the_cluster_does_not_have_is_said_with_what_it_has(cluster: RayClu
     assert f"{cluster.network[1].address}: 4 CPU, 2 GPU" in str(refused.value)
 
 
-def test_what_others_use_is_waited_for_and_then_said(cluster: RayCluster, provider: sky.Ray) -> None:
+class Clock:
+    """A clock for the provider, which runs ahead when a test says so."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def pass_if(self, due: bool, seconds: float) -> None:
+        self._ahead += seconds if due else 0.0
+
+
+def test_what_others_use_is_waited_for_and_then_said(
+    cluster: RayCluster, provider: sky.Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(held, "time", clock)
     hoard = (
         "import ray, sys; ray.init('auto', log_to_driver=False, logging_level='ERROR')\n"
         "group = ray.util.placement_group([{'GPU': 2}] * 2, strategy='STRICT_SPREAD'); ray.get(group.ready())\n"
@@ -94,8 +112,9 @@ def test_what_others_use_is_waited_for_and_then_said(cluster: RayCluster, provid
     with cluster.client(hoard) as other:
         assert other.stdout is not None
         assert "held" in other.stdout.readline()
-        few = sky.ComputePool(provider=provider, nodes=2, accelerator="A100", console=False, provision_timeout=6)
-        with pytest.raises(Busy, match="Others use what is missing"), few:
+        few = sky.ComputePool(provider=provider, nodes=2, accelerator="A100", console=False, provision_timeout=300)
+        few.on_event(lambda event: clock.pass_if("Ray has no room yet for 2 x " in str(event), 300))
+        with pytest.raises(Busy, match=r"no room for 2 x (?s:.)*0 of 2 GPU"), few:
             pass
         other.communicate()
 

@@ -4,6 +4,7 @@
 |------------------------------------------|-----------------------------------------------------------------|
 | an AWS account                           | the test cloud, with real hosts behind it; their user is "sky"  |
 | wheels for CUDA, and PyTorch's own index | CPU wheels in the client's versions; no torchvision, torchaudio |
+| a pip that looks on PyPI                 | one, while the image is made                                    |
 | a GPU                                    | an nvidia-smi that lists those of the machine's type; `.cuda()` |
 |                                          | leaves things where they are; gloo for nccl                     |
 | data from the net                        | small made-up data                                              |
@@ -14,10 +15,12 @@ The program of a block calls `prepare` first. What happens on nodes is in `on_no
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +29,7 @@ from packaging.requirements import Requirement
 import skyward as sky
 from skyward import events
 from skyward.api.plugin import Cluster
-from skyward.pool import hooks
+from skyward.pool import opening
 from skyward.providers.aws.api import Pace
 
 __all__ = ["Heard", "asked", "cpu_image", "prepare"]
@@ -43,7 +46,7 @@ def prepare(*on_nodes: str) -> None:
     """Puts the stand-ins in place: those of the client, and on nodes those that are named."""
     settings: dict[str, Any] = {"username": "sky", "ssh_from": "192.0.2.1", "pace": _PACE}
     sky.AWS = functools.partial(sky.AWS, **settings)  # type: ignore[misc,assignment]
-    hooks.transformed = _transformed(hooks.transformed)
+    opening.transformed = _transformed(opening.transformed)
     if "gloo" in on_nodes:
         for module in (sky.plugins, sky.integrations):
             for name in {"torch", "transformers"} & set(vars(module)):
@@ -88,12 +91,27 @@ class Heard:
 
 def _transformed(make: Callable[..., sky.Image]) -> Callable[..., sky.Image]:
     def transformed(plugins: Any, image: sky.Image, cluster: Cluster) -> sky.Image:
-        made = make(plugins, image, cluster)
+        with _plain_pip():
+            made = make(plugins, image, cluster)
         asked.append(made)
         print("asked", json.dumps({"pip": made.pip, "indexes": [index.url for index in made.pip_indexes]}), flush=True)
         return cpu_image(made)
 
     return transformed
+
+
+@contextlib.contextmanager
+def _plain_pip() -> Iterator[None]:
+    """A pip that looks on PyPI, whatever its user has set: torch's own index is asked for then."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
+    for name in kept:
+        del os.environ[name]
+    os.environ |= {"PIP_CONFIG_FILE": os.devnull, "UV_CONFIG_FILE": os.devnull}
+    try:
+        yield
+    finally:
+        del os.environ["PIP_CONFIG_FILE"], os.environ["UV_CONFIG_FILE"]
+        os.environ |= kept
 
 
 def _gloo(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from skyward.machines.ledger import histories
-from skyward.testing import Cloud
 from tests.cloud.machines import Hosts, specs
 from tests.seeds.blocks import ABSENT, Block, blocks
 from tests.seeds.fillings import FILLINGS, Filling
+from tests.support.cloud import Cloud
 from tests.support.hosts import Network, lacks_python, unavailable
 from tests.support.leftovers import watchdogs
 from tests.support.waiting import until

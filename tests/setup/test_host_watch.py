@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from skyward.api.shell import Access, SshTarget
-from skyward.setup.host_watch import during_setup
+from skyward.setup.hosts import during_setup
 from skyward.setup.local_shell import LocalShell
 from tests.support.waiting import until
 

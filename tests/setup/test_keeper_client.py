@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToKeeper
 from skyward.setup.keeper_client import KeeperClient
+from tests.support.waiting import until
 
 
 class Shell:
@@ -63,3 +66,27 @@ def test_what_is_no_answer_is_an_error_of_starting(keeper: Callable[[str], Keepe
     with pytest.raises(BootstrapError):
         started.ask(ClientToKeeper.look(), time.monotonic() + 300)
     assert time.monotonic() - began < 120
+
+
+def test_why_a_keeper_has_ended_is_known_where_it_can_be(keeper: Callable[[str], KeeperClient]) -> None:
+    alive = keeper("import sys\nsys.stdin.read()")
+    assert alive.ended(3600.0) == ""
+    killed = keeper("import os\nos.kill(os.getpid(), 9)")
+    until(lambda: killed.ended(3600.0) == "the pool's first process on h0 was killed by signal 9")
+    over = keeper("""print('["over", 0]', flush=True)""")
+    until(lambda: over.ended(3600.0) == "the pool's ttl of 3600 s is over")
+
+
+def test_a_time_to_live_that_ends_while_the_pool_opens_is_named(keeper: Callable[[str], KeeperClient]) -> None:
+    started = keeper("""print('["over", 0]', flush=True)""")
+    with pytest.raises(BootstrapError, match="ttl was over before it was open"):
+        started.start([{}], False, time.monotonic() + 300)
+
+
+def test_a_keeper_that_cannot_begin_says_why_where_no_file_can_be_written(
+    keeper: Callable[[str], KeeperClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))  # as good as a full disk
+    started = keeper("raise OSError('No space left on device')")
+    with pytest.raises(BootstrapError, match="No space left on device"):
+        started.start([{}], False, time.monotonic() + 300)

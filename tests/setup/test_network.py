@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from skyward.node import addresses
+from skyward.node.keeper import probe
 from skyward.setup.network import Address, Blocked, Layout, blocked_pairs, candidates
 
 
@@ -48,5 +48,5 @@ def test_a_probe_tells_who_listens_and_who_does_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
         closed.close()
-        found = addresses.probe({"1": ("127.0.0.1", listener.getsockname()[1]), "2": ("127.0.0.1", port)}, 3)
+        found = probe({"1": ("127.0.0.1", listener.getsockname()[1]), "2": ("127.0.0.1", port)}, 3)
     assert found == {"1": "", "2": "Connection refused"}

@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 
 from skyward.api.provider import Machine
-from skyward.api.spec import Spec
+from skyward.api.spec import Spec, Worker
 from skyward.errors import BootstrapError
 from skyward.providers.ssh import SSH
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
-from skyward.setup.node_settings import agent_settings, counted_ranks, instance_info, pool_gpus
+from skyward.setup.node_settings import agent_settings, counted_ranks, instance_info, pool_gpus, shared_gpus
 from tests.support.contexts import pool_context
 
-MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+MODEST = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +87,33 @@ def test_nodes_that_share_a_gpu_are_told_so_and_leave_each_other_memory() -> Non
     assert [env for env, _ in found] == [{"CUDA_VISIBLE_DEVICES": "0", **MODEST}] * 2
     assert [info.gpu_conflict for _, info in found] == ["2 ranks share 1 GPU on this computer"] * 2
     assert [(info.accelerators, info.total_accelerators) for _, info in found] == [(1, 1), (1, 1)]
+
+
+def test_slots_that_are_processes_share_a_gpu_too_and_threads_do_not() -> None:
+    [(env, _)] = told([about("0")], host(0), worker=Worker(2, executor="process"))
+    assert env == {"CUDA_VISIBLE_DEVICES": "0", **MODEST}
+    [(env, _)] = told([about("0")], host(0), worker=Worker(2, executor="thread"))
+    assert env == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "options", "begins"),
+    [
+        (["0"], 4, {}, "4 processes share a GPU: JAX uses at most 22.5% of its memory in each of them"),
+        (["0"], 1, {"worker": Worker(2, executor="process")}, "2 processes share a GPU"),
+        (["0", "1"], 2, {}, ""),
+        ([], 4, {}, ""),
+    ],
+)
+def test_processes_that_share_a_gpu_are_told_of(gpus: list[str], nodes: int, options: Any, begins: str) -> None:
+    pool = pool_context(nodes=nodes, spec=Spec(nodes=nodes), **options)
+    machine, abouts = host(*range(nodes)), [about(*gpus)] * nodes
+    by_node = dict.fromkeys(range(nodes), machine)
+    ranks = counted_ranks(pool, by_node, abouts, ["m"] * nodes)
+    text = shared_gpus(pool, pool_gpus(pool, by_node, abouts, ranks))
+    assert text.startswith(begins)
+    assert bool(text) == bool(begins)
+    assert "set_per_process_memory_fraction" in text or not begins
 
 
 def test_without_gpus_nothing_is_said() -> None:

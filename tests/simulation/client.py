@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyward.api.info import InstanceInfo, Peer
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 from skyward.client.connections import Connections
 from skyward.client.engine import Engine, Surroundings
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Uploads
 from skyward.machines.replacement import Requests
+from skyward.transport.frames import FROM_NODE
 from skyward.transport.link import Link
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def make_engine(world: World) -> Engine:
             self._wake_write.close()
             self._clock = world.clock
             for peer in self.peers:
-                peer.link = Link(world.clock)
+                peer.link = Link(world.clock, takes=FROM_NODE)
 
         def wake(self) -> None:
             pass
@@ -78,6 +79,8 @@ def make_engine(world: World) -> Engine:
             self.call, self.key, self.left, self.post = call, key, len(source), post
             self.credit, self.ended, self.closed = 3, False, False
             world.feeders.append(self)
+            while world.more.random() < 0.3:
+                self.step()  # its thread is faster than the one that made it
 
         def grant(self, count: int) -> None:
             self.credit += count
@@ -103,6 +106,7 @@ def make_engine(world: World) -> Engine:
             "threads": world.threads,
             "places": [{} for _ in range(world.places)],
             "grace": 2.0,
+            "ready_within": 300.0,
             "env": {},
             "info": _info(node, world) if world.places > 1 else "",
             "cwd": "/",
@@ -123,7 +127,7 @@ def make_engine(world: World) -> Engine:
         ranks=lambda abouts: Ranks([world.places if about else 0 for about in abouts]),
         local=not world.lease,
         lease=world.lease,
-        directory="/nowhere",
+        directory=world.directory,
         address=lambda node: None if world.star else ("node", node),
         revive=None,
         stall_timeout=STALL_TIMEOUT,

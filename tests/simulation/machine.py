@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.agent import Agent, Surroundings
+from skyward.node.blob_cache import BlobCache
 from skyward.node.protocol import AgentToClient
 from skyward.transport.blobs import key_of
 from tests.simulation.network import Connection, Selector
@@ -21,8 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["Machine"]
 
 
+class _SharedFiles(BlobCache):
+    """The real one, over the directory that all nodes of this computer share."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.directory, None)
+        self.present: dict[str, int] = {}
+        self.uses: dict[str, int] = {}
+        self.loads: tuple[Any, ...] = ()
+
+    def step(self) -> bool:
+        return False
+
+
 class _Freight:
-    """A node's large buffers: present, on their way, evicted, or refused by a full disk."""
+    """The large buffers of a node on another machine: present, on their way, evicted, refused by a full disk."""
 
     def __init__(self, world: World, node: int) -> None:
         self.world, self.node = world, node
@@ -44,6 +58,9 @@ class _Freight:
         for name, _ in wanted.values():
             self.uses[name] = self.uses.get(name, 0) + 1
         return dict(wanted), {name for name in names if name not in self.present}
+
+    def locate(self, taken: dict[str, Any]) -> None:
+        pass
 
     def drop(self, names: Iterable[str]) -> None:
         for name in names:
@@ -179,6 +196,7 @@ class Machine:
     def __init__(self, world: World, node: int) -> None:
         self.world, self.node = world, node
         self.alive = True
+        self.left = False  # whether its agent has left the pool, after the client's bye
         self.connection: Connection | None = None
         self.frozen_until = 0.0
         self.start_agent()
@@ -186,7 +204,7 @@ class Machine:
     def start_agent(self) -> None:
         """Starts the agent (again): it knows nothing of what was before, and its runners are gone with the old one."""
         world = self.world
-        self.blob_cache = _Freight(world, self.node)
+        self.blob_cache: Any = _Freight(world, self.node) if world.lease else _SharedFiles(world)
         around = Surroundings(
             clock=world.clock,
             token=world.token,
@@ -196,8 +214,7 @@ class Machine:
         )
         nothing: Any = lambda *_: None  # noqa: E731
         fork_server: Any = (world, self.node)
-        blob_cache: Any = self.blob_cache
-        self.agent = Agent(_Door, fork_server, nothing, blob_cache, {}, around)  # type: ignore[arg-type]
+        self.agent = Agent(_Door, fork_server, nothing, self.blob_cache, {}, around)  # type: ignore[arg-type]
         for sock in (self.agent._wake_read, self.agent._wake_write):
             sock.close()
         self.runners: Any = self.agent._runners
@@ -223,6 +240,7 @@ class Machine:
         """The agent dies: its connection ends, the fork server kills its runners, the keeper starts another."""
         for process in list(self.runners.processes.values()):
             process.die(-9)
+        self.world.orphans.update(self.world.untold())
         if self.connection is not None:
             self.connection.cut()
             self.connection = None
@@ -241,7 +259,7 @@ class Machine:
     def step(self) -> bool:
         """One turn of the agent's loop: some of what is there to be heard, then what is due."""
         world, home, rng = self.world, self.agent._home, self.world.rng
-        if not self.alive or world.now < self.frozen_until:
+        if not self.alive or self.left or world.now < self.frozen_until:
             return False
         inputs: list[Any] = list(self.runners.pending())
         end = self.connection.agent if self.connection is not None else None
@@ -269,4 +287,15 @@ class Machine:
                 self.agent.handle(self.runners.read(what))
         self.agent.turn()
         self.world.check(self.agent._calls.next_pair() is None, f"node {self.node}: a call waits beside a free slot")
+        if self.agent._done:
+            self._leave()
         return True
+
+    def _leave(self) -> None:
+        """The agent ends: what it has said is sent, and the fork server kills what it has left."""
+        self.left = True
+        for process in self.runners.processes.values():
+            process.die(-9)
+        if self.connection is not None:
+            self.connection.agent.close()
+        self.world.changed_actors()

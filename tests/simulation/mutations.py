@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from skyward.client import call_table, stalls
+from skyward.client import calls, stalls
 from skyward.client.calls import ClientCalls
 from skyward.client.connections import Connection
-from skyward.client.core import Core
-from skyward.client.keeping import Keeping
+from skyward.client.core import ConnectionEvents, Core
+from skyward.client.dispatch import Dispatch
+from skyward.client.engine import Engine
 from skyward.client.kept import Kept
 from skyward.client.nodes import Nodes
-from skyward.client.stall_watch import StallWatch
-from skyward.client.surveys import Surveys
+from skyward.client.stalls import StallWatch, Surveys
 from skyward.client.uploads import Uploads
-from skyward.node import agent_calls, agent_tables, runner_calls
+from skyward.node import agent_calls, agent_slots, runner
+from skyward.node.agent import Agent
 from skyward.node.agent_calls import AgentCalls
-from skyward.node.agent_slots import RunnerSlots
-from skyward.node.agent_tables import NodeCall
+from skyward.node.agent_slots import NodeCall, RunnerSlots
+from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink
-from skyward.node.runner_calls import RunnerCalls
+from skyward.node.runner import RunnerCalls
 from skyward.transport.link import Link
+from skyward.transport.streams import Consumer
 
 __all__ = ["MUTATIONS", "PLACES", "Mutation"]
 
@@ -131,7 +133,7 @@ def _always_again(real: Any) -> Any:
     return lambda self, *about, again: real(self, *about, again=True)
 
 
-_CLIENT, _AGENT, _SLOTS, _RUNNER = call_table.CALLS, agent_tables.CALLS, agent_tables.SLOTS, runner_calls.CALLS
+_CLIENT, _AGENT, _SLOTS, _RUNNER = calls.CALLS, agent_slots.CALLS, agent_slots.SLOTS, runner.CALLS
 
 
 def _admit_at_once(real: Any) -> Any:
@@ -149,6 +151,68 @@ def _settle_once(real: Any) -> Any:
     return settle_ranks
 
 
+def _settle_keeping(books: str) -> Callable[[Any], Any]:
+    """A call that leaves its node stays in one of the node's books."""
+
+    def made(real: Any) -> Any:
+        def settle(self: Any, call: Any, seconds: float | None = None) -> None:
+            kept = getattr(self._nodes[call.node], books) if call.node is not None else set()
+            noted = call.id in kept
+            real(self, call, seconds)
+            if noted:
+                kept.add(call.id)
+
+        return settle
+
+    return made
+
+
+def _renew_at_once(real: Any) -> Any:
+    def turn(self: Core, now: float) -> Any:
+        return (self.renew(now) if self.nodes.tainted else []) + real(self, now)
+
+    return turn
+
+
+def _granting(change: Callable[[int], int]) -> Callable[[Any], Any]:
+    def made(real: Any) -> Any:
+        def init(self: Consumer, grant: Any, *rest: Any, **named: Any) -> None:
+            real(self, lambda count: change(count) and grant(change(count)), *rest, **named)
+
+        return init
+
+    return made
+
+
+def _no_timer(event: str) -> Callable[[Any], Any]:
+    return lambda real: lambda self, seconds, what, call: None if what == event else real(self, seconds, what, call)
+
+
+def _blame_neighbours(real: Any) -> Any:
+    return lambda self, slot, reason: None if reason.startswith("another call") else real(self, slot, reason)
+
+
+def _saw_no_doom(real: Any) -> Any:
+    def saw(self: AgentCalls, name: str, page: Any, now: float) -> Any:
+        if name in self.slots:
+            self.slots[name].doom = ""
+        return real(self, name, page, now)
+
+    return saw
+
+
+def _take_over_always(real: Any) -> Any:
+    def init(self: BlobCache, directory: str, context: Any) -> None:
+        real(self, directory, context)
+        self._take_over()
+
+    return init
+
+
+def _no_retry_after_a_late_greeting(real: Any) -> Any:
+    return lambda self, number, error, now: [] if "greeting" in str(error) else real(self, number, error, now)
+
+
 MUTATIONS: dict[str, Mutation] = {
     # on the agent
     "nothing is sent after a runner has given a call back": _method(AgentCalls, "returned", _no_pump_after_a_return),
@@ -162,6 +226,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a cancel while the client's recall is under way is ignored": _without(_AGENT, ("returning", "cancel")),
     "a body that ignores its stop is not killed": _changed(_AGENT, ("stopping", "grace"), ("stopping", ())),
     "a time limit is not watched": _without(_AGENT, ("running", "limit")),
+    "that a function is called is not noticed": _without(_AGENT, ("running", "entered")),
     "a recalled call is not told": _changed(_AGENT, ("queued", "recall"), ("gone", ())),
     "a call that its runner returns to the client is kept": _changed(_AGENT, ("returning", "returned"), ("gone", ())),
     "a shifted call is not queued": _changed(_AGENT, ("shifting", "returned"), ("gone", ())),
@@ -171,6 +236,9 @@ MUTATIONS: dict[str, Mutation] = {
     "broadcasts overtake each other": _method(agent_calls, "next_pair", _last_first),
     "large buffers of ended calls are kept": _method(AgentCalls, "_leave", lambda real: _leave_keeping(real)),
     "a session that was given up goes on": _method(ClientLink, "attach", _fence_nothing),
+    "whoever shares a process with a killed call has crashed": _method(AgentCalls, "_doom", _blame_neighbours),
+    "a call that begins while its process is being killed has crashed": _method(AgentCalls, "saw", _saw_no_doom),
+    "an agent that starts again removes the results of all nodes": _method(BlobCache, "__init__", _take_over_always),
     "a rank of a broadcast goes to any process": _method(NodeCall, "place", _any_place),
     "a process takes another place than the one that is gone": _method(RunnerSlots, "_vacancy", _first_place),
     # in the runner
@@ -205,6 +273,26 @@ MUTATIONS: dict[str, Mutation] = {
     "whoever is idle counts as stuck": _method(stalls, "judge", lambda real: lambda ranks: "stuck"),
     "an answer about stacks is not heard": _method(Surveys, "answered", _nothing),
     "a buffer that a node lacks is not sent": _method(Uploads, "need", _nothing),
+    "what is to be done is done last first": _method(Engine, "_do", lambda real: lambda self, do: real(self, do[::-1])),
+    "a call that has left its node counts as being stopped there": _method(
+        Dispatch, "settle", _settle_keeping("stopping")
+    ),
+    "a call that was recalled once is never recalled again": _method(Dispatch, "settle", _settle_keeping("recalled")),
+    "nothing is recalled from a busy node": _method(Dispatch, "stale", _empty),
+    "a group is made again before its stopped ranks have ended": _method(Core, "turn", _renew_at_once),
+    "a node that was given up while it greeted is not tried again": _method(
+        ConnectionEvents, "_retry", _no_retry_after_a_late_greeting
+    ),
+    # when the pool is closed
+    "a call that waits is forgotten when the pool closes": _without(_CLIENT, ("waiting", "abandon")),
+    "a call that runs is forgotten when the pool closes": _without(_CLIENT, ("sent", "abandon")),
+    "an agent stays when the pool has closed": _method(Agent, "_leave", _nothing),
+    # streams
+    "no more items are asked for": _method(Consumer, "__init__", _granting(lambda count: 0)),
+    "more items are asked for than there is room for": _method(
+        Consumer, "__init__", _granting(lambda count: count + 1)
+    ),
+    "the body of a closed stream is not stopped": _method(ClientCalls, "_after", _no_timer("stop")),
     # results that stay on nodes
     "a result that was kept on a lost node is thought to be there": _method(Kept, "lose_node", _nothing),
     "calls are not told that what they wait for was made": _method(Kept, "_unblock", _nothing),
@@ -212,7 +300,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a lost node is waited for that was asked for a result": _method(Kept, "_ask_again", _nothing),
     "who takes a result that was not made waits for ever": _without(_CLIENT, ("waiting", "argument lost")),
     "a result that nobody wants any more is kept": _method(Kept, "release", _nothing),
-    "nodes are not told of results that nobody wants": _method(Keeping, "_do_free", _nothing),
+    "nodes are not told of results that nobody wants": _method(Engine, "_do_free", _nothing),
     "calls that lack a result stay where it does not come": _method(ClientCalls, "_call_back", _nothing),
     "a result is made again without end": _method(Kept, "made", _always_again),
 }

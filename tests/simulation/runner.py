@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from skyward.api.info import VARIABLE, InstanceInfo
 from skyward.node.body import RunnerCall
 from skyward.node.protocol import RunnerToAgent
-from skyward.node.runner_calls import RunnerCalls
+from skyward.node.runner import RunnerCalls
 from skyward.node.runners import Ended, Said
-from skyward.transport.blobs import kept_names
+from skyward.transport import blobs
+from skyward.transport.streams import WINDOW
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -44,7 +45,7 @@ class SimProcess:
         self.inbox: deque[tuple[list[Any], list[Any]]] = deque()
         self.outbox: deque[tuple[list[Any], list[Any]]] = deque()
         self.workers = [_Worker() for _ in range(threads)]
-        self.page: list[tuple[str, float]] = [("", 0.0)] * threads
+        self.page: list[tuple[str, float, float]] = [("", 0.0, 0.0)] * threads
         self.status = self
         self.exit: int | None = None
         self.started = False
@@ -58,7 +59,7 @@ class SimProcess:
 
     # what the agent asks of a process
 
-    def read(self) -> list[tuple[str, float]]:
+    def read(self) -> list[tuple[str, float, float]]:
         return [entry for entry in self.page if entry[0]]
 
     def stderr_tail(self, mark: bytes) -> str:
@@ -69,9 +70,14 @@ class SimProcess:
 
     # steps
 
-    def die(self, status: int) -> None:
+    def die(self, status: int, *, ordered: bool = False) -> None:
+        """The process ends: by itself, by a misfortune, or since the agent has `ordered` it."""
         if self.exit is None:
             self.exit = status
+            marked = self.world.innocent if ordered else self.world.victims
+            marked.update((w.call.id, w.call.about["attempt"]) for w in self.workers if w.call is not None)
+            unsaid = [w.verdict[1] for w in self.workers if w.phase == "ended"]
+            self.world.orphans.update(metadata["blobs"]["0"][0] for metadata in unsaid if "kept" in metadata)
             for broken in self.world.broken_groups:
                 broken.add(self.generation)  # on all nodes: none of them is complete any more
             self.inbox.clear()
@@ -112,9 +118,10 @@ class SimProcess:
         elif kind == "forget":
             self.objects.difference_update(body[0])
         elif kind == "grant":
-            self.credit[body[0]] = self.credit.get(body[0], 0) + body[1]
+            self.credit[body[0]] = min(WINDOW, self.credit.get(body[0], 0) + body[1])
         elif kind == "close":
             self.closed.add(body[0])
+            self.world.closes[body[0]] = now
         elif kind == "items":
             self.arrived.setdefault((body[0], body[1]), []).extend(body[2])
         elif kind == "end":
@@ -144,10 +151,11 @@ class SimProcess:
         assert call is not None
         if worker.phase == "claimed":
             world.body_started(call, self)
+            self.page[index] = (call.id, self.page[index][1], world.now)
             self.objects.update(call.about.get("refs", ()))
             plan = world.plans[call.id]
             worker.phase, worker.until, worker.left = "body", world.now + plan.seconds, plan.items
-            self.credit.setdefault(call.id, 256)
+            self.credit.setdefault(call.id, WINDOW)
             if plan.outcome == "stream":
                 self.say(RunnerToAgent.streaming(call.id))
             return True
@@ -174,7 +182,7 @@ class SimProcess:
             return True
         if self.calls.claim(call):
             self.world.claimed(call, self)
-            self.page[index] = (call.id, self.world.now)
+            self.page[index] = (call.id, self.world.now, 0.0)
             worker.call, worker.phase, worker.wanted = call, "claimed", {}
             worker.interrupted = call.state == "stopping"
         return True
@@ -184,16 +192,17 @@ class SimProcess:
         plan = world.plans[call.id]
         if (worker.interrupted or call.state == "stopping") and plan.heeds:
             return self._end(call, worker, ("stopped", {}, []))
-        awaited = world.partners.get(call.id, set()) - world.completed
-        if world.groups and awaited and self.generation in world.broken_groups[self.node]:
-            return False  # it waits for a rank that is gone, and had not finished
+        if self.misses_a_rank(call.id):
+            return False
         if plan.outcome == "stream" and worker.left and call.id not in self.closed:
             if self.credit[call.id] <= 0:
                 return False
-            self.credit[call.id] -= 1
-            worker.left -= 1
-            data = pickle.dumps((call.id, plan.items - worker.left))
-            self.say(RunnerToAgent.items(call.id, [1], 1), [data])
+            count = min(worker.left, self.credit[call.id], world.more.choice((1, 5, 100)))
+            first = plan.items - worker.left + 1
+            self.credit[call.id] -= count
+            worker.left -= count
+            data = [pickle.dumps((call.id, item)) for item in range(first, first + count)]
+            self.say(RunnerToAgent.items(call.id, [1] * count, count), data)
             return True
         if plan.reads and (call.id, "0") in self.arrived and None not in self.arrived[call.id, "0"]:
             count = len(self.arrived[call.id, "0"])
@@ -220,12 +229,20 @@ class SimProcess:
                     )
                 return self._end(call, worker, self._result(call))
 
+    def misses_a_rank(self, call: str) -> bool:
+        """Whether a body waits in a group for a rank that is gone, and had not finished."""
+        awaited = self.world.partners.get(call, set()) - self.world.completed
+        return self.world.groups and bool(awaited) and self.generation in self.world.broken_groups[self.node]
+
     def _result(self, call: RunnerCall) -> tuple[str, dict[str, Any], list[Any]]:
         if "keep" not in call.about:
             return "done", {}, [pickle.dumps(call.id)]
         key = call.about["keep"]
         self.objects.add(key)
-        return "done", {"kept": key, "blobs": {"0": [kept_names(key, call.about["attempt"], 1)[0], 1]}}, [b""]
+        names = blobs.kept_names(key, call.about["attempt"], 1)
+        if not self.world.lease:
+            names = [path for path, _ in blobs.keep(self.world.directory, names, [b"x"], {})]
+        return "done", {"kept": key, "blobs": {"0": [names[0], 1]}}, [b""]
 
     def _end(self, call: RunnerCall, worker: _Worker, verdict: tuple[str, dict[str, Any], list[Any]]) -> bool:
         worker.verdict, worker.phase = verdict, "ended"
@@ -272,7 +289,7 @@ class SimRunners:
         for name in self.processes:
             self.send(name, message)
 
-    def status(self, name: str) -> list[tuple[str, float]]:
+    def status(self, name: str) -> list[tuple[str, float, float]]:
         process = self.processes.get(name)
         return process.read() if process is not None else []
 
@@ -280,7 +297,7 @@ class SimRunners:
         process = self.processes.get(name)
         if process is None or process.exit is not None:
             return "its process is gone"
-        waits = call is not None and self.world.plans[call].outcome == "wait"
+        waits = call is not None and (self.world.plans[call].outcome == "wait" or process.misses_a_rank(call))
         inner = "/torch/distributed/distributed_c10d.py" if waits else "/home/me/train.py"
         process.stack = f'  File "{inner}", line 1 in f\n  File "/node/runner.py", line 1 in _work\n'
         return ""
@@ -301,6 +318,11 @@ class SimRunners:
     def kill_all(self) -> None:
         for name in self.processes:
             self.kill(name)
+
+    def unanswered(self) -> int:
+        """While there are faults, the fork server may be slow to kill."""
+        pending = any(process.killed_at is not None for process in self.processes.values())
+        return int(self.world.faults and pending)
 
     def drain(self, process: SimProcess) -> list[Any]:
         return []

@@ -10,6 +10,7 @@ from skyward.api.compute import PendingCompute
 from skyward.client.call import Call, CallFuture
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost
+from skyward.transport.streams import WINDOW
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -108,15 +109,21 @@ def lose_one(world: World) -> None:
 
 def broadcast(world: World) -> None:
     there = world.nodes - len(world.joining)
-    if len(world.engine.up()) < there:
-        return
+    if len(world.engine.up()) < there and world.more.random() < 0.9:
+        return  # else it waits for the others
     outcome = world.rng.choice(("ok", "ok", "ok", "error", "crash", "wait" if there > 1 else "ok"))
     body = Body(world.rng.choice((0.001, 0.05, 1.0)), outcome)
     body.heeds = world.rng.random() < 0.9
     ranks = there * world.places
     calls = [_call(world, body if i == 0 else Body(body.seconds, heeds=body.heeds)) for i in range(ranks)]
     world.rng.shuffle(calls)
-    world.engine.send_to(list(enumerate(calls)))
+    try:
+        sent = world.engine.send_to(list(enumerate(calls)), ranks)
+    except NodeLost:
+        sent = False
+    if not sent:
+        world.release(name for call in calls for name in call.uploads)
+        return
     world.gangs.append(calls)
     world.partners |= {call.id: {other.id for other in calls if other is not call} for call in calls}
     _adopt(world, calls)
@@ -125,7 +132,9 @@ def broadcast(world: World) -> None:
 def cancel(world: World) -> None:
     world.open = [future for future in world.open if not future.done()]
     if world.open:
-        world.rng.choice(world.open).cancel()
+        future = world.rng.choice(world.open)
+        world.cancelled.add(future)
+        future.cancel()
 
 
 def _adopt(world: World, calls: list[Call]) -> None:
@@ -143,6 +152,8 @@ def _any_body(world: World, rng: random.Random | None = None) -> Body:
     body.outcome = rng.choices(("ok", "error", "crash", "exit", "stream"), (20, 2, 1, 1, 2))[0]
     body.heeds = rng.random() < 0.9
     body.items = rng.randint(1, 6) if body.outcome == "stream" else 0
+    if body.outcome == "stream" and world.more.random() < 0.4:
+        body.items, body.seconds = world.more.randint(1, 3 * WINDOW), world.more.choice((0.001, 40.0))
     body.retries = rng.choice((0, 1, 3))
     if rng.random() < 0.08:
         body.reads, body.retries = rng.randint(1, 6), 0

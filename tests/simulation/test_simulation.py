@@ -1,21 +1,22 @@
 """Thousands of pools in virtual time: every call ends exactly once, no body runs too often, nothing is kept for ever.
 
-SKYWARD_SIM_SEEDS says how many (2,000; `make soak` runs 100,000), SKYWARD_SIM_FIRST where to begin. A seed that fails
-is replayed with its trace by `python -m tests.simulation SEED`.
+SKYWARD_SIM_SEEDS says how many (`seeds.EVERY_DAY` unless given; `make soak` runs more), SKYWARD_SIM_FIRST where to
+begin. A seed that fails is replayed with its trace by `python -m tests.simulation SEED`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.simulation.mutations import MUTATIONS, PLACES
-from tests.simulation.seeds import outcome, run_all
+from tests.simulation.seeds import EVERY_DAY, outcome, run_all
 from tests.simulation.world import World
 
-SEEDS = int(os.environ.get("SKYWARD_SIM_SEEDS", "600"))
+SEEDS = int(os.environ.get("SKYWARD_SIM_SEEDS", EVERY_DAY))
 FIRST = int(os.environ.get("SKYWARD_SIM_FIRST", "0"))
 ENOUGH = 500  # within so many seeds every mutation is found
 
@@ -33,6 +34,12 @@ def test_every_promise_holds_for_every_seed(places: int, seeds: int) -> None:
             pass  # it is told below, with its trace
         trace = "\n".join(list(world.trace or ())[-200:])
         pytest.fail(f"{text}\n\n{trace}\n\nReplay it: python -m tests.simulation {seed} --places {places}")
+
+
+def test_the_page_for_maintainers_says_how_many_seeds_are_run() -> None:
+    page = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
+    assert f"runs {EVERY_DAY} seeds with one rank per node and {EVERY_DAY // 3} with two" in page
+    assert f"must be found within {ENOUGH} seeds" in page
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -10,14 +10,18 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
+from os import scandir
+from os.path import basename, exists
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyward import events
 from skyward.client.call import Call
 from skyward.client.connections import Event, Greeted, NotReached
 from skyward.client.kept import KeptResult
-from skyward.errors import Stalled
+from skyward.errors import NodeLost, Stalled, TaskCrashed, TaskTimeout
 from skyward.transport.blobs import key_of
+from skyward.transport.exceptions import PackedError
 from skyward.transport.streams import Stream
 from tests.simulation.client import make_engine
 from tests.simulation.machine import Machine
@@ -29,6 +33,8 @@ __all__ = ["Broken", "World"]
 _CALM = 600.0
 _SLACK = 8.0
 _ROUNDS = 2000
+_ASKED = 8
+_PATIENCE = 15.0  # a call waits for ten seconds at most for the node that has what it takes
 
 
 class Broken(AssertionError):
@@ -51,9 +57,13 @@ class World:
         self.groups = self.nodes * places > 1 and rng.random() < 0.25
         self.replaces = self.lease > 0 and rng.random() < 0.5
         self.extra = random.Random(f"kept {seed}")  # of what has to do with kept results: they change nothing else
+        self.more = random.Random(f"more {seed}")
         self.keeping = self.extra.random() < (0.1 if self.groups else 0.8 if self.lease else 0.4)
         self.star = self.keeping and self.extra.random() < 0.3  # whether nodes cannot reach each other
+        self.files = None if self.lease else TemporaryDirectory(prefix="simulation-")
+        self.directory = self.files.name if self.files else "/nowhere"
         self.refs: list[KeptResult] = []  # results that the user has Refs to
+        self.orphans: set[str] = set()  # files of results that nobody was told of: they go with the pool's directory
         self.remade: Counter[str] = Counter()
         self.tough = rng.random() < 0.7  # whether machines, agents and links suffer too
         self.hooks_fail = 0
@@ -81,17 +91,26 @@ class World:
         self.order: dict[tuple[int, int], list[str]] = {}
         self.ends: Counter[str] = Counter()
         self.cancels: dict[str, float] = {}  # when a cancel reached the node
+        self.closes: dict[str, float] = {}  # when a body was told that nobody reads its stream any more
+        self.cancelled: set[Any] = set()  # futures that the user has cancelled
+        self.victims: set[tuple[str, int]] = set()  # attempts whose process has died
+        self.innocent: set[tuple[str, int]] = set()  # those whose process the agent had killed
+        self.behind: dict[tuple[str, int], float] = {}  # since when a call waits though another node is idle
         self.kept: Counter[str] = Counter()
         self.notices: list[str] = []
         self.disturbed = 0.0
         self.broken: Broken | None = None
+        self.closing = self.more.random() < 0.15  # whether the pool is closed in the middle of it all
+        self.greetings: list[tuple[float, Greeted]] = []  # answers of agents that are on their way
         self._actors: list[tuple[str, Callable[[], bool]]] = []
         self._stale = True
         self._speeds: list[float] = []
         self.machines = [Machine(self, n) for n in range(self.nodes)]
         self.engine = make_engine(self)
         self.connections: Any = self.engine._connections
+        self.engine._changed = _Changed(self)  # type: ignore[assignment]
         self._count_ends()
+        self._watch_groups()
 
     def _missing(self) -> dict[int, float]:
         """Nodes that are missing when the pool opens, and when they come; drawn apart, so that old seeds stay."""
@@ -140,11 +159,9 @@ class World:
         call.keeps.uses += 1
 
     def body_started(self, call: Any, process: Any) -> None:
-        if self.lease:
-            taken = {name for name, _ in call.about.get("blobs", {}).values()}
-            there = self.machines[process.node].blob_cache.present
-            missing = [name for name in taken if key_of(name) and name not in there]
-            self.check(not missing, f"{call.id} was begun without {missing}")
+        taken = {name for name, _ in call.about.get("blobs", {}).values()}
+        missing = [name for name in taken if key_of(basename(name)) and not self._lies(name, process.node)]
+        self.check(self.engine._closing or not missing, f"{call.id} was begun without {missing}")
         key = (call.id, call.about["attempt"])
         self.starts[key] += 1
         self.t("node %d %s: body of %s begins, attempt %d", process.node, process.name, *key)
@@ -153,9 +170,18 @@ class World:
         self.began[call.id] = self.now
         late = self.now - max(self.cancels.get(call.id, self.now), self.disturbed)
         self.check(self.faults or late < 1.0, f"{call.id} was begun {late:.1f} s after it was cancelled")
-        if call.about.get("gang"):
+        if call.about.get("gang") and process.killed_at is None:  # one that is being killed is of no group any more
             self.order.setdefault((process.node, process.place), []).append(call.id)
             self.check(call.about.get("place", 0) == process.place, f"{call.id} was begun by another rank")
+
+    def _lies(self, name: str, node: int) -> bool:
+        """Whether a part of a kept result lies on a node."""
+        return name in self.machines[node].blob_cache.present if self.lease else exists(name)
+
+    def untold(self) -> set[str]:
+        """Files of kept results that the client knows nothing of."""
+        known = {path for result in self.engine._core.calls.kept.results.values() for path, _ in result.blobs}
+        return {entry.path for entry in scandir(self.directory) if key_of(entry.name)} - known if self.files else set()
 
     def body_ended(self, call: Any) -> None:
         self.t("body of %s ends", call.id)
@@ -165,12 +191,16 @@ class World:
             return  # nothing is promised in time while everybody is slow
         if limit is not None:
             self.check(took < limit + 2.0 + _SLACK, f"{call.id} ran for {took:.1f} s in spite of its limit of {limit}")
+        if any(known.id == call.id and known.attempt > call.about["attempt"] for known in self.calls):
+            return  # its node was given up, by mistake: nobody can stop it there before the node is back
         self.check(stopped < 3.0 + _SLACK, f"{call.id} ran for {stopped:.1f} s after it was cancelled")
+        unread = self.now - max(began, self.closes.get(call.id, self.now))
+        # only where every node can be reached: it is the client that has such a body stopped
+        self.check(self.tough or unread < 6.0 + _SLACK, f"{call.id} ran for {unread:.1f} s after its stream was closed")
 
     def _count_ends(self) -> None:
-        acts: Any = self.engine._acts
         for name in ("settle", "fail"):
-            real = acts[name]
+            real = getattr(self.engine, f"_do_{name}")
 
             def counted(call: Call, *rest: Any, real: Any = real, name: str = name) -> None:
                 self.ends[call.id] += 1
@@ -178,11 +208,52 @@ class World:
                 self.check(self.ends[call.id] == 1, f"{call.id} ended twice")
                 stuck = any(self.plans[rank.id].outcome == "wait" for rank in call.gang)
                 self.check(stuck or not isinstance(rest[0], Stalled), f"{call.id} was stopped, and nobody waited")
+                if name == "fail":
+                    self._check_blame(call, rest[0])
                 if name == "settle" and rest[1] and call.stream is None and call.keeps is None:
                     self.check(_unpickled(rest[1][0]) == call.id, f"{call.id} got the result of another call")
                 real(call, *rest)
 
-            acts[name] = counted
+            setattr(self.engine, f"_do_{name}", counted)
+
+    def _watch_groups(self) -> None:
+        """A broken group gets no calls, and is made again after its ranks have ended that were told to."""
+        core, connections = self.engine._core, self.engine._connections
+        renew, post = core.renew, connections.post
+
+        def renewed(now: float) -> list[Any]:
+            stopping = [call.id for call in core.calls.calls.values() if call.state == "stopping"]
+            self.check(not stopping, f"a group is made again while {stopping} are being stopped")
+            return renew(now)
+
+        def posted(number: int, messages: list[Any], *rest: Any) -> None:
+            calls = [message[1] for message in messages if message[0] == "call"]
+            self.check(not (core.nodes.tainted and calls), f"a broken group is sent {calls}")
+            post(number, messages, *rest)
+
+        core.renew = renewed  # type: ignore[method-assign]
+        connections.post = posted  # type: ignore[method-assign]
+
+    def _check_blame(self, call: Call, error: BaseException) -> None:
+        """A call fails with what has happened to it, and not with what has happened to another."""
+        if any(result.error is error for result in call.needs):
+            return  # an argument's
+        plan, attempt = self.plans[call.id], (call.id, call.attempt)
+        plain = not call.needs and not call.gang and call.stream is None and call.keeps is None
+        match error:
+            case TaskCrashed():
+                just = plan.outcome == "exit" or attempt in self.victims
+            case TaskTimeout():
+                just = plan.timeout is not None
+            case NodeLost():
+                just = self.tough or self.groups or attempt in self.innocent
+            case PackedError():
+                just = plan.outcome == "error"
+            case CancelledError() if plain:
+                just = call.future in self.cancelled
+            case _:
+                just = True
+        self.check(just, f"{call.id} failed with {error!r}, which did not happen to it")
 
     # actors
 
@@ -209,6 +280,7 @@ class World:
                     ]
             made += [
                 ("turn", self._turn),
+                ("greetings", self._greeted),
                 ("streams", self._read_streams),
                 ("replace", self._replace),
                 ("join", self._join),
@@ -230,6 +302,8 @@ class World:
         return True
 
     def _turn(self) -> bool:
+        if self.engine._stopped:
+            return False
         self.handle(*self.connections.notice_silence())
         return False
 
@@ -257,34 +331,51 @@ class World:
         if due is None or due > self.now:
             return False
         del self.reconnecting[n]
-        if self.connections.connected(n):
+        if self.connections.connected(n) or self.engine._closing:
             return True
         machine = self.machines[n]
+        if self.lease and self.faults and self.more.random() < 0.2:
+            self.engine.ended(n, "its provider says that it is gone")  # and is mistaken
         try:
             if not machine.alive or self.cut_off.get(n, 0.0) > self.now:
                 raise TimeoutError("no answer")
-            self.attach(n)
+            self.attach(n, late=self.faults and self.more.random() < 0.2)
         except OSError as exc:
             self.handle(NotReached(n, exc))
         return True
 
-    def attach(self, n: int) -> None:
-        """Connects to a node's agent, as the client's connections does."""
+    def _greeted(self) -> bool:
+        due = [greeting for greeting in self.greetings if greeting[0] <= self.now]
+        for greeting in due:
+            self.greetings.remove(greeting)
+            self.handle(greeting[1])
+        return bool(due)
+
+    def attach(self, n: int, late: bool = False) -> None:
+        """Connects to a node's agent, as the client's connections does; its answer may come late."""
         machine, peer = self.machines[n], self.connections.peers[n]
         connection = Connection(self.rng)
-        machine.agent._home.attach(connection.agent, peer.hello())
+        home = machine.agent._home
+        before, _ = home._session, home.attach(connection.agent, peer.hello())
+        left = before in (None, home._session) or not machine.agent._calls.calls
+        self.check(left, f"node {n} goes on with the calls of a session that was given up")
         machine.connection = connection
         if self.faults and self.rng.random() < 0.1:
             connection.cut()  # the agent has admitted us, and we never learn of it
             raise ConnectionResetError("cut during the greeting")
         self.t("greeted by %d", n)
         greeted: Any = (n, peer.link, connection.client, connection.welcome())
-        self.handle(Greeted(*greeted))
+        if not late:
+            self.handle(Greeted(*greeted))
+            return
+        self.greetings.append((self.now + self.more.choice((0.01, 1.0, 5.0)), Greeted(*greeted)))
+        if self.lease and self.more.random() < 0.5:
+            self.engine.ended(n, "its provider says that it is gone")
 
     def _replace(self) -> bool:
         moved = False
         for n, due in list(self.replacing.items()):
-            if due > self.now:
+            if due > self.now or self.engine._closing:
                 continue
             vacant, actions = self.engine._core.vacate(n, self.now)
             self.engine._do(actions)
@@ -305,7 +396,7 @@ class World:
 
     def _join(self) -> bool:
         n = min(self.joining, default=None)
-        if n is None or self.joining[n] > self.now:
+        if n is None or self.joining[n] > self.now or self.engine._closing:
             return False
         admitted, actions = self.engine._core.admit(n, self.now)
         self.engine._do(actions)
@@ -333,22 +424,35 @@ class World:
                 self.streams[call_id] = (value, 0)
         for call_id, (stream, count) in list(self.streams.items()):
             consumer: Any = stream._consumer
-            if self.rng.random() < 0.02 and self.faults:
+            if self.faults and self.rng.random() < 0.02:
                 stream.close()
-            if consumer._items or consumer._taken or consumer._ended:
+            for _ in range(self.more.choice((1, 5, 200))):
+                if not (consumer._items or consumer._ended):
+                    break
                 moved = True
                 try:
                     item = next(stream)
-                    self.check(item == (call_id, count + 1), f"stream {call_id} gave {item} after {count}")
-                    self.streams[call_id] = (stream, count + 1)
-                except Exception:
+                except (Exception, CancelledError):
                     del self.streams[call_id]
+                    break
+                count += 1
+                self.check(item == (call_id, count), f"stream {call_id} gave {item} after {count - 1}")
+                self.streams[call_id] = (stream, count)
+                if self.more.random() < 0.005:
+                    stream.close()
         return moved
 
     # the run
 
     def run(self) -> None:
         """Everything from opening to the end; raises Broken when a promise is broken."""
+        try:
+            self._run()
+        finally:
+            if self.files is not None:
+                self.files.cleanup()
+
+    def _run(self) -> None:
         rng = self.rng
         for n in range(self.nodes - len(self.joining)):
             self.attach(n)
@@ -361,7 +465,8 @@ class World:
             machine.agent._calls.mean = rng.choice((None, None, 0.0005, 0.01))
         submit(self, rng.randint(4, 16))
         length = rng.randint(150, 700)
-        for step in range(length):
+        end = self.more.randint(1, length) if self.closing else length
+        for step in range(end):
             if step % 50 == 0:
                 self._speeds = [10 ** rng.uniform(-2, 0) for _ in self.actors()]
             if self.keeping and self.extra.random() < 0.04:
@@ -378,8 +483,10 @@ class World:
             elif chance < 0.2:
                 self.advance(rng.choice((0.0002, 0.001, 0.01, 0.06, 0.06, 0.5)))
             else:
-                actors = self.actors()
-                rng.choices(actors, self._speeds)[0][1]()
+                self._move_one()
+        if self.closing:
+            self._close()
+            return
         self.faults, self.disturbed = False, max(self.now, self.disturbed)
         for result in [result for result in self.refs if self.extra.random() < 0.5]:
             self.refs.remove(result)
@@ -389,14 +496,51 @@ class World:
         self._calm(self._nothing_kept, "what was kept to be let go")
         self._check_order()
 
+    def _close(self) -> None:
+        """The user leaves the pool's block: every call has ended then, and nothing is left of it, here or on nodes."""
+        self.t("the pool is closed")
+        self.engine.close(2.0)
+        self.engine._deferred.end()  # as the I/O thread does at its end
+        calls = self.engine._core.calls
+        self.check(not calls.calls and calls.dispatch.load() == (0, 0), "calls are left of a closed pool")
+        waiting = [i for i, future in self.futures.items() if not future.done()]
+        self.check(not waiting and all(f.done() for f in self.open), f"{waiting} wait for a closed pool")
+        unended = [call.id for call in self.calls if self.ends[call.id] != 1]
+        self.check(not unended, f"{unended} have not ended once each with their pool")
+        self.check(all(feeder.closed for feeder in self.feeders), "an iterator is read for a closed pool")
+        remade = Counter(name for result in calls.kept.results.values() if result.call for name in result.call.uploads)
+        self.check(+self.kept == remade, f"{dict(+self.kept)} of a closed pool are kept")
+        for stream, _ in self.streams.values():
+            self.check(stream._consumer.ended, "a stream of a closed pool has no end")
+        self.faults, limit = False, self.now + 30.0
+        self._calm(lambda: self.now > limit, "a while to pass")
+        for machine in self.machines:
+            there = machine.alive and machine.agent._calls.closing and not machine.left
+            self.check(not there, f"node {machine.node} does not leave a closed pool")
+            alive = [name for name, process in machine.runners.processes.items() if process.exit is None]
+            self.check(not machine.left or not alive, f"{alive} of node {machine.node} outlive their agent")
+
+    def wait(self, seconds: float) -> None:
+        """The user's thread waits, while others move."""
+        for _ in range(10):
+            self._move_one()
+        self.advance(seconds)
+
+    def _move_one(self) -> None:
+        """One of the actors does something; most that are asked have nothing to do."""
+        for _ in range(_ASKED):
+            actors = self.actors()
+            if self.rng.choices(actors, self._speeds)[0][1]():
+                return
+
     def _check_refs(self) -> None:
         """What the user still has Refs to is where it is said to be, or said to be lost; then all are let go."""
         for result in self.refs:
             self.check(result.state in ("there", "lost", "failed"), f"{result.key} is {result.state} in the end")
             self.check((result.error is None) == (result.state == "there"), f"{result.key}: no error tells of its end")
-            for number in result.where if self.lease else ():
-                lacks = [name for name, _ in result.blobs if name not in self.machines[number].blob_cache.present]
-                gone = not self.machines[number].alive or number in self.reconnecting
+            for number in result.where if self.lease or result.state == "there" else ():
+                lacks = [name for name, _ in result.blobs if not self._lies(name, number)]
+                gone = self.lease and (not self.machines[number].alive or number in self.reconnecting)
                 self.check(gone or not lacks, f"node {number} is said to keep {result.key}, and does not")
             somewhere = bool(result.where or result.home)
             self.check(not self.lease or somewhere == (result.state == "there"), f"{result.key} is kept nowhere")
@@ -424,14 +568,39 @@ class World:
                     break
             else:
                 raise Broken(f"seed {self.seed}: something goes round in circles\n{self.where()}")
+            self._check_idle()
             self.advance(self._next_due() - self.now)
             if self.now > limit:
                 raise Broken(f"seed {self.seed}: waited without effect for {what}\n{self.where()}")
 
+    def _check_idle(self) -> None:
+        """No call waits for long, here or behind others on a node, while another node has nothing to do."""
+        dispatch: Any = self.engine._core.calls.dispatch
+        free = {n for n, node in enumerate(dispatch._nodes) if node.up and len(node.inflight) < node.slots}
+        waiting = [(None, call) for call in dispatch.waiting()]
+        for n, node in enumerate(dispatch._nodes):
+            if self._moves(n):
+                waiting += [(n, call) for call in list(node.inflight.values())[node.slots :]]
+        behind = {
+            (call.id, call.attempt)
+            for n, call in waiting
+            if free - {n} and call.movable and call.state != "stopping" and not self.starts[call.id, call.attempt]
+        }
+        self.behind = {key: self.behind.get(key, self.now) for key in behind}
+        for (call_id, _), since in self.behind.items():
+            waited = self.now - max(since, self.disturbed)
+            self.check(waited < _PATIENCE, f"{call_id} has waited for {waited:.1f} s while another node was idle")
+
+    def _moves(self, n: int) -> bool:
+        """Whether a node is there, and nothing in it stands still."""
+        machine = self.machines[n]
+        stopped = [process for process in machine.runners.processes.values() if process.frozen_until > self.now]
+        return machine.alive and self.connections.connected(n) and not stopped and machine.frozen_until <= self.now
+
     def _next_due(self) -> float:
         """When something happens next that time alone brings about."""
         due = [self.now + 1.0, *self.reconnecting.values(), *self.replacing.values(), *self.cut_off.values()]
-        due += self.joining.values()
+        due += [*self.joining.values(), *(moment for moment, _ in self.greetings)]
         due += [timer[0] for timer in self.engine._core.calls._timers[:1]]
         for machine in self.machines:
             due += [machine.frozen_until, machine.agent._calls.due(), machine.agent._timers.due()]
@@ -446,21 +615,22 @@ class World:
 
     def _nothing_kept(self) -> bool:
         """Whether nothing is left of calls anywhere, and every slot is free."""
-        core = self.engine._core
+        core, dispatch = self.engine._core, self.engine._core.calls.dispatch
         if core.calls.kept.results or core.calls.kept._requests or self.engine._forgotten:
             return False
-        if (
-            core.calls.dispatch.load() != (0, 0)
-            or +self.kept
-            or self.replacing
-            or self.joining
-            or self.reconnecting_soon()
-        ):
+        if dispatch.load() != (0, 0) or +self.kept or self.replacing or self.joining or self.reconnecting_soon():
             return False
+        if any(node.recalled or node.stopping for node in dispatch._nodes):
+            return False
+        if self.untold() - self.orphans and not any(node.state == "lost" for node in core.nodes.all):
+            return False  # what a lost node did not tell of goes with the pool's directory
         unformed = self.groups and any(node.state != "ready" for node in core.nodes.all)
         if unformed and not any(node.state in ("lost", "leaving") for node in core.nodes.all):
             return False
         for machine, node in zip(self.machines, core.nodes.all, strict=True):
+            given_up = node.state in ("silent", "lost") and node.error is None
+            if self.lease and given_up and machine.alive:
+                return False  # it can be reached, and is not tried again
             if not machine.alive or unformed or node.state in ("lost", "leaving", "replaced"):
                 continue  # nobody waits for it, and no group forms without it
             calls = machine.agent._calls
@@ -485,7 +655,7 @@ class World:
 
     def reconnecting_soon(self) -> bool:
         """Whether a connection to a machine that is there is still missing."""
-        return any(self.machines[n].alive for n in self.reconnecting)
+        return bool(self.greetings) or any(self.machines[n].alive for n in self.reconnecting)
 
     def _check_order(self) -> None:
         """Broadcasts begin in the same order in every rank that runs one call at a time."""
@@ -515,10 +685,23 @@ class World:
         return "\n".join(lines)
 
 
+class _Changed:
+    """The engine's condition: whoever waits for it has the world move."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def wait(self, seconds: float) -> None:
+        self._world.wait(seconds)
+
+    def notify_all(self) -> None:
+        pass
+
+
 def _killed(process: Any) -> bool:
     if process.killed_at is None or process.exit is not None:
         return False
-    process.die(-9)
+    process.die(-9, ordered=True)
     return True
 
 

@@ -27,12 +27,14 @@ def groups() -> tuple[str, str]:
         return socket.gethostname(), file.read()
 
 
-def test_bodies_run_in_the_group_of_their_step_and_a_cancelled_job_is_replaced(cluster: Cluster) -> None:
+def test_bodies_run_in_the_group_of_their_step_and_a_cancelled_job_ends_with_them(cluster: Cluster) -> None:
     with sky.ComputePool(provider=sky.Slurm(), nodes=2, console=False) as pool:
         found = groups() @ pool
         assert [name for name, _ in found] == ["h1", "h2"]
         assert all("/slurm_h" in text and "/step_" in text for _, text in found)
         (job,) = cluster.jobs()
         cluster.admin("scancel", job.split()[0])
-        until(lambda: job not in cluster.jobs() and len(cluster.jobs()) == 2, 90, "a job for each node")
-        assert [name for name, _ in groups() @ pool]
+        until(lambda: not cluster.jobs(), 90, "the job to be over")
+        with pytest.raises(sky.errors.NodeLost):
+            pool.submit(groups()).result(90)
+        assert cluster.jobs() == []

@@ -14,7 +14,7 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.api.spec import Spec
-from skyward.providers.slurm import queue
+from skyward.providers.slurm import jobs
 from tests.support.hosts import Host
 from tests.support.slurm import Cluster
 from tests.support.waiting import until
@@ -33,6 +33,11 @@ def until_told() -> tuple[float, list[int]]:
     while not (notice := sky.preempted()) or not came:
         time.sleep(0.05)
     return notice.seconds_left, came
+
+
+@sky.compute
+def nap() -> None:
+    time.sleep(600)
 
 
 @contextmanager
@@ -85,14 +90,33 @@ def test_a_node_whose_first_process_is_killed_is_replaced(cluster: Cluster, vict
         assert hostname() >> pool
 
 
-def test_a_job_that_somebody_cancels_is_replaced(cluster: Cluster) -> None:
-    with opened(1) as (pool, said):
-        assert hostname() >> pool
+def test_a_job_that_somebody_cancels_is_not_submitted_again(cluster: Cluster) -> None:
+    with opened(2) as (pool, said):
+        running = pool.submit(nap())
+        until(lambda: any("CallStarted" in text for text in said))
         (job,) = cluster.jobs()
         cluster.admin("scancel", job.split()[0])
-        until(lambda: any("its machine is taken away in" in text for text in said), 60, said)
-        until(lambda: job not in cluster.jobs() and cluster.jobs(), 60, "another job")
-        assert hostname() >> pool
+        until(lambda: not cluster.jobs(), 90, "the job to be over")
+        for call in (running, pool.submit(hostname())):
+            with pytest.raises(sky.errors.NodeLost):
+                call.result(120)
+        why = f"could not be replaced: job {job.split()[0]} was cancelled, so the pool gets no other nodes"
+        until(lambda: any(why in text for text in said), 60, said)
+        assert sum("submitting a job" in text for text in said) == 1
+
+
+def test_nodes_of_a_job_that_is_put_back_into_the_queue_are_replaced_and_the_job_is_cancelled(
+    cluster: Cluster,
+) -> None:
+    with opened(2) as (pool, said):
+        assert sorted(hostname() @ pool) == ["h1", "h2"]
+        (job,) = cluster.jobs()
+        number = job.split()[0]
+        cluster.admin("scontrol", "update", f"jobid={number}", "requeue=1")  # the pool asks for no-requeue
+        cluster.admin("scontrol", "requeue", number)
+        until(lambda: any(f"job {number} was put back into the queue" in text for text in said), 60, said)
+        until(lambda: not any(each.startswith(f"{number} ") for each in cluster.jobs()), 60, cluster.jobs)
+        assert len(set(hostname() @ pool)) == 2
 
 
 def test_a_pool_is_closed_soon_when_only_slurm_has_to_clean_up_on_a_node_that_it_does_not_reach(
@@ -115,7 +139,7 @@ def test_a_pool_is_closed_soon_when_only_slurm_has_to_clean_up_on_a_node_that_it
 def test_a_job_is_not_called_ended_while_a_step_of_it_may_run_where_slurm_does_not_reach(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "_ENDING", 15.0)
+    monkeypatch.setattr(jobs, "_ENDING", 15.0)
     node, provider = cluster.nodes[0], sky.Slurm(nodelist="h1")
     provider.acquire(Spec(), "stuck", 1, 60, lambda text: None)
     try:

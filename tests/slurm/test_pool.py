@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -69,6 +70,16 @@ def test_the_secret_is_in_no_argument_script_or_variable_of_a_body(pool: sky.Com
     assert not any(name in ("SKYWARD_JOIN", "SKYWARD_PROGRAM") for body in bodies for name in body)
 
 
+def test_bodies_see_the_job_and_no_ranks_of_its_steps(pool: sky.ComputePool, cluster: Cluster) -> None:
+    """Lightning takes the ranks of Slurm before those of anybody else, wherever it sees SLURM_NTASKS."""
+    number = cluster.jobs()[0].split()[0]
+    for body in variables() @ pool:
+        ranks = r"SLURM_(?:JOB_NUM_NODES|NODELIST|N?TASKS?|NPROCS|NNODES|PROCID|LOCALID|NODEID|GTIDS|STEP).*"
+        assert not [name for name in body if re.fullmatch(ranks, name)]
+        assert body["SLURM_JOB_ID"] == number
+        assert body["SLURM_JOB_NAME"].startswith("skyward-")
+
+
 def _secret(cluster: Cluster) -> str:
     """What the job was told: root of its first node finds it in the variables of the script."""
     script = "for p in /proc/[0-9]*; do tr '\\0' '\\n' < $p/environ 2>/dev/null | sed -n 's/^SKYWARD_JOIN=//p'; done"
@@ -90,8 +101,10 @@ def test_several_processes_a_node_are_several_ranks(cluster: Cluster) -> None:
 def test_an_accelerator_is_asked_for_in_the_words_of_the_site(cluster: Cluster) -> None:
     provider = sky.Slurm(partition="main")
     spec = sky.Spec(accelerator="A100:2", vcpus=2, memory_gb=1, ttl=3600)
-    state = provider.acquire(spec, "gpus", 1, 60, lambda text: None)
+    told: list[str] = []
+    state = provider.acquire(spec, "gpus", 1, 60, told.append)
     try:
+        assert any(text.endswith(" with 2 CPUs and 1GB of memory each") for text in told), told
         shown = cluster.run("scontrol", "show", "job", state.machines[0].id.partition("/")[0])
         assert "gres/gpu" in shown or "gpu:a100:2" in shown
         assert "TimeLimit=01:00:00" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from skyward.api.shell import SshTarget
 from skyward.cli import main
 from skyward.machines.ledger import read
 from tests.support.slurm import Cluster
+
+
+@sky.compute
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +61,11 @@ def test_a_node_in_drain_is_named_while_the_job_waits(cluster: Cluster) -> None:
     told: list[str] = []
     with (
         cluster.down(cluster.nodes[2]),
-        pytest.raises(sky.errors.NoCapacity, match="ReqNodeNotAvail, UnavailableNodes:h3"),
+        pytest.raises(sky.errors.NoCapacity, match="ReqNodeNotAvail, UnavailableNodes:h3") as caught,
     ):
         sky.Slurm(nodelist="h3", wait=3).acquire(sky.Spec(), "drained", 1, 60, told.append)
+    assert "Give sky.Slurm(wait=...) more" in str(caught.value)
+    assert "region" not in str(caught.value)
     assert any("waiting: ReqNodeNotAvail, UnavailableNodes:h3" in text for text in told)
     assert cluster.jobs() == []
 
@@ -81,6 +89,25 @@ def test_nodes_without_a_python_are_named_as_the_reason(cache: Path, monkeypatch
         with pytest.raises(sky.SkywardError, match=r"has failed: no node has a Python from 3\.8 on"):
             sky.Slurm().acquire(sky.Spec(), "no-python", 1, 60, lambda text: None)
         assert bare.jobs() == []
+
+
+def test_nodes_that_cannot_reach_the_program_are_told_with_its_addresses(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.setup.joined.arrivals.addresses", lambda: [("", "192.0.2.1")])
+    with pytest.raises(sky.SkywardError, match=r'not join in time.* of 192\.0\.2\.1, 127.*login="user@login"'):
+        sky.Slurm().acquire(sky.Spec(), "unreached", 1, 1, lambda text: None)
+
+
+def test_a_node_whose_setup_fails_is_told_with_the_setting(cluster: Cluster) -> None:
+    with pytest.raises(sky.SkywardError, match=r"has failed: what sky\.Slurm has in modules= or setup= failed"):
+        sky.Slurm(modules=["no-such-module"]).acquire(sky.Spec(), "no-module", 1, 60, lambda text: None)
+
+
+def test_what_setup_sets_is_there_in_bodies(cluster: Cluster) -> None:
+    provider = sky.Slurm(setup="export FROM_SETUP=1", python="/usr/bin/python3")
+    with sky.ComputePool(provider=provider, nodes=1, console=False) as pool:
+        assert variable("FROM_SETUP") >> pool == "1"
 
 
 def test_offers_say_how_many_nodes_there_are_and_how_many_are_idle(

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from skyward.api.provider import Machine
 from skyward.api.spec import Spec
-from skyward.providers.slurm.machines import SlurmMachine
+from skyward.providers.slurm.jobs import SlurmMachine
 from skyward.providers.slurm.provider import Slurm
 from tests.support.slurm import Cluster
 from tests.support.waiting import until

@@ -49,12 +49,14 @@ def tree(host: Host) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for process in host.processes(user="sky"):
         line = " ".join(process.argv)
+        status = host.run(["cat", f"/proc/{process.pid}/status"], user="root", check=False).stdout
+        if not status:
+            continue  # it has just ended
         if "/home/sky/join.py" in line:
-            status = host.read(f"/proc/{process.pid}/status")
             session = "guard" if "SigIgn:\t0000000000000000" not in status and _ignores_term(status) else "joiner"
             found.setdefault(session, []).append(process.pid)
         elif "skyward.node.keeper" in line:
-            name = host.read(f"/proc/{process.pid}/comm").strip()
+            name = status.partition("\n")[0].removeprefix("Name:").strip()
             kinds = {"skyward-agent": "agent", "skyward-forks": "fork server", "skyward-runner": "runner"}
             found.setdefault(kinds.get(name, "keeper"), []).append(process.pid)
     return found

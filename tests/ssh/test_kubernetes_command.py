@@ -12,9 +12,10 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost
-from skyward.setup.joined import places
-from tests.ssh.places import ours
+from skyward.setup.joined import arrivals
+from tests.ssh.places import CACHE, ours
 from tests.support.hosts import Host, Network
+from tests.support.hosts.spec import USERS
 from tests.support.kubernetes import documents
 from tests.support.waiting import until
 
@@ -35,19 +36,21 @@ def where() -> tuple[str, int]:
 
 
 class Pods:
-    """Runs the container's command on hosts, as a kubelet would: as root, with the Secret's file and its number."""
+    """Runs the container's command on hosts, as a kubelet would: not as root, with the Secret's file and its number."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        self._command, self._env = container["command"], container["env"]
         self.started: list[subprocess.Popen[bytes]] = []
 
     def prepare(self, host: Host, program: str) -> None:
-        host.run(["sh", "-c", "mkdir -p /etc/skyward; chmod 777 /dev/shm"], user="root")  # so is an emptyDir
-        host.put("/etc/skyward/join.py", program.encode(), mode="400")
+        host.run(["sh", "-c", "mkdir -p /etc/skyward; chmod 2777 /dev/shm"], user="root")  # so is an emptyDir
+        host.put("/etc/skyward/join.py", program.encode(), mode="440")
+        host.run(["chgrp", str(USERS["sky"]), "/etc/skyward/join.py"], user="root")  # as fsGroup has it
 
     def start(self, host: Host, index: int) -> subprocess.Popen[bytes]:
-        variables = [f"JOB_COMPLETION_INDEX={index}", "SKYWARD_CACHE=/root/cache"]
-        self.started.append(host.start(["env", *variables, *self._command], user="root"))
+        variables = [f"JOB_COMPLETION_INDEX={index}", *(f"{each['name']}={each['value']}" for each in self._env)]
+        self.started.append(host.start(["env", *variables, f"SKYWARD_CACHE={CACHE}", *self._command]))
         return self.started[-1]
 
     def remove(self, hosts: list[Host]) -> None:
@@ -55,7 +58,7 @@ class Pods:
             process.kill()
             process.wait()
         for host in hosts:
-            host.run(["sh", "-c", "rm -rf /etc/skyward; chmod 1777 /dev/shm"], user="root")
+            host.run(["sh", "-c", "rm -rf /etc/skyward /tmp/skyward; chmod 1777 /dev/shm"], user="root")
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ def pods(job: dict[str, Any], net: Network) -> Iterator[Pods]:
 def test_the_containers_command_joins_a_pool_as_it_stands(
     pods: Pods, net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_ABSENT", 2.0)
+    monkeypatch.setattr(arrivals, "_ABSENT", 2.0)
     hosts, file = list(net)[:2], tmp_path / "join.py"
 
     def kubectl() -> None:
@@ -83,12 +86,10 @@ def test_the_containers_command_joins_a_pool_as_it_stands(
     with sky.ComputePool(provider=provider, console=False) as pool:
         applying.join()
         assert where() @ pool == [("h0", 0), ("h1", 1)], "a pod's number is its node's"
-        listing = hosts[0].run(["sh", "-c", "stat -c %a /dev/shm; ls /dev/shm"], user="root").stdout
-        assert listing.startswith("1777\n")
-        assert "skyward" in listing, "large buffers are in memory"
+        assert "skyward" not in hosts[0].run(["ls", "/dev/shm"], user="root").stdout, "others could replace files there"
         # the second pod is killed, with all that is in it; Kubernetes starts it again, with the same number
-        for process in hosts[1].processes("root"):
-            if "/etc/skyward/join.py" in process.argv:
+        for process in hosts[1].processes("sky"):
+            if "/tmp/skyward/join.py" in process.argv:
                 hosts[1].signal(process.pid)
         assert pods.started[1].wait(60) != 0
         pods.start(hosts[1], 1)

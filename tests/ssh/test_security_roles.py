@@ -56,7 +56,7 @@ def test_a_nodes_certificate_does_not_speak_for_another_node(pool: sky.ComputePo
     hello = {"share": 2, "session": "x", "received": 0}
     assert set(told(pool, "node-1", hello)) == {"refused"}
     assert set(told(pool, "client", hello)) == {"refused"}
-    assert set(told(pool, "node-2", hello)) == {"incarnation", "session", "received"}
+    assert set(told(pool, "node-2", hello)) == {"incarnation", "session", "received", "unread"}
 
 
 def test_a_strange_session_is_refused_and_harms_nobody(pool: sky.ComputePool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import skyward as sky
 
-__all__ = ["add", "count", "import_pandas", "meet", "rank", "speak", "squares"]
+__all__ = ["add", "count", "import_pandas", "meet", "produce", "rank", "share", "speak", "squares", "take"]
 
 
 def log_start(log: str, key: str) -> None:
@@ -78,6 +78,32 @@ def add(log: str, key: str, numbers: Iterator[int]) -> int:
     """Items go in."""
     log_start(log, key)
     return sum(numbers)
+
+
+@sky.compute
+def produce(log: str, key: str, size: int) -> bytearray:
+    """A result of that many bytes, which is made from its key."""
+    log_start(log, key)
+    return bytearray((key.encode() * (size // len(key) + 1))[:size])
+
+
+@sky.compute
+def take(log: str, key: str, *kept: bytearray) -> list[bytes]:
+    """How the results begin that it was given."""
+    log_start(log, key)
+    return [bytes(value[:8]) for value in kept]
+
+
+@sky.compute
+def share(log: str, key: str, name: str) -> str:
+    """Puts its key into a queue, and counts up under a lock."""
+    log_start(log, key)
+    with sky.lock(f"{name}-lock"):
+        total = sky.dict(f"{name}-dict")
+        total["count"] = total.get("count", 0) + 1
+    sky.counter(f"{name}-counter").add(1)
+    sky.queue(f"{name}-queue").put(key)
+    return key
 
 
 @sky.compute

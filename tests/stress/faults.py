@@ -13,9 +13,20 @@ from contextlib import contextmanager
 
 from tests.support.leftovers import marked
 
-__all__ = ["hogs", "kill", "pauses"]
+__all__ = ["hogs", "kill", "pauses", "pools_in_another_namespace"]
 
 _HOG = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
+
+
+_POOLS = """
+import sys
+import skyward as sky
+while True:
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        assert sky.compute(len)(bytes(2_000_000)) >> pool == 2_000_000
+    print("closed", flush=True)
+"""
+_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> bool:
@@ -39,6 +50,26 @@ def hogs(count: int = 2) -> Iterator[None]:
         for hog in burning:
             hog.kill()
             hog.wait()
+
+
+@contextmanager
+def pools_in_another_namespace() -> Iterator[None]:
+    """Pools are opened and closed, one after the other, by a program that shares /dev/shm and sees no process of ours.
+
+    Without the right to make namespaces the program runs beside this one.
+    """
+    possible = subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+    beside = subprocess.Popen(
+        [*(_NAMESPACE if possible else []), sys.executable, "-c", _POOLS], stdout=subprocess.PIPE, text=True
+    )
+    assert beside.stdout is not None
+    try:
+        assert beside.stdout.readline() == "closed\n"
+        yield
+        assert beside.poll() is None, "the program in another namespace has failed"
+    finally:
+        beside.kill()
+        beside.communicate()
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import skyward as sky
-from skyward.errors import NodeLost, TaskCrashed, TaskTimeout
+from skyward.errors import NodeLost, RefLost, TaskCrashed, TaskTimeout
 from tests.stress import bodies
-from tests.stress.faults import hogs, kill, pauses
+from tests.stress.faults import hogs, kill, pauses, pools_in_another_namespace
 from tests.stress.trial import Failed, Trial, within
 
 __all__ = ["MODES", "Mode"]
@@ -193,6 +193,69 @@ def agents_killed(t: Trial) -> None:
     kill(t.rng.choice(t.agents()))
 
 
+def kept(t: Trial) -> None:
+    """Results that stay on nodes, and calls that take them: all are right."""
+    keys, refs = _keep(t)
+    _take(t, keys, refs)
+    t.check()
+    for key, ref in zip(keys, refs, strict=True):
+        if within(t.limit, "a kept result", ref.get)[:8] != (key.encode() * 8)[:8]:
+            raise Failed(f"the kept result of {key} came home as another")
+        if t.rng.random() < 0.5:
+            ref.drop()
+
+
+def kept_under_kills(t: Trial) -> None:
+    """The same while agents and runners die: what is lost is made again, or named as lost."""
+    keys, refs = _keep(t)
+    _take(t, keys, refs, [RefLost, NodeLost, TaskCrashed])
+    for _ in range(t.rng.randint(1, 4)):
+        time.sleep(t.rng.uniform(0, 0.2))
+        kill(t.rng.choice(t.processes()))
+    t.settled()
+    for key, ref in zip(keys, refs, strict=True):
+        try:
+            value = within(t.limit, "a kept result", ref.get)
+        except (RefLost, NodeLost, TaskCrashed):
+            continue
+        if value[:8] != (key.encode() * 8)[:8]:
+            raise Failed(f"the kept result of {key} came home as another")
+
+
+def _keep(t: Trial) -> tuple[list[str], list[Any]]:
+    keys = [t.key() for _ in range(4)]
+    size = t.rng.choice([100, 50_000, 2_000_000])
+    for key in keys:
+        t.allow(key, starts=20)  # a result that was lost with its node is made again
+    calls = [bodies.produce(t.log, key, size).keep() for key in keys]
+    return keys, [within(t.limit, "a kept call", lambda call=call: call >> t.pool) for call in calls]
+
+
+def _take(t: Trial, keys: list[str], refs: list[Any], may_raise: Sequence[type[BaseException]] = ()) -> None:
+    for _ in range(10):
+        chosen = t.rng.sample(range(len(refs)), t.rng.randint(1, 3))
+        key, begins = t.key(), [(keys[i].encode() * 8)[:8] for i in chosen]
+        call = bodies.take(t.log, key, *(refs[i] for i in chosen))
+        t.expect(key, call > t.pool, begins, may_raise, starts=4)
+
+
+def collections(t: Trial) -> None:
+    """Queue, lock, counter and dict used by many bodies at once, while processes stop for moments."""
+    name = t.key()
+    keys = [t.key() for _ in range(20)]
+    with pauses(t.processes, t.rng):
+        for key in keys:
+            t.expect(key, bodies.share(t.log, key, name) > t.pool, key)
+        queue = t.pool.queue(f"{name}-queue")
+        came = [within(t.limit, "an item of a queue", lambda: queue.get(timeout=t.limit)) for _ in keys]
+        t.check()
+    if sorted(came) != sorted(keys):
+        raise Failed(f"{len(keys)} items were put, these came: {sorted(came)}")
+    counted = t.pool.counter(f"{name}-counter").value, t.pool.dict(f"{name}-dict")["count"]
+    if counted != (len(keys), len(keys)):
+        raise Failed(f"{len(keys)} bodies counted up, counter and dict say {counted}")
+
+
 def imports(t: Trial) -> None:
     """A call is cancelled while it imports pandas; later calls find no half-imported package."""
     keys = [t.key() for _ in range(8)]
@@ -232,5 +295,9 @@ MODES = [
     Mode("streams", streams, {"concurrency": 4}),
     Mode("runners killed", runners_killed, {"worker": sky.Worker(2, executor="process")}, rough=(TaskCrashed,)),
     Mode("agents killed", agents_killed, rounds=8, rough=(NodeLost,)),
+    Mode("kept results", kept, {"concurrency": 2}),
+    Mode("kept results beside another container", kept, pools=2, beside=pools_in_another_namespace),
+    Mode("kept results under kills", kept_under_kills, rounds=4, rough=(NodeLost, TaskCrashed)),
+    Mode("collections", collections, {"concurrency": 2}),
     Mode("imports", imports, {"concurrency": 2}, rounds=1),
 ]

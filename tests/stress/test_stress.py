@@ -1,6 +1,6 @@
 """Real pools under stress, by a seed: calls end, results are right, no body starts too often, no slot is lost.
 
-SKYWARD_STRESS_SECONDS    for all modes together; 60 unless given, 3600 in `make soak`
+SKYWARD_STRESS_SECONDS    for all modes together; 30 unless given, 900 in `make soak`
 SKYWARD_STRESS_LIMIT      seconds within which a call has to end; 60 unless given
 SKYWARD_STRESS_SEED       the seed of an earlier run: the same calls and faults, at about the same moments
 """

@@ -121,7 +121,7 @@ class Trial:
         """Sends calls that print and compute for so long, together or one by one."""
         keys = [self.key() for _ in seconds]
         calls = [bodies.speak(self.log, key, s).with_timeout(timeout) for key, s in zip(keys, seconds, strict=True)]
-        futures = self.pool.submit_all(calls) if self.rng.random() < 0.5 else [call > self.pool for call in calls]
+        futures = self.pool._send(calls) if self.rng.random() < 0.5 else [call > self.pool for call in calls]
         for key, future in zip(keys, futures, strict=True):
             self.expect(key, future, key, may_raise, starts)
         return futures
@@ -140,6 +140,14 @@ class Trial:
 
     def check(self) -> None:
         """Every call has ended as it may, and the pool is as good as new."""
+        self.settled()
+        self._check_broadcast()
+        self._check_slots()
+        self._check_events()
+        self.check_starts()
+
+    def settled(self) -> None:
+        """Every call has ended as it may."""
         late = wait([sent.future for sent in self._sent], self.limit).not_done
         if late:
             keys = [sent.key for sent in self._sent if sent.future in late]
@@ -148,10 +156,6 @@ class Trial:
             _judge(sent, sent.future in self._asked)
         self._sent.clear()
         self._asked.clear()
-        self._check_broadcast()
-        self._check_slots()
-        self._check_events()
-        self.check_starts()
 
     def _check_broadcast(self) -> None:
         end = time.monotonic() + self.limit
@@ -172,7 +176,7 @@ class Trial:
     def _check_slots(self) -> None:
         """As many calls as there are slots run at the same time."""
         path = str(self._directory / f"meeting-{self.key()}")
-        futures = self.pool.submit_all([bodies.meet(path, self.slots, self.limit) for _ in range(self.slots)])
+        futures = self.pool._send([bodies.meet(path, self.slots, self.limit) for _ in range(self.slots)])
         if wait(futures, 2 * self.limit).not_done:
             raise Failed(f"not all of {self.slots} calls for {self.slots} slots ended")
         met = [future.result() for future in futures]

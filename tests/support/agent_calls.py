@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyward.node.agent_calls import Action, AgentCalls
-from skyward.node.agent_tables import NodeCall
+from skyward.node.agent_calls import AgentCalls
+from skyward.node.agent_slots import Action, Kill, NodeCall, Send, Tell
 
 __all__ = ["GRACE", "LIMIT", "Bench", "effects_on"]
 
@@ -26,12 +26,15 @@ def effects_on(call: NodeCall, actions: list[Action]) -> set[str]:
     """What the agent is to do about a call, in the words of the table."""
     found: set[str] = set()
     for action in actions:
-        if action[0] == "send" and action[2][1:2] == [call.id]:
-            found.add(_SENT[action[2][0]])
-        elif action[0] == "tell" and action[1] is call:
-            found.add(_TOLD[action[2][0]])
-        elif action[0] == "kill":
-            found.add("kill process")
+        match action:
+            case Send(_, [kind, call.id, *_]):
+                found.add(_SENT[kind])
+            case Tell(of, [kind, *_]) if of is call:
+                found.add(_TOLD[kind])
+            case Kill():
+                found.add("kill process")
+            case _:
+                pass
     return found
 
 
@@ -39,12 +42,18 @@ class Bench:
     """A node with its runners, at a time of its own; `did` is what the last event had the agent do."""
 
     def __init__(
-        self, processes: int = 1, threads: int = 1, hooks: bool = False, ready: bool = True, places: int = 1
+        self,
+        processes: int = 1,
+        threads: int = 1,
+        hooks: bool = False,
+        ready: bool = True,
+        places: int = 1,
+        ready_within: float = 300.0,
     ) -> None:
         self.calls = AgentCalls()
         self.now = 100.0
         self._shape = (processes, threads, hooks, places)
-        self._generation = 0
+        self._generation, self._ready_within = 0, ready_within
         self.did: list[Action] = []
         self.setup()
         if ready:
@@ -56,7 +65,9 @@ class Bench:
         processes, threads, hooks, places = self._shape
         self._generation += 1
         settings = {"processes": processes, "threads": threads, "generation": self._generation, "places": [{}] * places}
-        self.did = self.calls.setup({**settings, "grace": GRACE, "shared": True}, hooks, self.now)
+        self.did = self.calls.setup(
+            {**settings, "grace": GRACE, "shared": True, "ready_within": self._ready_within}, hooks, self.now
+        )
         return self.did
 
     @property
@@ -71,10 +82,10 @@ class Bench:
         self.did = self.calls.take(call, self.now)
         return call
 
-    def begin(self, call: NodeCall) -> list[Action]:
-        """Its runner's status page says that a call has begun."""
+    def begin(self, call: NodeCall, *, loading: bool = False) -> list[Action]:
+        """Its runner's status page says that a call has begun, and has entered its body unless it is `loading`."""
         assert call.slot is not None
-        self.did = self.calls.saw(call.slot.name, [(call.id, self.now)], self.now)
+        self.did = self.calls.saw(call.slot.name, [(call.id, self.now, 0.0 if loading else self.now)], self.now)
         return self.did
 
     def end(self, call: NodeCall, kind: str = "done", seconds: float = 0.1) -> list[Action]:
@@ -110,10 +121,10 @@ class Bench:
         self.end(self.take("short"), seconds=0.0005)
         assert self.calls.mean == 0.0005
 
-    def messages(self, kind: str = "tell") -> list[list[Any]]:
-        """The messages to the client ("tell") or to runners ("send") after the last event, without their counts."""
-        return [action[2][:-1] for action in self.did if action[0] == kind]
+    def messages(self, kind: type[Send | Tell] = Tell) -> list[list[Any]]:
+        """The messages to the client (Tell) or to runners (Send) after the last event, without their counts."""
+        return [action.message[:-1] for action in self.did if isinstance(action, kind)]
 
     def sent(self) -> list[list[Any]]:
         """The kinds and calls of the messages to runners that the last event led to."""
-        return [message[:2] for message in self.messages("send")]
+        return [message[:2] for message in self.messages(Send)]

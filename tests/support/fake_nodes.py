@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward import events
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 from skyward.client.call import Call
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
@@ -154,9 +154,14 @@ class FakePool:
             node.close()
         self.engine.abandon()
 
+    def made(self, *arguments: bytes) -> Call:
+        """A call that was not sent."""
+        about = {"name": "f", "fn": "", "split": 1, "attempt": 0}
+        return Call(_Pending("f"), about, [b"f", *arguments], {}, {}, 0)  # type: ignore[arg-type]
+
     def call(self, node: int) -> Call:
         """Sends a call to a node."""
-        made = Call(_Pending("f"), {"name": "f", "fn": "", "split": 1, "attempt": 0}, [b"f", b"x"], {}, {}, 0)  # type: ignore[arg-type]
+        made = self.made(b"x")
         self.engine.send_to([(node, made)])
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,21 @@ def block(page: str, language: str, containing: str) -> str:
     return found
 
 
-def install(module: str, page: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts a module of the examples and its entry points on the path, of programs that are started too."""
+def install(
+    module: str,
+    page: str,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    points: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
+    """Puts a module of the examples and its entry points, those of the page by default, on the path; also of programs
+    that are started."""
     (directory / f"{module}.py").write_text((ROOT / "examples" / "extensions" / f"{module}.py").read_text())
-    project = tomllib.loads(block(page, "toml", "entry-points"))["project"]
+    points = points or tomllib.loads(block(page, "toml", "entry-points"))["project"]["entry-points"]
     lines = [
         line
-        for group, points in project["entry-points"].items()
-        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+        for group, named in points.items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in named.items()))
     ]
     info = directory / f"{module}-0.1.dist-info"
     info.mkdir()

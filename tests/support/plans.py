@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 from skyward.client.settings import PoolSettings
 
 __all__ = ["plan_of_two"]

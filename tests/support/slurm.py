@@ -28,7 +28,7 @@ CACHE = "/run/cache"
 _DIRECTORY = "/run/slurm"
 _SOCKET = f"{_DIRECTORY}/munge.socket"
 _USABLE = {"idle", "mixed", "allocated", "completing"}
-_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun", "sacct")
+_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun", "sacct", "id")
 
 
 def unavailable_slurm() -> str | None:

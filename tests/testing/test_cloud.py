@@ -1,4 +1,4 @@
-"""The test cloud itself: that it refuses, delays, loses and remembers as AWS would."""
+"""The test cloud itself (tests/support/cloud): that it refuses, delays, loses and remembers as AWS would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
 
 from skyward.api.spec import Spec
-from skyward.testing import Cloud, Instance
+from tests.support.cloud import Cloud, Instance
 
 
 class Hosts:
@@ -136,7 +136,7 @@ def test_groups_in_use_cannot_be_deleted(cloud: Cloud, ec2: Any) -> None:
 
 def test_a_token_brings_the_same_machines_and_other_parameters_are_refused(cloud: Cloud) -> None:
     """Row 43."""
-    from skyward.testing.wire import Request
+    from tests.support.cloud.wire import Request
 
     held = cloud.aws().acquire(Spec(), "p")
     call = next(call for call in cloud.calls if call.action == "RunInstances")

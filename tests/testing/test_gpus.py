@@ -10,7 +10,8 @@ from skyward.accelerators import resolve
 from skyward.api.hardware import Found
 from skyward.api.matching import Verdict, compare
 from skyward.node import gpus
-from skyward.testing import Instance, nvidia_smi
+from skyward.testing import nvidia_smi
+from tests.support.cloud import Instance
 
 
 def instance(kind: str) -> Instance:

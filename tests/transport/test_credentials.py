@@ -13,8 +13,7 @@ import pytest
 from skyward.api.image import Image
 from skyward.errors import InvalidArgument
 from skyward.transport import includes
-from skyward.transport.credentials import SCANNED, found_in, found_in_name
-from skyward.transport.includes import pack
+from skyward.transport.includes import SCANNED, found_in, found_in_name, pack
 
 NAMES = """
     .env .ENV .env.local prod.env .envrc .netrc _netrc .pypirc .npmrc .pgpass .boto .s3cfg kaggle.json

@@ -235,8 +235,8 @@ def test_an_exception_that_python_cannot_pickle_keeps_its_type_and_attributes() 
     assert not hasattr(again, "lock")
 
 
-@pytest.mark.parametrize("error", [ValueError(threading.Lock()), ValueError("x" * (2 << 20))])
-def test_what_cannot_travel_arrives_as_text(error: Exception) -> None:
+def test_what_cannot_travel_arrives_as_text() -> None:
+    error = ValueError(threading.Lock())
     about, data = exceptions.capture(raised(error))
     assert data == b""
     again = exceptions.rebuild(about, data)
@@ -244,6 +244,38 @@ def test_what_cannot_travel_arrives_as_text(error: Exception) -> None:
     assert type(error).__name__ in str(again)
     assert again.traceback
     assert len(again.message) < 300_000
+
+
+class Refusal(Exception):
+    """Its __init__ does not take what its args hold."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"refused with {code}: {text}")
+        self.code = code
+
+
+LARGE = 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("x" * LARGE + "the end"), "the end"),
+        (Refusal(7, "x" * LARGE + "the end"), "the end"),
+        (KeyError(list(range(LARGE))), "list, left out"),
+        (FileNotFoundError(2, "No such file", "x" * LARGE + "end"), "[Errno 2] No such file"),
+        (UnicodeDecodeError("utf-8", b"ab\xff" + b"a" * LARGE, 2, 3, "bad byte"), "0xff in position 2: bad byte"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_exception_with_large_arguments_keeps_its_type(error: Exception, said: str) -> None:
+    about, data = exceptions.capture(raised(error))
+    assert len(data) < 1 << 20
+    again = exceptions.packed(about, data, "there").rebuilt()
+    assert type(again) is type(error)
+    assert said in str(again)
+    assert len(str(again)) < 100_000
+    assert getattr(again, "code", 7) == 7
 
 
 def test_a_local_class_travels_with_its_exception() -> None:
@@ -287,7 +319,12 @@ def test_one_member_of_the_chain_that_cannot_travel_does_not_hide_the_outermost(
 def test_long_texts_are_cut_at_their_beginning() -> None:
     about, _ = exceptions.capture(raised(ValueError("a" * 400_000 + "the end")))
     assert about["message"].endswith("the end")
-    assert "characters left out" in about["message"]
+    text = about["message"]
+    for limit in (256 << 10, 100_000, 1000):  # it is cut on the node, by the client, and for the history
+        text = exceptions._tail(text, limit)  # pyright: ignore[reportPrivateUsage]
+        note, _, rest = text.partition("\n")
+        assert len(text) <= limit
+        assert int(note.split()[1].replace(",", "")) + len(rest) == 400_007
 
 
 def test_a_library_that_changes_how_exceptions_are_pickled_does_no_harm() -> None:
@@ -302,3 +339,15 @@ def test_a_library_that_changes_how_exceptions_are_pickled_does_no_harm() -> Non
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_notes_of_an_exception_whose_class_only_the_node_has_come_along() -> None:
+    """E.g. one of torch, at a client that has no torch."""
+    error = Custom(3, detail="d")
+    error.add_note("the process was replaced")
+    described, _ = exceptions.capture(raised(error))
+    again = exceptions.rebuild(described, b"\x80\x04cno_such_module\nKind\n.")
+    assert isinstance(again, RemoteError)
+    assert again.__notes__ == ["the process was replaced"]
+    again = exceptions.rebuild(*exceptions.capture(raised(error)))
+    assert again.__notes__ == ["the process was replaced"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyward.transport.frames import FrameReader, FrameWriter, encode, nbytes
+from skyward.transport import frames as frames_module
+from skyward.transport.frames import FROM_NODE, FrameReader, FrameWriter, Malformed, TooLarge, encode, nbytes
 
 HEADERS = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20),
@@ -38,8 +40,10 @@ def source(data: bytes, cuts: Callable[[int], int]) -> Callable[[memoryview], in
     return recv_into
 
 
-def read_all(recv_into: Callable[[memoryview], int]) -> list[tuple[Any, list[bytes]]]:
-    reader, found, alive = FrameReader(), [], True
+def read_all(
+    recv_into: Callable[[memoryview], int], reader: FrameReader | None = None
+) -> list[tuple[Any, list[bytes]]]:
+    reader, found, alive = reader or FrameReader(), [], True
     while alive:
         frames, alive = reader.read(recv_into)
         found += [(header, list(map(bytes, buffers))) for header, buffers in frames]
@@ -95,6 +99,50 @@ def test_received_buffers_may_be_changed() -> None:
 def test_another_protocol_is_refused() -> None:
     with pytest.raises(ValueError, match="another protocol"):
         FrameReader().read(source(b"\xff" * 64, lambda _: 64))
+
+
+@pytest.mark.parametrize(
+    ("part", "end"),
+    [(b"[],", b"0]"), (b"{},", b"0]"), (b"1e9,", b"0]"), (b"%x", b'"":0}')],
+    ids=["lists", "objects", "numbers", "fields"],
+)
+def test_whatever_is_in_the_longest_header_of_a_node_it_is_read_in_a_moment(part: bytes, end: bytes) -> None:
+    """SEC-7: meanwhile no other thread of the user's program runs. Here it takes a tenth of what is allowed."""
+    if part == b"%x":
+        header = b"{" + b"".join(b'"%x":0,' % number for number in range(FROM_NODE // 9))
+    else:
+        header = b"[" + part * (FROM_NODE // len(part) - 2)
+    header = header[: FROM_NODE - len(end)].rpartition(b",")[0] + b"," + end
+    sent = len(header).to_bytes(4, "big") + bytes(4) + header
+    reader, began = FrameReader(FROM_NODE), time.thread_time()
+    assert len(read_all(source(sent, lambda _: 1 << 18), reader)) == 1
+    assert time.thread_time() - began < 5
+
+
+def test_a_header_that_is_longer_than_its_reader_takes_is_refused_at_its_first_bytes() -> None:
+    """SEC-7"""
+    prefix = (FROM_NODE + 1).to_bytes(4, "big") + bytes(4)
+    with pytest.raises(Malformed):
+        FrameReader(FROM_NODE).read(source(prefix, lambda _: 8))
+    with pytest.raises(TooLarge, match="4,194,304"):
+        encode("x" * FROM_NODE, (), FROM_NODE)
+    assert encode("x" * FROM_NODE)
+
+
+@settings(max_examples=100)
+@given(header=st.text(max_size=60), buffers=st.lists(st.binary(max_size=30), max_size=6))
+def test_what_is_sent_is_read_and_what_would_be_refused_is_not_sent(header: str, buffers: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames_module, "_MAX_HEADER", 40)
+        patched.setattr(frames_module, "_MAX_BUFFERS", 4)
+        patched.setattr(frames_module, "_MAX_BYTES", 70)
+        patched.setattr(frames_module, "_MAX_FRAME", 70 + 40 + 4 * 8 + 8)
+        try:
+            sent = flat([(header, buffers)])
+        except TooLarge:
+            assert len(buffers) > 4 or sum(map(len, buffers)) > 70 or len(json.dumps(header)) > 40
+        else:
+            assert read_all(source(sent, lambda _: 7)) == [(header, buffers)]
 
 
 def test_a_connection_that_ends_within_a_frame_gives_no_frame() -> None:

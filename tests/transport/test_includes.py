@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import os
@@ -154,7 +155,7 @@ def test_excludes_are_names_patterns_or_paths(root: Path, pattern: str) -> None:
 def test_a_link_out_of_the_project_is_refused(root: Path, tmp_path: Path) -> None:
     """SEC-19."""
     outside = write(tmp_path / "outside" / "secret.txt", "canary")
-    for target in (outside, outside.parent, Path("/etc/passwd")):
+    for target in (outside, outside.parent):
         link = root / "mypkg" / "link"
         link.symlink_to(target)
         with pytest.raises(InvalidArgument, match="outside the project"):
@@ -221,8 +222,8 @@ def test_too_much_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         entry("../out"),
         entry("a/../../out"),
-        entry("/tmp/skyward-out"),
-        entry("link", tarfile.SYMTYPE, "/etc/passwd"),
+        entry("{}/out"),
+        entry("link", tarfile.SYMTYPE, "{}/out"),
         entry("hard", tarfile.LNKTYPE, "../out"),
         entry("fifo", tarfile.FIFOTYPE),
         entry("device", tarfile.CHRTYPE),
@@ -230,6 +231,8 @@ def test_too_much_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_hostile_archive_writes_nothing(tmp_path: Path, member: tarfile.TarInfo) -> None:
     """SEC-19, at the receiving side."""
+    member = copy.copy(member)
+    member.name, member.linkname = (text.replace("{}", str(tmp_path)) for text in (member.name, member.linkname))
     with pytest.raises(BootstrapError, match="no plain file"):
         unpack(hostile(entry("good"), member), tmp_path / "inside" / "dest")
     assert list((tmp_path / "inside").iterdir()) == []

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from skyward.transport import blobs
-from skyward.transport.copies import bytearray_of, bytes_of
-from skyward.transport.payload import Packer, unpack
-from skyward.transport.pieces import PieceWriter, _headers
+from skyward.transport.payload import Packer, PieceWriter, _headers, bytearray_of, bytes_of, unpack
 from tests.support.journeys import travel
 
 SMALL = 4096  # bytes; more than any pickle below needs besides its buffers

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skyward.transport.certificates import Authority, context
-from skyward.transport.frames import encode
+from skyward.transport.frames import Malformed, TooLarge, encode
 from skyward.transport.link import Broken, Link, greet, tune
 
 
@@ -312,6 +312,58 @@ def test_wherever_the_connection_is_cut_nothing_is_lost_or_doubled(wire: Wire, s
         assert [messages for messages, _ in heard[name]] == [[i] for i in range(sent[other])]
         assert all(set(buffers[0]) <= {messages[0] % 251} for messages, buffers in heard[name])
         links[name].detach()
+
+
+def test_what_the_other_side_would_refuse_is_not_sent_and_the_link_goes_on(wire: Wire) -> None:
+    a, b = Link(), Link()
+    wire.join(a, b)
+    heard: Heard = []
+    a.post(["before"])
+    with pytest.raises(TooLarge):
+        a.post(["k" * (33 << 20)])
+    a.post(["after"])
+    settle([(a, []), (b, heard)], [0, 2])
+    assert [messages for messages, _ in heard] == [["before"], ["after"]]
+    b.acknowledge()
+    a.detach()
+    b.detach()
+
+
+@pytest.mark.parametrize(
+    "header", [{"a": 0, "s": 1}, {"a": 0, "m": []}, {"a": 0, "s": 1, "x": []}, {"a": 0, "s": 1, "m": [], "x": 0}]
+)
+def test_a_frame_with_other_fields_than_ours_is_none(wire: Wire, header: dict[str, Any]) -> None:
+    b = Link()
+    ours, theirs = wire.pair()
+    b.attach(theirs, 0)
+    for piece in encode(header):
+        ours.sendall(piece)
+    with pytest.raises(Malformed, match="other fields"):
+        while True:
+            b.read()
+    ours.close()
+    b.detach()
+
+
+def test_a_link_counts_how_often_in_a_row_it_cannot_read_the_next_frame(wire: Wire) -> None:
+    a, b = Link(), Link()
+    for expected in (1, 2):
+        ours, theirs = wire.pair()
+        b.attach(theirs, 0)
+        ours.sendall(b"\xff" * 64)
+        with pytest.raises(Malformed):
+            while True:
+                b.read()
+        assert b.unread == expected
+        ours.close()
+        b.detach()
+    a.post(["good"])
+    heard: Heard = []
+    wire.join(a, b)
+    settle([(a, []), (b, heard)], [0, 1])
+    assert (heard, b.unread) == ([(["good"], [])], 0)
+    a.detach()
+    b.detach()
 
 
 def test_a_greeting_takes_nothing_that_follows_it(wire: Wire) -> None:

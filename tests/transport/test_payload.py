@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import pickle
@@ -34,6 +35,16 @@ class Holder:
 def back(value: Any, packer: Packer | None = None) -> Any:
     head, buffers = (packer or Packer()).pack(value, "value")
     return unpack(head, [bytearray(b) for b in buffers])
+
+
+def test_very_many_small_arrays_take_one_buffer_and_come_back_as_they_were() -> None:
+    value = [np.arange(number % 5) for number in range(5000)]
+    head, buffers = Packer().pack(value, "value")
+    assert len(buffers) == 1
+    found = unpack(head, [bytearray(buffer) for buffer in buffers])
+    assert all(map(np.array_equal, found, value))
+    found[4][0] = 7
+    assert found[9][0] == 0
 
 
 @pytest.fixture
@@ -180,6 +191,33 @@ def test_packing_leaves_the_users_registrations_alone(home: ModuleType) -> None:
         cloudpickle.unregister_pickle_by_value(home)
 
 
+def test_modules_of_the_users_own_cost_nothing_when_something_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large programs have thousands of them: a step for each, with every call, takes longer than the call."""
+
+    class Thing:
+        pass
+
+    thing, packer = Thing(), Packer()
+
+    def steps() -> int:
+        seen: list[str] = []
+        packer.pack(thing, "thing")  # now it knows of the modules
+        gc.disable()  # a collection counts as steps where something listens to it
+        sys.setprofile(lambda frame, event, arg: seen.append(event))
+        try:
+            packer.pack(thing, "thing")
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+        return len(seen)
+
+    few = steps()
+    for number in range(2_000):
+        monkeypatch.setitem(sys.modules, f"made_here_{number}", ModuleType(f"made_here_{number}"))
+    assert steps() == few
+    assert packer._foreign.keys() >= {"made_here_0", "made_here_1999"}
+
+
 def test_a_module_imported_after_the_first_packing_is_found_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +298,11 @@ def test_what_cannot_travel_is_named_by_its_path(value: Any, path: str) -> None:
     assert "_thread.lock" in text
     assert "inside the function" in text
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_an_argument_is_named_apart_from_what_is_inside_it() -> None:
+    with pytest.raises(NotSerializable, match=r"^argument 0 of C\.m, attribute conn cannot be pickled"):
+        Packer().pack(((Holder(conn=threading.Lock()), 1), {}), "arguments of C.m")
 
 
 def test_a_global_that_cannot_travel_is_named() -> None:

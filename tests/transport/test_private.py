@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.machines.ledger import Ledger, histories, in_use, read
-from skyward.machines.ledger_lines import Record, line
+from skyward.machines.ledger import Ledger, Record, histories, in_use, line, read
 from skyward.setup.env.uv import cache_root, own_directory
 from skyward.setup.ssh.connection import private_directory
 from skyward.transport import blobs, private

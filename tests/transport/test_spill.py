@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward.transport import blobs, tensors
-from skyward.transport.spill import Spill
+from skyward.transport.blobs import Spill
 
 DATA = random.randbytes(3_000_000)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import pytest
 
 from skyward.transport import streams
 from skyward.transport.streams import WINDOW, Consumer, Producer, Stream
+from tests.support.waiting import until
 
 
 def joined(window: int = WINDOW) -> tuple[Producer, Consumer]:
@@ -57,6 +60,43 @@ def test_items_arrive_in_order_and_the_stream_ends() -> None:
     assert list(consumer) == items
     assert sent.result(60) == 5_000
     assert list(consumer) == []
+
+
+def test_readers_that_wait_together_get_one_item_each() -> None:
+    """One of them must not keep all that has come to itself, nor drop what another has not used yet."""
+    stream = Consumer(lambda _: None, lambda: None, lambda item: item)
+    readers = [in_thread(next, stream) for _ in range(2)]
+    waiting: Any = stream._changed
+    until(lambda: len(waiting._waiters) == 2)
+    stream.feed([(item, 1) for item in ("a", "b", "c")])
+    assert sorted(reader.result(60) for reader in readers) == ["a", "b"]
+    stream.feed([("d", 1)])
+    stream.end()
+    assert list(stream) == ["c", "d"]
+
+
+def test_several_threads_share_a_stream_without_loss() -> None:
+    """Each item comes once, and what was used is granted again: with a lost grant the producer would wait for ever."""
+    producer, consumer = joined(window=8)
+    items = [str(number).encode() for number in range(4_000)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        readers = [in_thread(list, consumer) for _ in range(4)]
+        sent = in_thread(produce, producer, consumer, items)
+        found = [reader.result(60) for reader in readers]
+    finally:
+        sys.setswitchinterval(before)
+        consumer.close()
+    assert sent.result(60) == len(items)
+    assert sorted(itertools.chain(*found)) == sorted(items)
+
+
+def test_of_several_readers_one_gets_the_error_and_the_others_end() -> None:
+    stream = Consumer(lambda _: None, lambda: None, lambda item: item)
+    readers = [in_thread(list, stream) for _ in range(3)]
+    stream.end(ValueError("broken"))
+    assert sorted(repr(reader.exception(60)) for reader in readers) == ["None", "None", "ValueError('broken')"]
 
 
 def test_an_empty_stream_ends_at_once() -> None:

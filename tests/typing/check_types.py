@@ -92,6 +92,16 @@ class Model:
     def load(path: str) -> bytes:
         return path.encode()
 
+    @classmethod
+    @sky.compute
+    def named(cls, n: int) -> str:
+        return cls.__name__ * n
+
+    @sky.compute
+    @classmethod
+    def called(cls, n: int) -> str:
+        return cls.__name__ * n
+
 
 def calls() -> None:
     assert_type(train(3, rate=0.5), sky.PendingCompute[float])
@@ -105,11 +115,17 @@ def calls() -> None:
     assert_type(quiet(1), sky.PendingCompute[complex])
     assert_type(train.local(3, rate=0.5), float)
     assert_type(later.local(3), list[int])
+    assert_type(count.local(3), Iterator[int])
+    assert_type(ticks.local(3), Iterator[str])
     assert_type(train(3).with_timeout(5), sky.PendingCompute[float])
     assert_type(train(3).with_retries(5), sky.PendingCompute[float])
 
 
 def methods(model: Model) -> None:
+    assert_type(Model.named(3), sky.PendingCompute[str])
+    assert_type(Model.called(3), sky.PendingCompute[str])
+    assert_type(model.called(3), sky.PendingCompute[str])
+    assert_type(Model.called.local(3), str)
     assert_type(model.fit(3), sky.PendingCompute[dict[str, float]])
     assert_type(Model.load("x"), sky.PendingCompute[bytes])
     assert_type(Model.fit(model, 3), sky.PendingCompute[dict[str, float]])
@@ -192,6 +208,8 @@ def pool_methods(pool: sky.ComputePool) -> None:
     assert_type(pool.stream_parallel(sky.gather(train(1), stream=True)), sky.Stream[float])
     assert_type(pool.run_async(train(3)), AwaitableFuture[float])
     assert_type(pool.submit_all([train(3)]), list[AwaitableFuture[float]])
+    assert_type(pool.run_async(train(3).keep()), AwaitableFuture[sky.Ref[float]])
+    assert_type(pool.map(Model.called, [1, 2]), list[str])
     assert_type(pool.submit(train(3)), AwaitableFuture[float])
     assert_type(pool.broadcast(train(3)), list[float])
     assert_type(pool.run_parallel(train(3) & limited("x")), tuple[float, bytes])
@@ -203,7 +221,12 @@ def pool_methods(pool: sky.ComputePool) -> None:
     assert_type(pool.executor.submit(divmod, 7, 2), Future[tuple[int, int]])
     with sky.ComputePool(nodes=2) as opened:
         assert_type(opened, sky.ComputePool)
-    assert_type(sky.instance_info(), sky.InstanceInfo | Any)  # None outside a pool; bodies need not check for it
+    assert_type(sky.instance_info(), sky.InstanceInfo)
+    for plan in (pool.plan(), sky.plan(nodes=2)):
+        assert_type(plan.hourly_cost, float)
+        assert_type([offer.name for offer in plan.offers], list[str])
+        assert_type([ruled.why for ruled in plan.ruled_out], list[str])
+    print(plan.first)  # pyright: ignore
 
 
 async def with_asyncio() -> None:

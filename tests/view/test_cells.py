@@ -71,7 +71,7 @@ def test_a_group_that_failed_or_was_stopped_says_so() -> None:
     book.hear(group(5, 1.5, failed=1, over=True), 1.5)
     book.hear(group(5, 1.0, 2), 2.0)
     book.hear(group(5, 1.5, 2, over=True), 2.5)
-    assert book.shown(1) == ["train: 5/10, 1 failed, stopped after 1.5 s", "train: 5/10, stopped after 1.5 s"]
+    assert book.shown(1) == ["train: 6/10 (1 failed), stopped after 1.5 s", "train: 5/10, stopped after 1.5 s"]
 
 
 def test_a_loop_of_groups_does_not_fill_the_cell() -> None:

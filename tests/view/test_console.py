@@ -21,6 +21,7 @@ from skyward.events import (
     CallEnded,
     CallStarted,
     Event,
+    GroupProgress,
     NodeDown,
     NodePhase,
     NodeSample,
@@ -105,6 +106,26 @@ def test_plain_lines_tell_the_story_of_a_pool() -> None:
         "skyward: warning: the disk is nearly full",
         "skyward: pool closed: 12 calls, 1 failed, 2 nodes, 3.2 s",
     ]
+
+
+def test_failures_that_nobody_raises_have_a_line_each_and_then_a_count() -> None:
+    def failed(number: int, **more: int) -> CallEnded:
+        ended = ("demo", str(number), "train", 2, "error", 0.5)
+        return CallEnded(*ended, error="ValueError: no", arguments=str(number), **more)  # type: ignore[arg-type]
+
+    kept = [failed(number, failed_items=1) for number in range(13)]
+    over = GroupProgress("demo", 1, "train", 0, 13, 1.0, 13, over=True)
+    lines = plain(failed(99), *kept, over, failed(13, failed_items=1), PoolClosing("demo"))
+    assert lines == [
+        *(f"skyward: train({number}) failed on node 2: ValueError: no" for number in range(10)),
+        "skyward: 3 more calls of train failed",
+        "skyward: train(13) failed on node 2: ValueError: no",
+    ]
+
+
+def test_the_last_line_counts_calls_that_were_stopped() -> None:
+    stopped = plain(PoolOpening("demo", 1, "SSH"), PoolOpened("demo", 1, 1, 1.0), PoolClosed("demo", 3.21, 9, 0, 2))
+    assert stopped[-1] == "skyward: pool closed: 9 calls (7 done, 0 failed, 2 stopped), 1 node, 3.2 s"
 
 
 def test_a_pool_that_did_not_open_is_not_said_to_have_closed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skyward.events import GpuSample
-from skyward.view.gpus import gpu_cell
+from skyward.view.overview import gpu_cell
 
 H200 = GpuSample(0, "NVIDIA H200", 87.0, 61 << 30, 141 << 30, 64.0, 512.3)
 

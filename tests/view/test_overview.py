@@ -5,10 +5,13 @@ from skyward.events import (
     CallStarted,
     Event,
     GroupProgress,
+    NodeDown,
     NodeSample,
+    NodeUp,
     PoolCost,
     PoolOpened,
     PoolOpening,
+    Progress,
     QueueLength,
 )
 from skyward.view.overview import Overview
@@ -27,9 +30,32 @@ def shown(overview: Overview, now: float) -> list[str]:
 
 def test_the_view_says_how_many_calls_wait() -> None:
     overview = followed((11.0, QueueLength("demo", 1234)))
-    assert "4 slots · 0 done, 0 failed · 1,234 queued · " in shown(overview, 12.0)[0]
+    assert "4 slots · 0 ok, 0 failed · 1,234 queued · " in shown(overview, 12.0)[0]
     overview.follow(QueueLength("demo", 0), 13.0)
     assert "queued" not in shown(overview, 14.0)[0]
+
+
+def test_a_narrow_view_keeps_the_counts_whole() -> None:
+    overview = followed((11.0, QueueLength("demo", 1234)))
+    whole = overview.rows(12.0)[0][0][0]
+    assert overview.rows(12.0, len(whole))[0][0][0] == whole
+    assert overview.rows(12.0, len(whole) - 1)[0][0][0] == whole.replace("AWS · ", "")
+    assert overview.rows(12.0, 60)[0][0][0] == "skyward demo · 2 nodes · 0 ok, 0 failed · 1,234 queued"
+    assert overview.rows(12.0, 30)[0][0][0] == "0 ok, 0 failed · 1,234 queued"
+
+
+def test_a_node_that_is_down_shows_no_progress_any_more() -> None:
+    overview = followed((11.0, CallStarted("demo", "a", "fit", 0, 0)))
+    overview.recall(Progress("demo", 0, 1, 10, {}, "a"), 12.0)
+    assert any("1/10" in line for line in shown(overview, 12.0))
+    overview.follow(NodeDown("demo", 0, "lost"), 13.0)
+    assert not any("1/10" in line for line in shown(overview, 13.0))
+    overview.follow(NodeUp("demo", 0), 14.0)
+    overview.follow(CallStarted("demo", "b", "fit", 0, 0), 14.0)
+    assert not any("1/10" in line for line in shown(overview, 14.0))
+    overview.follow(CallEnded("demo", "b", "fit", 0, "ok", 1.0), 15.0)
+    overview.recall(Progress("demo", 0, 1, 10, {}, "b"), 15.1)
+    assert not any("1/10" in line for line in shown(overview, 16.0)), "a report that comes after its call has ended"
 
 
 def test_what_was_spent_counts_every_price_for_as_long_as_it_held() -> None:

@@ -89,7 +89,7 @@ def test_a_group_in_which_calls_failed_is_done_and_says_how_many(pool: sky.Compu
     found = sky.gather(train(1), fail("no luck"), train(1), train(1), return_exceptions=True) >> pool
     assert sum(isinstance(result, ValueError) for result in found) == 1
     chromium.get(str(pool.view()))
-    until(lambda: "3 of 4, 1 failed" in _text(chromium, "groups"), what="the end of the group")
+    until(lambda: "4 of 4 (1 failed)" in _text(chromium, "groups"), what="the end of the group")
     assert "stopped" not in _text(chromium, "groups")
 
 
@@ -172,6 +172,13 @@ def test_a_curve_among_many_is_named_where_the_pointer_is_and_its_box_grows(
     until(lambda: _text(chromium, "state") == "open")
     chromium.execute_script("openTab('metrics')")
     until(lambda: "12 curves, last 0 to 11" in _text(chromium, "metrics"))
+    keys = """
+    const card = [...document.querySelectorAll('.metric')].find((each) => /score/.test(each.textContent));
+    return [...card.querySelectorAll('.keys button b')].map((each) => each.textContent.trim());
+    """
+    assert chromium.execute_script(keys) == [str(number) for number in range(8)], "sorted by their last value"
+    short = "return labels([{ arguments: '0.12345678901234567, 3' }, { arguments: '1.5e-05, 4' }])"
+    assert chromium.execute_script(short) == ["(0.1235, 3)", "(1.5e-05, 4)"]
     point = """
     const card = [...document.querySelectorAll('.metric')].find((each) => /score/.test(each.textContent));
     const svg = card.querySelector('.plot svg'), box = svg.getBoundingClientRect();
@@ -239,6 +246,7 @@ def test_data_needs_the_key_and_an_address_works_once(pool: sky.ComputePool, mon
     status, page, headers = _get(address)
     assert status == 200
     assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"], "no other site shows it within its own"
     key = _key(page)
     assert json.loads(_get(f"{base}data/summary?key={key}")[1])["pool"] == "paged"
     assert _get(f"{base}data/summary?key=wrong")[0] == 403

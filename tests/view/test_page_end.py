@@ -12,8 +12,7 @@ import pytest
 
 from skyward.history.recorder import Recorder
 from skyward.history.store import find
-from skyward.view.page.server import PageServer
-from skyward.view.page.streams import Streams
+from skyward.view.page.server import PageServer, Streams
 from tests.support import browser as support
 from tests.support.waiting import until
 
@@ -23,9 +22,9 @@ _PROGRAM = """
 import sys, time
 from pathlib import Path
 import skyward as sky
-from skyward.view.page import streams
+from skyward.view.page import server
 
-streams._TOLD = streams._SHOWN = 60.0  # the browser of a busy machine is slow
+server._TOLD = server._SHOWN = 60.0  # the browser of a busy machine is slow
 
 @sky.compute
 def wait(path):
@@ -115,8 +114,8 @@ def test_a_running_call_says_how_far_it_is_and_a_killed_program_is_said_to_be_go
 
 
 def test_a_pool_that_closes_does_not_wait_when_no_page_is_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("skyward.view.page.streams._TOLD", 3600.0)
-    monkeypatch.setattr("skyward.view.page.streams._SHOWN", 3600.0)
+    monkeypatch.setattr("skyward.view.page.server._TOLD", 3600.0)
+    monkeypatch.setattr("skyward.view.page.server._SHOWN", 3600.0)
     recorder = Recorder("alone", tmp_path)
     server = PageServer(find("alone", tmp_path))
     server.show_end()
@@ -125,8 +124,8 @@ def test_a_pool_that_closes_does_not_wait_when_no_page_is_open(monkeypatch: pyte
 
 
 def test_closing_waits_for_pages_that_were_told_and_not_for_one_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.view.page.streams._TOLD", 3600.0)
-    monkeypatch.setattr("skyward.view.page.streams._SHOWN", 3600.0)
+    monkeypatch.setattr("skyward.view.page.server._TOLD", 3600.0)
+    monkeypatch.setattr("skyward.view.page.server._SHOWN", 3600.0)
     streams = Streams()
     assert streams.begin("a")
     assert streams.begin("b")

@@ -128,6 +128,36 @@ def test_a_figure_that_is_no_number_is_left_out_of_the_curve() -> None:
     assert [curve["name"] for curve in model.metrics()] == ["ok"]
 
 
+def test_curves_that_are_no_longer_kept_are_still_counted() -> None:
+    found = [events.Progress("p", 0, 1.0, 2.0, {"loss": 1.0, "lr": 0.1}, f"c{i}", 0) for i in range(500) for _ in "ab"]
+    curves = _model(*OPEN, *found).metrics()
+    told = {(curve["by"], curve["name"], curve["of"]) for curve in curves}
+    assert told == {("time", "progress", 500), ("step", "loss", 500), ("step", "lr", 500)}
+    assert len(curves) == 800
+
+
+def test_a_node_without_processes_does_not_end_its_memory_at_zero() -> None:
+    model = _model(
+        *OPEN,
+        events.NodeSample("p", 0, 50.0, 1_000_000, 1, time=2.0),
+        events.NodeSample("p", 0, 0.0, 0, 0, time=3.0),
+        events.PoolClosed("p", 3.0, 1, 0, 0, time=3.5),
+    )
+    assert model.nodes()[0]["memory"] == [(2.0, 1_000_000)]
+    assert len(model.nodes()[0]["cpu"]) == 2
+
+
+def test_a_lost_call_ends_when_its_node_was_last_heard_not_when_the_loss_was_noticed() -> None:
+    model = _model(
+        *OPEN,
+        events.CallStarted("p", "c1", "f", 0, 0, 0, time=1.0),
+        *(events.NodeSample("p", 0, 50.0, 1_000_000, 1, time=float(at)) for at in range(2, 10)),
+        events.NodeDown("p", 0, "lost", time=60.0),
+        events.CallStarted("p", "c1", "f", 1, 1, 1, time=60.0),
+    )
+    assert model.lanes(0.0, 100.0, 1000, 100.0)["blocks"][0][0][:3] == [0, 1.0, 10.0]
+
+
 def test_a_call_that_is_tried_again_stands_on_both_nodes() -> None:
     model = _model(
         *OPEN,
@@ -203,8 +233,8 @@ def test_the_progress_of_a_call_is_a_curve_over_time_and_stands_beside_it() -> N
 
 
 def test_colours_and_other_control_characters_are_left_out_of_the_output() -> None:
-    model = _model(*OPEN, events.Output("p", 0, "stdout", "\x1b[31mred\x1b[0m\x00\x07 \u202e"))
-    assert model.output()[0]["text"] == "red \u202e"
+    model = _model(*OPEN, events.Output("p", 0, "stdout", "\x1b[31mred\x1b[0m\x00\x07 \u202eleft"))
+    assert model.output()[0]["text"] == "red left"
 
 
 def test_one_answer_is_small_however_long_lines_are() -> None:

@@ -74,6 +74,38 @@ def test_what_moves_the_cursor_is_removed_and_colours_stay() -> None:
     assert clean("cut \x1b[") == "cut "
 
 
+def test_what_turns_text_around_is_removed() -> None:
+    """SEC-35: after U+202E a terminal shows `txt.exe` as `exe.txt`; words of other scripts stay as they are."""
+    for character in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069":
+        assert clean(f"a{character}b") == "ab"
+        assert clean(f"\x1b[31ma{character}b", colours=False) == "ab"
+    hello = "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627"
+    assert clean(hello) == hello
+
+
+class _Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def fileno(self) -> int:
+        return 1
+
+
+def test_plain_lines_are_cleaned_on_a_terminal_and_kept_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-35: what nodes print must not act on the terminal; a file has every byte of it."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    told = "[node-0] a\x1b]0;title\x07\u202eb\x1b[2J\n[node-1] \x1b[31mred\x1b[0m\n"
+    terminal, file = _Stream(terminal=True), _Stream(terminal=False)
+    plain(terminal)([("stdout", told)])
+    plain(file)([("stdout", told)])
+    assert terminal.getvalue() == "[node-0] ab\n[node-1] \x1b[31mred\x1b[0m\x1b[0m\n"
+    assert file.getvalue() == told
+
+
 def test_the_user_can_refuse_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert styled("a", "31") == "\x1b[31ma\x1b[0m"
@@ -222,7 +254,7 @@ def test_on_a_terminal_lines_and_prints_are_intact_and_the_view_goes_away(tmp_pa
         os.write(terminal, b"\n")
 
     screen, _ = on_terminal(script, tmp_path, look)
-    assert any(line.startswith("skyward demo · Local · 12 nodes · 12 slots · 0 done, 0 failed · ") for line in seen)
+    assert any(line.startswith("skyward demo · Local · 12 nodes · 12 slots · 0 ok, 0 failed · ") for line in seen)
     assert any(re.match(r"●  node-3   up  +\d+% busy    97 % CPU      123 MB  fit\[red\] ", line) for line in seen)
     assert "    50%|#####     |" in seen
     assert "✗  node-11  down  killed by SIGKILL" in seen

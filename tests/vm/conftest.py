@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from skyward.machines.ledger import histories
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 from tests.support.hosts import HostSpec, Network, unavailable
 from tests.support.leftovers import watchdogs
 from tests.support.waiting import until

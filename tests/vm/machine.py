@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from skyward.testing import Instance, metadata
+from tests.support.cloud import Instance, metadata
 from tests.support.hosts import Host, HostsError
 from tests.support.hosts.place import SCRIPT
 from tests.vm.image import Disk

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from skyward.testing import Instance, metadata
+from tests.support.cloud import Instance, metadata
 from tests.support.hosts import Network
 from tests.support.userdata import check
 from tests.vm.image import PLAIN, Files, disk

@@ -13,7 +13,7 @@ from typing import Any
 import skyward as sky
 from skyward import events
 from skyward.machines.ledger import histories, pool_dir
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 __all__ = ["LEASE", "Opened", "login_key", "who"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.testing import Cloud
 from tests.ssh.places import torch_plugin
+from tests.support.cloud import Cloud
 from tests.vm.conftest import Figure
 from tests.vm.image import PLAIN, RESETTING
 from tests.vm.machines import Machines

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skyward import errors, events
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 from tests.support.userdata import settings
 from tests.support.waiting import until
 from tests.vm.conftest import Figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from skyward.api.spec import Spec
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 from tests.support.waiting import until
 from tests.vm.conftest import Figure
 from tests.vm.machines import Machines

@@ -7,7 +7,7 @@ import threading
 import time
 
 from skyward import events
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 from tests.vm.conftest import Figure
 from tests.vm.image import BUSY
 from tests.vm.machines import Machines

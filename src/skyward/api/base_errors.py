@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["InvalidArgument", "MissingPackage", "SkywardError"]
+import os
+
+__all__ = ["REMOTE", "InvalidArgument", "MissingPackage", "SkywardError", "hide_frames"]
+
+REMOTE = "remote traceback:"
+"""What stands in the note of an exception that came from a node."""
 
 _LONGEST = 400
+_OURS = (
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
+    os.path.join(os.path.dirname(os.__file__), "concurrent", "futures", ""),
+)
 
 
 class SkywardError(Exception):
@@ -21,3 +30,21 @@ class InvalidArgument(SkywardError, ValueError):
 
 class MissingPackage(SkywardError, ImportError):
     """An optional package that this computer lacks; the message says how it is installed."""
+
+
+def hide_frames(exc: BaseException) -> None:
+    """Drops frames of ours below the caller's, for an error of ours or of a body; not if code of the user's is below.
+
+    It is called where users enter: what is between their line and the remote traceback tells them nothing.
+    """
+    notes = getattr(exc, "__notes__", ())
+    if not isinstance(exc, SkywardError) and not any(REMOTE in note for note in notes if isinstance(note, str)):
+        return  # it may be a mistake of ours: all frames are needed
+    top = exc.__traceback__
+    below = top.tb_next if top is not None else None
+    while below is not None:
+        if not below.tb_frame.f_code.co_filename.startswith(_OURS):
+            return
+        below = below.tb_next
+    if top is not None:
+        top.tb_next = None

@@ -13,34 +13,65 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import os
+import threading
 import typing
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MethodType, ModuleType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, TypeVarTuple, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    TypeVarTuple,
+    cast,
+    overload,
+)
 
+from skyward.api.base_errors import hide_frames
 from skyward.api.brief import brief, described
-from skyward.api.futures import AwaitableFuture, Stream, Untyped
-from skyward.api.keywords import FOR_FUNCTIONS, corrects_call
-from skyward.api.targets import Target, resolve
-from skyward.api.unsent import Unsent
-from skyward.errors import InvalidArgument
-
-if typing.TYPE_CHECKING:
-    from skyward.api.ref import Ref
+from skyward.api.futures import AwaitableFuture, LocalItems, Stream, Untyped
+from skyward.api.usage_errors import FOR_FUNCTIONS, Unsent, corrects_call
+from skyward.errors import InvalidArgument, PoolClosed
 
 __all__ = [
     "Compute",
     "PendingCompute",
     "PendingComputeGroup",
     "PendingStream",
+    "Target",
+    "as_compute",
     "checked_member",
     "checked_retries",
     "compute",
+    "enter_target",
+    "innermost",
+    "leave_target",
     "name_of",
+    "resolve",
+    "sky",
 ]
 
-_ELSEWHERE = frozenset({"remote", "delay", "submit", "spawn", "starmap", "map", "apply_async", "options"})
+
+if typing.TYPE_CHECKING:
+    from skyward.api.ref import Ref
+
+_LONGEST_NAME = 1000
+_NO_LIMIT = 1e15  # seconds: nobody waits that long
+_FIRST = "a call is made first, then sent, `{f}(...) >> pool`."
+_ELSEWHERE = {
+    **dict.fromkeys(("remote", "delay", "submit", "spawn", "apply_async"), _FIRST),
+    "map": "the pool maps, `pool.map({f}, items)`.",
+    "starmap": "calls are made first, then sent, `sky.gather(*({f}(*args) for args in items)) >> pool`.",
+    "options": "a call has `{f}(...).with_timeout(seconds)` and `.with_retries(n)`; GPUs and memory are the pool's, "
+    '`sky.ComputePool(accelerator="A100")`.',
+}
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -70,6 +101,7 @@ class PendingCompute(Unsent, Generic[T_co]):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout: float | None = None
+    """Its time limit in seconds: infinite for none at all, None for that of its group or pool."""
     retries: int | None = None
     label: str = ""
     kept: bool = False
@@ -81,8 +113,8 @@ class PendingCompute(Unsent, Generic[T_co]):
         return self.label or name_of(self.fn)
 
     def with_timeout(self, seconds: float | None) -> Self:
-        """Returns this call with a time limit of so many `seconds` (None: no limit)."""
-        return replace(self, timeout=_checked_timeout(seconds))
+        """Returns this call with a time limit of so many `seconds` (None: no limit, whatever the pool's is)."""
+        return replace(self, timeout=_checked_limit(seconds))
 
     def with_retries(self, retries: int) -> Self:
         """Returns this call with other `retries`: how often it is started again after the loss of its node."""
@@ -105,7 +137,12 @@ class PendingCompute(Unsent, Generic[T_co]):
     @overload
     def __rshift__(self, target: Target | ModuleType) -> T_co: ...
     def __rshift__(self, target: Target | ModuleType) -> Any:
-        return resolve(target, ">>").run(self)
+        try:
+            return resolve(target, ">>").run(self)
+        except Exception as exc:
+            __tracebackhide__ = True
+            hide_frames(exc)
+            raise
 
     @overload
     def __matmul__(self: PendingCompute[Untyped], target: Target | ModuleType) -> list[Any]: ...
@@ -114,7 +151,12 @@ class PendingCompute(Unsent, Generic[T_co]):
     @overload
     def __matmul__(self, target: Target | ModuleType) -> list[T_co]: ...
     def __matmul__(self, target: Target | ModuleType) -> Any:
-        return resolve(target, "@").broadcast(self)
+        try:
+            return resolve(target, "@").broadcast(self)
+        except Exception as exc:
+            __tracebackhide__ = True
+            hide_frames(exc)
+            raise
 
     @overload
     def __gt__(self: PendingCompute[Untyped], target: Target | ModuleType) -> AwaitableFuture[Any]: ...
@@ -163,8 +205,8 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
         return replace(cast(Any, self), items=(*self.items, checked_member(other)))
 
     def with_timeout(self, seconds: float | None) -> PendingComputeGroup[*Ts]:
-        """Returns this group with a time limit of so many `seconds` for each of its calls."""
-        return replace(self, timeout=_checked_timeout(seconds))
+        """Returns this group with a time limit of so many `seconds` for each call that has none (None: no limit)."""
+        return replace(self, timeout=_checked_limit(seconds))
 
     def calls(self) -> list[PendingCompute[Any]]:
         """The calls, with the group's time limit where they have none of their own."""
@@ -173,7 +215,12 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
         return [c if c.timeout is not None else replace(c, timeout=self.timeout) for c in self.items]
 
     def __rshift__(self, target: Target | ModuleType) -> tuple[*Ts]:
-        return resolve(target, ">>").run_parallel(self)
+        try:
+            return resolve(target, ">>").run_parallel(self)
+        except Exception as exc:
+            __tracebackhide__ = True
+            hide_frames(exc)
+            raise
 
     def __gt__(self, target: Target | ModuleType) -> AwaitableFuture[tuple[*Ts]]:
         return resolve(target, ">").submit_parallel(self)
@@ -215,8 +262,8 @@ class Compute(Generic[P, T]):
     def __init__(self, fn: Callable[P, Any], timeout: float | None = None, retries: int | None = None) -> None:
         if isinstance(fn, Compute):
             raise InvalidArgument(f"{fn!r} is a compute function already; leave out the second @sky.compute.")
-        if isinstance(fn, staticmethod | classmethod):
-            raise InvalidArgument("put @staticmethod or @classmethod above @sky.compute, not below it.")
+        self._method: Any = fn if isinstance(cast(object, fn), staticmethod | classmethod) else None  # it binds `fn`
+        fn = fn if self._method is None else self._method.__func__
         if not callable(fn):
             raise InvalidArgument(f"@sky.compute wants a function, not {fn!r}.")
         self.fn = fn
@@ -238,11 +285,14 @@ class Compute(Generic[P, T]):
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs the function here and now, with the same `args` and `kwargs`, without a pool."""
+        self._check_class(args, kwargs)
         result = self.fn(*args, **kwargs)
         if inspect.iscoroutine(result):
             import asyncio
 
             return asyncio.run(cast("Coroutine[Any, Any, T]", result))
+        if inspect.isasyncgen(result):
+            return cast(T, LocalItems(cast("AsyncGenerator[Any, None]", result)))
         return result
 
     if not typing.TYPE_CHECKING:
@@ -250,8 +300,21 @@ class Compute(Generic[P, T]):
         def __getattr__(self, name: str) -> Any:
             if name in _ELSEWHERE:
                 called = name_of(self.fn) if "fn" in self.__dict__ else "f"
-                raise AttributeError(f"{called}.{name}(...): a call is made first, then sent, `{called}(...) >> pool`.")
+                raise AttributeError(f"{called}.{name}(...): {_ELSEWHERE[name].format(f=called)}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _check_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Says what to write where Python has left out the class that a class method gets."""
+        signature = self._signature[0]
+        if signature is None or next(iter(signature.parameters), "") != "cls":
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(
+                f"{name_of(self.fn)}.local(): {exc}. If it is a class method: put @sky.compute above @classmethod. The "
+                "other way round, Python from 3.13 on does not say of which class it is."
+            ) from None
 
     def _not_called(self, other: object) -> typing.NoReturn:
         name = name_of(self.fn)
@@ -259,17 +322,25 @@ class Compute(Generic[P, T]):
 
     __rshift__ = __matmul__ = __gt__ = __and__ = __rand__ = _not_called
 
+    @overload  # a class method's; `self` is a function, since mypy would take every Compute for one of a class
+    def __get__(
+        self: Callable[Concatenate[type[U], Q], PendingCompute[T]], instance: None, owner: type[U], /
+    ) -> Compute[Q, T]: ...
     @overload
     def __get__(self, instance: None, owner: type, /) -> Compute[P, T]: ...
     @overload
     def __get__(self: Compute[Concatenate[Any, Q], T], instance: object, owner: type, /) -> Compute[Q, T]: ...
     def __get__(self, instance: object | None, owner: type, /) -> Any:
-        if instance is None:
+        if self._method is not None:
+            bound = self._method.__get__(instance, owner)
+        elif instance is None:
             return self
-        return Compute[..., T](MethodType(self.fn, instance), self.timeout, self.retries)
+        else:
+            bound = MethodType(self.fn, instance)
+        return Compute[..., T](bound, self.timeout, self.retries)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Compute, (self.fn, self.timeout, self.retries)
+        return Compute, (self._method or self.fn, self.timeout, self.retries)
 
     def __repr__(self) -> str:
         return f"<compute {name_of(self.fn)}>"
@@ -311,7 +382,7 @@ def compute(fn: Any = None, /, *, timeout: float | None = None, retries: int | N
 
     Args:
         fn: the function; left out where options are given.
-        timeout: time limit of each call in seconds, from the start of its body. Default: the pool's.
+        timeout: time limit of each call in seconds, from the start of its body (`math.inf`: none). Default: the pool's.
         retries: how often a call is started again after the loss of its node. Default: the pool's, which is 3.
     """
     if fn is None:
@@ -331,11 +402,22 @@ class _Decorator(Protocol):
     def __call__(self, fn: Callable[P, T], /) -> Compute[P, T]: ...
 
 
+def as_compute(fn: Any) -> Any:
+    """What `@classmethod` over `@sky.compute` gives, as a compute function; anything else as it is.
+
+    From Python 3.13 on it is a method whose function is the compute function.
+    """
+    if isinstance(fn, MethodType) and isinstance(fn.__func__, Compute):
+        return cast("Compute[..., Any]", fn.__func__).__get__(fn.__self__, type(fn.__self__))
+    return fn
+
+
 def name_of(fn: Callable[..., Any]) -> str:
     """A short name for a function, method, partial or callable object."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__name__
+    name: Any = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None)
+    return name[:_LONGEST_NAME] if isinstance(name, str) and name else type(fn).__name__
 
 
 def checked_member(call: object) -> PendingCompute[Any]:
@@ -358,11 +440,17 @@ def checked_member(call: object) -> PendingCompute[Any]:
 
 
 def _checked_timeout(seconds: Any) -> float | None:
+    """A time limit, if it is one; None where none was given."""
+    return None if seconds is None else _checked_limit(seconds)
+
+
+def _checked_limit(seconds: Any) -> float:
+    """A time limit, if it is one; infinite for none."""
     if seconds is None:
-        return None
+        return math.inf
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise InvalidArgument(f"timeout={seconds!r}: a time limit is a positive number of seconds, or None for none.")
-    return float(seconds)
+    return float(seconds) if seconds < _NO_LIMIT else math.inf
 
 
 def checked_retries(retries: Any) -> int:
@@ -370,3 +458,88 @@ def checked_retries(retries: Any) -> int:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
     return retries
+
+
+class Target(Protocol):
+    """Where a call can be sent."""
+
+    def run(self, call: PendingCompute[T], /) -> T: ...
+    def submit(self, call: PendingCompute[T], /) -> AwaitableFuture[T]: ...
+    def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
+    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]: ...
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]: ...
+    def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]: ...
+
+
+class Innermost:
+    """Stands for the pool opened last: `call() >> sky` inside a with-block."""
+
+    def __repr__(self) -> str:
+        return "sky"
+
+    def run(self, call: PendingCompute[T], /) -> T:
+        return innermost().run(call)
+
+    def submit(self, call: PendingCompute[T], /) -> AwaitableFuture[T]:
+        return innermost().submit(call)
+
+    def broadcast(self, call: PendingCompute[T], /) -> list[T]:
+        return innermost().broadcast(call)
+
+    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
+        return innermost().run_parallel(group)
+
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
+        return innermost().submit_parallel(group)
+
+    def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]:
+        return innermost().stream_parallel(group)
+
+
+sky = Innermost()
+_open: list[weakref.ref[Target]] = []  # weak: a pool that nobody else refers to has been dropped
+_open_lock = threading.Lock()
+
+
+def enter_target(target: Target) -> None:
+    """Makes `target` the one that `>> sky` means."""
+    with _open_lock:
+        _open.append(weakref.ref(target))
+
+
+def leave_target(target: Target) -> None:
+    """Takes `target` away again."""
+    with _open_lock:
+        _open[:] = [ref for ref in _open if ref() not in (target, None)]
+
+
+def resolve(target: object, operator: str = ">>") -> Target:
+    """The target that is meant: a pool itself, or the innermost open one for the module `skyward`."""
+    if isinstance(target, ModuleType):
+        if target.__name__ == "skyward":
+            return innermost()
+        raise TypeError(f"`{operator} {target.__name__}`: a call is sent to a pool or to `sky`, not to another module.")
+    if isinstance(target, type) and hasattr(target, "run_parallel"):
+        raise TypeError(
+            f"`call {operator} {target.__name__}`: a call is sent to a pool; "
+            f"open it first, `with {target.__name__}(...) as pool:`."
+        )
+    if hasattr(target, "run_parallel"):
+        return cast(Target, target)
+    raise TypeError(
+        f"`call {operator} {brief(target)}`: a call is sent to a sky.ComputePool, or to `sky` inside its with-block."
+    )
+
+
+def innermost() -> Target:
+    """The pool opened last."""
+    with _open_lock:
+        for ref in reversed(_open):
+            if (target := ref()) is not None:
+                return target
+    if "COMPUTE_POOL" in os.environ:  # on a node
+        raise PoolClosed(
+            "this code runs on a node, where no pool is open: a body does not send calls. Return what is to be done "
+            "next, and send it from your program; or run the function here and now, `fn.local(...)`."
+        )
+    raise PoolClosed("no pool is open: `>> sky` works inside `with sky.ComputePool(...):` only.")

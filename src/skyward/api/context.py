@@ -8,9 +8,9 @@ from time import time
 
 from skyward import events
 from skyward.api.image import Image
-from skyward.api.masking import hide
 from skyward.api.plugin import Cluster, Plugin
 from skyward.api.provider import Machine, Provider
+from skyward.api.secret import hide
 from skyward.api.shell import Access
 from skyward.api.spec import Spec, Worker
 
@@ -40,7 +40,8 @@ class PoolContext:
     hurried: Callable[[], bool]
     """Whether the user has pressed Ctrl-C while the pool was closing: then nothing waits any more."""
     prices: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], compare=False)
-    """What machines have cost an hour, each with the time since when (seconds since 1970)."""
+    """What machines have cost an hour, each with the time since when, in seconds since 1970: other clocks stand still
+    while this computer sleeps, and the machines run."""
 
     @property
     def access(self) -> Access:
@@ -65,7 +66,7 @@ class PoolContext:
     @property
     def forms_groups(self) -> bool:
         """Whether plugins connect the runners, if there are several."""
-        several = self.nodes > 1 or self.spec.processes_per_node != 1
+        several = self.nodes > 1 or self.spec.processes != 1
         return several and any(plugin.around_app for plugin in self.plugins)
 
     def tell_cost(self, hourly: float) -> None:

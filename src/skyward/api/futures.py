@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["AsyncItems", "AwaitableFuture", "Stream", "Untyped"]
+__all__ = ["AsyncItems", "AwaitableFuture", "LocalItems", "Source", "Stream", "Untyped"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -70,31 +71,128 @@ class Stream(Protocol[T_co]):
         ...
 
 
-class AsyncItems(AsyncIterator[T]):
-    """An iterator that blocks, for `async for`: each item is waited for in a thread."""
+class Source(Protocol[T_co]):
+    """Where the items of a stream come from."""
 
-    def __init__(self, items: Iterator[T]) -> None:
-        self._items = items
+    def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], T_co], bool] | None:
+        """What gives the next item or raises, and whether it takes no time worth a thread; takes the item.
+
+        None if there is no item yet: then `wake` is called once, from any thread, when there may be one.
+        """
+        ...
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Takes back a `wake`: nobody waits for it any more."""
+        ...
+
+
+class AsyncItems(AsyncIterator[T]):
+    """A stream for `async for`: it waits without a thread, and reads what takes time in one.
+
+    Cancelling whoever waits for an item loses none: the next `anext` gives it. A stream that is dropped is closed.
+    """
+
+    def __init__(self, stream: Stream[T], source: Source[T]) -> None:
+        self._stream, self._source = stream, source
+        self._taken: list[asyncio.Future[T]] = []  # items that were being read when their reader was cancelled
 
     async def __anext__(self) -> T:
         import asyncio
 
+        reading: asyncio.Future[T] | None = None
         try:
-            item = await asyncio.to_thread(next, self._items, cast(Any, _END))
+            await asyncio.sleep(0)  # where items come quickly, the loop does other things as well
+            if self._taken:
+                reading = self._taken.pop(0)
+            else:
+                read, is_light = await _arrival(self._source)
+                if is_light:
+                    return _given(_item_or_end(read))
+                reading = asyncio.get_running_loop().run_in_executor(None, _item_or_end, read)
+            await asyncio.wait([reading])  # unlike the future itself, this is cancelled without it
         except asyncio.CancelledError:
-            await self.aclose()
+            if reading is not None:
+                self._taken.append(reading)
+            del self  # the traceback must not keep a stream open that its reader has dropped
             raise
-        if item is _END:
-            raise StopAsyncIteration
-        return item
+        return _given(reading.result())
 
     async def aclose(self) -> None:
         """Ends the stream, and the calls behind it."""
         import asyncio
 
-        close = getattr(self._items, "close", None)
-        if close is not None:
-            await asyncio.to_thread(close)
+        await asyncio.to_thread(self._stream.close)
+
+
+class LocalItems(Iterator[T]):
+    """The items of an async generator in this process: read with `for`, or with `async for` where a loop runs."""
+
+    def __init__(self, items: AsyncGenerator[T, None]) -> None:
+        self._items = items
+        self._runner: asyncio.Runner | None = None
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._items
+
+    def __next__(self) -> T:
+        import asyncio
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        try:
+            item = self._runner.run(self._next_or_end())
+        except BaseException:
+            self.close()
+            raise
+        if item is _END:
+            self.close()
+            raise StopIteration
+        return item
+
+    async def _next_or_end(self) -> T:
+        return await anext(self._items, cast(Any, _END))
+
+    async def _end(self) -> None:
+        await self._items.aclose()
+
+    def close(self) -> None:
+        """Ends the generator, if it was read with `for`."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            with runner:
+                runner.run(self._end())
+
+    def __del__(self) -> None:
+        self.close()
+
+
+async def _arrival(source: Source[T]) -> tuple[Callable[[], T], bool]:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    while True:
+        arrived: asyncio.Future[None] = loop.create_future()
+        wake = partial(_wake, loop, arrived)
+        found = source.poll(wake)
+        if found is not None:
+            return found
+        try:
+            await arrived
+        finally:
+            source.forget(wake)
+
+
+def _item_or_end(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except StopIteration:  # which no future can hold
+        return cast(Any, _END)
+
+
+def _given(item: T) -> T:
+    if item is _END:
+        raise StopAsyncIteration
+    return item
 
 
 async def _awaited(future: AwaitableFuture[T]) -> T:
@@ -104,10 +202,7 @@ async def _awaited(future: AwaitableFuture[T]) -> T:
     ended: asyncio.Future[None] = loop.create_future()
 
     def wake(_: Future[T]) -> None:
-        try:
-            loop.call_soon_threadsafe(_settle, ended)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+        _wake(loop, ended)
 
     Future.add_done_callback(future, wake)  # in the thread that settles it: `wake` neither blocks nor raises
     try:
@@ -118,6 +213,13 @@ async def _awaited(future: AwaitableFuture[T]) -> T:
     if future.cancelled():
         raise asyncio.CancelledError
     return future.result() if future.is_light else await asyncio.to_thread(future.result)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(_settle, waiting)
+    except RuntimeError:
+        pass  # the loop is closed: nobody waits any more
 
 
 def _settle(ended: asyncio.Future[None]) -> None:

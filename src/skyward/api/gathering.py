@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar, overload
 
 from skyward.api.compute import PendingCompute, PendingComputeGroup, PendingStream, checked_member
-from skyward.api.keywords import FOR_GROUPS, check_switches, corrects_call
+from skyward.api.usage_errors import FOR_GROUPS, check_switches, corrects_call
 
 __all__ = ["gather"]
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 __all__ = ["Card", "Found", "Gpu", "seen_by_one_process", "visible"]
 
+
 Vendor = Literal["nvidia", "amd"]
 
 

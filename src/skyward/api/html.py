@@ -6,6 +6,7 @@ shown that is not trusted, the text still says everything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Literal
@@ -73,6 +74,6 @@ def _lines(value: object) -> str:
 
 def call_card(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None) -> str:
     """A call that has not been sent yet."""
-    limits = {"time limit": f"{timeout:g} s"} if timeout is not None else {}
+    limits = {"time limit": f"{timeout:g} s"} if timeout is not None and timeout < math.inf else {}
     given = {**{f"[{i}]": brief(v) for i, v in enumerate(args)}, **{k: brief(v) for k, v in kwargs.items()}}
     return card(f"{name}(...), not sent yet: {name}(...) >> pool", {**given, **limits})

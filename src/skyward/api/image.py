@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from skyward.api.keywords import FOR_IMAGES, corrects
-from skyward.api.masking import MASK, hide
-from skyward.api.secret import Secret, looks_secret
+from skyward.api.secret import MASK, Secret, hide, looks_secret
+from skyward.api.usage_errors import FOR_IMAGES, corrects
 from skyward.errors import InvalidArgument
 
 __all__ = ["Image", "PipIndex", "Variables", "check_number", "check_one_of", "check_texts", "mask", "requirement_path"]
@@ -29,6 +28,7 @@ _URL = re.compile(r"(?:(?:git|hg|svn|bzr)\+)?(?:https?|ssh|file)://\S+")
 # Debian has no capital letters and underscores in names; what dnf installs may.
 _SYSTEM_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]+(?::[a-z0-9-]+)?(?:=[A-Za-z0-9.+:~-]+)?")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
+_REQUIREMENTS = '"name", "name>=1.2", "name[extra]", a URL, or a path that begins with "./"'
 # What these hold decides which programs and libraries run, on every process of the node.
 _LOADER = frozenset({"LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "PYTHONHOME", "PYTHONPATH"})
 
@@ -49,19 +49,21 @@ def check_number(name: str, value: object, *, whole: bool = True) -> None:
     """Refuse what is not a positive number, in words."""
     kinds = (int,) if whole else (int, float)
     if type(value) not in kinds or not cast("float", value) > 0 or value == float("inf"):
-        kind = "whole number from 1 on" if whole else "number above 0"
+        kind = "a whole number of at least 1" if whole else "a number above 0"
         number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d|kb|mb|gb|g)?\s*", str(value).lower())
-        instead = f"Give {name} such a number."
+        instead = ""
         if isinstance(value, str) and number:
             units = {"m": 60, "min": 60, "h": 3600, "d": 86400}
             if name.endswith("_bytes"):
                 units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "g": 10**9}
             scale = units.get(number[2] or "", 1)
             unit = ", in bytes" if name.endswith("_bytes") else ", in seconds" * (scale > 1)
-            instead = f"Write {name}={float(number[1]) * scale:.12g}, without quotes{unit}."
+            instead = f" Write {name}={float(number[1]) * scale:.12g}, without quotes{unit}."
         elif isinstance(value, float) and whole and value.is_integer() and value > 0:
-            instead = f"Write {name}={value:.0f}."
-        raise InvalidArgument(f"{name}={value!r} is not a {kind}. {instead}")
+            instead = f" Write {name}={value:.0f}."
+        raise InvalidArgument(f"{name}={value!r}: it must be {kind}.{instead}")
+    if cast("float", value) >= 1 << 63:
+        raise InvalidArgument(f"{name} is too large: give a number below 2**63.")
 
 
 def check_one_of(name: str, value: object, options: Sequence[str]) -> None:
@@ -74,10 +76,10 @@ def check_texts(name: str, value: object) -> tuple[str, ...]:
     """The strings of a list or tuple."""
     if isinstance(value, str):
         parts = re.split(r"[,\s]+", value.strip()) if "@" not in value else [value]
-        raise InvalidArgument(f"{name} is one string where a list is wanted. Write {name}={list(map(mask, parts))!r}.")
+        raise InvalidArgument(f"{name} is one string; expected a list. Write {name}={list(map(mask, parts))!r}.")
     if not isinstance(value, (list, tuple)):
         raise InvalidArgument(
-            f"{name} has type {type(value).__name__} where a list is wanted. Give {name} a list of strings."
+            f"{name} has type {type(value).__name__}; expected a list. Give {name} a list of strings."
         )
     for entry in cast("Iterable[object]", value):
         if not isinstance(entry, str) or not entry.strip() or not entry.isprintable():
@@ -112,9 +114,10 @@ def _check_requirement(entry: str) -> None:
         Requirement(entry)
     except InvalidRequirement as exc:
         reason = mask(str(exc).splitlines()[0])
+        one = re.fullmatch(r"([\w.-]+(?:\[[^\]]*\])?) *=(?!=) *([^=]+)", entry)
         raise InvalidArgument(
-            f"pip holds {mask(entry)!r}, which is no requirement ({reason}). "
-            'Write "name", "name>=1.2", "name[extra]", a URL, or a path that begins with "./".'
+            f"pip holds {mask(entry)!r}, which is not a valid requirement ({reason}). "
+            + (f'Write "{one[1]}=={one[2]}".' if one else f"Write {_REQUIREMENTS}.")
         ) from None
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from skyward.errors import InvalidArgument, SkywardError
 
@@ -22,26 +23,43 @@ __all__ = [
     "InstanceInfo",
     "NetworkInfo",
     "Peer",
+    "Preemption",
+    "announce",
     "call_context",
+    "count_by",
     "current_broadcast",
     "current_call",
+    "facts",
     "holds_group",
     "instance_info",
     "is_head",
     "mark_group",
+    "note_shard",
+    "pool_info",
+    "preempted",
     "require_peers",
+    "set_stall_timeout",
+    "stall_timeout",
+    "stop_counting",
 ]
+
 
 VARIABLE = "COMPUTE_POOL"
 
 Call = tuple[str, int]
-# As in typeshed: None is possible, and bodies, which run in pools only, need not check for it.
-MaybeNone: TypeAlias = Any
 _Served = tuple[Call, str | None]
 
 
-def instance_info() -> InstanceInfo | MaybeNone:
-    """This process's place in the pool, with the current call's id and attempt; None outside a pool."""
+def instance_info() -> InstanceInfo:
+    """This process's place in the pool, with the current call's id and attempt.
+
+    Outside a pool, as in `f.local(x)`, it is rank 0 of 1 on node 0 of 1, and `job_id` is empty.
+    """
+    return pool_info() or _ALONE
+
+
+def pool_info() -> InstanceInfo | None:
+    """The same, but None outside a pool."""
     raw = os.environ.get(VARIABLE)
     if not raw:
         return None
@@ -52,8 +70,7 @@ def instance_info() -> InstanceInfo | MaybeNone:
 
 def is_head(info: InstanceInfo | None = None) -> bool:
     """Whether this (or `info`) is rank 0, the pool's first process; True outside a pool, where there is no other."""
-    info = info or instance_info()
-    return info is None or info.is_head
+    return (info or instance_info()).is_head
 
 
 def call_context(
@@ -95,7 +112,19 @@ def holds_group() -> bool:
     return _grouped
 
 
+def set_stall_timeout(seconds: float | None) -> None:
+    """Says what the pool's `stall_timeout` is."""
+    global _stall_timeout
+    _stall_timeout = seconds
+
+
+def stall_timeout() -> float | None:
+    """The pool's `stall_timeout`: how long ranks may wait for each other without effect."""
+    return _stall_timeout
+
+
 _grouped = False
+_stall_timeout: float | None = None
 
 
 @lru_cache(maxsize=8)
@@ -171,6 +200,23 @@ class InstanceInfo:
 
     A node is a machine. It runs `workers_per_node` processes, each of which is one rank; ranks are counted up node by
     node.
+
+    Attributes:
+        node: the number of this node, from 0.
+        worker: the number of this process on its node.
+        total_nodes: how many nodes the pool has.
+        workers_per_node: how many processes this node runs.
+        accelerators: how many accelerators this node has, all of its processes together.
+        total_accelerators: how many all nodes have.
+        head_addr: the address of node 0, for frameworks that form a group.
+        head_port: a port there that is free for them.
+        job_id: the name of the pool.
+        peers: all nodes with their addresses, in their order.
+        accelerator: the kind of accelerator; None if there is none.
+        network: the interface of this node's address, and its speed where known.
+        ports: more ports of node 0 that are free, by what they are for.
+        task_id: the id of the current call; None in a plugin's hook.
+        attempt: how often the call was started before, after the loss of a node.
     """
 
     node: int
@@ -185,6 +231,8 @@ class InstanceInfo:
     """The GPUs of this node, as CUDA_VISIBLE_DEVICES names them."""
     gpu_conflict: str | None = None
     """Why not every rank of the pool has a GPU of its own; None if each has, or if there are none at all."""
+    processes_given: bool = False
+    """Whether the pool was given `processes_per_node`: then a single rank is a group too, as under torchrun."""
     head_addr: str
     head_port: int
     job_id: str
@@ -258,6 +306,11 @@ class InstanceInfo:
         return _instance_info(_record(data, cls, "it"))
 
 
+_ALONE = InstanceInfo(
+    node=0, total_nodes=1, head_addr="127.0.0.1", head_port=29500, job_id="", peers=(Peer(0, "127.0.0.1"),)
+)
+
+
 def _instance_info(data: dict[str, Any]) -> InstanceInfo:
     nodes = _integer(data, "total_nodes", 1, 1_000_000)
     workers = _integer(data, "workers_per_node", 1, 1_000_000, 1)
@@ -271,6 +324,7 @@ def _instance_info(data: dict[str, Any]) -> InstanceInfo:
         total_accelerators=_integer(data, "total_accelerators", 0, 10**9, 0),
         node_gpus=tuple(_gpu(item) for item in _items(data, "node_gpus", [])),
         gpu_conflict=_optional_text(data, "gpu_conflict", SENTENCE),
+        processes_given=_boolean(data, "processes_given"),
         head_addr=_text(data, "head_addr", ADDRESS),
         head_port=_integer(data, "head_port", 1, 65535),
         job_id=_text(data, "job_id", WORD),
@@ -306,11 +360,16 @@ def _gpu(value: object) -> str:
 
 def _accelerator(value: object) -> AcceleratorInfo:
     data = _record(value, AcceleratorInfo, "accelerator")
-    trainium = data.get("is_trainium", False)
-    if not isinstance(trainium, bool):
-        raise _refusal("is_trainium", "must be true or false", trainium)
+    trainium = _boolean(data, "is_trainium")
     count, memory = _integer(data, "count", 0, 100_000, 1), _number(data, "memory_gb")
     return AcceleratorInfo(_text(data, "type", WORD), count, memory or 0.0, trainium)
+
+
+def _boolean(data: dict[str, Any], name: str) -> bool:
+    value = data.get(name, False)
+    if not isinstance(value, bool):
+        raise _refusal(name, "must be true or false", value)
+    return value
 
 
 def _network(value: object) -> NetworkInfo:
@@ -388,3 +447,80 @@ def _refusal(name: str, rule: str, value: object) -> InvalidArgument:
         f"{VARIABLE} cannot be used: {name} {rule}, found {shown}. The variable is written by the pool for its nodes; "
         "something else has set or changed it. Unset it to run outside a pool."
     )
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """The cloud takes this machine back at `deadline` (as of time.time())."""
+
+    deadline: float
+    _end: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_end", time.monotonic() + self.deadline - time.time())
+
+    def __reduce__(self) -> tuple[type[Preemption], tuple[float]]:
+        return Preemption, (self.deadline,)  # another process may be on another machine
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the machine still has, whatever its clock is set to meanwhile; 0 when its time is over."""
+        return max(0.0, self._end - time.monotonic())
+
+
+def preempted() -> Preemption | None:
+    """The notice that this machine will be taken away, once there is one: save what matters before its deadline."""
+    return _notice
+
+
+def announce(seconds: float) -> None:
+    """Says that the machine goes in so many seconds; for the runner."""
+    global _notice
+    _notice = Preemption(time.time() + seconds)
+
+
+_notice: Preemption | None = None
+
+
+# What a process can say of its part in a group: uneven shards that its bodies took, and collectives that it entered.
+#
+# Nothing is written down as long as shards are even, and nothing is counted here: a framework's own counter is asked.
+
+
+_KEPT = 8
+
+_shards: dict[str, list[int]] = {}
+_counter: Callable[[], int] | None = None
+
+
+def note_shard(length: int, ranks: int, own: int) -> None:
+    """A body has taken `own` of `length` elements, and other ranks of its broadcast have taken more or fewer."""
+    broadcast = current_broadcast()
+    if broadcast is not None:
+        _shards.pop(broadcast, None)
+        _shards[broadcast] = [length, ranks, own]
+        while len(_shards) > _KEPT:
+            del _shards[next(iter(_shards))]
+
+
+def count_by(counter: Callable[[], int] | None) -> None:
+    """Says who knows how many collectives this process has entered since its group was formed."""
+    global _counter
+    _counter = counter
+
+
+def stop_counting() -> None:
+    """The group is about to end: what was counted stays known until the next one."""
+    last = facts().get("collectives")
+    count_by(None if last is None else lambda: last)
+
+
+def facts() -> dict[str, Any]:
+    """What is known, for the client."""
+    found: dict[str, Any] = {"shards": dict(_shards)}
+    if _counter is not None:
+        try:
+            found["collectives"] = _counter()
+        except Exception:  # a group that has ended, or that counts nothing; then it is not known
+            pass
+    return found

@@ -1,6 +1,7 @@
 """Whether a machine has the accelerators that were asked for: compares names and memory. A pure function.
 
-"NVIDIA A100-SXM4-80GB" is an A100, "Tesla T4" a T4, "NVIDIA RTX 6000 Ada Generation" an RTX_6000_ADA and no RTX_6000.
+"NVIDIA A100-SXM4-80GB" is an A100, "Tesla T4" a T4, "NVIDIA RTX 6000 Ada Generation" an RTX_6000_ADA and no
+RTX_6000.
 """
 
 from __future__ import annotations

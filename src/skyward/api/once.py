@@ -11,7 +11,7 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from skyward.api.brief import brief
-from skyward.api.keywords import corrects_call
+from skyward.api.usage_errors import corrects_call
 from skyward.errors import InvalidArgument
 
 __all__ = ["Once", "arrived", "identified", "once"]

@@ -9,17 +9,23 @@ decorate(fn) -> fn                     around every function, on the nodes; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Never, TypeVar, cast
 
 from skyward.api.image import Image
 from skyward.api.info import InstanceInfo
 from skyward.api.spec import Spec, Worker
+from skyward.api.usage_errors import corrects_call
 from skyward.errors import InvalidArgument
 
-__all__ = ["Cluster", "Plugin"]
+__all__ = ["Cluster", "Plugin", "makes_plugin"]
+
+F = TypeVar("F", bound=Callable[..., "Plugin"])
+
+_DECORATORS = {"torch": "torch", "jax": "jax", "keras": "keras", "huggingface": "transformers"}
 
 Transform = Callable[[Image, "Cluster"], Image]
 Bootstrap = Callable[["Cluster"], Sequence[str]]
@@ -72,6 +78,9 @@ class Plugin:
             if getattr(self, hook) is not None and not callable(getattr(self, hook)):
                 raise InvalidArgument(f"plugin '{self.name}': {hook} must be a function, not {getattr(self, hook)!r}.")
 
+    def __call__(self, *args: Never) -> Never:
+        raise _no_decorator(self.name)
+
     @staticmethod
     def create(name: str) -> Plugin:
         """A plugin of this `name` without hooks, to be built up with the methods below."""
@@ -96,3 +105,28 @@ class Plugin:
     def with_around_client(self, around_client: AroundClient) -> Plugin:
         """This plugin with the hook `around_client`: a context around the open pool."""
         return replace(self, around_client=around_client)
+
+
+def makes_plugin(name: str, hints: Mapping[str, str] = {}, example: str = "") -> Callable[[F], F]:
+    """For the functions of `sky.plugins`: a wrong option, or use as a decorator, is answered with what to write."""
+
+    def wrap(plain: F) -> F:
+        corrected = corrects_call(f"sky.plugins.{name}", hints, example)(plain)
+
+        @functools.wraps(corrected)
+        def make(*args: Any, **options: Any) -> Plugin:
+            if args and callable(args[0]):
+                raise _no_decorator(name)
+            return corrected(*args, **options)
+
+        return cast(F, make)
+
+    return wrap
+
+
+def _no_decorator(name: str) -> TypeError:
+    of_functions = _DECORATORS.get(name)
+    instead = f" For one function write @sky.integrations.{of_functions} above its def." if of_functions else ""
+    return TypeError(
+        f"the plugin {name!r} is for a pool, sky.ComputePool(plugins=[...]), and decorates no function.{instead}"
+    )

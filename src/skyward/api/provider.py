@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyward.accelerators import Accelerator
@@ -21,7 +21,7 @@ from skyward.api.shell import Access, JoinTarget, Shell, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 
-__all__ = ["Admission", "Availability", "Holding", "Leftover", "Machine", "Offer", "Provider", "Report"]
+__all__ = ["Admission", "Availability", "Holding", "Leftover", "Machine", "Offer", "Provider", "Receipt", "Report"]
 
 Report = Callable[[str], None]
 """Tells the user, in a few words, what is being waited for."""
@@ -106,6 +106,23 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Receipt:
+    """That a pool's machines were given back; providers that create something say more in classes of their own."""
+
+    pool: str
+    text: str = field(default="", kw_only=True)
+    """What the provider says."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its provider had nothing to say."""
+        return type(self) is Receipt and not self.text
+
+    def __str__(self) -> str:
+        return self.text or f"pool {self.pool} is closed; there was nothing to pay or to end."
+
+
+@dataclass(frozen=True)
 class Leftover:
     """Something of a pool that exists at a provider: a machine, or anything else that was created for it."""
 
@@ -166,6 +183,11 @@ class Provider(ABC):
     @property
     def elastic(self) -> bool:
         """Whether an open pool can get more machines, to replace those that are lost."""
+        return False
+
+    @property
+    def replaces_together(self) -> bool:
+        """Whether machines that are lost together are asked for in one `acquire_more`; each alone if not."""
         return False
 
     @abstractmethod

@@ -116,8 +116,7 @@ def _in_fork() -> None:
 
 def _rate() -> float:
     """How many reports a second of a call are passed on: the client hears all processes of the pool."""
-    info = instance_info()
-    return max(_LEAST, min(_A_SECOND, _IN_POOL / info.world_size)) if info is not None else _A_SECOND
+    return max(_LEAST, min(_A_SECOND, _IN_POOL / instance_info().world_size))
 
 
 def _number(name: str, value: Any) -> float:

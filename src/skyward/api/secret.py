@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import threading
+import weakref
+from collections import deque
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from skyward.api.base_errors import InvalidArgument
-from skyward.api.masking import MASK, hidden
 
-__all__ = ["Secret", "looks_secret", "looks_secret_file", "revealed", "without_secrets"]
+__all__ = [
+    "MASK",
+    "Hidden",
+    "Secret",
+    "any_hidden",
+    "hidden",
+    "hide",
+    "hide_beginning",
+    "hide_bytes",
+    "installer_environment",
+    "longest",
+    "looks_secret",
+    "looks_secret_file",
+    "revealed",
+    "slurm_environment",
+    "ssh_environment",
+    "without_secrets",
+]
 
 
 class Secret:
@@ -130,3 +149,194 @@ def looks_secret_file(name: str) -> bool:
 
 def _words(name: str) -> list[str]:
     return [word.upper() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", re.sub(r"[0-9]+", " ", name))]
+
+
+# Hides the values of secrets in text: which values there are in this process, and where they stand in a text.
+#
+# Every `Secret` that is alive is known here, and the last 256 that were made. Nothing is done where there is none.
+
+
+MASK = "***"
+_SHORTEST = 4
+"""Characters; a shorter text stands in too many others to be searched for."""
+_SHORTEST_LINE = 8
+_SHORTEST_ANYWHERE = 8
+"""Characters; a shorter text is hidden where it is a word of its own: `test` not in `testing`."""
+_ESCAPE = re.compile(r"(\\[abfnrtv0]|%[0-9A-Fa-f]{2}|\x1b\[[0-9;]{0,16}m)\Z")
+"""Ends in a letter or a figure, but is no part of the word that follows: a line end in quotes, a space, a colour."""
+_RECENT = 256
+
+
+class Hidden:
+    """The value of a secret; all secrets of the same value share it."""
+
+    __slots__ = ("__weakref__", "forms", "value")
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+        self.forms = _forms(value)
+
+
+_values: weakref.WeakValueDictionary[str, Hidden] = weakref.WeakValueDictionary()
+# A secret may be dropped here while a body that was given it still runs, and prints it.
+_recent: deque[Hidden] = deque(maxlen=_RECENT)
+_forms_now: tuple[str, ...] = ()
+_lock = threading.Lock()
+
+
+def hidden(value: str) -> Hidden:
+    """Has a value hidden from now on, at least as long as what is returned is kept."""
+    global _forms_now
+    with _lock:
+        known = _values.get(value)
+        if known is None:
+            known = _values[value] = Hidden(value)
+            _recent.append(known)
+            alive = [found for ref in _values.valuerefs() if (found := ref()) is not None]
+            # The longest first: one value may hold another.
+            _forms_now = tuple(sorted({form for each in alive for form in each.forms}, key=len, reverse=True))
+        return known
+
+
+def any_hidden() -> bool:
+    """Whether there is anything to hide."""
+    return bool(_forms_now)
+
+
+def hide(text: str) -> str:
+    """`text` with *** in the place of every known value."""
+    for form in _forms_now:
+        if form in text:
+            short = len(form) < _SHORTEST_ANYWHERE
+            text = re.sub(re.escape(form), _hidden_word, text) if short else text.replace(form, MASK)
+    return text
+
+
+def hide_beginning(text: str) -> str:
+    """As `hide`, for a text that goes on later: *** also stands for the beginning of a value at its end."""
+    text = hide(text)
+    for form in _forms_now:
+        for length in range(min(len(form) - 1, len(text)), _SHORTEST - 1, -1):
+            if text.endswith(form[:length]):
+                short = len(form) < _SHORTEST_ANYWHERE
+                if not (short and _is_in_word(text, len(text) - length, len(text))):
+                    return text[:-length] + MASK
+    return text
+
+
+def hide_bytes(data: bytes) -> bytes:
+    """`data` with *** in the place of every known value, encoded as UTF-8."""
+    if any(form.encode("utf-8", "surrogateescape") in data for form in _forms_now):
+        return hide(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return data
+
+
+def longest() -> int:
+    """How many bytes the longest known value has; 0 if there is none."""
+    return max((len(form.encode("utf-8", "surrogateescape")) for form in _forms_now), default=0)
+
+
+def _hidden_word(found: re.Match[str]) -> str:
+    return found.group() if _is_in_word(found.string, *found.span()) else MASK
+
+
+def _is_in_word(text: str, start: int, end: int) -> bool:
+    """Whether a part of a text is only a part of a longer word there."""
+    before, first, last, after = text[start - 1 : start], text[start], text[end - 1], text[end : end + 1]
+    begun = _continues(before, first) and _ESCAPE.search(text, max(0, start - 20), start) is None
+    return begun or _continues(last, after)
+
+
+def _continues(one: str, other: str) -> bool:
+    """Whether two neighbours are of one word."""
+    return all(char.isalnum() or char == "_" for char in (one, other))
+
+
+def _forms(value: str) -> tuple[str, ...]:
+    """How a value may stand in a text: as it is, each line of it, and escaped as in Python, JSON and addresses."""
+    import json
+    from urllib.parse import quote
+
+    plain = {
+        value,
+        value.strip(),
+        *(line for line in map(str.strip, value.splitlines()) if len(line) >= _SHORTEST_LINE),
+    }
+    forms = set(plain)
+    for text in plain:
+        forms |= {repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+        forms |= {quote(text, safe="", errors="replace"), quote(text, errors="replace")}
+    return tuple(form for form in forms if len(form) >= _SHORTEST)
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is not here may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+_NAMES = frozenset(
+    """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TERM PWD TMPDIR TMP TEMP NO_COLOR
+    HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY FTP_PROXY RSYNC_PROXY
+    SSL_CERT_FILE SSL_CERT_DIR SSL_CLIENT_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NETRC
+    LD_LIBRARY_PATH DYLD_LIBRARY_PATH LIBRARY_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH PKG_CONFIG_PATH
+    CC CXX CPP AR LD AS NM RANLIB STRIP FC CFLAGS CXXFLAGS CPPFLAGS LDFLAGS ARCHFLAGS MAKEFLAGS MAX_JOBS
+    MACOSX_DEPLOYMENT_TARGET SDKROOT DEVELOPER_DIR RUSTFLAGS CARGO_HOME RUSTUP_HOME SOURCE_DATE_EPOCH
+    TORCH_CUDA_ARCH_LIST FORCE_CUDA
+    """.split()
+)
+_PREFIXES = ("LC_", "XDG_", "UV_", "PIP_", "PYENV_", "ASDF_", "CMAKE_", "CUDA_", "ROCM_", "HIP_", "SKYWARD_")
+# What Slurm's commands, the filters of a site and the files that set up a login shell are told.
+_SLURM = ("LC_", "XDG_", "SLURM_", "SBATCH_", "SALLOC_", "MUNGE_", "KRB5", "LMOD_", "MODULE", "LOADEDMODULES")
+_SLURM_LOGIN = "SLURM_JWT"
+# What git and the ssh that it starts are told; only for packages that come out of a repository.
+_GIT = ("GIT_", "SSH_")
+_INDEX_LOGIN = re.compile(r"UV_INDEX_\w+_(?:USERNAME|PASSWORD)")
+_PUBLISHING = re.compile(r"UV_PUBLISH_")
+_AGENT = "SSH_AUTH_SOCK"  # a socket, not a secret: what it is for is done by ssh itself
+# A user name and a password in an address, as in postgres://me:password@host/.
+_LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")
+
+
+def installer_environment(environ: Mapping[str, str], *, repositories: bool = False) -> dict[str, str]:
+    """What programs get that fetch, build and install packages: settings, proxies, certificates and logins of indexes.
+
+    Whatever is built runs with it. `repositories` adds what git needs to log in.
+    """
+    prefixes = (*_PREFIXES, *_GIT) if repositories else _PREFIXES
+
+    def is_passed(name: str) -> bool:
+        if _INDEX_LOGIN.fullmatch(name):
+            return True
+        known = name.upper() in _NAMES or name.startswith(prefixes)
+        # The values of git's settings may hold logins, which is what they are for.
+        secret = not name.startswith("GIT_CONFIG_") and _is_secret(name)
+        return known and not secret and not _PUBLISHING.match(name)
+
+    return {name: value for name, value in environ.items() if is_passed(name)}
+
+
+def slurm_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the commands of Slurm get: what they need to find the cluster, and the login that they have for it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == _SLURM_LOGIN
+        or ((name.upper() in _NAMES or name.startswith(_SLURM)) and not _is_secret(name) and not _LOGIN.search(value))
+    }
+
+
+def ssh_environment(environ: Mapping[str, str], logins: Collection[str] = ()) -> dict[str, str]:
+    """What ssh gets, whose own settings may start any other program: all but what looks like a secret, and `logins`."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in logins or (not _is_secret(name) and (name.upper() in _NAMES or not _LOGIN.search(value)))
+    }
+
+
+def _is_secret(name: str) -> bool:
+    return name != _AGENT and looks_secret(name)

@@ -9,9 +9,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast, overload
 
-from skyward.api.info import InstanceInfo, holds_group, instance_info, is_head
-from skyward.api.keywords import check_switches, corrects_call
-from skyward.api.progress import note_shard
+from skyward.api.info import holds_group, is_head, note_shard, pool_info
+from skyward.api.usage_errors import check_switches, corrects_call
 from skyward.errors import InvalidArgument
 
 __all__ = ["shard"]
@@ -73,11 +72,16 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
     is everything.
 
     The type is kept, and only this part is copied: lists, tuples, texts, arrays and tensors along their first axis,
-    pandas objects, Hugging Face datasets. Without `shuffle` a part of a numpy array or a torch tensor is a view of the
-    whole: copy it before you change it in place. Another sequence is sliced if its slices keep its type, else the part
-    is a list; so is a shuffled range.
+    objects of pandas and pyarrow, Hugging Face datasets (each split of a `DatasetDict`). Where `shuffle` and `pad`
+    change nothing, a part of a numpy array or a torch tensor is a view of the whole: copy it before you change it in
+    place. Another sequence is sliced if its slices keep its type, else the part is a list; so is a range that is
+    shuffled or padded.
     """
     check_switches(shuffle=shuffle, drop_last=drop_last, pad=pad)
+    if len(data) == 1 and _is(data[0], "datasets", "DatasetDict"):
+        options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "pad": pad}
+        options |= {"node": node, "total_nodes": total_nodes}
+        return type(data[0])({name: shard(split, **options) for name, split in data[0].items()})
     if not data:
         raise InvalidArgument("shard() got nothing to divide: pass the data, as in sky.shard(x, y).")
     lengths = [_length(item) for item in data]
@@ -102,7 +106,7 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
     """The rank and how many there are: what was given, completed from the pool."""
     given = f"node={node!r}, total_nodes={total_nodes!r}"
     if node is None or total_nodes is None:
-        info: InstanceInfo | None = instance_info()
+        info = pool_info()
         if info is None and (node is not None or total_nodes is not None):
             raise InvalidArgument(
                 f"shard() got {given}: outside a pool one says nothing without the other. Give both, or neither."
@@ -141,7 +145,7 @@ def _warn_uneven(length: int, total: int) -> None:
         return
     _warned.add((length, total))
     longer = length % total
-    info: InstanceInfo | None = instance_info()
+    info = pool_info()
     ranks = "ranks" if info is not None and info.world_size > info.total_nodes else "nodes"
     print(
         f"sky.shard: {length} elements over {total} {ranks}: {longer} of them get{'s' if longer == 1 else ''} "
@@ -167,16 +171,17 @@ def _indices(length: int, node: int, total: int, seed: int | None, drop_last: bo
         size = length // total
         return order[node * size : (node + 1) * size]
     part = order[node::total]
-    if pad and length and length % total and node >= length % total:
-        # The elements after the last one are those from the start again, as torch's DistributedSampler has it.
-        part = array("q", part)
-        part.append(order[(length // total * total + node) % length])
+    if pad and length and length % total:
+        part = array("q", part)  # on every rank, so that their parts are of one type
+        if node >= length % total:
+            # The elements after the last one are those from the start again, as torch's DistributedSampler has it.
+            part.append(order[(length // total * total + node) % length])
     return part
 
 
 def _length(data: Any) -> int:
     """How many elements `data` has, or a refusal in words if it is nothing that can be divided."""
-    if _is(data, "datasets", "Dataset") or hasattr(data, "iloc"):
+    if _is(data, "datasets", "Dataset") or hasattr(data, "iloc") or _is_arrow(data):
         return len(data)
     if _has_rows(data):
         return int(data.shape[0])
@@ -201,7 +206,16 @@ def _take(data: Any, indices: Indices) -> Any:
         return data.select(indices if isinstance(indices, range) else indices.tolist())
     if hasattr(data, "iloc"):
         return data.iloc[_key(indices)]
-    if _has_rows(data):
+    if not isinstance(indices, range):
+        if _is_arrow(data):
+            return data.take(sys.modules["pyarrow"].array(indices, "int64"))
+        if any(_is(data, "tensorflow", kind) for kind in ("Tensor", "Variable", "RaggedTensor")):
+            return sys.modules["tensorflow"].gather(data, _key(indices))
+        if _is(data, "pandas", "RangeIndex"):  # pandas makes one of some selections, and a plain Index of others
+            return sys.modules["pandas"].Index(data.start + data.step * _key(indices), name=data.name)
+        if isinstance(data, memoryview):
+            return _rows_of_memory(cast("memoryview[int]", data), indices)
+    if _has_rows(data) or _is_arrow(data):
         return data[_key(indices, tensor=_is(data, "torch", "Tensor"))]
     # The built-in type, also for a subclass: that is what its slices are.
     kind: Any = next((kind for kind in BUILT_IN if issubclass(type(data), kind)), None)
@@ -238,8 +252,20 @@ def _key(indices: Indices, *, tensor: bool = False) -> Any:
     return numpy.asarray(indices) if numpy else indices.tolist()
 
 
+def _rows_of_memory(data: memoryview[int], indices: array[int]) -> memoryview[int]:
+    if not indices:
+        return data[:0]  # a cast knows no shape with a zero
+    rows: Any = memoryview(bytearray().join(data[i : i + 1].tobytes() for i in indices))
+    part: memoryview[int] = rows.cast(data.format, (len(indices), *(data.shape or ())[1:]))
+    return part.toreadonly() if data.readonly else part
+
+
 def _has_rows(data: Any) -> bool:
-    return bool(getattr(data, "shape", None)) and hasattr(data, "__getitem__")
+    return bool(getattr(data, "shape", None)) and hasattr(data, "__getitem__") and not isinstance(data, Mapping)
+
+
+def _is_arrow(data: object) -> bool:
+    return any(_is(data, "pyarrow", kind) for kind in ("Table", "RecordBatch", "Array", "ChunkedArray"))
 
 
 def _is(data: object, module: str, name: str) -> bool:

@@ -138,10 +138,6 @@ class Shell(Protocol):
         """A connection to an address that the machine itself can connect to."""
         ...
 
-    def forward(self, host: str, port: int) -> tuple[str, int]:
-        """An address on this computer that leads to one there."""
-        ...
-
     def command(self, argv: Sequence[str]) -> list[str]:
         """What another process of this computer has to run to have `argv` run there, once we are gone.
 

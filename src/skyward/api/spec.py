@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Literal, cast, get_args
 
 from skyward.accelerators import Accelerator, Model, resolve
 from skyward.api.image import Image, PipIndex, check_number, check_one_of
-from skyward.api.keywords import FOR_POOLS, corrects
+from skyward.api.usage_errors import FOR_POOLS, corrects
 from skyward.errors import InvalidArgument
 
-# fmt: off
 __all__ = [
-    "Allocation", "Architecture", "Image", "PipIndex", "Spec", "Worker", "check_min_nodes", "check_nodes",
+    "Allocation",
+    "Architecture",
+    "Image",
+    "PipIndex",
+    "Ranks",
+    "Spec",
+    "Transfer",
+    "Worker",
+    "check_min_nodes",
+    "check_nodes",
     "check_processes",
 ]
-# fmt: on
+
 
 Allocation = Literal["spot", "on-demand", "spot-if-available", "cheapest"]
 Architecture = Literal["x86_64", "arm64"]
@@ -57,8 +68,7 @@ def check_processes(processes_per_node: object) -> None:
     """Refuse what is neither a number of processes nor "gpu"."""
     if processes_per_node != "gpu" and not (type(processes_per_node) is int and processes_per_node > 0):
         raise InvalidArgument(
-            f"processes_per_node={processes_per_node!r} is not a whole number from 1 on. Give how many processes a "
-            'node runs, or "gpu" for one for each GPU.'
+            f"processes_per_node={processes_per_node!r}: it must be a whole number from 1 up, or 'gpu': one per GPU."
         )
 
 
@@ -106,7 +116,7 @@ class Spec:
         max_hourly_cost: dollars an hour for all nodes together; what costs more is not taken. Default: no limit.
         ttl: seconds after which machines end themselves, in use or not. Default: 604800, a week.
         processes_per_node: how many processes each machine runs, each of them one rank; "gpu": one for each GPU.
-            Default: 1.
+            Default: 1. If it is given, `sky.plugins.torch()` forms a group for a single rank too, as torchrun does.
         min_nodes: with how many nodes the pool opens if not all can be had; the others join when they come. Default:
             all of them.
     """
@@ -121,7 +131,7 @@ class Spec:
     region: str | None
     max_hourly_cost: float | None
     ttl: float
-    processes_per_node: int | Literal["gpu"]
+    processes_per_node: int | Literal["gpu"] | None
     min_nodes: int | None
 
     # Written out because `accelerator` is given as a string and read as an Accelerator.
@@ -137,12 +147,13 @@ class Spec:
         region: str | None = None,
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
-        processes_per_node: int | Literal["gpu"] = 1,
+        processes_per_node: int | Literal["gpu"] | None = None,
         min_nodes: int | None = None,
     ) -> None:
         check_nodes(nodes)
         check_min_nodes(min_nodes, nodes)
-        check_processes(processes_per_node)
+        if processes_per_node is not None:
+            check_processes(processes_per_node)
         for name, value in (("vcpus", vcpus), ("memory_gb", memory_gb), ("max_hourly_cost", max_hourly_cost)):
             if value is not None:
                 check_number(name, value, whole=False)
@@ -168,3 +179,48 @@ class Spec:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def processes(self) -> int | Literal["gpu"]:
+        """How many processes each machine runs, given or not."""
+        return self.processes_per_node or 1
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How many files were copied, and how many were there already."""
+
+    files: int
+    """Files that were copied; of several nodes, those of all of them for `pull`, and each file once for `push`."""
+    bytes: int
+    """How much was copied, in bytes; what an earlier attempt had copied of a file does not count."""
+    unchanged: int
+    """Files that were there already, with the same size and the same time of last change."""
+    left_out: tuple[str, ...] = ()
+    """What was not copied, and why: links that lead out of the folder, sockets, pipes, devices, nodes without it."""
+
+
+class Ranks:
+    """The ranks of a pool whose nodes have `counts` processes each; a node that is missing has none."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = tuple(counts)
+        self._firsts = tuple(accumulate(self.counts, initial=0))
+        self.many = any(count > 1 for count in self.counts)
+        """Whether a node has several: then its number alone does not name a rank."""
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Node and local rank of every rank."""
+        return tuple((node, local) for node, count in enumerate(self.counts) for local in range(count))
+
+    def rank(self, node: int, local_rank: int) -> int:
+        """The rank of a node's process."""
+        return self._firsts[node] + local_rank
+
+    def on(self, node: int) -> range:
+        """The ranks of a node."""
+        return range(self._firsts[node], self._firsts[node + 1])

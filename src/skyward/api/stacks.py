@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 __all__ = ["Frame", "Stack", "Stacks"]
 
-_STANDARD = ("site-packages", "dist-packages")
+_STANDARD = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Frame:
     def short(self) -> str:
         """The file as people call it: from its package on, or relative to the current directory."""
         for name in _STANDARD:
-            if f"/{name}/" in self.file:
-                return self.file.rpartition(f"/{name}/")[2]
+            if name in self.file:
+                return self.file.rpartition(name)[2]
         here = os.getcwd() + "/"
         return self.file[len(here) :] if self.file.startswith(here) else self.file
 
     @property
     def of_user(self) -> bool:
         """Whether it is in a file that no package and no part of Python brought."""
-        return self.file.startswith("/") and not any(f"/{name}/" in self.file for name in (*_STANDARD, "lib/python3"))
+        return self.file.startswith("/") and not any(name in self.file for name in ("/lib/python3", *_STANDARD))
 
 
 @dataclass(frozen=True, slots=True)

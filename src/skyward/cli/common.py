@@ -6,14 +6,34 @@ import argparse
 import json
 import shutil
 import textwrap
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from skyward.pool.pool import ComputePool
+from skyward.errors import InvalidArgument
+from skyward.machines.ledger import state_dir, usable
+from skyward.transport.private import is_locked
 
-__all__ = ["EXIT_CODES", "add_command", "add_json", "add_pool_options", "make_pool", "print_json", "table"]
+if TYPE_CHECKING:
+    from skyward.api.plugin import Plugin
+    from skyward.history.store import Entry
+    from skyward.pool.pool import ComputePool
+    from skyward.setup.checks.findings import Finding
+
+__all__ = [
+    "EXIT_CODES",
+    "add_command",
+    "add_json",
+    "add_pool_options",
+    "chosen",
+    "make_pool",
+    "pool_names",
+    "print_findings",
+    "print_json",
+    "table",
+]
+
 
 EXIT_CODES = "exit status: 0 if all went well, 1 if not, 2 for a wrong command line, 130 after Ctrl-C."
 
@@ -59,12 +79,12 @@ def add_pool_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pip", action="append", default=[], metavar="PACKAGE", help="a package for the nodes (repeat)")
     group.add_argument("--plugin", action="append", default=[], metavar="NAME", help="torch, jax, ... (repeat)")
     group.add_argument("--console", choices=("auto", "live", "plain", "silent"), help="what is shown of the pool")
+    parser.set_defaults(error=parser.error)
 
 
 def make_pool(arguments: argparse.Namespace) -> ComputePool:
     """The pool that is meant, not opened yet; with neither settings nor options, one node of this computer."""
     from skyward import extensions
-    from skyward.errors import InvalidArgument
     from skyward.pool.pool import ComputePool
     from skyward.pool.settings import find_settings
 
@@ -77,14 +97,12 @@ def make_pool(arguments: argparse.Namespace) -> ComputePool:
     elif arguments.provider:
         kinds = {name.lower(): point for name, point in extensions.found("providers").items()}
         if arguments.provider.lower() not in kinds:
-            raise InvalidArgument(f"--provider {arguments.provider}: there are {', '.join(sorted(kinds))}.")
+            arguments.error(f"--provider {arguments.provider}: there are {', '.join(sorted(kinds))}.")
         if arguments.provider.lower() == "ssh":
-            raise InvalidArgument("--provider ssh: name the hosts instead, --host gpu1 --host gpu2.")
+            arguments.error("--provider ssh: name the hosts instead, --host gpu1 --host gpu2.")
         options["provider"] = kinds[arguments.provider.lower()].load()()
     if arguments.plugin:
-        from skyward import plugins
-
-        options["plugins"] = [getattr(plugins, name)() for name in arguments.plugin]
+        options["plugins"] = [_plugin(name, arguments) for name in arguments.plugin]
     options = {name: value for name, value in options.items() if value is not None}
     described = arguments.provider or arguments.host
     if arguments.pool or arguments.config or (not described and find_settings() is not None):
@@ -98,6 +116,21 @@ def make_pool(arguments: argparse.Namespace) -> ComputePool:
 
         options["image"] = Image(pip=arguments.pip)
     return ComputePool(**options)
+
+
+def _plugin(name: str, arguments: argparse.Namespace) -> Plugin:
+    from skyward import extensions, plugins
+
+    known = sorted({*plugins.__all__, *extensions.found("plugins")})
+    if name not in known:
+        arguments.error(f"--plugin {name}: there are {', '.join(known)}.")
+    try:
+        return getattr(plugins, name)()
+    except TypeError as exc:
+        why = str(exc).rstrip(".")
+        return arguments.error(
+            f"--plugin {name}: {why}. Give the plugin in sky.toml, or in the program, with its arguments."
+        )
 
 
 def table(rows: Sequence[Sequence[str]], right: Container[str] = ()) -> list[str]:
@@ -115,7 +148,60 @@ def print_json(value: object) -> None:
     print(json.dumps(value, default=_plain, allow_nan=False))
 
 
+def print_findings(found: Sequence[Finding]) -> None:
+    """Prints what was found in columns, with the hosts where there are some."""
+    wide = max(len(each.host) for each in found)
+    for each in found:
+        host = f"{each.host:{wide}}  " if wide else ""
+        print(f"{each.state:7}  {host}{each.what:9}  {each.text}{f'. {each.do}' if each.do else ''}")
+
+
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return str(value)
+
+
+def chosen(name: str | None) -> Entry:
+    """The history of a pool by name or id; without one, of the pool that was opened last, one that runs first."""
+    from skyward.history.store import entries, find  # the completion of a shell needs neither
+
+    if name is not None:
+        return find(name)
+    known = entries()
+    if not known:
+        raise InvalidArgument(
+            "there is no history of a pool on this computer: none was opened in the last thirty days."
+        )
+    return next((entry for entry in known if entry.running), known[0])
+
+
+_RUNNING = ("top", "stacks", "ssh", "down")
+_MOST = 200  # folders that are looked at
+_NEWEST = 10
+
+
+def pool_names(command: str) -> list[str]:
+    """Which pools a command could be about: the newest ten with a history, those that run, or with a ledger, too."""
+    found = [*_with_history(running=command in _RUNNING), *(_with_ledger() if command == "down" else ())]
+    names = [name for name in dict.fromkeys(found) if usable(name)]
+    return names if command == "down" else names[:_NEWEST]
+
+
+def _with_ledger() -> list[str]:
+    return sorted(path.name for path in _entries(state_dir() / "pools"))
+
+
+def _with_history(running: bool) -> Iterator[str]:
+    folders = sorted(_entries(state_dir() / "history"), key=lambda path: path.name.split("-")[-3:-1], reverse=True)
+    for folder in folders[:_MOST]:
+        pool, *stamp = folder.name.rsplit("-", 3)  # its date, its time, and letters by chance
+        if len(stamp) == 3 and (not running or is_locked(folder / "events.jsonl")):
+            yield pool
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []

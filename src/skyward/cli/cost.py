@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         "Says what machines have cost that pools of this computer had: by their price an hour, with disks and public "
         "addresses, as receipts say it; pools that run, and machines that were not given back, count so far. A pool "
         "that runs over midnight is in both days. Machines without a known price are counted apart. Traffic and "
-        "images that are kept for warm starts are not in it. With --json there is one object a line; a pool whose "
+        "images that are kept for warm starts are not in it. With --json there is one object per line; a pool whose "
         "provider has no prices is not among them.",
         [
             "sky cost",
@@ -87,7 +87,7 @@ def _table(found: list[Row]) -> list[str]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from skyward.machines.price import money
+    from skyward.machines.offers import money
 
     unknown = "" if not row.unknown else " + 1 unknown" if row.unknown == 1 else f" + {row.unknown} unknown"
     split = [money(part) if part else "" for part in (row.spot, row.on_demand)]

@@ -10,27 +10,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from skyward.cli.common import add_command, add_json, print_json
+from skyward.cli.common import add_command, add_json, print_findings, print_json
+from skyward.setup.checks.findings import Finding
+from skyward.setup.env.uv import find_uv
 
-__all__ = ["Finding", "add", "findings", "run"]
+__all__ = ["add", "findings", "run"]
 
 _FILES = 4096
 _GIGABYTE = 1 << 30
 _TOKENS = ("HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at; `wrong` stops pools, `note` is worth knowing."""
-
-    what: str
-    state: Literal["ok", "note", "wrong"]
-    text: str
-    do: str = ""
+_found = partial(Finding, "")  # on no host: here
 
 
 def add(commands: Any) -> None:
@@ -44,7 +37,7 @@ def add(commands: Any) -> None:
         "shown.",
         ["sky doctor", "sky doctor --json"],
         "exit status: 0 if pools can be opened from here, 1 if something is wrong.",
-        shape="one list of objects: what, state (ok, note, wrong), text, do (what to do, or empty).",
+        shape="one list of objects: what, state (ok, warning, problem), text, do (what to do, or empty).",
     )
     add_json(parser)
     parser.set_defaults(run=run)
@@ -56,9 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([{"what": f.what, "state": f.state, "text": f.text, "do": f.do} for f in found])
     else:
-        for finding in found:
-            print(f"{finding.state:5}  {finding.what:10}  {finding.text}{f'. {finding.do}' if finding.do else ''}")
-    return 1 if any(finding.state == "wrong" for finding in found) else 0
+        print_findings(found)
+    return 1 if any(finding.state == "problem" for finding in found) else 0
 
 
 def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -68,43 +60,46 @@ def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _python(environ: Mapping[str, str]) -> Iterator[Finding]:
-    yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}")  # an older one does not get here
+    yield _found("python", "ok", f"{platform.python_version()} at {sys.executable}")  # an older one does not get here
 
 
 def _system(environ: Mapping[str, str]) -> Iterator[Finding]:
     if sys.platform.startswith("linux"):
-        yield Finding("system", "ok", platform.platform())
+        yield _found("system", "ok", platform.platform())
     else:
-        yield Finding("system", "note", platform.platform(), "Nodes on this computer need Linux; hosts and AWS work")
+        yield _found("system", "warning", platform.platform(), "Nodes on this computer need Linux; hosts and AWS work")
 
 
 def _ssh(environ: Mapping[str, str]) -> Iterator[Finding]:
     said = _said("ssh", "-V")
     if said is None:
-        yield Finding("ssh", "note", "there is no ssh program", "Install the OpenSSH client, for hosts and clouds")
+        yield _found("ssh", "warning", "there is no ssh program", "Install the OpenSSH client, for hosts and clouds")
         return
-    yield Finding("ssh", "ok", said)
+    yield _found("ssh", "ok", said)
     socket = environ.get("SSH_AUTH_SOCK")
     keys = _said("ssh-add", "-l") if socket else None
     count = len([line for line in (keys or "").splitlines() if "SHA256:" in line])
     found = f"an agent with {count} key{'' if count == 1 else 's'}" if socket else "no agent"
     files = sorted(path.stem for path in Path.home().glob(".ssh/id_*.pub"))
-    yield Finding("ssh keys", "ok" if count or files else "note", f"{found}; in ~/.ssh: {', '.join(files) or 'none'}")
+    yield _found("ssh keys", "ok" if count or files else "warning", f"{found}; in ~/.ssh: {', '.join(files) or 'none'}")
 
 
 def _uv(environ: Mapping[str, str]) -> Iterator[Finding]:
-    said = _said(sys.executable, "-m", "uv", "--version")
+    try:
+        said = _said(find_uv(), "--version")
+    except (ImportError, FileNotFoundError):
+        said = None
     if said is None:
-        yield Finding("uv", "wrong", "it does not run", f"Install it: {sys.executable} -m pip install uv")
+        yield _found("uv", "problem", "it does not run", f"Install it: {sys.executable} -m pip install uv")
     else:
-        yield Finding("uv", "ok", said)
+        yield _found("uv", "ok", said)
 
 
 def _limits(environ: Mapping[str, str]) -> Iterator[Finding]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     few = 0 <= files < _FILES
     what = "no limit of" if files < 0 else f"{files}"
-    yield Finding("limits", "note" if few else "ok", f"{what} open files", "Raise it: ulimit -n 4096" if few else "")
+    yield _found("limits", "warning" if few else "ok", f"{what} open files", "Raise it: ulimit -n 4096" if few else "")
 
 
 def _disks(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -115,16 +110,18 @@ def _disks(environ: Mapping[str, str]) -> Iterator[Finding]:
             continue
         free = shutil.disk_usage(there).free
         do = f"Free some space in {there}" if free < least else ""
-        yield Finding(what, "note" if free < least else "ok", f"{free / _GIGABYTE:.1f} GB free in {path}", do)
+        yield _found(what, "warning" if free < least else "ok", f"{free / _GIGABYTE:.1f} GB free in {path}", do)
 
 
 def _logins(environ: Mapping[str, str]) -> Iterator[Finding]:
     places = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE") if environ.get(name)]
     places += [f"~/.aws/{name}" for name in ("credentials", "config") if (Path.home() / ".aws" / name).exists()]
-    yield Finding("aws", "ok" if places else "note", f"a login in {', '.join(places)}" if places else "no login found")
+    yield _found(
+        "aws", "ok" if places else "warning", f"a login in {', '.join(places)}" if places else "no login found"
+    )
     tokens = [name for name in _TOKENS if environ.get(name)]
     if tokens:
-        yield Finding("tokens", "ok", f"{', '.join(tokens)} set", "Nodes get one as sky.Secret.from_env(...)")
+        yield _found("tokens", "ok", f"{', '.join(tokens)} set", "Nodes get one as sky.Secret.from_env(...)")
 
 
 def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -134,12 +131,12 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         found = find_settings()
     except SkywardError as exc:
-        yield Finding("settings", "wrong", str(exc))
+        yield _found("settings", "problem", str(exc))
         return
     if found is None:
-        yield Finding("settings", "ok", "none in this folder or above it", "`sky init` writes some")
+        yield _found("settings", "ok", "none in this folder or above it", "`sky init` writes some")
     else:
-        yield Finding("settings", "ok", f"{found.path}, pools: {', '.join(found.pools) or 'none'}")
+        yield _found("settings", "ok", f"{found.path}, pools: {', '.join(found.pools) or 'none'}")
 
 
 def _leftovers(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -147,11 +144,11 @@ def _leftovers(environ: Mapping[str, str]) -> Iterator[Finding]:
 
     left = [history.pool for history in histories() if not in_use(history.pool)]
     if left:
-        yield Finding(
-            "leftovers", "note", f"of {', '.join(left)}", "`sky ps` shows them, `sky down --all --yes` ends them"
+        yield _found(
+            "leftovers", "warning", f"of {', '.join(left)}", "`sky ps` shows them, `sky down --all --yes` ends them"
         )
     else:
-        yield Finding("leftovers", "ok", "none that this computer knows of")
+        yield _found("leftovers", "ok", "none that this computer knows of")
 
 
 def _said(*command: str, run: Callable[..., Any] = subprocess.run) -> str | None:

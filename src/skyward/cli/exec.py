@@ -8,10 +8,13 @@ from typing import Any
 
 from skyward.cli.common import add_command, add_json, add_pool_options, make_pool, print_json
 
-__all__ = ["add", "on_node", "run"]
+__all__ = ["add", "run"]
 
 _MOST = 1 << 20
-_CODES = "exit status: the highest of all nodes; 127 if there is no such program, 130 after Ctrl-C."
+_CODES = (
+    "exit status: the highest of all nodes; 127 if there is no such program, 2 for a wrong command line, 130 after "
+    "Ctrl-C."
+)
 
 
 def add(commands: Any) -> None:
@@ -28,7 +31,7 @@ def add(commands: Any) -> None:
             "sky exec --pool gpu --json -- python3 --version",
         ],
         _CODES,
-        shape="one list, an object a node: node, code (its exit status), out, err (up to a megabyte of each).",
+        shape="one list, an object per node: node, code (its exit status), out, err (up to a megabyte of each).",
     )
     parser.usage = "sky exec [OPTIONS] -- COMMAND"
     add_json(parser)
@@ -39,10 +42,9 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from skyward.api.compute import Compute
-    from skyward.errors import InvalidArgument
 
     if not arguments.rest:
-        raise InvalidArgument("no command: write it after --, as in `sky exec -- nvidia-smi -L`.")
+        arguments.error("no command: write it after --, as in `sky exec -- nvidia-smi -L`.")
     if arguments.json and arguments.console is None:
         arguments.console = "silent"
     with make_pool(arguments) as pool:

@@ -30,12 +30,18 @@ def add(commands: Any) -> None:
             "sky view NAME              its page in the browser",
         ],
         "exit status: 0, also if there is none; 2 for a wrong command line.",
-        shape="one object a line: id, pool, began (seconds since 1970), state (opening, open, closing, closed, "
-        "killed), provider, nodes, calls, failed, seconds, cost (dollars, null if not known), program.",
+        shape="one object per line: id, pool, began (seconds since 1970), state (opening, open, closing, closed, "
+        "killed), provider, nodes, calls, failed, stopped, seconds, cost (dollars, null if not known), program.",
     )
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many pools (20)")
+    parser.add_argument("--limit", type=_count, default=20, metavar="N", help="how many pools (20)")
     add_json(parser)
     parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     rows: list[dict[str, Any]] = []
     costs: dict[str, str] = {}
-    for entry in entries()[: max(0, arguments.limit)]:
+    for entry in entries()[: arguments.limit]:
         history = read(entry)
         calls = history.calls()
         costs[entry.id] = _cost(history)
@@ -59,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "nodes": history.nodes,
                 "calls": sum(call.items for call in calls),
                 "failed": sum(call.failed for call in calls),
+                "stopped": sum(call.items for call in calls if call.outcome == "cancelled"),
                 "seconds": round(max(0.0, history.events[-1].time - entry.began), 1) if history.events else 0.0,
                 "cost": round(history.cost(), 4) if history.price_known else None,
                 "program": str(entry.about.get("program", "")),
@@ -83,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cost(history: History) -> str:
     """What the machines have cost, for people; machines without a price, such as your own, are said to have none."""
-    from skyward.events import PoolCost, PoolOpened
+    from skyward.events import PoolOpened
 
     if not history.price_known:
         return "unknown"
-    if any(isinstance(event, PoolCost) for event in history.events):
+    if history.priced:
         return f"${history.cost():.2f}"
     return "no price" if any(isinstance(event, PoolOpened) for event in history.events) else ""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skyward.cli.common import add_command, add_json, print_json
+from skyward.cli.common import add_command, add_json, print_findings, print_json
 from skyward.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
             "sky hosts check gpu1 gpu2 --json | jq 'select(.state != \"ok\")'",
         ],
         "exit status: 0 if pools can be opened there, 1 if there is a problem, 2 for a wrong command line.",
-        "one object a line for each finding, with host, what, state (ok, warning, problem), text and do.",
+        "one object per line for each finding, with host, what, state (ok, warning, problem), text and do.",
     )
     parser.usage = "sky hosts check [OPTIONS] HOST..."
     parser.add_argument("action", choices=["check"], help="what to do with them")
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def indexes(environ: dict[str, str], more: Sequence[str] = ()) -> tuple[str, ...]:
     """The package indexes that hosts are told of, the default one first; without logins, and only those on the web."""
-    from skyward.setup.env.pip_settings import uv_environment
+    from skyward.setup.env.uv import uv_environment
 
     variables = {**environ, **uv_environment(environ)}
     named = variables.get("UV_DEFAULT_INDEX") or variables.get("UV_INDEX_URL") or _PYPI
@@ -144,9 +144,7 @@ def _of_pool(arguments: argparse.Namespace) -> tuple[SSH, bool, Sequence[str]]:
 
 
 def _print(found: Sequence[Finding], hosts: int) -> None:
-    wide = max(len(finding.host) for finding in found)
-    for each in found:
-        print(f"{each.state:7}  {each.host:{wide}}  {each.what:8}  {each.text}{f'. {each.do}' if each.do else ''}")
+    print_findings(found)
     counts = [(sum(each.state == state for each in found), state) for state in ("problem", "warning")]
     told = " and ".join(f"{count} {state}{'' if count == 1 else 's'}" for count, state in counts if count)
     print(f"{hosts} host{'' if hosts == 1 else 's'}: {told or 'all is well'}")

@@ -58,8 +58,8 @@ def add(commands: Any) -> None:
         commands,
         "init",
         "write an example project",
-        "Writes sky.toml, with commented settings, and main.py, a program that runs with them. Files that are there "
-        "already are left alone.",
+        "Writes sky.toml, with commented settings, and main.py, a program that runs with them. Files that exist "
+        "already are left unchanged.",
         ["sky init", "sky init my-project && cd my-project && python main.py"],
         shape="one object: written, kept (lists of paths).",
     )
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in written:
         print(f"written: {path}")
     for path in kept:
-        print(f"left alone, since it is there: {path}")
+        print(f"{path} already exists; left unchanged")
     if written:
         print(f"try it: cd {folder} && python main.py" if arguments.folder != "." else "try it: python main.py")
     return 0

@@ -30,12 +30,12 @@ def add(commands: Any) -> None:
             "sky logs sweep -f          until the pool is closed",
             "sky logs sweep --json",
         ],
-        "exit status: 0 if the pool is known, 1 if not, 2 for a wrong command line, 130 after Ctrl-C.",
-        shape="one object a line: event (Output, Log, Warned, Notice, NodeDown, CallEnded) and the fields that this "
+        "exit status: 0 if the pool and the node are known, 1 if not, 2 for a wrong command line, 130 after Ctrl-C.",
+        shape="one object per line: event (Output, Log, Warned, Notice, NodeDown, CallEnded) and the fields that this "
         "event has in skyward.events: pool, time (seconds since 1970), node, text, ...",
     )
     parser.add_argument("pool", nargs="?", metavar="POOL", help="its name, or the id that `sky history` shows")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the pool is closed")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the pool is closed")
     parser.add_argument("--node", type=int, metavar="N", help="only this node")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -43,10 +43,15 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from skyward.cli.pools import chosen
+    from skyward.cli.common import chosen
+    from skyward.errors import InvalidArgument
+    from skyward.history.history import read
     from skyward.history.store import Tail
 
     entry = chosen(arguments.pool)
+    if arguments.node is not None and not 0 <= arguments.node < (nodes := read(entry).nodes or sys.maxsize):
+        known = "only node 0" if nodes == 1 else f"nodes 0 to {nodes - 1}"
+        raise InvalidArgument(f"pool {entry.pool} has no node {arguments.node}: it has {known}.")
     tail = Tail(entry.path)
     try:
         while True:
@@ -99,9 +104,9 @@ def _told(event: Event) -> str | None:
             return text
         case NodeDown(reason=reason):
             return f"down: {reason}"
-        case CallEnded(outcome="error" | "crashed" | "timeout" | "lost" as outcome, name=name, error=error):
-            from skyward.history.summary import summary
+        case CallEnded(outcome="error" | "crashed" | "timeout" | "lost"):
+            from skyward.history.lines import failure
 
-            return f"{name} has failed: {summary(outcome, error)}"
+            return failure(event)
         case _:
             return None

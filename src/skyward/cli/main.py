@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import difflib
+import importlib
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
-from skyward.cli.parser import Parser, command_of, told_unknown
+from skyward.cli.common import EXIT_CODES
 from skyward.errors import SkywardError
 
-__all__ = ["COMMANDS", "main", "parser"]
+__all__ = ["COMMANDS", "Parser", "main", "parser"]
+
 
 COMMANDS = {
     "start": ("init", "run", "exec"),
@@ -24,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     if len(given) == 2 and given[0] == "--names":  # what the completion of a shell asks
-        from skyward.cli.names import pool_names
+        from skyward.cli.common import pool_names
 
         print("\n".join(pool_names(given[1])))
         return 0
@@ -56,3 +63,117 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser(only: str | None = None) -> Parser:
     """The parser of all commands, or of one: the files of the others are not imported then."""
     return Parser({title: names if only is None else [*{only} & {*names}] for title, names in COMMANDS.items()})
+
+
+_TOP = ("-h", "--help", "--version")
+_ELSEWHERE = {
+    **dict.fromkeys(("stop", "kill", "close", "terminate"), "down"),
+    "status": "ps",
+    "ls": "ps",
+}  # other tools' words
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of `sky`, with commands under headings."""
+
+    def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
+        from skyward import __version__
+
+        program = _program()
+        super().__init__(
+            prog=program,
+            usage=f"{program} COMMAND [OPTIONS]",
+            epilog=f"`{program} COMMAND --help` explains a command, with examples.\n{EXIT_CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_argument("--version", action="version", version=f"skyward {__version__}")
+        adding = self.add_subparsers(
+            metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog=program, parser_class=_Command
+        )
+        self.summaries: dict[str, str] = {}
+        self._adding = adding
+        text = ["Compute that exists only while it is needed."]
+        for title, names in groups.items():
+            for name in names:
+                importlib.import_module(f"skyward.cli.{name}").add(self)
+            if names:
+                text += ["", f"{title}:", *(f"  {name:11} {self.summaries[name]}" for name in names)]
+        self.description = "\n".join(text)
+
+    @property
+    def commands(self) -> Mapping[str, argparse.ArgumentParser]:
+        """The parser of each command, by its name."""
+        return self._adding.choices
+
+    def add_parser(self, name: str, *, help: str, **options: Any) -> argparse.ArgumentParser:
+        """Adds a command: what the files of commands call."""
+        self.summaries[name] = help
+        return self._adding.add_parser(name, help=help, **options)
+
+    def leave(self, words: Sequence[str]) -> NoReturn:
+        """Exits, for words that name no command: with help or the version, or with what is wrong with them."""
+        if not words:
+            self.print_help(sys.stderr)
+            self.exit(2)
+        if words[0] in _TOP:
+            self.parse_args(words[:1])
+        if not words[0].startswith("-"):
+            meant = _ELSEWHERE.get(words[0], words[0])
+            self.error(f"there is no command {words[0]!r}{_meant(meant, self.commands)}{self._list()}")
+        if len(words) > 1 and words[1] in self.commands:
+            words = [words[1], words[0], *words[2:]]
+            self.error(f"options stand after the command: {self.prog} {' '.join(words)}")
+        self.error(f"there is no option {words[0]}{_meant(words[0], _TOP)}{self._list()}")
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with status 2 and one line; the usage of `sky` itself would say nothing more."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def _list(self) -> str:
+        return f" `{self.prog} --help` lists the commands."
+
+
+class _Command(argparse.ArgumentParser):
+    """The parser of one command: it says the name by which the program was started."""
+
+    def format_usage(self) -> str:
+        return self._renamed(super().format_usage())
+
+    def format_help(self) -> str:
+        return self._renamed(super().format_help())
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        super().error(message + _meant(wrong[1], re.findall(r"[\w-]+", wrong[2])).rstrip(".") if wrong else message)
+
+    def _renamed(self, text: str) -> str:
+        program = self.prog.partition(" ")[0]
+        return text if program == "sky" else re.sub(r"(?m)(^  |^usage: |`|&& )sky (?=[a-z-])", rf"\1{program} ", text)
+
+
+def command_of(words: Sequence[str], known: Sequence[str]) -> str | None:
+    """The command that words begin with, if there is such a command."""
+    return words[0] if words and words[0] in known else None
+
+
+def told_unknown(parser: Parser, name: str, words: Sequence[str], unknown: Sequence[str], rest: Sequence[str]) -> str:
+    """What is said of words that a command does not know."""
+    command = parser.commands[name]
+    text = f"unrecognized arguments: {' '.join(unknown)}"
+    options = [option for option in command._option_string_actions if option.startswith("--")]  # pyright: ignore[reportPrivateUsage] - argparse has no other list of them
+    meant = next((_meant(word, options) for word in unknown if _meant(word, options) != "."), ".")
+    if meant != "." or not command.get_default("takes_rest"):
+        return f"{text}{meant} `{command.prog} --help` lists the options."
+    end = [parser.prog, *(word for word in words if word not in unknown), "--", *unknown, *rest]
+    return f"{text}. What is not for {parser.prog} stands after --: {' '.join(end)}"
+
+
+def _meant(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
+    found = difflib.get_close_matches(word.partition("=")[0], list(known), n=1, cutoff=0.6)
+    return f". Did you mean {found[0]}?" if found else "."
+
+
+def _program() -> str:
+    """The name by which this program was started, if it is one of its own."""
+    started = os.path.basename(sys.argv[0]).removesuffix(".exe") if sys.argv else ""
+    return "skyward" if started == "skyward" else "sky"

@@ -1,4 +1,4 @@
-"""`sky offers`: what machines could be had, where, at what price, and why not."""
+"""`sky offers`: machines that are available, where, at what price, and why others are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyward.cli.common import add_command, add_json
 
 if TYPE_CHECKING:
     from skyward.api.provider import Provider
-    from skyward.machines.quotes import Quote, Quotes, Refusal
+    from skyward.machines.offers import Quote, Quotes, Refusal
 
 __all__ = ["add", "run"]
 
@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "offers",
-        "what machines could be had, and what they cost",
+        "list available machines and prices",
         "Lists machines that fit, by price: where they are, what an hour costs (all nodes, one node, one accelerator), "
         "whether they are spot machines, their size, what is known of their availability, and why others do not fit. "
         "Without --provider everybody is asked whom this computer can ask: itself, AWS where a login is found, Slurm "
@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from skyward.api.spec import Spec
     from skyward.cli.common import print_json
-    from skyward.machines.offers import wish
-    from skyward.machines.quotes import Quotes, Refusal, ask
+    from skyward.machines.offers import Quotes, Refusal, ask, wish
 
     spec = Spec(
         accelerator=arguments.accelerator,
@@ -89,7 +88,7 @@ def _asked(arguments: argparse.Namespace, refusals: list[Refusal]) -> list[tuple
     """Whom to ask, and under which name; whoever cannot be made goes to `refusals`."""
     from skyward import extensions
     from skyward.errors import InvalidArgument, SkywardError
-    from skyward.machines.quotes import Refusal
+    from skyward.machines.offers import Refusal
 
     kinds = {name.lower(): point for name, point in extensions.found("providers").items()}
     kind = arguments.provider.lower() if arguments.provider else "ssh" if arguments.host else None

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from skyward.cli.common import add_command, add_json, add_pool_options, make_pool, print_json
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.is_file():
         from skyward.errors import InvalidArgument
 
-        raise InvalidArgument(f"{path} is no file. Give the path of a Python program.")
+        raise InvalidArgument(f"{path}: no such file. Give the path of a Python program.")
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         stopped = _run_program(path, arguments)
     if stopped is None:
@@ -89,7 +89,7 @@ def _run_program(path: Path, arguments: argparse.Namespace) -> list[_Stopped] | 
 
     from skyward.cli.run import show_error
     from skyward.errors import PoolClosed
-    from skyward.pool.state import stopping_pools
+    from skyward.pool.lifetime import stopping_pools
 
     found: list[_Stopped] = []
     sys.argv = [str(path), *arguments.rest]
@@ -142,7 +142,7 @@ def _tell(stopped: Iterable[_Stopped], arguments: argparse.Namespace) -> int:
 def _planned(pool: ComputePool) -> tuple[dict[str, Any], str]:
     """The plan of a pool, for programs and for people."""
     from skyward.errors import SkywardError
-    from skyward.machines.selection import Plans
+    from skyward.machines.acquire import Plans
 
     try:
         plan = pool.plan()
@@ -154,7 +154,7 @@ def _planned(pool: ComputePool) -> tuple[dict[str, Any], str]:
             plans = [_prospect(prospect) for prospect in plan.prospects]
         else:
             plans = [_record(pool.provider.name, pool.nodes, plan)]
-        text = _listed(cast("list[Offer]", plan), pool.nodes) if isinstance(plan, list) else str(plan)
+        text = str(plan)
     first = next((each for each in plans if each["possible"]), None)
     return {
         "pool": pool.name,
@@ -172,9 +172,9 @@ def _prospect(prospect: Any) -> dict[str, Any]:
 
 
 def _record(provider: str, nodes: int, plan: Any) -> dict[str, Any]:
-    from skyward.machines.quotes import offer_record, price_record
+    from skyward.machines.offers import offer_record, price_record
 
-    offers = list(plan)
+    offers: list[Offer] = list(getattr(plan, "offers", plan))
     cost = nodes * offers[0].hourly_cost if offers else math.inf
     return {
         "provider": provider,
@@ -186,14 +186,3 @@ def _record(provider: str, nodes: int, plan: Any) -> dict[str, Any]:
         "notes": list(getattr(plan, "notes", ())),
         "why_not": None,
     }
-
-
-def _listed(offers: list[Offer], nodes: int) -> str:
-    from skyward.machines.offers import money
-
-    lines: list[str] = []
-    for number, offer in enumerate(offers, 1):
-        cost = nodes * offer.hourly_cost
-        price = "price unknown" if math.isinf(cost) else f"{money(cost)} an hour" if cost else "no price"
-        lines.append(f"  {number}. {offer.name}, {price}")
-    return "\n".join(lines or ["  nothing fits"])

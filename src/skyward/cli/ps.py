@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import socket
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,13 @@ from skyward.cli.common import add_command, add_json, print_json, table
 
 if TYPE_CHECKING:
     from skyward.api.provider import Leftover
-    from skyward.cli.pool_rows import Row
+    from skyward.history.history import History
+    from skyward.history.store import Entry
     from skyward.machines.reaper import Found
+    from skyward.pool.inspect_socket import Silent, Summary
 
-__all__ = ["add", "add_place", "lines", "run"]
+__all__ = ["Row", "add", "add_place", "lines", "merged", "of_this_computer", "run"]
+
 
 _HEAD = ("POOL", "STATE", "PROVIDER", "NODES", "RUNNING", "WAITING", "DONE", "FAILED", "COST", "AGE", "PROGRAM")
 _RIGHT = ("NODES", "RUNNING", "WAITING", "DONE", "FAILED", "COST", "AGE")
@@ -50,8 +54,8 @@ def add(commands: Any) -> None:
             "sky ps --json | jq -r .pool",
         ],
         _CODES,
-        "one object a line: kind (pool, or kept for an image), pool, state, provider, region, nodes, up (nodes that "
-        "take calls), running, waiting, done, failed (calls), cost (dollars so far), hourly (dollars an hour), began "
+        "one object per line: kind (pool, or kept for an image), pool, state, provider, region, nodes, up (nodes that "
+        "take calls), running, waiting, done, failed (calls), cost (dollars so far), hourly (dollars per hour), began "
         "(seconds since 1970), age (seconds), program, pid, host, machines (the name for `sky down`), left (what "
         "exists at the provider), notes (sentences). null is what is not known.",
     )
@@ -72,15 +76,10 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from skyward.cli.pool_rows import merged
-    from skyward.history.history import read
-    from skyward.history.store import entries
-    from skyward.pool.stacks_socket import summaries
 
-    recorded = [(entry, read(entry)) for entry in entries() if entry.running]  # first: those that close now are gone
-    told, silent = summaries()
+    here = of_this_computer()
     found, kept, code = ([], [], 0) if arguments.here else _asked(arguments)
-    rows = merged(told, silent, recorded, found, time.time())
+    rows = merged(*here, found, time.time())
     if arguments.json:
         for row in rows:
             print_json({"kind": "pool", **asdict(row)})
@@ -142,7 +141,7 @@ def _is_of_amazon() -> bool:
 
 def lines(rows: list[Row]) -> list[str]:
     """The table for people: a row a pool, and below it what it has and what can be done."""
-    from skyward.machines.names import shown, usable
+    from skyward.machines.ledger import shown, usable
     from skyward.machines.offers import money
 
     if not rows:
@@ -163,7 +162,7 @@ def lines(rows: list[Row]) -> list[str]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    from skyward.machines.names import shown
+    from skyward.machines.ledger import shown
 
     nodes = "" if row.nodes is None else f"{row.nodes}" if row.up is None else f"{row.up}/{row.nodes}"
     calls = ("" if count is None else f"{count:,}" for count in (row.running, row.waiting, row.done, row.failed))
@@ -182,3 +181,136 @@ def _age(seconds: float | None) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pool. None is what nobody knows; times are seconds, or seconds since 1970, money is dollars."""
+
+    pool: str
+    state: str
+    provider: str = ""
+    region: str = ""
+    nodes: int | None = None
+    up: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    done: int | None = None
+    failed: int | None = None
+    cost: float | None = None
+    hourly: float | None = None
+    began: float | None = None
+    age: float | None = None
+    program: str = ""
+    pid: int | None = None
+    host: str = ""
+    machines: str = ""
+    """The name for `sky down`, where machines are rented."""
+    left: tuple[str, ...] = ()
+    """What exists at the provider."""
+    notes: tuple[str, ...] = ()
+
+
+def of_this_computer() -> tuple[list[Summary], list[Silent], list[tuple[Entry, History]]]:
+    """Pools that programs of this user have open: those that answer, those that do not, and what is recorded."""
+    from skyward.history.history import read
+    from skyward.history.store import entries
+    from skyward.pool.inspect_socket import summaries
+
+    recorded = [(entry, read(entry)) for entry in entries() if entry.running]  # first: those that close now are gone
+    return *summaries(), recorded
+
+
+def merged(
+    told: Sequence[Summary],
+    silent: Sequence[Silent],
+    recorded: Sequence[tuple[Entry, History]],
+    found: Sequence[Found],
+    now: float,
+) -> list[Row]:
+    """One row a pool: those that programs have open, the newest last, and then what is left of others.
+
+    `recorded` are histories that are being written: pools that have not said anything yet, or do not answer.
+    """
+    rows = [_told(each) for each in told]
+    known = [(row.pool, row.pid) for row in rows]
+    stuck = [each.pid for each in silent]
+    for entry, history in sorted(recorded, key=lambda each: each[0].began):
+        key = (entry.pool, entry.about.get("pid"))
+        if key in known:
+            known.remove(key)  # the same pool: two of one name in one program have two histories
+        elif history.state not in ("closed", "killed"):  # a moment ago
+            rows.append(_recorded(entry, history, "no answer" if key[1] in stuck else history.state, now))
+    named = {row.pid for row in rows}
+    unnamed = {each.pid: each.why for each in silent if each.pid not in named}
+    rows += [Row("unknown", "no answer", pid=pid or None, notes=(why,)) for pid, why in unnamed.items()]
+    rows.sort(key=lambda row: row.began or math.inf)
+    others: list[Row] = []
+    for item in found:
+        place = next((at for at, row in enumerate(rows) if _same(row, item)), None)
+        if place is None:
+            others.append(_left(item, now))
+        else:
+            rows[place] = _with(rows[place], item)
+    return [replace(row, age=now - row.began if row.began else None) for row in (*rows, *others)]
+
+
+def _told(summary: Summary) -> Row:
+    known = {name: getattr(summary, name) for name in Row.__dataclass_fields__ if hasattr(summary, name)}
+    return Row(**known, host=socket.gethostname())
+
+
+def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
+    calls = history.calls()
+    return Row(
+        pool=entry.pool,
+        state=state,
+        provider=history.provider,
+        nodes=history.nodes,
+        running=sum(call.outcome == "running" for call in calls),
+        done=sum(call.items - call.failed for call in calls if call.failed_items or call.outcome == "ok"),
+        failed=sum(call.failed for call in calls),
+        cost=history.cost(now) if history.price_known else None,
+        hourly=None if history.priced or history.state == "opening" else 0.0,
+        began=entry.began,
+        program=str(entry.about.get("program", "")),
+        pid=entry.about.get("pid"),
+        host=socket.gethostname(),
+    )
+
+
+def _same(row: Row, item: Found) -> bool:
+    """Whether what is found belongs to an open pool; one that is opening does not know the name of its machines yet."""
+    if row.machines:
+        return row.machines == item.pool
+    opening = item.pool.rpartition("-")[0] == row.pool and item.condition == "in use"
+    return opening and item.pid == row.pid and item.host == row.host
+
+
+def _with(row: Row, item: Found) -> Row:
+    left = _left(item, 0.0)
+    hourly = row.hourly if row.hourly is not None else left.hourly
+    return replace(row, machines=item.pool, region=left.region, left=left.left, notes=left.notes, hourly=hourly)
+
+
+def _left(item: Found, now: float) -> Row:
+    hourly = item.hourly_cost if math.isfinite(item.hourly_cost) else None
+    cost = None if hourly is None or item.opened is None else hourly * max(0.0, now - item.opened) / 3600
+    notes = [*dict.fromkeys(other.foreign for other in item.foreign)]
+    notes += [f"{item.unanswered} calls may have created something that is not seen yet"] if item.unanswered else []
+    notes += [f"the provider could not be asked: {item.trouble}"] if item.trouble else []
+    return Row(
+        pool=item.pool,
+        state=item.condition,
+        provider=item.provider.name,
+        region=item.region,
+        nodes=sum(thing.kind == "machine" for thing in item.leftovers),
+        cost=cost,
+        hourly=hourly,
+        began=item.opened,
+        pid=item.pid,
+        host=item.host or "",
+        machines=item.pool,
+        left=tuple(map(str, item.leftovers)),
+        notes=tuple(notes),
+    )

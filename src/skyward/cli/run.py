@@ -16,7 +16,10 @@ __all__ = ["add", "own_pool_line", "run", "show_error"]
 
 _POOLS = {"ComputePool", "JoblibPool", "ScikitLearnPool"}
 _OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin", "console")
-_CODES = "exit status: that of the program; 1 if it raised or the pool could not be opened, 130 after Ctrl-C."
+_CODES = (
+    "exit status: that of the program; 1 if it raised or the pool could not be opened, 2 for a wrong command line, 130 "
+    "after Ctrl-C."
+)
 
 
 def add(commands: Any) -> None:
@@ -47,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     import runpy
 
     from skyward.errors import InvalidArgument
-    from skyward.pool.state import watching_pools
+    from skyward.pool.lifetime import watching_pools
 
     path = Path(arguments.file)
     if not path.is_file():
-        raise InvalidArgument(f"{path} is no file. Give the path of a Python program.")
+        raise InvalidArgument(f"{path}: no such file. Give the path of a Python program.")
     line = own_pool_line(path.read_bytes())
     pool = make_pool(arguments) if line is None else None
     if line is not None:

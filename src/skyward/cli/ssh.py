@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; this process becomes the shell."""
-    from skyward.cli.pools import chosen
+    from skyward.cli.common import chosen
 
     entry = chosen(arguments.pool)
     if not entry.running:
@@ -159,7 +159,7 @@ def _no_ssh(pool: str, place: NodePlaced) -> InvalidArgument:
 
 
 def _become(command: Sequence[str], place: NodePlaced, target: SshTarget | None) -> int:
-    from skyward.api.program_env import ssh_environment
+    from skyward.api.secret import ssh_environment
     from skyward.setup.ssh.connection import would_send
 
     if target is None:

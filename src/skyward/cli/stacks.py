@@ -31,7 +31,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from skyward.pool.stacks_socket import ask_all
+    from skyward.machines.ledger import shown
+    from skyward.pool.inspect_socket import ask_all
 
     wanted: list[str] = arguments.pools
     answers = [each for each in ask_all() if not wanted or each.pool in wanted or str(each.pid) in wanted]
@@ -44,5 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"pool {answer.pool}, process {answer.pid}" if answer.pid else f"pool in {answer.pool}")
         print("\n".join(f"  {line}" for line in answer.text.splitlines()))
     if not answers:
-        print("no pool of yours is open on this computer" if not wanted else "no such pool is open on this computer")
+        meant = f" {' or '.join(map(shown, wanted))}" if wanted else ""
+        print(f"no pool{meant} of yours is open on this computer. `sky ps` lists those that are, or were left behind.")
     return code

@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
         "show the nodes of a pool that runs",
         "Shows, in this terminal, the live view of a pool that a program of yours has open on this "
         "computer: nodes, calls, progress, cost. Ctrl-C ends it, and not the pool. Where there is no terminal, as in "
-        "a pipe, it prints the view of this moment once and ends; `sky logs -f` goes on.",
+        "a pipe, it prints the view of this moment once and ends; `sky logs -f` continues.",
         [
             "sky top",
             "sky top sweep",
@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from skyward.cli.pools import chosen
+    from skyward.cli.common import chosen
 
     entry = chosen(arguments.pool)
     if not entry.running:
@@ -100,6 +100,6 @@ def _print_once(entry: Entry) -> None:
 def _concerns_view(event: Event) -> bool:
     """Whether it is for whoever looks on: output is for `sky logs`, and the page's address for who opened the pool."""
     from skyward.events import Notice, Output
-    from skyward.pool.state import PAGE_NOTICE
+    from skyward.pool.lifetime import PAGE_NOTICE
 
     return not (isinstance(event, Output) or (isinstance(event, Notice) and event.text.startswith(PAGE_NOTICE)))

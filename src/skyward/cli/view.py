@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from skyward.cli.pools import chosen
+    from skyward.cli.common import chosen
     from skyward.view.page.server import PageServer
 
     entry = chosen(arguments.pool)

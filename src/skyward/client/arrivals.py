@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from skyward import events
-from skyward.api.masking import hide
-from skyward.client.call import Call, CallFuture, discard, unpacked
-from skyward.client.calls import Action
+from skyward.api.secret import hide
+from skyward.client.actions import Action, Emit
+from skyward.client.call import Call, CallFuture, discard, is_light, unpacked
 from skyward.client.core import Core
-from skyward.client.output_lines import Chunk, Transcript, output_window
+from skyward.client.output import Chunk, Transcript, output_window
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
-from skyward.node.marked_lines import MARK, parsed
+from skyward.node.logs import MARK, parsed
 from skyward.node.protocol import ClientToAgent, output_cost
 from skyward.node.receiver import Malformed
 from skyward.transport.blobs import key_of
@@ -53,7 +53,7 @@ class Arrivals:
 
     def rest_of_output(self, number: int, id: str | None) -> list[Action]:
         """The last line of a call's output, or of a node's, if nothing ended it."""
-        return [("emit", Chunk(partial(self._rest, number, id), _nothing))] if self._transcripts[number] else []
+        return [Emit(Chunk(partial(self._rest, number, id), _nothing))] if self._transcripts[number] else []
 
     # in the thread of listeners
 
@@ -68,18 +68,17 @@ class Arrivals:
         self, number: int, stream: Any, id: str | None, rank: int, transcript: Transcript, data: bytes, wanted: bool
     ) -> Iterator[events.Event]:
         for text, progress in transcript.feed(stream, id, data):
-            match parsed(text) if text.startswith(MARK) else None:
+            match parsed(text, hide) if text.startswith(MARK) else None:
                 case ("log", about):
-                    about["text"] = hide(about["text"])  # again: as JSON, it was written otherwise
                     yield events.Log(self._plan.pool, number, **about, call=id, rank=rank)
                 case ("warning", about):
-                    about |= {"text": hide(about["text"]), "source": hide(about["source"])}
                     about["kinds"] = tuple(about["kinds"])
                     yield events.Warned(self._plan.pool, number, **about, call=id, rank=rank)
                 case ("progress", about) if wanted:
                     yield events.Progress(self._plan.pool, number, **about, call=id, rank=rank)
                 case _ if wanted:
-                    yield events.Output(self._plan.pool, number, stream, text, id, progress, rank)
+                    line = hide(text) if text.startswith(MARK) else text
+                    yield events.Output(self._plan.pool, number, stream, line, id, progress, rank)
                 case _:
                     pass
 
@@ -117,7 +116,9 @@ class Arrivals:
             grant=lambda count: actions.post(number, [ClientToAgent.grant(call.id, count)]),
             close=lambda: actions.closed(call),
             load=lambda item: unpacked(call.name, item[0], item[1:]),
+            is_light=lambda item: is_light(item[0], item[1:]),
         )
+        self._core.calls.yielding[id] = call
         # the engine keeps the consumer only: when the user lets go of the stream, it closes itself
         future, call.future = call.future, CallFuture(call.name)
         call.future.owner = future.owner
@@ -168,13 +169,13 @@ class Arrivals:
         self._came[number] += cost
         taken = partial(self._taken, number, cost)
         chunk = Chunk(partial(self._lines, number, stream, id, rank, transcript, data), taken)
-        return [*actions, ("emit", chunk)]
+        return [*actions, Emit(chunk)]
 
     def _rank(self, number: int, place: int) -> int:
         return self._core.rank(number, place)
 
-    def _from_agent_part(self, number: int, now: float, name: str, offset: int, buffers: list[Any]) -> None:
-        self._parts.accept(name, offset, buffers[0])
+    def _from_agent_part(self, number: int, now: float, name: str, offset: int, size: int, buffers: list[Any]) -> None:
+        self._parts.accept(name, offset, size, buffers[0])
 
     def _from_agent_need(self, number: int, now: float, blob: str) -> list[Action]:
         if key_of(blob) is not None and not self._uploads.has(blob):

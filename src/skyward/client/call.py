@@ -10,16 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from skyward.api.base_errors import hide_frames
 from skyward.api.brief import glance
 from skyward.api.compute import PendingCompute
 from skyward.api.ref import Ref
-from skyward.client.callbacks import UserCode, UserFuture
+from skyward.api.secret import hide
+from skyward.client.futures import UserCode, UserFuture
 from skyward.client.kept import KeptResult
-from skyward.errors import PoolClosed, ResultNotSerializable
+from skyward.errors import FilesLost, PoolClosed, ResultNotSerializable
 from skyward.transport import blobs
 from skyward.transport.culprits import StaysHere
 from skyward.transport.exceptions import PackedError
@@ -27,7 +29,7 @@ from skyward.transport.frames import nbytes
 from skyward.transport.payload import unpack
 from skyward.transport.streams import Consumer, Producer
 
-__all__ = ["Call", "CallFuture", "discard", "unpacked"]
+__all__ = ["Call", "CallFuture", "discard", "is_light", "unpacked"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -58,6 +60,15 @@ class CallFuture(UserFuture[T]):
         if not self.fulfil(_Packed(about, [head, *pieces[1:]])):
             discard(about)
 
+    def settle_files(self, files: Sequence[blobs.Blob], ours: bool) -> None:
+        """Has the future hold a result that lies in files; those that are not ours to remove get other names first."""
+        try:
+            named = [(path if ours else blobs.duplicate(path), size) for path, size in files]
+        except OSError as exc:
+            self.fail(FilesLost("a kept result", str(exc.filename)) if isinstance(exc, FileNotFoundError) else exc)
+            return
+        self.settle({"blobs": {str(index): file for index, file in enumerate(named)}}, [b""] * len(named))
+
     def fulfil(self, value: Any) -> bool:
         """Sets the result; False if the future was cancelled meanwhile."""
         try:
@@ -81,7 +92,7 @@ class CallFuture(UserFuture[T]):
             if not isinstance(packed, _Packed):
                 return
             try:
-                self._result = unpacked(self._name, packed.about, packed.pieces)
+                self._result = unpacked(self._name, packed.about, packed.pieces, packed.owner == os.getpid())
             except KeyboardInterrupt:
                 raise  # the user's wish, not the result's fault: it can be asked for again
             except BaseException as exc:
@@ -89,7 +100,12 @@ class CallFuture(UserFuture[T]):
 
     def result(self, timeout: float | None = None) -> T:
         self.unasked = False
-        return super().result(timeout)
+        try:
+            return super().result(timeout)
+        except Exception as exc:
+            __tracebackhide__ = True
+            hide_frames(exc)
+            raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self.unasked = False
@@ -102,12 +118,12 @@ class CallFuture(UserFuture[T]):
     def __del__(self) -> None:
         held = self.__dict__
         packed, error = held.get("_result"), held.get("_exception")
-        if isinstance(packed, _Packed):
+        if isinstance(packed, _Packed) and packed.owner == os.getpid():
             discard(packed.about)  # nobody ever asked for it
         # that a call ended with its pool is no news: whoever closed the pool, or the end of the program, did that
         if error is not None and held.get("unasked") and not isinstance(error, PoolClosed):
             what = str(error) if isinstance(error, PackedError) else f"{type(error).__name__}: {error}"
-            text = f"{self._name} has failed, and nobody has asked for its result: {what}"
+            text = f"{self._name} failed, and its result was never retrieved: {what}"
             act = partial(log.error, "%s", text)
             # The user's handlers run then. When the interpreter ends, no thread begins any more, and waiting for one
             # would never end.
@@ -116,11 +132,9 @@ class CallFuture(UserFuture[T]):
     @property
     def is_light(self) -> bool:
         packed: Any = self._result
-        if not isinstance(packed, _Packed) or packed.about.get("blobs") or self._exception is not None:
+        if not isinstance(packed, _Packed) or self._exception is not None:
             return False
-        # without a reference to a class or function, no code of anybody's runs
-        plain = _STACK_GLOBAL not in packed.pieces[0] and sum(map(nbytes, packed.pieces)) < _LIGHT
-        return plain and self._events_are_heard()
+        return is_light(packed.about, packed.pieces) and self._events_are_heard()
 
     def running(self) -> bool:
         return super().running() or (self.sent and not self.done())
@@ -135,6 +149,8 @@ class _Packed:
 
     about: dict[str, Any]
     pieces: list[Any]
+    owner: int = field(default_factory=os.getpid)
+    """The process whose result it is: a forked child has a copy of it, and must not remove the files."""
 
 
 class Call:
@@ -146,6 +162,7 @@ class Call:
         "arguments",
         "asked",
         "attempt",
+        "cause",
         "chunk",
         "failure",
         "feeders",
@@ -177,6 +194,7 @@ class Call:
         "stream",
         "until",
         "uploads",
+        "yields",
     )
 
     def __init__(
@@ -193,7 +211,7 @@ class Call:
         self.name = pending.name
         self.chunk = pending.chunk
         watched = user is not None and user.listeners.any()
-        self.arguments = _glance(pending) if watched and isinstance(pending, PendingCompute) else ""
+        self.arguments = hide(_glance(pending)) if watched and isinstance(pending, PendingCompute) else ""
         self.about, self.pieces, self.uploads, self.inputs = about, pieces, uploads, inputs
         self.retries = 0 if inputs else retries  # an iterator that was read cannot be read again
         self.attempt = 0
@@ -207,8 +225,10 @@ class Call:
         self.announced = self.asked = False
         self.stopping: str | None = None
         self.gang: Sequence[Call] = ()
+        self.cause: BaseException | None = None  # the error of the rank because of which it is stopped
         self.failure: tuple[BaseException, Any, float] | None = None
         self.stream: Consumer | None = None
+        self.yields = False  # whether it is known to give a stream, before its body begins
         self.feeders: dict[str, Producer] = {}
         self.needs: Sequence[KeptResult] = ()  # results of other calls that it takes
         self.given: Sequence[list[blobs.Blob]] = ()  # what they were when it was sent
@@ -263,16 +283,17 @@ def discard(about: dict[str, Any]) -> None:
         log.debug("a result that nobody wants stays until the pool is closed: %s", exc)
 
 
-def unpacked(name: str, about: dict[str, Any], pieces: list[Any]) -> Any:
-    """The object that a node sent; its blobs are mapped and removed."""
+def unpacked(name: str, about: dict[str, Any], pieces: list[Any], unlink: bool = True) -> Any:
+    """The object that a node sent; its blobs are mapped and, if they are ours to remove, removed."""
     try:
         files = about.get("blobs", {})
         while files:
             index, blob = next(iter(files.items()))
-            pieces[int(index)] = blobs.read(blob, unlink=True)
+            pieces[int(index)] = blobs.read(blob, unlink=unlink)
             del files[index]  # whoever is interrupted goes on with the others
     except Exception as exc:
-        discard(about)
+        if unlink:
+            discard(about)
         raise ResultNotSerializable(
             f"the result of {name} has arrived but cannot be read here: {about.get('incomplete') or _described(exc)}. "
             "It may be that memory, open files or the room in the directory for temporary files have run out, or that "
@@ -287,6 +308,13 @@ def unpacked(name: str, about: dict[str, Any], pieces: list[Any]) -> Any:
             f"the result of {name} has arrived but cannot be rebuilt here: {_described(exc)}. "
             "If its class exists only on the node, install that package on this computer too, or return plain data."
         ) from exc
+
+
+def is_light(about: dict[str, Any], pieces: Sequence[Any]) -> bool:
+    """Whether what a node sent takes no time worth a thread: without a class or function in it, no code runs."""
+    if about.get("blobs") or sum(map(nbytes, pieces)) >= _LIGHT:
+        return False
+    return _STACK_GLOBAL not in bytes(pieces[0])
 
 
 def _described(exc: BaseException) -> str:

@@ -7,40 +7,125 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skyward.api.ranks import Ranks
+from skyward import events
+from skyward.api.spec import Ranks
 from skyward.client import outcomes
+from skyward.client.actions import (
+    Action,
+    CallBack,
+    Discard,
+    Emit,
+    Fail,
+    Feed,
+    Load,
+    MakeAgain,
+    Post,
+    RecordEnd,
+    Settle,
+    Unblock,
+    Unwanted,
+)
 from skyward.client.call import Call
-from skyward.client.call_table import CALLS
-from skyward.client.call_watch import held_by_streams, unheard_of
-from skyward.client.calls_in_need import CallsInNeed
-from skyward.client.calls_told import CallsTold
 from skyward.client.dispatch import Dispatch
 from skyward.client.kept import Kept
-from skyward.errors import NodeLost, SkywardError
+from skyward.errors import FilesLost, InvalidArgument, NodeLost, RefLost, SkywardError
 from skyward.node.protocol import ClientToAgent
 
-__all__ = ["CALLS", "Action", "ClientCalls"]
+if TYPE_CHECKING:
+    from skyward.client.kept import KeptResult
 
-Action = tuple[Any, ...]
-"""What the engine is to do: ("post", node, messages, buffers), ("load", node, uploads), ("feed", call, node),
-("settle", call, about, pieces), ("fail", call, error), ("end", call), ("discard", about), ("emit", event),
-("record", keep, end).
-Of results that stay on nodes: ("fetch", node, blobs, sources), ("upload", node, files), ("got", future, blobs, remove),
-("get failed", future, error), ("release", uploads), ("free", key, nodes, paths, names)."""
+__all__ = ["CALLS", "ClientCalls"]
+
+
+# The states of a call on the client, as a table: (state, event) -> (state, actions).
+#
+# An event that a state has no row for changes nothing. A row to "done" settles the call or fails it.
+
+
+Row = tuple[str, tuple[str, ...]]
+
+_WITH_NODE: dict[str, Row] = {
+    "recalled": ("waiting", ("queue again",)),
+    "result": ("done", ("settle",)),
+    "failure": ("done", ("fail",)),
+    "doubtful failure": ("held", ("hold",)),
+    "lost": ("waiting", ("count attempt", "queue again")),
+    "lost for good": ("done", ("fail",)),
+    "cancel": ("stopping", ("post cancel",)),
+    "abandon": ("done", ("fail",)),
+}
+
+CALLS: dict[tuple[str, str], Row] = {
+    # waits for a node that has room, or for results that it takes
+    ("waiting", "send"): ("sent", ("post call",)),
+    ("waiting", "cancel"): ("done", ("fail cancelled",)),
+    ("waiting", "argument lost"): ("done", ("fail",)),
+    ("waiting", "abandon"): ("done", ("fail",)),
+    # a node has it
+    **{("sent", event): row for event, row in _WITH_NODE.items()},
+    ("sent", "recall"): ("recalling", ("post recall",)),
+    # a node has it, and was asked to give it back if it has not begun
+    **{("recalling", event): row for event, row in _WITH_NODE.items()},
+    # a node has it, and was asked to end it
+    ("stopping", "recalled"): ("done", ("fail cancelled",)),
+    ("stopping", "result"): ("done", ("settle",)),
+    ("stopping", "failure"): ("done", ("fail",)),
+    ("stopping", "doubtful failure"): ("done", ("fail",)),
+    ("stopping", "lost"): ("done", ("fail cancelled",)),
+    ("stopping", "lost for good"): ("done", ("fail cancelled",)),
+    ("stopping", "abandon"): ("done", ("fail",)),
+    # a rank of a broadcast has failed; it may only have lost its peer, whose end is about to be told
+    ("held", "release"): ("done", ("fail",)),
+    ("held", "cancel"): ("done", ("fail",)),
+    ("held", "abandon"): ("done", ("fail",)),
+}
+
+
+_STREAM_WARNING = 5.0
+_ASK = 30.0
+
+
+def unheard_of(calls: Iterable[Call], connected: Callable[[int], bool], now: float) -> dict[int, list[Call]]:
+    """Calls that nothing was heard of for long, by the node that has them and can be asked."""
+    silent: dict[int, list[Call]] = {}
+    for call in calls:
+        waited = call.node is not None and call.state != "held" and now - call.heard > _ASK
+        if waited and call.node is not None and connected(call.node):
+            silent.setdefault(call.node, []).append(call)
+    return silent
+
+
+def held_by_streams(calls: Iterable[Call], now: float) -> str:
+    """What to say when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""
+    all_calls = list(calls)
+    if not any(call.stream for call in all_calls):
+        return ""
+    busy = [call for call in all_calls if call.announced]
+    waiting = [call for call in all_calls if not call.announced and call.stream is None]
+    if not waiting or not all(call.stream for call in busy):
+        return ""
+    if now - min(call.made for call in waiting) <= _STREAM_WARNING:
+        return ""
+    return (
+        f"{waiting[0].name} waits for a slot, and all are held by streams that are not read to their end "
+        f"({busy[0].name if busy else 'a generator'}). Close the stream, or give the pool more slots."
+    )
+
 
 _METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
 _STOP_GRACE = 3.0
 _SUSPICION = 0.5
 _LOOK = 1.0  # how often all calls are looked at
+_ASKED = 10_000  # calls in one question: the answer has to fit into a frame
 
 Failure = tuple[BaseException, outcomes.Outcome, float]
 
 
-class ClientCalls(CallsInNeed, CallsTold):
+class ClientCalls:
     """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
 
     def __init__(
@@ -49,6 +134,7 @@ class ClientCalls(CallsInNeed, CallsTold):
         self._pool, self._listening = pool, listening
         self.kept = Kept(pool, local)
         self.calls: dict[str, Call] = {}
+        self.yielding: dict[str, Call] = {}  # those of them that stream, or will
         self.dispatch: Dispatch[Call] = Dispatch(nodes, slots)
         self.ranks = Ranks([1] * nodes)
         self.closing = self._warned = False
@@ -106,12 +192,24 @@ class ClientCalls(CallsInNeed, CallsTold):
         self.kept.abandon(error)
         return self._taken()
 
+    def unfinished(self) -> Iterator[Call]:
+        """The calls that have neither ended nor been stopped, without streams: those may have no end."""
+        return (call for call in self.calls.values() if call.stream is None and call.stopping is None)
+
+    def streams(self) -> list[Call]:
+        """The calls whose items are sent one by one, or will be, and that have not been stopped.
+
+        Those that have not begun come first: if they are stopped in this order, none begins in the place of another.
+        """
+        found = [call for call in self.yielding.values() if call.stopping is None]
+        return sorted(found, key=lambda call: (call.stream is not None, call.node is not None))
+
     def stream_closed(self, call: Call, now: float) -> list[Action]:
         """The user wants no more items; a body that does not end by itself is stopped."""
         self._now = now
         if call.id not in self.calls or call.node is None:
             return []
-        self._out.append(("post", call.node, [ClientToAgent.close(call.id)], ()))
+        self._out.append(Post(call.node, [ClientToAgent.close(call.id)], []))
         self._after(_STOP_GRACE, "stop", call)
         return self._taken()
 
@@ -147,7 +245,7 @@ class ClientCalls(CallsInNeed, CallsTold):
         if call is not None and (call.keeps is not None or "kept" in about):
             self.kept.check(call, about)
         if call is None or not self._step(call, "result", None, (about, pieces)):
-            self._out.append(("discard", self.kept.leftover(about)))
+            self._out.append(Discard(self.kept.leftover(about)))
         return self._taken()
 
     def failure(self, number: int, call_id: str, failure: Failure, doubtful: bool, now: float) -> list[Action]:
@@ -159,14 +257,23 @@ class ClientCalls(CallsInNeed, CallsTold):
             self._step(call, "doubtful failure" if doubtful and others else "failure", failure)
         return self._taken()
 
+    def too_large(self, number: int, call_id: str, error: Exception, now: float) -> list[Action]:
+        """A call is more than a frame may hold: its node has not got it, and no other can."""
+        call = self._at(number, call_id)
+        text = f"{call.name if call else call_id} was not sent: with its arguments it is {error} Send less with one "
+        text += "call, and many small arrays as a few large ones."
+        return self.failure(number, call_id, (InvalidArgument(text), "error", 0.0), False, now)
+
     def unsendable(self, number: int, blob: str, error: Exception, now: float) -> list[Action]:
         """A large buffer cannot be sent to a node: the calls that wait there for it cannot run."""
         self._now = now
         for call in self.dispatch.at(number):
             if not call.announced and (blob in call.uploads or any(blob.startswith(r.key) for r in call.needs)):
-                text = f"an argument of {call.name} cannot be sent to node {number}: {error}."
+                failure = SkywardError(f"an argument of {call.name} cannot be sent to node {number}: {error}.")
+                if isinstance(error, FileNotFoundError):
+                    failure = FilesLost(f"an argument of {call.name}", str(error.filename))
                 self._post_cancel(call)
-                self._step(call, "failure", (SkywardError(text), "error", 0.0))
+                self._step(call, "failure", (failure, "error", 0.0))
         return self._taken()
 
     def lost(self, number: int, call_id: str, reason: str, now: float) -> list[Action]:
@@ -264,11 +371,11 @@ class ClientCalls(CallsInNeed, CallsTold):
     def _leave(self, call: Call, result: Any) -> None:
         """The one place where a call leaves the books."""
         del self.calls[call.id]
+        self.yielding.pop(call.id, None)
         self.dispatch.settle(call, result[0]["s"] if result is not None else None)
         self.settled += call.items
         if call.needs:
             self.kept.left(call)
-        self._out.append(("end", call))
 
     def _cancel(self, call: Call, why: str) -> None:
         if (call.state, "cancel") in CALLS and call.id in self.calls:
@@ -300,7 +407,9 @@ class ClientCalls(CallsInNeed, CallsTold):
         for number, calls in unheard_of(self.calls.values(), connected, self._now).items():
             for call in calls:
                 call.asked, call.heard = True, self._now
-            self._out.append(("post", number, [ClientToAgent.ask([call.id for call in calls])], ()))
+            ids = [call.id for call in calls]
+            asks = [ClientToAgent.ask(ids[at : at + _ASKED]) for at in range(0, len(ids), _ASKED)]
+            self._out.append(Post(number, asks, []))
 
     def _settled(self) -> list[Action]:
         """What is to be done, after nodes have got what they have room for: one frame a node."""
@@ -326,27 +435,31 @@ class ClientCalls(CallsInNeed, CallsTold):
         call.about["attempt"] = call.attempt
         call.future.sent = True
         call.heard, call.asked = self._now, False
+        number = call.node
+        assert number is not None
         if call.uploads:
-            self._out.append(("load", call.node, call.uploads))
+            self._out.append(Load(number, call.uploads))
         about, pieces = self._given(call) if call.needs or call.keeps else (call.about, call.pieces)
         message = ClientToAgent.call(call.id, about, len(pieces))
         last = self._out[-1] if self._out else None
-        if last is not None and last[0] == "post" and last[1] == call.node and last[2][-1][0] == "call":
-            last[2].append(message)  # calls for one node share a frame
-            last[3].extend(pieces)
+        if isinstance(last, Post) and last.node == number and last.messages[-1][0] == "call":
+            last.messages.append(message)  # calls for one node share a frame
+            last.buffers.extend(pieces)
         else:
-            self._out.append(("post", call.node, [message], list(pieces)))
+            self._out.append(Post(number, [message], list(pieces)))
         if call.inputs:
-            self._out.append(("feed", call, call.node))
+            self._out.append(Feed(call, number))
 
     def _post_recall(self, call: Call, _: Any) -> None:
-        self._out.append(("post", call.node, [ClientToAgent.recall(call.id)], ()))
+        assert call.node is not None
+        self._out.append(Post(call.node, [ClientToAgent.recall(call.id)], []))
 
     def _post_cancel(self, call: Call, _: Any = None) -> None:
+        assert call.node is not None
         self.dispatch.stop(call)
         call.heard, call.asked = self._now, False  # an answer that is on its way was given before this
         message = ClientToAgent.cancel(call.id, call.stopping or "cancelled", _STOP_GRACE)
-        self._out.append(("post", call.node, [message], ()))
+        self._out.append(Post(call.node, [message], []))
 
     def _count_attempt(self, call: Call, _: Any) -> None:
         call.attempt, call.made = call.attempt + 1, self._now
@@ -364,7 +477,7 @@ class ClientCalls(CallsInNeed, CallsTold):
         self._tell_end(call, outcomes.returned(call, result[0]))
         if call.needs or call.keeps:
             self._ended_well(call, result[0])
-        self._out.append(("settle", call, *result))
+        self._out.append(Settle(call, *result))
 
     def _fail_cancelled(self, call: Call, _: Any) -> None:
         call.failure = (CancelledError(), "cancelled", 0.0)
@@ -377,7 +490,119 @@ class ClientCalls(CallsInNeed, CallsTold):
         if call.gang and call.stopping is None:
             error.add_note(outcomes.gang_note(call, others, self.ranks.many))
         for other in others:
+            other.cause = other.cause or (error if call.stopping is None else None)
             self._cancel(other, "gang")
         self._tell_end(call, outcomes.failed(call, outcome, seconds, error))
         self.kept.failed(call, error)
-        self._out.append(("fail", call, error))
+        self._out.append(Fail(call, error))
+
+    def keep(self, event: str, *about: Any, now: float) -> list[Action]:
+        """Something has happened to a kept result: an event of `Kept`, with what it takes."""
+        self._now = now
+        getattr(self.kept, event)(*about)
+        return self._settled()
+
+    def _take(self, call: Call) -> None:
+        self.calls[call.id] = call
+        if call.yields:
+            self.yielding[call.id] = call
+        if call.needs or call.keeps is not None:
+            self.kept.submitted(call)
+
+    def _enqueue(self, call: Call, *, first: bool = False) -> None:
+        """A call waits for a node, once all results that it takes are there."""
+        if call.id not in self.calls:
+            return  # it has ended meanwhile
+        if call.needs:
+            if (lacking := self.kept.trouble(call)) is not None and lacking.error is not None:
+                self._step(call, "argument lost", (outcomes.of_argument(call, lacking), "error", 0.0))
+                return
+            if self.kept.block(call):
+                return
+            call.prefers, patience = self.kept.preference(call)
+            call.until = call.until or self._now + patience
+        self.dispatch.add(call, first=first)
+
+    def _lose_kept(self, number: int, reason: str) -> None:
+        """A node is gone with what it kept: calls that no node has got wait for it, if it is made again."""
+        self.kept.lose_node(number, reason)
+        for call in self.dispatch.waiting():
+            if call.needs:
+                self.dispatch.settle(call)
+                self._enqueue(call)
+
+    def _given(self, call: Call) -> tuple[dict[str, Any], list[Any]]:
+        """What a call is sent with: what it takes is known only now."""
+        if call.keeps is not None and call.node is not None:
+            call.keeps.told.add(call.node)
+        if not call.needs:
+            return call.about, call.pieces
+        about, pieces, fetches = self.kept.filled(call)
+        self._out += fetches
+        return about, pieces
+
+    def _ended_well(self, call: Call, about: dict[str, Any]) -> None:
+        """A call that takes kept results, or makes one, has returned."""
+        if call.node is not None:
+            self.kept.seen(call, call.node)
+            if call.keeps is not None:
+                again = call.attempt < call.retries and not call.pinned
+                self.kept.made(call, call.node, about, again=again)
+
+    def _call_back(self, number: int, result: KeptResult) -> None:
+        """Calls that wait on a node for a result that does not come there begin when it was made again, if it is."""
+        for call in self.dispatch.at(number):
+            if call.announced or result not in call.needs:
+                continue
+            if call.movable:
+                self._step(call, "recall")
+            else:
+                self._post_cancel(call)
+                lost = result.error or RefLost(result.name, result.node, "its node was lost")
+                self._step(call, "failure", (lost, "lost", 0.0))
+
+    def _follow(self) -> None:
+        """Does what follows from what has happened to kept results."""
+        while actions := self.kept.take():
+            for action in actions:
+                match action:
+                    case Unblock():
+                        self._enqueue(action.call)
+                    case MakeAgain():
+                        self.calls[action.call.id] = action.call
+                        self._enqueue(action.call, first=True)
+                    case Unwanted():
+                        self._cancel(action.call, "cancelled")
+                    case CallBack():
+                        self._call_back(action.node, action.result)
+                    case _:
+                        self._out.append(action)
+
+    def _tell_started(self, call: Call) -> None:
+        if not call.announced and call.node is not None:
+            call.announced = True
+            begun = (call.id, call.name, call.node, call.attempt, self._rank(call), call.arguments)
+            self._emit(events.CallStarted(self._pool, *begun, *call.sending(self._now)))
+
+    def _tell_end(self, call: Call, end: outcomes.End) -> None:
+        ended: Any = outcomes.told(call, self._rank(call), end, self._now)
+        if end[0] != "ok":
+            event = events.CallEnded(self._pool, *ended)
+            self.failed, self.undone = self.failed + event.failed, self.undone + event.items - event.done
+        listening: Any = self._listening()
+        if not listening:
+            return
+        if listening is True:
+            self._tell_started(call)
+            self._emit(events.CallEnded(self._pool, *ended))
+        else:
+            self._out.append(RecordEnd(listening, ended))
+
+    def _rank(self, call: Call) -> int | None:
+        return call.rank if self.ranks.many else call.node
+
+    def _warn(self, text: str) -> None:
+        self._emit(events.Notice(self._pool, text, "warning"))
+
+    def _emit(self, event: events.Event) -> None:
+        self._out.append(Emit(event))

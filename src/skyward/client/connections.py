@@ -18,18 +18,41 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from skyward.client.message_checks import checked_about
-from skyward.node.receiver import Message, Refused, checked_greeting, split
+from skyward.errors import ClockSkew
+from skyward.node.receiver import Message, Refused, checked_greeting, halves, split
+from skyward.transport.backoff import backoff
+from skyward.transport.frames import FROM_NODE, TooLarge
 from skyward.transport.link import Broken, Link, greet
 
-__all__ = ["SILENCE", "Connection", "Connections", "Event", "Greeted", "Heard", "Lost", "NotReached", "Unreachable"]
+__all__ = [
+    "SILENCE",
+    "Alone",
+    "Connection",
+    "Connections",
+    "Event",
+    "Greeted",
+    "Heard",
+    "Lost",
+    "NodeEnded",
+    "NotReached",
+    "Unreachable",
+    "given_up",
+    "next_try",
+]
+
 
 log = logging.getLogger("skyward.engine")
 
 SILENCE = 10.0
 _GREETING = 10.0
+_SKEWED = (
+    "a certificate that was made just now is not valid there, or no longer: the clocks of the node and of this "
+    "computer differ by more than a day. Set them right (timedatectl, chronyc makestep, ntpdate)."
+)
 _REFUSED = 5.0
 _LONGEST_PAUSE = 1.0
 MOST_MALFORMED = 3
@@ -40,7 +63,7 @@ class Connection:
     """A node, as far as connections go."""
 
     number: int
-    link: Link = field(default_factory=Link)
+    link: Link = field(default_factory=partial(Link, takes=FROM_NODE))
     session: str = field(default_factory=lambda: os.urandom(8).hex())
     incarnation: str = ""
     about: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -109,7 +132,7 @@ class Lost(NamedTuple):
 
 
 class Unreachable(NamedTuple):
-    """A node could not be reached at all, or sends over this link only nonsense."""
+    """A node could not be reached at all, or over this link one side cannot read what the other sends."""
 
     number: int
     error: Exception
@@ -117,6 +140,7 @@ class Unreachable(NamedTuple):
 
 
 Event = Heard | Greeted | NotReached | Lost | Unreachable
+Refusal = Callable[[int, Message, TooLarge], None]
 
 
 class Connections:
@@ -152,9 +176,25 @@ class Connections:
 
     # from any thread
 
-    def post(self, number: int, messages: list[Any], buffers: Sequence[Any] = ()) -> None:
-        """Sends messages to a node; they arrive once, in order, even over a broken connection."""
-        if not self.peers[number].link.post(messages, buffers):
+    def post(
+        self, number: int, messages: list[Any], buffers: Sequence[Any] = (), refused: Refusal | None = None
+    ) -> None:
+        """Sends messages to a node; they arrive once, in order, even over a broken connection.
+
+        One that is too large for a frame is not sent: `refused` is told of it, or TooLarge is raised.
+        """
+        try:
+            written = self.peers[number].link.post(messages, buffers)
+        except TooLarge as exc:
+            if len(messages) > 1:
+                for half in halves(messages, buffers):  # calls for one node share a frame, and may be very many
+                    self.post(number, *half, refused)
+            elif refused is not None:
+                refused(number, messages[0], exc)
+            else:
+                raise
+            return
+        if not written:
             self._unsettled = True
             self.wake()  # the polling thread goes on when the socket takes more
 
@@ -211,19 +251,22 @@ class Connections:
     # threads that connect
 
     def _connect(self, number: int, deadline: float) -> None:
-        pause, refused = 0.02, 0.0
-        while not self._no_more_attempts.is_set():
+        refused = 0.0
+        for pause in backoff(0.02, _LONGEST_PAUSE, 1.5):
+            if self._no_more_attempts.is_set():
+                return
             try:
                 self._tell(self._greet(self.peers[number], deadline, first=True))
                 return
             except Exception as exc:  # of sockets, or of a greeting that is none
                 # the agent listens before we are told of it: who is refused for long is refused for good
                 refused = refused + pause if isinstance(exc, ConnectionRefusedError) else 0.0
-                if time.monotonic() + pause > deadline or refused > _REFUSED or isinstance(exc, Refused):
-                    self._tell(Unreachable(number, exc))
+                skewed = _is_clock_skew(exc)
+                hopeless = skewed or isinstance(exc, Refused | NodeEnded)
+                if time.monotonic() + pause > deadline or refused > _REFUSED or hopeless:
+                    self._tell(Unreachable(number, ClockSkew("connecting", _SKEWED, number) if skewed else exc))
                     return
                 self._no_more_attempts.wait(pause)
-                pause = min(_LONGEST_PAUSE, pause * 1.5)
 
     def _reconnect(self, number: int, pause: float) -> None:
         peer = self.peers[number]
@@ -233,7 +276,11 @@ class Connections:
         if peer.refusals > 1 and not peer.incarnation:
             self._try_reviving(number)
         try:
-            event = self._greet(peer, time.monotonic() + _GREETING)
+            event: Event = self._greet(peer, time.monotonic() + _GREETING)
+            if event.answer.get("unread", 0) >= MOST_MALFORMED:
+                event.sock.close()
+                error = ConnectionError(f"it could not read what it was sent, {event.answer['unread']} times in a row")
+                event = Unreachable(number, error, event.link)
         except Exception as exc:  # as above; without an event the node's calls would wait for ever
             peer.refusals = peer.refusals + 1 if isinstance(exc, ConnectionRefusedError) else 0
             event = NotReached(number, exc)
@@ -398,3 +445,82 @@ class Connections:
                 self._selector.register(sock, mask, peer.number)
             elif key.events != mask:
                 self._selector.modify(sock, mask, peer.number)
+
+
+def _is_clock_skew(error: Exception) -> bool:
+    """Whether a side finds the other's certificate, which is a few seconds old, not valid by its clock."""
+    told = getattr(error, "reason", "")  # of an ssl.SSLError, which pools on this computer do not load
+    return told in ("SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_CERTIFICATE_EXPIRED") or (
+        told == "CERTIFICATE_VERIFY_FAILED" and getattr(error, "verify_code", 0) in (9, 10)
+    )
+
+
+_HERE = 15.0
+_RECONNECT_REFUSED = 2.0
+_SILENT = 15.0
+_AWAY = 5.0  # a link that is silent counts as broken after 10 s, so this delays nothing
+_GONE = 5.0
+_REJOINING = 25.0  # an attempt that began while nobody could be reached takes ten seconds, and so does the next
+
+
+class NodeEnded(ConnectionError):
+    """There is nothing to connect to any more: what ran there has ended for good. Says why."""
+
+
+def given_up(
+    lease: float | None,
+    away: float,
+    silent: float,
+    *,
+    refused: bool,
+    others_speak: bool,
+    rejoined: float = float("inf"),
+) -> bool:
+    """Whether a node is lost: `away` seconds after its connection broke, `silent` seconds after its last message.
+
+    `lease` is None for a node of this computer, which is lost if it cannot be reached for a while.
+    Another machine is lost at once if it answers but nobody listens there. If it does not answer, it is lost if other
+    nodes do; if none does, the fault is rather on our side, and the nodes work on until the lease ends. `rejoined`
+    seconds ago the first of them was reached again: the others get as much time as an attempt takes.
+    """
+    if lease is None:
+        return away > _HERE
+    if refused:
+        return away > _RECONNECT_REFUSED
+    if others_speak:  # a client that was stopped has heard nobody: all nodes get time to come back
+        return silent > _SILENT and away > _AWAY and rejoined > _REJOINING
+    return silent > lease
+
+
+def next_try(away: float, *, gone: bool) -> float:
+    """How long to wait before the next attempt to connect."""
+    return _GONE if gone else min(2.0, 0.05 + away / 4)
+
+
+class Alone:
+    """Since when no node at all can be reached, and what is said of it: after half a minute, then every minute."""
+
+    def __init__(self) -> None:
+        self._since, self._told = 0.0, 0
+        self.over = float("-inf")
+        """When a node was reached again."""
+
+    def began(self, now: float) -> None:
+        """The last connection has broken."""
+        self._since = now
+
+    def ended(self, now: float) -> None:
+        """A node is connected."""
+        self.over = now if self._since else self.over
+        self._since, self._told = 0.0, 0
+
+    def told(self, now: float, lease: float) -> str:
+        """What the user is told now, if anything."""
+        away = now - self._since
+        if not self._since or away <= 30 + 60 * self._told:
+            return ""
+        self._told += 1
+        return (
+            f"no connection to any node for {away:.0f} s. What runs there goes on; we try again until the lease "
+            f"ends, {lease - away:.0f} s from now."
+        )

@@ -13,21 +13,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from skyward import events
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 from skyward.client import outcomes
+from skyward.client.actions import Action, Emit, Lose, NodeAction, SharedLost, Stall
 from skyward.client.call import Call
-from skyward.client.calls import Action, ClientCalls
-from skyward.client.connections import Connections
+from skyward.client.calls import ClientCalls
+from skyward.client.connections import Connections, Event, Greeted, Lost, NotReached, Unreachable
 from skyward.client.nodes import Nodes
 from skyward.client.settings import PoolSettings
-from skyward.client.stall_watch import StallWatch
-from skyward.client.surveys import Surveys
+from skyward.client.stalls import StallWatch, Surveys
 from skyward.errors import NodeLost, PoolClosed, SkywardError
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import VERDICTS
 from skyward.node.receiver import Malformed
 
-__all__ = ["Core"]
+__all__ = ["ConnectionEvents", "Core"]
 
 _SAME_NOTE = 60.0
 _QUEUE_EVERY = 0.5
@@ -89,13 +89,18 @@ class Core:
         if lost is not None:
             raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
 
-    def missing(self, numbers: Sequence[int], *, late: bool) -> list[int]:
-        """Those of some nodes that take no calls now; raises NodeLost for one that is gone, or if it is `late`."""
+    def missing(self, numbers: Sequence[int], *, late: bool, overdue: bool = False) -> list[int]:
+        """Those of some nodes that take no calls now; raises NodeLost for one that is gone.
+
+        Also, if it is `late`, for one without a connection. One whose runners are being made is waited for until it is
+        `overdue`: they may import frameworks for long.
+        """
         if not late and self.nodes.joining():
             return list(numbers)  # which rank is where is about to change
         missing = [n for n in numbers if n not in self.nodes.takes_calls()]
         for node in (self.nodes.all[n] for n in missing):
-            if late or self.nodes.given_up(node.number):
+            starts = node.state in ("opening", "ready") and self._links.connected(node.number)
+            if (late and not starts) or overdue or self.nodes.given_up(node.number):
                 why = node.gone or ("its machine is being taken away" if node.leaving else "it is not ready")
                 raise NodeLost(node.number, reason=why, attempts=0)
         return missing
@@ -134,7 +139,7 @@ class Core:
 
     def _from_agent_replaced(self, number: int, now: float, generation: int, place: int) -> list[Action]:
         rank = self.rank(number, place)
-        lost = ("shared lost", number, rank, "its process has ended")
+        lost = SharedLost(number, rank, "its process has ended")
         shown = rank if self.ranks.many else None
         return [lost, *self._routed(self.nodes.on_replaced(number, shown, generation, now), now)]
 
@@ -150,7 +155,12 @@ class Core:
         if self._too_often(number, now):
             return []
         text = f"node {number} mended a mistake of its own: {text[:_LONGEST_NOTE]}. Nothing is lost; this is a bug."
-        return [("emit", events.Notice(self._plan.pool, text, "warning"))]
+        return [Emit(events.Notice(self._plan.pool, text, "warning"))]
+
+    def _from_agent_warning(self, number: int, now: float, text: str) -> list[Action]:
+        if self._too_often(number, now):
+            return []
+        return [Emit(events.Notice(self._plan.pool, f"node {number}: {text[:_LONGEST_NOTE]}", "warning"))]
 
     def _from_agent_standing(self, number: int, now: float, request: int, bodies: list[dict[str, Any]]) -> list[Action]:
         self.surveys.answered(number, request, bodies)
@@ -164,7 +174,7 @@ class Core:
         found = tuple(events.GpuSample(*gpu) for gpu in gpus)
         self._stalls.sampled(number, cpu, max((gpu.utilization or 0.0 for gpu in found), default=0.0), now)
         sample = events.NodeSample(self._plan.pool, number, cpu, memory, running, found)
-        return [("emit", sample), *self._queue_length(now)]
+        return [Emit(sample), *self._queue_length(now)]
 
     def _queue_length(self, now: float) -> list[Action]:
         before, told = self._queue
@@ -172,7 +182,7 @@ class Core:
         if waiting == before or now - told < _QUEUE_EVERY:
             return []
         self._queue = waiting, now
-        return [("emit", events.QueueLength(self._plan.pool, waiting))]
+        return [Emit(events.QueueLength(self._plan.pool, waiting))]
 
     def _from_agent_gpus(self, number: int, now: float, topic: str, text: str) -> list[Action]:
         if self._too_often(number, now):
@@ -185,7 +195,7 @@ class Core:
         if len(self._gpu_notes) > _MOST_NOTES:
             self._gpu_notes.clear()
         self._gpu_notes[text] = math.inf if topic == "missing" else now
-        return [("emit", events.Notice(self._plan.pool, f"node {number}: {text}", "warning"))]
+        return [Emit(events.Notice(self._plan.pool, f"node {number}: {text}", "warning"))]
 
     def _too_often(self, number: int, now: float) -> bool:
         """Whether a node tells more of itself than listeners can be asked to hear: they hear nothing of it."""
@@ -287,7 +297,7 @@ class Core:
 
     def turn(self, now: float) -> list[Action]:
         """Does what is due."""
-        actions = self.nodes.tell_alone(now)
+        actions: list[Action] = [*self.nodes.tell_alone(now)]
         if self.nodes.tainted and not any(call.state == "stopping" for call in self.calls.calls.values()):
             actions += self.renew(now)  # after every process of the old group has had its verdict
         actions += self.calls.turn(lambda n: self.nodes.in_doubt(n, now), self._links.connected, now)
@@ -298,9 +308,9 @@ class Core:
         """Looks after broadcasts that seem to get nowhere."""
         actions: list[Action] = []
         for action in self._stalls.turn(self.calls.calls, self.nodes.gang, self._links.connected, now):
-            if action[0] == "stall":
-                action[1].stall = action[2]
-                actions += self.calls.cancel(action[1], "stalled", now)
+            if isinstance(action, Stall):
+                action.call.stall = action.error
+                actions += self.calls.cancel(action.call, "stalled", now)
             else:
                 actions.append(action)
         return actions
@@ -308,13 +318,14 @@ class Core:
     def _has_accelerators(self, number: int) -> bool:
         return bool(self._links.abouts()[number].get("accelerators"))
 
-    def _routed(self, actions: list[Action], now: float) -> list[Action]:
+    def _routed(self, actions: list[NodeAction], now: float) -> list[Action]:
         """What is left to do once the calls know of what happened to nodes."""
         self.calls.dispatch.set_up(self.nodes.takes_calls())
         left: list[Action] = []
         for action in actions:
-            if action[0] == "lose":
-                left += [("shared lost", action[1], None, action[2]), *self.calls.lose_node(action[1], action[2], now)]
+            if isinstance(action, Lose):
+                left.append(SharedLost(action.node, None, action.reason))
+                left += self.calls.lose_node(action.node, action.reason, now)
             else:
                 left.append(action)
         return left + self.calls.take_calls(self.nodes.takes_calls(), now) + self._fail_unservable(now)
@@ -323,3 +334,44 @@ class Core:
         """Fails what waits, if no node will ever take it."""
         lost = self.nodes.no_node_left()
         return self.calls.fail_waiting(lost.number, lost.gone, now) if lost is not None else []
+
+
+class ConnectionEvents:
+    """Tells `Core` what the connections saw; the engine's lock is held."""
+
+    def __init__(self, core: Core, connections: Connections) -> None:
+        self._core, self._connections = core, connections
+        self.first: set[int] = set()
+        """Nodes that are connected to for the first time."""
+        self.closing = False
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What is to be done after something has happened to a connection."""
+        number = event.number
+        match event:
+            case Greeted():
+                restarted = self._connections.attach(event)
+                if restarted is not None or event.first:
+                    self.first.discard(number)
+                if restarted is not None:
+                    return self._core.attached(number, restarted=restarted, now=now)
+                if number in self.first or event.first:
+                    return []
+                return self._retry(number, ConnectionError("it was given up during the greeting"), now)
+            case NotReached():
+                return self._retry(number, event.error, now)
+            case Lost() if self._connections.current(number, event.link):
+                return self._core.broken(number, now)
+            case Unreachable() if event.link is None or self._connections.current(number, event.link):
+                self.first.discard(number)
+                return self._core.unreachable(number, event.error, now)
+            case _:
+                return []
+
+    def _retry(self, number: int, error: Exception, now: float) -> list[Action]:
+        if self.closing or self._connections.connected(number):
+            return []
+        pause, actions = self._core.retry(number, error, now)
+        if pause is not None:
+            self._connections.reconnect(number, pause)
+        return actions

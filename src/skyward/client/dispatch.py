@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Dispatch", "Queued"]
+__all__ = ["Dispatch"]
 
 _HORIZON = 0.06
 _AHEAD_MOST = 128

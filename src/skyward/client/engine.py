@@ -9,47 +9,76 @@ the I/O thread: futures hand their callbacks over, and so does who emits events 
 
 from __future__ import annotations
 
+import _thread
 import logging
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from skyward import events
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 from skyward.api.stacks import Stacks
+from skyward.client import outcomes
+from skyward.client.actions import (
+    Action,
+    Discard,
+    Emit,
+    Fail,
+    Feed,
+    Fetch,
+    ForgetBlobs,
+    Free,
+    GetFailed,
+    Got,
+    Inquire,
+    Load,
+    Post,
+    Reconnect,
+    RecordEnd,
+    Release,
+    Renounce,
+    Settle,
+    SharedLost,
+    Upload,
+)
 from skyward.client.arrivals import Arrivals, StreamActions
-from skyward.client.call import Call, discard
-from skyward.client.calls import Action
+from skyward.client.call import Call, CallFuture, discard
 from skyward.client.connections import MOST_MALFORMED, Connections, Event, Heard
-from skyward.client.core import Core
-from skyward.client.deferred import Deferred
-from skyward.client.keeping import Keeping
-from skyward.client.meetings import Meetings
+from skyward.client.core import ConnectionEvents, Core
+from skyward.client.files import Answers, Transfers, node_lost, path_of
+from skyward.client.futures import Deferred
 from skyward.client.message_checks import CHECKS
-from skyward.client.places import NodePlaces
 from skyward.client.settings import PoolSettings
 from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
-from skyward.client.transfers import NodeFileAccess, Transfers
 from skyward.client.uploads import Uploads
-from skyward.errors import BootstrapError, PoolClosed
+from skyward.errors import BootstrapError, PoolClosed, SkywardError
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import AgentToClient, ClientToAgent
-from skyward.node.receiver import Malformed, Receiver
+from skyward.node.receiver import Malformed, Message, Receiver
+from skyward.transport import blobs
 from skyward.transport.exceptions import PackedError
+from skyward.transport.frames import TooLarge
 from skyward.transport.streams import Producer
+
+if TYPE_CHECKING:
+    from skyward.client.kept import KeptResult
 
 __all__ = ["Engine", "Surroundings"]
 
 log = logging.getLogger("skyward.engine")
 
+_JOIN = 30.0
 _BUSY_WAIT = 0.05
 _IDLE_WAIT = 1.0
 _PATIENCE = 15.0
+_STARTING = 600.0  # as long as frameworks wait for each other when they form a group
 _UNTOLD = 5.0  # a node that is started again is there sooner
 
 
@@ -64,7 +93,7 @@ class Surroundings:
     feed: Callable[..., Producer] = feed
 
 
-class Engine(NodePlaces, NodeFileAccess, Keeping):
+class Engine:
     """Moves calls to nodes and results back."""
 
     def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
@@ -75,7 +104,7 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         self._connections = around.connections(plan.nodes, plan.reach, plan.revive, plan.session)
         self.requests = around.requests(plan.substitutes)
         self._core = Core(plan, self._connections, self.requests)
-        self._meetings = Meetings(self._core, self._connections)
+        self._connection_events = ConnectionEvents(self._core, self._connections)
         self._byes: set[int] = set()
         self._forgotten: dict[int, list[str]] = {}
         self._closing = self._stopped = False
@@ -85,31 +114,18 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         )
         streams = StreamActions(self._connections.post, self._stream_closed, self._defer)
         self._arrivals = Arrivals(plan, self._core, self._uploads, streams)
-        self.shared = ClientShared(self._connections.post, plan.nodes)
+        self.shared = ClientShared(self._connections.post, plan.nodes, lambda: self._core.nodes.all[0].gone)
         self._transfers = Transfers(self._connections.post)
         self._receiver = Receiver(
             AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers, checks=CHECKS
         )
-        own = ("load", "feed", "settle", "fail", "end", "emit", "record", *self.keeping_actions)
-        methods = {kind: getattr(self, f"_do_{kind.replace(' ', '_')}") for kind in own}
-        self._acts: dict[str, Callable[..., None]] = methods | {
-            "post": self._connections.post,
-            "discard": discard,
-            "reconnect": self._connections.reconnect,
-            "renounce": self._connections.renounce,
-            "inquire": self.requests.inquire,
-            "forget blobs": self._uploads.forget,
-            "upload": self._uploads.offer,
-            "release": plan.release,
-            "shared lost": self._do_shared_lost,
-        }
         self.abouts, self.after_fork = self._connections.abouts, self._connections.after_fork
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
-    @property
-    def settled(self) -> int:
-        """How many calls have ended."""
-        return self._core.calls.settled
+    def totals(self) -> tuple[int, int, int]:
+        """How many calls have ended, how many of them have failed, and how many neither returned nor failed."""
+        calls = self._core.calls
+        return calls.settled, calls.failed, calls.undone - calls.failed
 
     def counts(self) -> tuple[int, int, int, int]:
         """How many calls run, wait, have returned, and have failed; of a map's items each is one once it has ended."""
@@ -141,6 +157,39 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
                 self._changed.wait(0.5)
                 self._core.nodes.check()
 
+    def finish(self) -> tuple[bool, int]:
+        """Whether all calls that leaving the block waits for have ended; and how many streams this has stopped.
+
+        A stream is not waited for: it may have no end, or no reader, and holds a slot that calls may wait for. One that
+        has not begun does not begin.
+        """
+        with self._lock:
+            calls, stopped = self._core.calls, 0
+            for call in calls.streams():
+                error = PoolClosed(f"the pool was closed before {call.name} was read to its end.")
+                if call.stream is None:
+                    stopped += 1
+                    self._defer(call.future.fail, error)
+                elif not call.stream.ended:
+                    stopped += 1
+                    call.stream.end(error)
+                self._do(self._core.cancel(call, "cancelled", self._clock()))
+            return next(calls.unfinished(), None) is None, stopped
+
+    def unfinished(self) -> tuple[int, int]:
+        """How many calls have not ended, and how many streams have not been read to their end, closed or dropped."""
+        with self._lock:
+            calls = self._core.calls
+            streams = [call.stream for call in calls.streams()]
+            return sum(call.items for call in calls.unfinished()), sum(not stream.ended for stream in streams if stream)
+
+    def settle(self, seconds: float) -> None:
+        """Waits until the futures of calls that have ended say so, unless that takes too long."""
+        settled = _thread.allocate_lock()
+        settled.acquire()
+        self._defer(settled.release)
+        settled.acquire(timeout=seconds)
+
     def close(self, grace: float) -> None:
         """Fails what is open, has runners leave their hooks, and disconnects."""
         with self._lock:
@@ -165,7 +214,7 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
             self.thread.join(5)
 
     def _refuse_more(self) -> None:
-        self._closing = self._meetings.closing = True
+        self._closing = self._connection_events.closing = True
         self.shared.close()
         self._transfers.close()
         self._stopping.set()
@@ -173,10 +222,10 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
 
     def _connect(self, numbers: Iterable[int], deadline: float) -> None:
         """Connects to nodes for the first time, to all at once, and waits until that is done or has failed."""
-        self._meetings.first.update(numbers)
+        self._connection_events.first.update(numbers)
         for number in numbers:
             self._connections.connect(number, deadline)
-        while not self._meetings.first.isdisjoint(numbers) and not self._closing:
+        while not self._connection_events.first.isdisjoint(numbers) and not self._closing:
             self._changed.wait(0.5)
 
     def _connected(self) -> list[int]:
@@ -191,6 +240,8 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
             inner = [each for call in calls for each in call.inner]
             batch = [*inner, *calls] if inner else calls
             for call in batch:
+                if call.needs:
+                    self._check_files(call.needs)
                 self._adopt(call)
             self._do(self._core.submit(batch, self._clock()))
 
@@ -252,28 +303,64 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         began, told, patience = self._clock(), False, max(_PATIENCE, self._plan.lease)
         while True:
             self._check_open()
-            missing = self._core.missing(numbers, late=self._clock() > began + patience)
+            waited = self._clock() - began
+            missing = self._core.missing(numbers, late=waited > patience, overdue=waited > max(patience, _STARTING))
             if not missing:
                 return
-            if not told and self._clock() > began + _UNTOLD:
+            if not told and waited > _UNTOLD:
                 told = True
-                text = (
-                    f"a broadcast needs all nodes, and waits for {', '.join(f'node {n}' for n in missing)}, for up to "
-                )
-                self._do_emit(
-                    events.Notice(self._plan.pool, f"{text}{patience:.0f} s. Calls with >> go to others.", "warning")
-                )
+                nodes = ", ".join(f"node {number}" for number in missing)
+                text = f"a broadcast needs all nodes, and waits for {nodes}, for up to {patience:.0f} s (longer while "
+                text += "processes start there). Calls with >> go to others."
+                self._defer(self._plan.emit, events.Notice(self._plan.pool, text, "warning"))
             self._changed.wait(0.2)
 
     # doing what the core says; with the lock held
 
-    def _do(self, actions: list[Action]) -> None:
+    def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            self._acts[action[0]](*action[1:])
-
-    def _do_load(self, number: int, uploads: Any) -> None:
-        if not self._plan.local:  # local nodes read the files themselves
-            self._uploads.load(number, uploads)
+            match action:  # the frequent ones first
+                case Post():
+                    self._connections.post(action.node, action.messages, action.buffers, self._refused)
+                case RecordEnd():
+                    action.keep(action.end)  # now: it only puts it on a list
+                case Settle():
+                    self._do_settle(action.call, action.metadata, action.pieces)
+                case Emit():
+                    self._defer(self._plan.emit, action.event)
+                case Fail():
+                    self._do_fail(action.call, action.error)
+                case Load():
+                    if not self._plan.local:  # local nodes read the files themselves
+                        self._uploads.load(action.node, action.files)
+                case Feed():
+                    self._do_feed(action.call, action.node)
+                case Discard():
+                    discard(action.metadata)
+                case Fetch():
+                    self._do_fetch(action.node, action.blobs, action.sources)
+                case Upload():
+                    self._uploads.offer(action.node, action.files)
+                case Got():
+                    self._defer(action.future.settle_files, action.blobs, action.remove)
+                case GetFailed():
+                    self._defer(action.future.fail, action.error)
+                case Release():
+                    self._plan.release(action.uploads)
+                case Free():
+                    self._do_free(action.key, action.nodes, action.paths, action.names)
+                case Reconnect():
+                    self._connections.reconnect(action.node)
+                case Renounce():
+                    self._connections.renounce(action.node)
+                case Inquire():
+                    self.requests.inquire()
+                case ForgetBlobs():
+                    self._uploads.forget(action.node)
+                case SharedLost():
+                    self._do_shared_lost(action.node, action.rank, action.reason)
+                case _:
+                    assert_never(action)
 
     def _do_feed(self, call: Call, number: int) -> None:
         for key, source in call.inputs.items():
@@ -281,6 +368,7 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
             call.feeders[key] = self._feed(call, key, source, partial(self._connections.post, number), directory)
 
     def _do_settle(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
+        self._let_go(call)  # first: a kept result takes the call's future away
         if call.keeps is not None:
             self._settle_kept(call)
         elif call.stream is not None:
@@ -291,12 +379,14 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
             self._defer(call.future.settle, about, pieces)
 
     def _do_fail(self, call: Call, error: BaseException) -> None:
+        self._let_go(call)
         if call.stream is not None:
-            call.stream.end(error)
+            # whichever rank is read first, the error is that of the one that failed
+            call.stream.end(call.cause or error)
         call.ref = None
         self._defer(call.future.fail, error)
 
-    def _do_end(self, call: Call) -> None:
+    def _let_go(self, call: Call) -> None:
         if call.keeps is None:  # else they may be needed to make its result again
             self._plan.release(list(call.uploads))
         call.holds = ()
@@ -309,11 +399,35 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         if rank is None:
             self._transfers.lost(number, reason)
 
-    def _do_emit(self, event: events.Event) -> None:
-        self._defer(self._plan.emit, event)
+    def _settle_kept(self, call: Call) -> None:
+        """Gives the user the Ref; the call, which may be kept to be started again, must not keep it too."""
+        ref, call.ref = call.ref, None
+        future, call.future = call.future, CallFuture(call.name)
+        if ref is not None:
+            self._defer(future.fulfil, ref)
+        self._changed.notify_all()
 
-    def _do_record(self, keep: events.KeepEnd, end: events.EndOfCall) -> None:
-        keep(end)  # now: it only puts it on a list
+    def _do_fetch(self, number: int, wanted: Sequence[blobs.Blob], sources: Sequence[int]) -> None:
+        """Has a node get a result from others; where it cannot reach them, it asks for it."""
+        places = [(other, *place) for other in sources if (place := self._plan.address(other)) is not None]
+        if places:
+            messages = [ClientToAgent.fetch(name, size, places) for name, size in wanted]
+            self._connections.post(number, messages)
+
+    def _do_free(self, key: str, nodes: Sequence[int], paths: Sequence[str], names: Sequence[str]) -> None:
+        for number in nodes:
+            self._forgotten.setdefault(number, []).append(key)
+        for name in names:
+            self._uploads.drop(name)
+        if paths:
+            self._defer(_remove, paths)
+
+    def _tell_forgotten(self) -> None:
+        """Tells nodes of results that nobody wants any more, of all at once."""
+        if self._forgotten:
+            forgotten, self._forgotten = self._forgotten, {}
+            for number, keys in forgotten.items():
+                self._connections.post(number, [ClientToAgent.forget(keys)])
 
     # the I/O thread
 
@@ -357,7 +471,7 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
     def _follow(self, event: Event) -> None:
         """Does what follows from a connection that was made, lost, or cannot be made."""
         try:
-            self._do(self._meetings.follow(event, self._clock()))
+            self._do(self._connection_events.handle(event, self._clock()))
         except Exception as exc:  # of what the node has said of itself: it is given up, and the others are not
             log.exception("node %d cannot be used", event.number)
             self._do(self._core.unreachable(event.number, exc, self._clock()))
@@ -390,6 +504,15 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         with self._lock:
             self._do(self._core.calls.unsendable(number, blob, error, self._clock()))
 
+    def _refused(self, number: int, message: Message, error: TooLarge) -> None:
+        if message[0] != "call":
+            raise error
+        self._defer(self._too_large, number, message[1], error)  # later: other ranks of its broadcast are sent first
+
+    def _too_large(self, number: int, call_id: str, error: TooLarge) -> None:
+        with self._lock:
+            self._do(self._core.calls.too_large(number, call_id, error, self._clock()))
+
     def _stream_closed(self, call: Call) -> None:
         with self._lock:
             self._do(self._core.calls.stream_closed(call, self._clock()))
@@ -398,3 +521,178 @@ class Engine(NodePlaces, NodeFileAccess, Keeping):
         self._do(self._arrivals.rest_of_output(number, None))
         self._byes.add(number)
         self._changed.notify_all()
+
+    # the places of nodes that other machines take: called by threads of `machines/replacement.py`, without the lock
+
+    def await_vacant(self, node: int) -> bool:
+        """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
+        with self._lock:
+            while not self._closing:
+                vacant, actions = self._core.vacate(node, self._clock())
+                self._do(actions)
+                if vacant:
+                    return True
+                self._changed.wait(0.2)
+            return False
+
+    def vacancy(self) -> int:
+        """The number that the next node gets of those that were missing when the pool opened."""
+        with self._lock:
+            return len(self._core.nodes.present)
+
+    def admit(self, node: int) -> bool:
+        """Waits until the ranks of a pool may change, and makes room for a node; False if the pool is closed."""
+        with self._lock:
+            while not self._closing:
+                admitted, actions = self._core.admit(node, self._clock())
+                self._do(actions)
+                if admitted:
+                    return True
+                self._changed.wait(0.2)
+            return False
+
+    def connect(self, node: int) -> None:
+        """Connects to the machine that stands in for a node's old one, or for one that was missing."""
+        with self._lock:
+            self._connect([node], self._clock() + _JOIN)
+            self._changed.notify_all()
+            connected, error = self._connections.connected(node), self._core.nodes.all[node].error
+        if isinstance(error, SkywardError) and not connected:
+            raise error
+        if not connected:
+            raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
+
+    def not_replaced(self, node: int, reason: str) -> None:
+        """No machine was found: what waits for one fails."""
+        with self._lock:
+            self._do(self._core.not_replaced(node, reason, self._clock()))
+            self._changed.notify_all()
+
+    def missing(self) -> list[int]:
+        """The nodes of which it is not known whether they are lost."""
+        with self._lock:
+            return self._core.nodes.silent()
+
+    def ended(self, node: int, reason: str) -> None:
+        """A node's machine is known to be gone."""
+        with self._lock:
+            self._do(self._core.machine_ended(node, reason, self._clock()))
+            self._changed.notify_all()
+
+    def pause_for(self, seconds: float) -> bool:
+        """Waits; False if the pool is closed meanwhile."""
+        return not self._stopping.wait(seconds)
+
+    def tell(self, node: int, text: str) -> None:
+        """Says how far it is with a node."""
+        self._defer(self._plan.emit, events.NodePhase(self._plan.pool, node, text))
+
+    # results and objects that stay on nodes, and files there
+
+    def forget(self, keys: Sequence[str], unused: Callable[[], Sequence[str]]) -> None:
+        """Has nodes let go of objects that nobody has a Ref to any more, and of the blobs that nobody needs."""
+        with self._lock:
+            if self._closing:
+                return
+            messages = [ClientToAgent.forget(list(keys))]
+            # asked for now: a call with the same content may have come meanwhile, and is sent after this
+            names = [] if self._plan.local else list(unused())
+            if names:
+                messages.append(ClientToAgent.files(0, {"do": "drop", "blobs": names}))
+            for name in names:
+                self._uploads.drop(name)
+            for number in self._connected():
+                self._connections.post(number, messages)
+
+    def get_kept(self, result: KeptResult, future: CallFuture[Any]) -> None:
+        """Has a result brought here, for the future."""
+        with self._lock:
+            self._check_open()
+            self._check_files([result])
+            self._tell_kept("get", result, future)
+
+    def release_kept(self, result: KeptResult) -> None:
+        """The user has let go of a result."""
+        with self._lock:
+            if not self._closing:
+                self._tell_kept("release", result)
+                self._connections.wake()  # nodes are told in the I/O thread, of many at once
+
+    @contextmanager
+    def _arguments_there(self, call: Call) -> Generator[None]:
+        """For a broadcast, with the lock held: sends the calls among its arguments, and waits for what it takes."""
+        if not call.needs:
+            yield
+            return
+        self._check_files(call.needs)
+        for result in call.needs:
+            self._tell_kept("hold", result)  # until the broadcast itself does
+        try:
+            if call.inner:
+                self.send(call.inner)
+                call.inner = ()  # they end by themselves, whatever becomes of the broadcast
+            while not all(result.state == "there" for result in call.needs):
+                self._check_open()
+                failed = next((result for result in call.needs if result.error is not None), None)
+                if failed is not None:
+                    raise outcomes.of_argument(call, failed)
+                self._changed.wait(0.2)
+            yield
+        finally:
+            for result in call.needs:
+                self._tell_kept("release", result)
+
+    def _check_files(self, results: Sequence[KeptResult]) -> None:
+        """Has results made again whose files, on this computer, somebody has removed."""
+        for result in results if self._plan.local else ():
+            if result.state == "there" and not all(os.path.exists(path) for path, _ in result.blobs):
+                self._tell_kept("vanished", result)
+
+    def _tell_kept(self, event: str, *about: Any) -> None:
+        self._do(self._core.calls.keep(event, *about, now=self._clock()))
+
+    @property
+    def pushing(self) -> threading.Lock:
+        """Held by the one push of the pool that is under way."""
+        return self._transfers.pushing
+
+    def file_nodes(self) -> dict[int, str]:
+        """The nodes that have joined, with why one is lost; empty for those that are there."""
+        with self._lock:
+            self._check_open()
+            return {node.number: node.gone for node in self._core.nodes.present}
+
+    def ask_files(self, node: int, order: dict[str, Any]) -> Answers:
+        """Has a node do something with files (`node/files.py`)."""
+        with self._lock:
+            self._check_open()
+            if gone := self._core.nodes.all[node].gone:
+                raise node_lost(node, path_of(order), gone)
+            return self._transfers.ask(node, order)
+
+    def load_blob(self, node: int, name: str, blob: blobs.Blob) -> None:
+        """Has a node get a blob: from here, or from another node that has it."""
+        if not self._plan.local:  # local nodes read the file themselves
+            with self._lock:
+                self._uploads.load(node, {name: blob})
+
+    def send_blob(self, node: int, name: str) -> None:
+        """Sends a node a blob that it did not get from another one."""
+        with self._lock:
+            self._uploads.need(node, name)
+
+    def drop_blob(self, nodes: Sequence[int], name: str) -> None:
+        """Has nodes let go of a blob that nobody will ask for again."""
+        if not self._plan.local:
+            with self._lock:
+                self._uploads.drop(name)
+                for node in nodes:
+                    if self._connections.connected(node):
+                        self._connections.post(node, [ClientToAgent.files(0, {"do": "drop", "blobs": [name]})])
+
+
+def _remove(paths: Sequence[str]) -> None:
+    try:
+        blobs.remove(paths)
+    except OSError as exc:  # they go with the pool's directory
+        log.warning("a result that nobody wants cannot be removed: %s", exc)

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import math
 import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CoroutineType
-from typing import Any, TypeVar, cast
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Never, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.api.brief import brief
-from skyward.api.compute import Chunk, PendingCompute, name_of
+from skyward.api.compute import Chunk, Compute, PendingCompute, as_compute, name_of
 from skyward.api.futures import AsyncItems, AwaitableFuture, Stream
-from skyward.client.callbacks import UserFuture, when_done
-from skyward.client.partial import failed_part, note_call, note_items, partial_of, say_how_many, set_partial
-from skyward.errors import TaskError
+from skyward.client.futures import UserFuture, when_done
+from skyward.client.outcomes import (
+    failed_part,
+    interrupted,
+    note_call,
+    note_items,
+    partial_of,
+    say_how_many,
+    set_partial,
+)
+from skyward.errors import Preempted, RemoteError, TaskError
+from skyward.events import Event, GroupProgress
 from skyward.transport import exceptions
 from skyward.transport.threads import run_in_thread
 
-__all__ = ["Ended", "Send", "combined", "error_of", "gathered", "mapped", "streamed"]
+__all__ = [
+    "Ended",
+    "GroupCounter",
+    "Later",
+    "PoolExecutor",
+    "Send",
+    "combined",
+    "error_of",
+    "gathered",
+    "mapped",
+    "streamed",
+]
+
 
 T = TypeVar("T")
 Ended = Callable[[Future[Any]], None]
@@ -33,6 +57,7 @@ _LEAST_ITEMS = 256
 _LONGEST = 8 << 10  # of the traceback that listeners and histories get of a chunk's first failure
 _MISSING: Any = object()
 _COROUTINE: Any = CoroutineType
+_GENERATORS: tuple[Any, ...] = (GeneratorType, AsyncGeneratorType)
 
 
 def gathered(
@@ -42,10 +67,13 @@ def gathered(
     ended: Ended | None = None,
 ) -> tuple[Any, ...]:
     """Results in order; the first failure, in time, cancels the rest. With `keep`, failures stand in their places."""
+    whole: Any = combined(futures, calls, keep, ended)
     try:
-        return combined(futures, calls, keep, ended).result()
-    except BaseException:
+        return whole.result()
+    except BaseException as exc:
         _cancel(futures)
+        if not isinstance(exc, Exception) and exc is not whole._exception:  # Ctrl-C, not what a call has raised
+            interrupted(exc, futures, keep)
         raise
 
 
@@ -86,17 +114,19 @@ def mapped(
 
     `count` is told how many more have ended well, and how many have failed.
     """
+    if inspect.isgeneratorfunction(each.fn) or inspect.isasyncgenfunction(each.fn):
+        raise _not_for_generators(each.fn)
     results: list[Any] = [_MISSING] * len(items)
     pending: dict[Future[Any], tuple[int, int]] = {}
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()  # unlike a condition, Ctrl-C leaves it whole
     per_item: float | None = None
     before: dict[int, Any] = {}  # what had finished of a chunk when one of its items failed
-    at = 0
+    at, limited = 0, each.timeout is not None and each.timeout < math.inf
     try:
         while pending or at < len(items):
             chunks: list[tuple[int, int]] = []
             while at < len(items) and len(pending) + len(chunks) < 2 * slots:
-                size = 1 if each.timeout is not None else _chunk_size(len(items) - at, per_item, slots)
+                size = 1 if limited else _chunk_size(len(items) - at, per_item, slots)
                 chunks.append((at, at + size))
                 at += size
             calls = [_chunk_call(each, items[a:b], a, keep) for a, b in chunks]
@@ -108,7 +138,8 @@ def mapped(
             while future is not None:
                 start, end = pending.pop(future)
                 error = error_of(future)
-                if error is not None and (keep or isinstance(error, TaskError)):  # a body has said it itself
+                ours = isinstance(error, TaskError) and not isinstance(error, RemoteError | Preempted)
+                if error is not None and (keep or ours):  # an exception of the body has said it itself
                     note_items(error, each, items[start:end], start)
                 if error is not None and not keep:
                     before = partial_of(error)
@@ -128,10 +159,9 @@ def mapped(
                 future = None if done.empty() else done.get()
     except BaseException as exc:
         _cancel(list(pending))
-        if isinstance(exc, Exception):
-            finished = {index: result for index, result in enumerate(results) if result is not _MISSING}
-            set_partial(exc, {**finished, **before})
-            say_how_many(exc, len(items), "items")
+        finished = {index: _restored(result) for index, result in enumerate(results) if result is not _MISSING}
+        set_partial(exc, {**finished, **before})
+        say_how_many(exc, len(items), "items")
         raise
     return [_restored(result) for result in results] if keep else results
 
@@ -209,7 +239,7 @@ class _Combined(UserFuture[tuple[Any, ...]]):
 
 
 class _Results(Iterator[T]):
-    """Results of several futures, one by one."""
+    """Results of several futures, one by one. Several threads may read them: each goes to one of them."""
 
     def __init__(
         self, futures: Sequence[Future[T]], ordered: bool, calls: Sequence[PendingCompute[Any]], keep: bool
@@ -217,25 +247,65 @@ class _Results(Iterator[T]):
         self._futures, self._left = list(futures), len(futures)
         self._calls, self._keep = calls, keep
         self._indices: dict[int, int] | None = None
-        self._next: Callable[[], Future[T]] = iter(self._futures).__next__
-        if not ordered:
-            done: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-            self._next = done.get
+        self._claiming = threading.RLock()  # of one thread twice: a signal handler may close it
+        self._wakes: set[Callable[[], None]] = set()
+        self._watched = False
+        self._done: queue.SimpleQueue[Future[T]] | None = None if ordered else queue.SimpleQueue()
+        if self._done is not None:
             for future in self._futures:
-                when_done(future, done.put)
+                when_done(future, self._done.put)
 
     def __iter__(self) -> _Results[T]:
         return self
 
     def __aiter__(self) -> AsyncIterator[T]:
-        return AsyncItems(self)
+        return AsyncItems(self, self)
 
     def __next__(self) -> T:
-        if not self._left:
-            raise StopIteration
-        self._left -= 1
+        with self._claiming:
+            if not self._left:
+                raise StopIteration
+            self._left -= 1
+            future = self._futures[-1 - self._left] if self._done is None else None
+        return self._read(future)
+
+    def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], T], bool] | None:
+        """What gives the next result or raises, and whether it takes no time worth a thread; as `Consumer.poll`."""
+        if not self._watched:  # now, since only readers in asyncio need it
+            self._watched = True
+            for future in self._futures:
+                when_done(future, partial(_wake, self._wakes))  # not a method: futures must not keep what is dropped
+        with self._claiming:
+            if not self._left:
+                return partial(next, self), True
+            self._wakes.add(wake)  # before it looks: whatever ends from now on wakes it
+            future = self._ended()
+            if future is None:
+                return None
+            self._wakes.discard(wake)
+            self._left -= 1
+        return partial(self._read, future), isinstance(future, AwaitableFuture) and future.is_light
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Takes back a `wake`: nobody waits for it any more."""
+        self._wakes.discard(wake)
+
+    def _ended(self) -> Future[T] | None:
+        """The next future, if it has ended."""
+        if self._done is None:
+            future = self._futures[-self._left]
+            return future if future.done() else None
         try:
-            future = self._next()
+            return self._done.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _read(self, future: Future[T] | None) -> T:
+        """The result of a future, or of the next one that ends."""
+        try:
+            if future is None:
+                assert self._done is not None
+                future = self._done.get()
             error = error_of(future)
             if error is None:
                 return future.result()
@@ -259,12 +329,19 @@ class _Results(Iterator[T]):
 
     def close(self) -> None:
         """Cancels what is left."""
-        self._left = 0
+        with self._claiming:
+            self._left = 0
         _cancel(self._futures)
 
     def __del__(self) -> None:
         if self.__dict__.get("_left"):
             run_in_thread(partial(_cancel, self._futures))  # cancelling takes locks, which this thread may hold
+
+
+def _wake(wakes: set[Callable[[], None]], _: Future[Any]) -> None:
+    for wake in list(wakes):
+        wakes.discard(wake)
+        wake()
 
 
 def _error_as_it_came(future: Future[Any]) -> BaseException | None:
@@ -300,8 +377,13 @@ def _apply(
                 import asyncio
 
                 result = asyncio.run(result)
+            elif type(result) in _GENERATORS:
+                raise _not_for_generators(fn)
         except Exception as exc:
             exceptions.noted(exc, f"item {index}: {name_of(fn)}({brief(item)})")
+            from skyward.node import gpu_failures  # this runs on a node; the client needs none
+
+            gpu_failures.look(exc)
             if not keep:
                 set_partial(exc, dict(enumerate(results, start)))
                 raise
@@ -311,6 +393,14 @@ def _apply(
                 first = f"item {index}: {name_of(fn)}({brief(item)})\n\n{result.described['traceback'][-_LONGEST:]}"
         results.append(result)
     return time.perf_counter() - began, (failed, first) if failed else None, results
+
+
+def _not_for_generators(fn: Callable[..., Any]) -> TypeError:
+    name = name_of(fn)
+    return TypeError(
+        f"pool.map({name}, ...): {name} is a generator function, and each result of a map is sent as a whole. Have it "
+        f"return a list; or send calls, whose results are streams: `[{name}(item) > pool for item in items]`."
+    )
 
 
 @dataclass(frozen=True)
@@ -330,3 +420,183 @@ def _restored(result: Any) -> Any:
 def _cancel(futures: Sequence[Future[Any]]) -> None:
     for future in futures:
         future.cancel()
+
+
+Later = Callable[[float, Callable[[], None]], None]
+"""Has something done after so many seconds."""
+
+_EVERY = 0.25
+_numbers = itertools.count(1)
+
+
+def _later(seconds: float, act: Callable[[], None]) -> None:
+    def wait() -> None:
+        time.sleep(seconds)
+        act()
+
+    run_in_thread(wait)
+
+
+class GroupCounter:
+    """Counts the calls of one group; `emit` hears of it, seldom enough to cost nothing, but always of the last state.
+
+    `total` is None where it is not known yet, see `expect`. `flush` waits until what was told has been heard.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        name: str,
+        total: int | None,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+        later: Later = _later,
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._pool, self._name, self._total, self._emit, self._clock = pool, name, total, emit, clock
+        self._later, self._flush = later, flush
+        self._follows = False
+        self._group = next(_numbers)
+        self._began = self._told = clock()
+        self._done = self._failed = self._stopped = 0
+        self._over = self._untold = self._late = False
+        self._lock = threading.RLock()  # a signal handler may stop calls of the group in the thread that counts
+
+    def follow(self, futures: Sequence[Future[Any]]) -> None:
+        """Counts futures as they end, and is over when all have."""
+        for future in futures:
+            when_done(future, self.ended)
+
+    def ended(self, future: Any) -> None:
+        """One more future has ended, and it is over when all have; cheap, since it is told of every call of a group."""
+        with self._lock:
+            self._follows = self._untold = True
+            if future._state != "FINISHED":
+                self._stopped += 1
+            elif future._exception is not None:  # it has ended: asking properly would take a lock, for every call
+                self._failed += 1
+            else:
+                self._done += 1
+            if not self._late or self._done + self._failed + self._stopped == self._total:
+                self.add(0)
+
+    def add(self, done: int, failed: int = 0, stopped: int = 0) -> None:
+        """So many more have ended: well, with an error, or because they were stopped."""
+        with self._lock:
+            self._done += done
+            self._failed += failed
+            self._stopped += stopped
+            if self._over:
+                return
+            complete = self._done + self._failed + self._stopped == self._total
+            self._over = complete and self._follows
+            if complete:
+                self._tell()
+            else:
+                self._untold = True
+                self._tell_soon()
+
+    def expect(self, total: int) -> None:
+        """So many there are: it was not known, or was wrong."""
+        with self._lock:
+            if total != self._total:
+                self._total = total
+                self.add(0)
+
+    def end(self) -> None:
+        """No more of them will be counted; listeners have heard so when this returns."""
+        with self._lock:
+            if not self._over:
+                self._over = True
+                self._tell()
+        self._flush()
+
+    def _tell_soon(self) -> None:
+        """Tells now, or in a moment: the next call may take an hour to end."""
+        wait = self._told + _EVERY - self._clock()
+        if wait <= 0:
+            self._tell()
+        elif not self._late:
+            self._late = True
+            self._later(wait, self._tell_late)
+
+    def _tell_late(self) -> None:
+        with self._lock:
+            self._late = False
+            if not self._over and self._untold:
+                self._tell_soon()
+
+    def _tell(self) -> None:
+        now = self._told = self._clock()
+        self._untold = False
+        seconds = now - self._began
+        # with the lock held: nothing is told after the end
+        self._emit(
+            GroupProgress(
+                self._pool, self._group, self._name, self._done, self._total, seconds, self._failed, self._over
+            )
+        )
+
+
+P = ParamSpec("P")
+
+
+class PoolExecutor(Executor):
+    """Submits plain functions to a pool."""
+
+    def __init__(self, send: Callable[[Sequence[PendingCompute[Any]]], Sequence[Future[Any]]]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._pending: set[Future[Any]] = set()
+        self._shut = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Sends a call to one node."""
+        known = as_compute(fn)
+        plain = known.fn if isinstance(known, Compute) else known
+        if isinstance(plain, PendingCompute):
+            name = plain.name
+            raise TypeError(
+                f"an executor takes a function and its arguments, `submit({name}, ...)`; `{name}(...) > pool` "
+                "sends a call."
+            )
+        if not callable(plain):
+            raise TypeError(f"an executor takes a function and its arguments, `submit(fn, x)`, not {brief(plain)}.")
+        if self._shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future: Future[T] = self._send([PendingCompute(plain, args, kwargs)])[0]  # pickles: code of the user's may run
+        with self._lock:
+            shut = self._shut
+            if not shut:
+                self._pending.add(future)
+        if shut:  # meanwhile
+            future.cancel()
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        when_done(future, self._settled)
+        return future
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether it takes no more calls."""
+        return self._shut
+
+    def __call__(self, *_: Never) -> NoReturn:
+        raise TypeError("pool.executor is no method: `pool.executor.submit(fn, x)`, without brackets after its name.")
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more calls; the pool itself stays open."""
+        with self._lock:
+            self._shut = True
+            pending = set(self._pending)
+        if cancel_futures:
+            for future in pending:
+                if not future.running():
+                    future.cancel()
+        if wait:
+            _wait(pending)
+
+    def _settled(self, future: Future[Any]) -> None:
+        self._pending.discard(future)
+
+
+_wait = wait

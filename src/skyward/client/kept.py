@@ -14,6 +14,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skyward import events
+from skyward.client.actions import (
+    CallBack,
+    Discard,
+    Emit,
+    Fetch,
+    Free,
+    GetFailed,
+    Got,
+    KeptAction,
+    MakeAgain,
+    Post,
+    Release,
+    Unblock,
+    Unwanted,
+    Upload,
+)
 from skyward.errors import RefLost
 from skyward.node.protocol import ClientToAgent
 from skyward.node.receiver import Malformed
@@ -23,8 +39,6 @@ if TYPE_CHECKING:
     from skyward.client.call import Call, CallFuture
 
 __all__ = ["Kept", "KeptResult"]
-
-Action = tuple[Any, ...]
 
 _RATE = 100e6  # bytes a second: how fast a result is thought to come to another node
 _LONGEST = 10.0
@@ -61,11 +75,10 @@ class Kept:
         self.closing = False
         self._requests: dict[int, tuple[KeptResult, int, CallFuture[Any] | None]] = {}
         self._count = itertools.count(1)
-        self.out: list[Action] = []  # what `take` gives next
+        self.out: list[KeptAction] = []  # what `take` gives next
 
-    def take(self) -> list[Action]:
-        """What is to be done: ("unblock", call), ("fail call", call, error), ("make again", call), ("unwanted", call),
-        ("call back", node, result), and what the engine does."""
+    def take(self) -> list[KeptAction]:
+        """What is to be done."""
         out, self.out = self.out, []
         return out
 
@@ -102,13 +115,13 @@ class Kept:
         best = max(sorted(there), key=there.__getitem__)
         return best, min(_LONGEST, there[best] / _RATE)
 
-    def filled(self, call: Call) -> tuple[dict[str, Any], list[Any], list[Action]]:
+    def filled(self, call: Call) -> tuple[dict[str, Any], list[Any], list[Fetch]]:
         """Metadata and buffers of a call, with what it takes as it is now; and what its node has to get first."""
         about, pieces, number = dict(call.about), list(call.pieces), call.node
         refs: dict[str, tuple[int, int]] = {}
         about["blobs"] = dict(about.get("blobs", {}))
         call.given = [result.blobs for result in call.needs]
-        fetches: list[Action] = []
+        fetches: list[Fetch] = []
         for result in call.needs:
             refs[result.key] = len(pieces), len(result.blobs)
             for blob in result.blobs:
@@ -116,8 +129,8 @@ class Kept:
                 pieces.append(b"")
             result.told.add(number or 0)
             sources = sorted(result.where - {number})
-            if not self._local and number not in result.where and sources:
-                fetches.append(("fetch", number, result.blobs, sources))
+            if not self._local and number is not None and number not in result.where and sources:
+                fetches.append(Fetch(number, result.blobs, sources))
         about["refs"] = refs | about.get("refs", {})  # in this order: objects that were put may hold kept results
         return about, pieces, fetches
 
@@ -185,7 +198,7 @@ class Kept:
         if result.uses > 0:
             return
         if result.state == "making" and result.call is not None:
-            self.out.append(("unwanted", result.call))  # its end frees the rest
+            self.out.append(Unwanted(result.call))  # its end frees the rest
         else:
             self._free(result)
 
@@ -204,6 +217,11 @@ class Kept:
                 del self._requests[request]
                 self._ask_again(result, future)
 
+    def vanished(self, result: KeptResult) -> None:
+        """On this computer, where nodes share their files, somebody has removed those of a result."""
+        result.where.clear()
+        self._gone(result, result.node, "its files were removed by another program")
+
     def need(self, number: int, name: str) -> None:
         """A node could not get a part of a result from the others."""
         result = self.results.get(name[:KEY])
@@ -216,19 +234,19 @@ class Kept:
         if result.state == "there" and any(name == known for known, _ in result.blobs):
             self._through_client(result, number)
         else:
-            self.out.append(("call back", number, result))
+            self.out.append(CallBack(number, result))
 
     def get(self, result: KeptResult, future: CallFuture[Any]) -> None:
         """The user wants a result here."""
         if result.key not in self.results:
             dropped = ValueError(f"the Ref to the result of {result.name} was dropped while it was asked for.")
-            self.out.append(("get failed", future, result.error or dropped))
+            self.out.append(GetFailed(future, result.error or dropped))
         elif result.error is not None:
-            self.out.append(("get failed", future, result.error))
+            self.out.append(GetFailed(future, result.error))
         elif result.state == "making":
             result.gets.append(future)
         elif self._local or result.home:
-            self.out.append(("got", future, result.home or result.blobs, False))
+            self.out.append(Got(future, result.home or result.blobs, False))
         else:
             self._ask(result, future)
 
@@ -236,20 +254,20 @@ class Kept:
         """What a node has sent of a result."""
         result, source, future = self._requests.pop(request, (None, -1, None))
         if result is None or source != number:
-            self.out.append(("discard", about))
+            self.out.append(Discard(about))
             return
         blobs = _in_order(about)
         if "incomplete" in about or [size for _, size in blobs] != [size for _, size in result.blobs]:
-            self.out.append(("discard", about))
+            self.out.append(Discard(about))
             result.where.discard(number)
             gone = result.key in self.results and result.state == "there" and not result.where and not result.home
             if gone:
                 self._gone(result, number, about.get("incomplete", "it is not there any more"))
             self._ask_again(result, future)
         elif future is not None:
-            self.out.append(("got", future, blobs, True))
+            self.out.append(Got(future, blobs, True))
         elif result.key not in self.results:
-            self.out.append(("discard", about))
+            self.out.append(Discard(about))
         else:
             result.home = blobs
             awaited, result.awaited = result.awaited, set()
@@ -262,7 +280,7 @@ class Kept:
         waiting = [(result, future) for result, _, future in self._requests.values() if future is not None]
         waiting += [(result, future) for result in self.results.values() for future in result.gets]
         self._requests.clear()
-        self.out += [("get failed", future, error(result)) for result, future in waiting]
+        self.out += [GetFailed(future, error(result)) for result, future in waiting]
 
     # the machinery
 
@@ -274,30 +292,30 @@ class Kept:
             again = call.again()
             result.state, result.call = "making", again
             note = f"{text}; it is made again, retry {again.attempt} of {call.retries}."
-            self.out.append(("emit", events.Notice(self._pool, note, "warning")))
-            self.out.append(("make again", again))
+            self.out.append(Emit(events.Notice(self._pool, note, "warning")))
+            self.out.append(MakeAgain(again))
         else:
             self._end(result, "lost", RefLost(result.name, number, reason))
-        self.out += [("call back", node, result) for node in sorted(awaited)]
+        self.out += [CallBack(node, result) for node in sorted(awaited)]
 
     def _end(self, result: KeptResult, state: str, error: BaseException) -> None:
         result.state, result.error, result.where = state, error, set()
         self._unblock(result)
         gets, result.gets = result.gets, []
-        self.out += [("get failed", future, error) for future in gets]
+        self.out += [GetFailed(future, error) for future in gets]
 
     def _unblock(self, result: KeptResult) -> None:
         waiters, result.waiters = result.waiters, {}
         for call in waiters.values():
             call.lacks = call.lacks - {result.key}
             if result.error is not None or not call.lacks:
-                self.out.append(("unblock", call))
+                self.out.append(Unblock(call))
 
     def _drop_call(self, result: KeptResult) -> None:
         """A result is not made again: what its call took need not be kept."""
         call, result.call = result.call, None
         if call is not None:
-            self.out.append(("release", list(call.uploads)))
+            self.out.append(Release(list(call.uploads)))
             self._release_all(call.needs)
 
     def _release_all(self, results: Iterable[KeptResult]) -> None:
@@ -310,7 +328,7 @@ class Kept:
         self._drop_call(result)
         paths = [path for path, _ in (result.home, result.blobs)[self._local]]
         names = [] if self._local else [name for name, _ in result.blobs]
-        self.out.append(("free", result.key, sorted(result.told), paths, names))
+        self.out.append(Free(result.key, sorted(result.told), paths, names))
         gets, result.gets = result.gets, []
         for future in gets:
             self.get(result, future)  # says that it is gone
@@ -318,7 +336,7 @@ class Kept:
     def _through_client(self, result: KeptResult, number: int) -> None:
         if result.home:
             names = [name for name, _ in result.blobs]
-            self.out.append(("upload", number, dict(zip(names, result.home, strict=True))))
+            self.out.append(Upload(number, dict(zip(names, result.home, strict=True))))
             return
         result.awaited.add(number)
         if not any(of is result and future is None for of, _, future in self._requests.values()):
@@ -327,7 +345,7 @@ class Kept:
     def _ask(self, result: KeptResult, future: CallFuture[Any] | None) -> None:
         request, source = next(self._count), min(result.where)
         self._requests[request] = result, source, future
-        self.out.append(("post", source, [ClientToAgent.bring(request, result.key)], ()))
+        self.out.append(Post(source, [ClientToAgent.bring(request, result.key)], []))
 
     def _ask_again(self, result: KeptResult, future: CallFuture[Any] | None) -> None:
         """The node that was asked has not got it: another one may."""

@@ -1,6 +1,6 @@
 """What nodes say, looked into before it counts: metadata of verdicts, items, samples, stacks, greetings.
 
-`node/fields.py` checks the types of fields. This looks inside them, so that what a node sends breaks its own link at
+`node/receiver.py` checks the types of fields. This looks inside them, so that what a node sends breaks its own link at
 most. All of it raises Malformed.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from skyward.node.fields import Check, is_number, is_numbers, is_texts, is_whole
 from skyward.node.protocol import VERDICTS
-from skyward.node.receiver import Malformed
+from skyward.node.receiver import Check, Malformed, is_number, is_numbers, is_texts, is_whole
 
 __all__ = ["CHECKS", "checked_about"]
 
@@ -151,7 +150,8 @@ def _is_error(value: Any) -> bool:
     if value.__class__ is not dict:
         return False
     known = cast("dict[str, Any]", value)
-    return all(known.get(name).__class__ is str for name in ("type", "message", "traceback"))
+    texts = all(known.get(name).__class__ is str for name in ("type", "message", "traceback"))
+    return texts and is_texts(known.get("notes", []))
 
 
 def _is_file_error(value: dict[str, Any]) -> bool:
@@ -207,6 +207,7 @@ _METADATA: dict[str, Test] = {
     "shared": _is_code,
     "limit": _is_amount,
     "killed": _is_bool,
+    "loading": _is_bool,
     "stack": _is_text,
     "reason": _is_text,
     "size": is_whole,
@@ -232,7 +233,11 @@ _BODY: dict[str, Test] = {
     "problem": _is_text,
     "facts": _is_dict,
 }
-_FACTS: dict[str, Test] = {"collectives": lambda value: value is None or is_whole(value), "shards": _is_shards}
+_FACTS: dict[str, Test] = {
+    "collectives": lambda value: value is None or is_whole(value),
+    "shards": _is_shards,
+    "threads": lambda value: value.__class__ is list and all(map(_is_frames, value)),
+}
 _FILES: dict[str, Test] = {
     "error": lambda value: value.__class__ is dict and _is_file_error(value),
     "entries": lambda value: value.__class__ is list,
@@ -258,6 +263,7 @@ _ABOUT: dict[str, Test] = {
     "gpu_variable": _is_text,
     "cpus": lambda value: is_whole(value) and value > 0,
     "received": is_whole,
+    "unread": is_whole,
 }
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(VERDICTS, _verdict),

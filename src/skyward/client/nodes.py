@@ -6,50 +6,57 @@ No clock, socket or thread here: `Nodes` is told what happens, and returns what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
-from skyward.client.connections import SILENCE, Connections
-from skyward.client.node_answers import NodeAnswers
-from skyward.client.node_table import NODES, Node
-from skyward.client.output_lines import output_window
-from skyward.client.reconnect import Alone, given_up, next_try
+from skyward.client.actions import Emit, ForgetBlobs, Inquire, Lose, NodeAction, Post, Reconnect, Renounce
+from skyward.client.connections import SILENCE, Alone, Connections, NodeEnded, given_up, next_try
+from skyward.client.output import output_window
 from skyward.client.settings import PoolSettings
-from skyward.errors import AcceleratorMismatch, BootstrapError, NodeLost, PluginError
+from skyward.errors import AcceleratorMismatch, BootstrapError, PluginError, SkywardError
 from skyward.machines.replacement import Requests
 from skyward.node.protocol import ClientToAgent
 from skyward.node.receiver import Malformed
 from skyward.transport import exceptions
 
-__all__ = ["NODES", "Action", "Node", "Nodes"]
+__all__ = ["NODES", "Node", "Nodes"]
 
-Action = tuple[Any, ...]
-"""What the engine is to do: ("post", node, messages, buffers), ("emit", event), ("reconnect", node),
-("renounce", node), ("inquire",), ("forget blobs", node), ("lose", node, reason)."""
+
+_LAST_MOMENT = 5.0
+
 
 _REFUSALS = 3
 _PORTS = 3
+_BOOTING = 120.0
 _ANSWER = 6.0  # a provider knows better than we why a machine is gone, and is asked first
 
 
-class Nodes(NodeAnswers):
+class Nodes:
     """Every method says what happened, at the time `now` where it matters, and returns what is to be done.
 
     Of `links` it only asks which nodes are connected, when they were heard, and what they said of themselves.
     """
 
     def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
-        super().__init__(plan, links, requests)
+        self._plan, self._links, self._requests = plan, links, requests
+        there = plan.nodes if plan.present is None else plan.present
+        self.all = [Node(i, "opening" if i < there else "absent") for i in range(plan.nodes)]
+        self.gang = plan.gang
+        """Whether runners are part of groups."""
+        self.tainted = False
+        """Whether all runners are to be made again, since one of a group is gone."""
+        self.closing = False
+        self._now = 0.0
         self._unformed = False
         self._alone = Alone()
         self._generation = 0
         self._ports: list[int] = []
-        self._out: list[Action] = []
-        self._now = 0.0
+        self._out: list[NodeAction] = []
 
     # what nodes say
 
-    def on_ready(self, number: int, generation: int, now: float) -> list[Action]:
+    def on_ready(self, number: int, generation: int, now: float) -> list[NodeAction]:
         """A node's runners are there."""
         self._now = now
         if generation == self._generation:
@@ -61,7 +68,7 @@ class Nodes(NodeAnswers):
 
     def on_failed(
         self, number: int, described: dict[str, Any], generation: int, buffers: Sequence[Any], now: float
-    ) -> list[Action]:
+    ) -> list[NodeAction]:
         """A node cannot make runners."""
         self._now = now
         if generation != self._generation:
@@ -77,20 +84,20 @@ class Nodes(NodeAnswers):
         self.all[number].error = error
         return self._lost(number, "failed", reason)
 
-    def on_replaced(self, number: int, rank: int | None, generation: int, now: float) -> list[Action]:
+    def on_replaced(self, number: int, rank: int | None, generation: int, now: float) -> list[NodeAction]:
         """A runner has died, and another one is being made; `rank` where nodes have several."""
         self._now = now
         if generation == self._generation and self.gang and not self.closing:
-            self.taint("a node" if rank is None else f"rank {rank} (node {number})")
+            self.taint(f"the process of node {number}" if rank is None else f"rank {rank} (node {number})")
         return self._taken()
 
-    def on_broken_group(self, now: float) -> list[Action]:
+    def on_broken_group(self, now: float) -> list[NodeAction]:
         """A process that may belong to a group is gone, as a call's verdict says."""
         self._now = now
         self.taint()
         return self._taken()
 
-    def on_ports(self, ports: list[int], generation: int, now: float) -> list[Action]:
+    def on_ports(self, ports: list[int], generation: int, now: float) -> list[NodeAction]:
         """The head has free ports for groups; those that were asked for before the last time do not count."""
         self._now = now
         if generation != self._generation:
@@ -104,7 +111,7 @@ class Nodes(NodeAnswers):
                     self._equip(node.number)
         return self._taken()
 
-    def on_notice(self, number: int, seconds: float, now: float) -> list[Action]:
+    def on_notice(self, number: int, seconds: float, now: float) -> list[NodeAction]:
         """A node's machine will be taken away."""
         self._now = now
         self.all[number].leaving = now + seconds
@@ -113,14 +120,14 @@ class Nodes(NodeAnswers):
 
     # runners, made and made again
 
-    def taint(self, who: str = "a node") -> None:
+    def taint(self, who: str = "a process") -> None:
         """A runner that may belong to a group is gone: no calls until all of them have been made again."""
         if not self.tainted:
             self.tainted = True
-            text = f"{who} lost its runner; all are made again, since a group cannot be mended."
+            text = f"{who} died; all of them are restarted, because a process group cannot be repaired."
             self._emit(events.Notice(self._plan.pool, text))
 
-    def renew(self, now: float) -> list[Action]:
+    def renew(self, now: float) -> list[NodeAction]:
         """Makes the runners of all nodes (again), over fresh ports of the head."""
         self._now = now
         self._renew()
@@ -132,14 +139,15 @@ class Nodes(NodeAnswers):
         for node in self.all:
             self._step(node, "renew")
         if not any(n.gone for n in self.all):  # no group without them; when the last is back we come here again
-            self._out.append(("post", 0, [ClientToAgent.ports(_PORTS, self._generation)], ()))
+            self._out.append(Post(0, [ClientToAgent.ports(_PORTS, self._generation)], []))
 
     def _refused(self, node: Node) -> bool:
         """Whether a node is not what was asked for; it is given up then."""
         error = None if node.gone else self._plan.refusal(node.number, self._links.abouts()[node.number])
         if error is not None:
             node.error = error
-            self._out += self._lost(node.number, "failed", str(error))
+            lost = self._lost(node.number, "failed", str(error))  # takes what `_out` holds
+            self._out += lost
         return error is not None
 
     def _equip(self, number: int) -> None:
@@ -147,7 +155,7 @@ class Nodes(NodeAnswers):
         message = ClientToAgent.setup(
             {**settings, "generation": self._generation, "output": output_window(self._plan.nodes)}, len(hooks)
         )
-        self._out.append(("post", number, [message], hooks))
+        self._out.append(Post(number, [message], hooks))
 
     def _inform(self, number: int) -> None:
         """Tells the other nodes where a node is now."""
@@ -155,11 +163,11 @@ class Nodes(NodeAnswers):
             if other.number != number and not other.gone:
                 settings, _ = self._plan.setup(other.number, self.abouts(), self._ports)
                 messages = [ClientToAgent.info(settings["info"]), ClientToAgent.head(settings.get("head"))]
-                self._out.append(("post", other.number, messages, ()))
+                self._out.append(Post(other.number, messages, []))
 
     # connections that come and go
 
-    def attached(self, number: int, *, restarted: bool, now: float) -> list[Action]:
+    def attached(self, number: int, *, restarted: bool, now: float) -> list[NodeAction]:
         """There is a connection to a node (again); after a restart its agent knows nothing of us."""
         self._now = now
         node = self.all[number]
@@ -170,7 +178,7 @@ class Nodes(NodeAnswers):
             self._renew()
         return self._taken()
 
-    def broken(self, number: int, now: float) -> list[Action]:
+    def broken(self, number: int, now: float) -> list[NodeAction]:
         """The connection to a node is gone; it is tried again for a while."""
         self._now = now
         if self.closing:
@@ -180,11 +188,11 @@ class Nodes(NodeAnswers):
             self._alone.began(now)
         return self._taken()
 
-    def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[Action]]:
+    def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[NodeAction]]:
         """A node could not be reached again: when to try once more; it is given up when it must be gone."""
         self._now = now
         node, local = self.all[number], self._plan.local
-        actions: list[Action] = []
+        actions: list[NodeAction] = []
         if node.state == "silent":
             silent = now - self._links.heard(number)
             # once may be a tunnel that broke at that moment; the next attempt makes a new one
@@ -192,6 +200,9 @@ class Nodes(NodeAnswers):
             refused = node.refusals >= _REFUSALS and (not self._plan.substitutes or now - node.away > _ANSWER)
             if 0 < node.leaving < now:
                 actions = self._lost(number, "give up", "its machine was taken away")
+            elif isinstance(error, NodeEnded):
+                node.error = BootstrapError("starting runners", f"{error}.", number)  # if the pool is being opened
+                actions = self._lost(number, "give up", str(error))
             elif given_up(
                 None if local else self._plan.lease,
                 now - node.away,
@@ -202,12 +213,13 @@ class Nodes(NodeAnswers):
             ):
                 first = str(error).partition("\n")[0]
                 reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"
+                node.awaited = now + _BOOTING if refused and self._plan.reboots else 0.0
                 actions = self._lost(number, "give up", reason)
         if node.gone and (local or self._requests.going(number)):
             return None, actions
         return next_try(now - node.away, gone=bool(node.gone)), actions
 
-    def unreachable(self, number: int, error: Exception, now: float) -> list[Action]:
+    def unreachable(self, number: int, error: Exception, now: float) -> list[NodeAction]:
         """A node could not be reached for so long that it is given up."""
         self._now = now
         if self.all[number].state == "joining":
@@ -216,14 +228,16 @@ class Nodes(NodeAnswers):
             return self._taken()
         reason = f"cannot connect to it: {error}"
         if self.all[number].error is None:
-            self.all[number].error = NodeLost(number, reason=reason)
+            known = isinstance(error, SkywardError)
+            self.all[number].error = error if known else BootstrapError("connecting", f"{reason}.", number)
         return self._lost(number, "unreachable", reason)
 
-    def tell_alone(self, now: float) -> list[Action]:
+    def tell_alone(self, now: float) -> list[Emit]:
         """Says that no node can be reached: after half a minute, then every minute."""
+        self._now = now
         if any(node.state == "silent" for node in self.all) and (text := self._alone.told(now, self._plan.lease)):
-            self._warn(text)
-        return self._taken()
+            return [Emit(events.Notice(self._plan.pool, text, "warning"))]
+        return []
 
     def _others_speak(self, number: int) -> bool:
         return any(
@@ -233,7 +247,7 @@ class Nodes(NodeAnswers):
             for n in self.all
         )
 
-    def _lost(self, number: int, event: str, reason: str) -> list[Action]:
+    def _lost(self, number: int, event: str, reason: str) -> list[NodeAction]:
         node = self.all[number]
         if (node.state, event) in NODES:
             node.gone = reason
@@ -242,14 +256,16 @@ class Nodes(NodeAnswers):
 
     # nodes that were missing, and other machines for lost ones
 
-    def join(self, number: int, now: float) -> list[Action]:
+    def join(self, number: int, now: float) -> list[NodeAction]:
         """A node that was missing has come, and is connected to."""
         self._now = now
         self.all[number].error = None
         self._step(self.all[number], "join")
         return self._taken()
 
-    def vacate(self, number: int, occupied: Callable[[Iterable[int]], bool], now: float) -> tuple[bool, list[Action]]:
+    def vacate(
+        self, number: int, occupied: Callable[[Iterable[int]], bool], now: float
+    ) -> tuple[bool, list[NodeAction]]:
         """Takes a node out whose place another machine takes; False while that would end a call."""
         self._now = now
         node = self.all[number]
@@ -261,7 +277,7 @@ class Nodes(NodeAnswers):
         self._step(node, "replace")
         return True, self._taken()
 
-    def not_replaced(self, number: int, reason: str, now: float) -> list[Action]:
+    def not_replaced(self, number: int, reason: str, now: float) -> list[NodeAction]:
         """No machine was found: what waits for one fails."""
         self._now = now
         if self.closing:
@@ -271,7 +287,7 @@ class Nodes(NodeAnswers):
         node.gone = node.gone and f"{node.gone}, and it could not be replaced: {reason}"
         return self._taken()
 
-    def ended(self, number: int, reason: str, now: float) -> list[Action]:
+    def ended(self, number: int, reason: str, now: float) -> list[NodeAction]:
         """Gives a node up whose machine is known to be gone."""
         self._now = now
         if self.all[number].state == "silent" and not self.closing:
@@ -308,23 +324,29 @@ class Nodes(NodeAnswers):
         seconds = node.leaving - self._now
         self._emit(events.NodeLeaving(self._plan.pool, node.number, seconds))
         if not self.closing:
-            follows = "; another one takes its place" if self._requests.begin(node.number) else ""
+            follows = "; another one is asked for" if self._requests.begin(node.number) else ""
             self._warn(f"node {node.number} gets no new calls: its machine is taken away in {seconds:.0f} s{follows}.")
 
     def _tell_lost(self, node: Node) -> None:
         if not node.away:  # else it was said when the connection broke
             self._emit(events.NodeDown(self._plan.pool, node.number, node.gone))
-        self._out.append(("forget blobs", node.number))
-        if not self._plan.local:
-            self._out.append(("renounce", node.number))
+        self._out.append(ForgetBlobs(node.number))
+        if self._plan.local:
+            if not any(other.gone == node.gone for other in self.all if other is not node):
+                self._warn(f"node {node.number} is lost: {node.gone}.")
+        else:
+            self._out.append(Renounce(node.number))
             text = f"node {node.number} is lost: {node.gone}. Its calls go to other nodes, within their retries."
             # the next one would not be what was asked for either
             mistaken = isinstance(node.error, AcceleratorMismatch)
             replaced = not mistaken and self._requests.begin(node.number)
-            self._warn(text + (" Another machine takes its place." if replaced else ""))
+            text += " Another machine is asked for." if replaced else ""
+            if self.may_return():
+                text += f" No node is left; calls that wait are kept for {_BOOTING:.0f} s, in case one is back by then."
+            self._warn(text)
 
     def _lose_calls(self, node: Node) -> None:
-        self._out.append(("lose", node.number, node.gone if node.state == "lost" else "its agent was restarted"))
+        self._out.append(Lose(node.number, node.gone if node.state == "lost" else "its agent was restarted"))
 
     def _set_up(self, node: Node) -> None:
         node.gone, node.error, node.leaving = "", None, 0.0
@@ -338,17 +360,159 @@ class Nodes(NodeAnswers):
         node.before = "opening" if node.before == "ready" else node.before
 
     def _reconnect(self, node: Node) -> None:
-        self._out += [("inquire",), ("reconnect", node.number)]
+        self._out += [Inquire(), Reconnect(node.number)]
 
     def _renounce(self, node: Node) -> None:
-        self._out += [("forget blobs", node.number), ("renounce", node.number)]
+        self._out += [ForgetBlobs(node.number), Renounce(node.number)]
 
     def _warn(self, text: str) -> None:
         self._emit(events.Notice(self._plan.pool, text, "warning"))
 
     def _emit(self, event: events.Event) -> None:
-        self._out.append(("emit", event))
+        self._out.append(Emit(event))
 
-    def _taken(self) -> list[Action]:
+    def _taken(self) -> list[NodeAction]:
         out, self._out = self._out, []
         return out
+
+    @property
+    def present(self) -> list[Node]:
+        """The nodes of the pool, whatever has become of them; not those that were missing and have not joined."""
+        return [n for n in self.all if n.state not in ("absent", "joining")]
+
+    def joining(self) -> bool:
+        """Whether a node that was missing is being connected to."""
+        return any(n.state == "joining" for n in self.all)
+
+    def abouts(self) -> list[dict[str, Any]]:
+        """What each node said of itself; nothing of those that are missing."""
+        known = zip(self.all, self._links.abouts(), strict=True)
+        return [{} if node.state == "absent" else about for node, about in known]
+
+    def takes_calls(self) -> set[int]:
+        """The nodes that may get calls: those of a group only together."""
+        if self.tainted or (self._plan.gang and self.joining()):
+            return set()
+        able = {n.number for n in self.all if n.state == "ready" and self._links.connected(n.number)}
+        return able if not self.gang or len(able) == len(self.present) else set()
+
+    def all_ready(self) -> bool:
+        """Whether every node has its runners."""
+        return all(n.state == "ready" for n in self.present)
+
+    def in_doubt(self, number: int, now: float) -> bool:
+        """Whether a node may be lost without our knowing it yet."""
+        node = self.all[number]
+        late = 0 < node.leaving < now + _LAST_MOMENT
+        return not self.closing and not node.gone and (node.state == "silent" or late)
+
+    def is_leaving(self, number: int) -> bool:
+        """Whether a node's machine is about to be taken away."""
+        return self.all[number].leaving > 0
+
+    def given_up(self, number: int) -> bool:
+        """Whether a node is gone, or about to be, and nothing comes in its place."""
+        node = self.all[number]
+        return bool(node.gone or node.leaving) and not self._requests.going(number) and not self.may_return()
+
+    def may_return(self) -> bool:
+        """Whether no node is left, but one may be back soon: what waits for a node is kept as long."""
+        return all(n.gone for n in self.present) and any(self._now < n.awaited for n in self.present)
+
+    def no_node_left(self) -> Node | None:
+        """A lost node, if no node takes calls any more: none is left, or a group lacks that one; none is coming."""
+        lost = [n for n in self.all if n.gone and self.given_up(n.number)]
+        return lost[0] if lost and (self.gang or len(lost) == len(self.present)) else None
+
+    def check(self) -> None:
+        """Raises what is wrong with a node, while a pool is opened."""
+        for node, about in zip(self.all, self.abouts(), strict=True):
+            if error := node.error or (self._plan.refusal(node.number, about) if about else None):
+                raise error
+
+    def silent(self) -> list[int]:
+        """The nodes of which it is not known whether they are lost."""
+        return [n.number for n in self.all if n.state == "silent"]
+
+
+# The states of a node, as a table: (state, event) -> (state, actions).
+#
+# An event that a state has no row for changes nothing. "as before" is the state that the connection's loss
+# interrupted.
+
+
+Row = tuple[str, tuple[str, ...]]
+
+_BROKEN: Row = ("silent", ("tell down", "reconnect"))
+_LOST: Row = ("lost", ("tell lost", "lose calls"))
+_RETURNED: Row = ("opening", ("tell up", "lose calls", "set up"))
+_REPLACED: Row = ("replaced", ("renounce",))
+
+NODES: dict[tuple[str, str], Row] = {
+    # its runners are being made
+    ("opening", "ready"): ("ready", ("tell ready",)),
+    ("opening", "broken"): _BROKEN,
+    ("opening", "failed"): _LOST,
+    ("opening", "unreachable"): _LOST,
+    ("opening", "notice"): ("leaving", ("tell leaving",)),
+    ("opening", "restarted"): _RETURNED,
+    ("opening", "replace"): _REPLACED,
+    # it takes calls
+    ("ready", "ready"): ("ready", ("tell ready",)),
+    ("ready", "renew"): ("opening", ()),
+    ("ready", "broken"): _BROKEN,
+    ("ready", "failed"): _LOST,
+    ("ready", "unreachable"): _LOST,
+    ("ready", "notice"): ("leaving", ("tell leaving",)),
+    ("ready", "restarted"): _RETURNED,
+    ("ready", "replace"): _REPLACED,
+    # its machine will be taken away: no new calls
+    ("leaving", "notice"): ("leaving", ("tell leaving",)),
+    ("leaving", "broken"): _BROKEN,
+    ("leaving", "failed"): _LOST,
+    ("leaving", "unreachable"): _LOST,
+    ("leaving", "restarted"): _RETURNED,
+    ("leaving", "replace"): _REPLACED,
+    # there is no connection, and it is tried again
+    ("silent", "attached"): ("as before", ("tell up",)),
+    ("silent", "restarted"): _RETURNED,
+    ("silent", "renew"): ("silent", ("forget runners",)),
+    ("silent", "give up"): _LOST,
+    ("silent", "unreachable"): _LOST,
+    ("silent", "replace"): _REPLACED,
+    # it was given up
+    ("lost", "attached"): _RETURNED,
+    ("lost", "restarted"): _RETURNED,
+    ("lost", "replace"): _REPLACED,
+    # it was missing when the pool opened
+    ("absent", "join"): ("joining", ("renounce",)),
+    # it has come, and is connected to; who is which rank changes when it answers
+    ("joining", "attached"): _RETURNED,
+    ("joining", "restarted"): _RETURNED,
+    ("joining", "unreachable"): ("absent", ("renounce",)),
+    # another machine takes its place
+    ("replaced", "attached"): _RETURNED,
+    ("replaced", "restarted"): _RETURNED,
+    ("replaced", "unreachable"): _LOST,
+    ("replaced", "replace"): _REPLACED,
+}
+
+
+@dataclass(eq=False)
+class Node:
+    """What is known of a node."""
+
+    number: int
+    state: str = "opening"
+    before: str = "opening"
+    """The state in which its connection broke."""
+    gone: str = ""
+    """Why it was given up."""
+    away: float = 0.0
+    """Since when there is no connection."""
+    leaving: float = 0.0
+    """When its machine will be taken away."""
+    awaited: float = 0.0
+    """Until when it may be back, though it was given up: its machine may be booting, and is set up again then."""
+    refusals: int = 0
+    error: BaseException | None = None

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
-from concurrent.futures import CancelledError
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any, Literal, cast
 
 from skyward import events
-from skyward.api.masking import hide
+from skyward.api.brief import brief, described
+from skyward.api.compute import PendingCompute, name_of
+from skyward.api.secret import hide
 from skyward.client.call import Call
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.transport import exceptions
+from skyward.transport.exceptions import noted
 
-__all__ = ["End", "Outcome", "failed", "failure", "gang_note", "missing_module", "of_argument", "returned", "told"]
+__all__ = [
+    "End",
+    "Outcome",
+    "failed",
+    "failed_part",
+    "failure",
+    "gang_note",
+    "interrupted",
+    "missing_module",
+    "note_call",
+    "note_items",
+    "of_argument",
+    "partial_of",
+    "returned",
+    "say_how_many",
+    "set_partial",
+    "told",
+]
+
 
 Outcome = Literal["ok", "error", "crashed", "timeout", "cancelled", "lost"]
 End = tuple[Outcome, float, str, int]
@@ -59,7 +82,8 @@ def failure(
     if kind == "crashed":
         return _crash(call, node, about, rank), "crashed"
     if kind == "timeout":
-        error = TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"], rank)
+        loading = about.get("loading", False)
+        error = TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"], rank, loading)
         if stack := about.get("stack"):
             exceptions.with_frames(error, "where the body stood when its time was over:", stack)
         return error, "timeout"
@@ -102,13 +126,14 @@ def _advice(error: BaseException) -> str:
     if type(error) in (ValueError, RuntimeError) and "Default process group has not been initialized" in str(error):
         return (
             "node: torch has no process group there. Add plugins=[sky.plugins.torch()] to the pool, which forms one on "
-            "two nodes or more, or @sky.integrations.torch below @sky.compute; and send the call with `@`."
+            "two nodes or more, or where processes_per_node is given; or put @sky.integrations.torch below "
+            "@sky.compute. Send the call with `@`."
         )
     if _misses_torchrun(error):
         return (
             "node: torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and so on, a pool does not by itself. Put "
             "@sky.integrations.torch(init=False) below @sky.compute; or add plugins=[sky.plugins.torch()] to the pool, "
-            "which does the same on two nodes or more. Send the call with `@`."
+            "which does the same on two nodes or more, or where processes_per_node is given. Send the call with `@`."
         )
     return ""
 
@@ -126,27 +151,34 @@ def missing_module(module: str) -> str:
     if module in _PLUGINS:
         return f"node: add plugins=[sky.plugins.{_PLUGINS[module]}] to the pool, or {pip}."
     if package is not None:
-        return f"node: {module} is not installed there; add {pip} to the pool."
+        return f"{module} is not installed on the node; add {pip} to the pool."
     try:
         here = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         here = False
     if here:
         return (
-            f"node: {module} exists on this computer only. Import it at the top of your file, so that it travels with "
-            f"the function; or send it along with sky.Image(includes=[...]), if it is a package with Image(pip=[...])."
+            f"node: {module} exists on this computer only. Import it at the top of your file and not in the function, "
+            f"so that it travels along; or send it with sky.Image(includes=[...]), if it is a package with "
+            f"Image(pip=[...])."
         )
-    return f"node: {module} is not installed there; add {pip} (the package may have another name)."
+    return f"{module} is not installed on the node; add {pip} to the pool (the package may have another name)."
 
 
 def _package(module: str) -> str | None:
     """The package that a module comes from: as installed here, else as known; None where neither says."""
-    from importlib import metadata
-
-    installed = metadata.packages_distributions().get(module, [])
+    installed = _installed().get(module, [])
     if len(set(installed)) == 1:  # more than one share a namespace, as google's do
         return installed[0]
     return _PACKAGES.get(module)
+
+
+@functools.cache
+def _installed() -> Mapping[str, list[str]]:
+    """The packages that modules come from, on this computer; finding them reads a file of each package, so once."""
+    from importlib import metadata
+
+    return metadata.packages_distributions()
 
 
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -207,3 +239,77 @@ def _crash(call: Call, node: int, about: dict[str, Any], rank: int | None) -> Ta
     name = _signal_name(-code) if code < 0 else None
     kind = TaskOutOfMemory if about["oom"] else TaskCrashed
     return kind(call.name, node, call.attempt, code, name, hide(about["stderr"]), about["shared"], rank)
+
+
+_MOST_NOTES = 20  # calls that need the same result share its exception
+
+
+def failed_part(
+    error: Exception,
+    failed: Future[Any],
+    parts: Sequence[Future[Any]],
+    calls: Sequence[PendingCompute[Any]],
+    partial: bool = True,
+) -> None:
+    """Says on `error` which of the calls it comes from; keeps the results of those that have finished."""
+    index = next((index for index, part in enumerate(parts) if part is failed), None)
+    if index is not None:
+        note_call(error, index, calls)
+    if partial and len(parts) > 1:
+        set_partial(error, {index: part.result() for index, part in enumerate(parts) if _is_good(part)})
+        say_how_many(error, len(parts), "calls")
+
+
+def interrupted(error: BaseException, parts: Sequence[Future[Any]], keep: bool) -> None:
+    """Puts on Ctrl-C, or what else ends the wait for a group, what its calls have given; with `keep` errors, too."""
+    ended = {index: part for index, part in enumerate(parts) if part.done() and not part.cancelled()}
+    # without a wait: a result lets listeners hear of it first, and they may be slow
+    errors = {index: part.exception(0) for index, part in ended.items()}
+    found = {index: part.result(0) if errors[index] is None else errors[index] for index, part in ended.items()}
+    set_partial(error, {index: value for index, value in found.items() if keep or errors[index] is None})
+    say_how_many(error, len(parts), "calls")
+
+
+def note_call(error: BaseException, index: int, calls: Sequence[PendingCompute[Any]]) -> None:
+    """Notes which of the calls of a group an exception comes from."""
+    notes = getattr(error, "__notes__", None)
+    if index < len(calls) and not (isinstance(notes, list) and len(cast("list[Any]", notes)) >= _MOST_NOTES):
+        call = calls[index]
+        noted(error, f"call {index} of {len(calls)}: {described(call.name, call.args, call.kwargs)}")
+
+
+def note_items(error: BaseException, each: PendingCompute[Any], items: Sequence[Any], start: int) -> None:
+    """Notes which items of a map, from index `start` on, a call had that gave no result."""
+    first, last = (f"{name_of(each.fn)}({brief(item)})" for item in (items[0], items[-1]))
+    if len(items) == 1:
+        noted(error, f"item {start}: {first}")
+    else:
+        noted(error, f"items {start} to {start + len(items) - 1}, sent as one call: {first} to {last}")
+
+
+def set_partial(error: BaseException, results: Mapping[int, Any]) -> None:
+    """Puts results on an exception by their index; nothing happens if it takes no attributes."""
+    try:
+        error.partial = dict(results)  # type: ignore[attr-defined]
+    except Exception:  # one that forbids it, such as a frozen dataclass
+        pass
+
+
+def partial_of(error: BaseException) -> dict[int, Any]:
+    """The results on an exception; none if it has no `partial`, or one that is the user's own."""
+    found: Any = getattr(error, "partial", None)
+    return cast("dict[int, Any]", found) if isinstance(found, dict) else {}
+
+
+def say_how_many(error: BaseException, count: int, what: str) -> None:
+    """Notes how many of `count` had finished."""
+    if isinstance(getattr(error, "partial", None), dict) and count > 1:
+        finished = len(partial_of(error))
+        noted(error, f"{finished} of {count} {what} had finished: see `partial` of this exception, results by index.")
+
+
+def _is_good(part: Future[Any]) -> bool:
+    try:
+        return part.done() and part.exception() is None
+    except BaseException:  # it was cancelled, or its result cannot be read
+        return False

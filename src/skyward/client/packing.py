@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
+import math
 import os
+import typing
 import weakref
-from collections.abc import Callable, Sequence
-from types import FunctionType
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from skyward.api.brief import described
+from skyward.api.brief import brief, described
 from skyward.api.compute import PendingCompute
 from skyward.api.ref import Ref, checked_keep
-from skyward.client.call import Call
-from skyward.client.callbacks import UserCode
-from skyward.client.functions import remembers_nothing, streamed_parameters, unbound
+from skyward.client.call import Call, CallFuture
+from skyward.client.futures import UserCode
 from skyward.client.kept import KeptResult
-from skyward.client.logs import Watch
-from skyward.client.refs import Keeper, Refs
+from skyward.client.output import Watch
+from skyward.errors import FilesLost, PoolClosed
 from skyward.transport import blobs, definitions
 from skyward.transport.frames import nbytes
-from skyward.transport.payload import Packed, Packer
+from skyward.transport.payload import Packed, Packer, unpack
 from skyward.transport.refs import KEY_BYTES, FoundCalls, collected, reduce_call
+from skyward.transport.threads import run_in_thread
 
-__all__ = ["Packing"]
+__all__ = ["Keeper", "Packing", "Refs", "streamed_parameters"]
+
 
 definitions.add(PendingCompute, reduce_call)
+
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class _Batch:
@@ -36,6 +45,7 @@ class _Batch:
         self.found = FoundCalls()
         self.results: dict[str, KeptResult] = {}  # those of calls among the arguments
         self.limits: dict[str, float | None] = {}  # their time limits, where they have none of their own
+        self.pinned: list[str] = []  # the large buffers that they need, once for each call
 
 
 class Packing:
@@ -61,7 +71,14 @@ class Packing:
         Calls among their arguments are the `inner` ones of the first; these have `inner_retries`.
         """
         batch = _Batch(retries)
-        made = [self._made(item, batch) for item in pending]
+        try:
+            return self._packed(pending, batch, inner_retries)
+        except BaseException:  # nobody will release them
+            self._store.release(batch.pinned)
+            raise
+
+    def _packed(self, pending: Sequence[PendingCompute[Any]], batch: _Batch, inner_retries: int | None) -> list[Call]:
+        retries, made = batch.retries, [self._made(item, batch) for item in pending]
         batch.retries = retries if inner_retries is None else inner_retries
         inner: list[Call] = []
         for item, key in batch.found.all:  # grows meanwhile: calls among the arguments of those
@@ -75,7 +92,7 @@ class Packing:
         """The same call several times over the same bytes, for a broadcast."""
         first = self.calls([pending], 0, inner_retries)[0]
         if first.inputs and count > 1:
-            self._store.release(first.uploads)
+            self.drop([first])
             name = next(iter(first.inputs))
             raise TypeError(
                 f"argument {name} of {first.name} is an iterator: it can be read once, not by {count} ranks."
@@ -84,7 +101,7 @@ class Packing:
         for _ in range(count - 1):
             self._store.retain(first.uploads)
             copy = Call(pending, dict(first.about), first.pieces, first.uploads, {}, 0, self._user)
-            copy.needs, copy.holds = first.needs, first.holds
+            copy.needs, copy.holds, copy.yields = first.needs, first.holds, first.yields
             if pending.kept:
                 self._keep(copy, pending)
             rest.append(copy)
@@ -93,9 +110,10 @@ class Packing:
         return [first, *rest]
 
     def drop(self, calls: Sequence[Call]) -> None:
-        """Lets go of what calls need that were packed and never sent."""
+        """Lets go of what calls, and calls among their arguments, need that were packed and never sent."""
         for call in calls:
             self._store.release(call.uploads)
+            self.drop(call.inner)
 
     def _made(self, item: PendingCompute[Any], batch: _Batch, result: KeptResult | None = None) -> Call:
         """One call; `result` is what it makes, if it is an argument of another."""
@@ -110,6 +128,7 @@ class Packing:
         if streams[0] and (shift := len(args) - len(item.args)):
             streams = {index + shift for index in streams[0]}, streams[1]
         call = self._call(item, *known, args, kwargs, *streams, batch)
+        call.yields = isinstance(fn, FunctionType) and bool(fn.__code__.co_flags & _GENERATOR)
         if result is not None:
             call.keeps, call.about["keep"] = result, result.key
         elif item.kept:
@@ -157,7 +176,7 @@ class Packing:
             refs = refs | found if found else refs
         pieces: list[Any] = [*function, packed[0], *packed[1]]
         about: dict[str, Any] = {"name": name, "fn": digest, "split": len(function), "attempt": 0}
-        if item.timeout is not None:
+        if item.timeout is not None and item.timeout < math.inf:
             about["timeout"] = item.timeout
         if inputs:
             about["streams"] = list(inputs)
@@ -171,6 +190,8 @@ class Packing:
                 key, blob = self._store.put(piece)
                 if key in uploads:
                     self._store.release([key])  # the same content twice in one call counts once
+                else:
+                    batch.pinned.append(key)
                 uploads[key] = blob
                 about.setdefault("blobs", {})[str(index)] = blob if self._shared else (key, blob[1])
                 pieces[index] = b""
@@ -182,7 +203,11 @@ class Packing:
             if ref.kept is not None:
                 continue  # it is on a node, which is known when the call is sent
             about.setdefault("refs", {})[key] = len(pieces), len(ref.blobs)
-            self._store.retain({name for name, _ in ref.blobs if name not in uploads})
+            if (gone := next((path for _, (path, _) in ref.blobs if not os.path.exists(path)), None)) is not None:
+                raise FilesLost(f"an object that was put, an argument of {item.name},", gone)
+            more = {name for name, _ in ref.blobs if name not in uploads}
+            self._store.retain(more)
+            batch.pinned += more
             for name, blob in ref.blobs:
                 uploads[name] = blob
                 about.setdefault("blobs", {})[str(len(pieces))] = blob if self._shared else (name, blob[1])
@@ -209,3 +234,206 @@ def _digest(packed: Packed) -> str:
     for buffer in packed[1]:
         made.update(buffer)
     return made.hexdigest()
+
+
+def streamed_parameters(call: PendingCompute[Any]) -> tuple[set[int], set[str]]:
+    """Positions and names of arguments that travel as streams.
+
+    A parameter annotated `Iterator[T]` is streamed; one annotated `Iterable[T]` only when the value is not a
+    collection (a list may be iterated twice, so it is sent as it is).
+    """
+    known = _iterator_annotations(call.fn)
+    if known is None:
+        return set(), set()
+    kinds = itertools.chain(known.positional, itertools.repeat(known.rest))
+    at = enumerate(zip(kinds, call.args, strict=False))
+    positions = {index for index, (kind, value) in at if _travels_as_stream(kind, value)}
+    given = call.kwargs.items()
+    return positions, {name for name, value in given if _travels_as_stream(known.named.get(name, known.others), value)}
+
+
+def _travels_as_stream(kind: type | None, value: object) -> bool:
+    if kind is None or not isinstance(value, Iterable):
+        return False
+    if isinstance(value, GeneratorType) and value.gi_frame is None:
+        raise TypeError(
+            f"the generator {value.__qualname__} was read to its end already, by an earlier call or a loop: it would "
+            "give nothing. Make a new one for each call."
+        )
+    return kind is Iterator or not isinstance(value, Collection)
+
+
+class _Annotated(NamedTuple):
+    """Of each parameter Iterator, Iterable or None: those given by position, `*rest`, those by name, `**others`."""
+
+    positional: Sequence[type | None]
+    rest: type | None
+    named: Mapping[str, type | None]
+    others: type | None
+
+
+def _iterator_annotations(fn: Callable[..., Any]) -> _Annotated | None:
+    """What is known of a function's parameters; None when none of them is an iterator."""
+    if not isinstance(fn, FunctionType):
+        return _read_annotations(fn)
+    known = _annotations.get(fn, _NOTHING)
+    if known is _NOTHING:
+        known = _annotations[fn] = _read_annotations(fn)
+    return known
+
+
+_NOTHING = _Annotated((), None, {}, None)
+
+
+_annotations: weakref.WeakKeyDictionary[FunctionType, _Annotated | None] = weakref.WeakKeyDictionary()
+
+
+def _read_annotations(fn: Callable[..., Any]) -> _Annotated | None:
+    plain: Any = fn
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    if not isinstance(plain, FunctionType | MethodType | type):
+        plain = getattr(cast(Any, type(plain)), "__call__", plain)  # noqa: B004 - its annotations are wanted
+    try:
+        hints = typing.get_type_hints(plain)
+    except Exception:  # unresolvable annotations are the user's business; such a parameter is not streamed
+        hints = getattr(plain, "__annotations__", {})
+    kinds = {name: _iterator_kind(hint) for name, hint in hints.items() if name != "return"}
+    if not any(kinds.values()):
+        return None
+    by_kind: dict[Any, dict[str, type | None]] = {}
+    for name, parameter in inspect.signature(fn).parameters.items():
+        by_kind.setdefault(parameter.kind, {})[name] = kinds.get(name)
+    only, either, rest, named, others = (by_kind.get(kind, {}) for kind in _KINDS)
+    return _Annotated(
+        [*only.values(), *either.values()],
+        next(iter(rest.values()), None),
+        {**either, **named},
+        next(iter(others.values()), None),
+    )
+
+
+_KINDS = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)
+
+
+def unbound(call: PendingCompute[Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The plain function of a call, with a method's object and a partial's arguments put among the arguments."""
+    fn, args, kwargs = call.fn, call.args, dict(call.kwargs)
+    while True:
+        if isinstance(fn, functools.partial):
+            fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
+        elif isinstance(fn, MethodType):
+            fn, args = fn.__func__, (fn.__self__, *args)
+        else:
+            return fn, args, kwargs
+
+
+def remembers_nothing(fn: object) -> bool:
+    """Whether a function may be kept on a node between calls: no call can change what it carries with it."""
+    if not isinstance(fn, FunctionType):
+        return isinstance(fn, type | BuiltinFunctionType)
+    carried = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    for cell in fn.__closure__ or ():
+        try:
+            carried.append(cell.cell_contents)
+        except ValueError:
+            return False  # not filled yet
+    return all(value is fn or _is_constant(value) for value in carried)
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_constant(v) for v in cast("tuple[object, ...]", value))
+    if isinstance(value, FunctionType):
+        return remembers_nothing(value)
+    return value is None or isinstance(value, int | float | str | bytes | type | ModuleType | BuiltinFunctionType)
+
+
+def _iterator_kind(hint: Any) -> type | None:
+    origin = typing.get_origin(hint) or hint
+    if isinstance(origin, type) and origin in (Iterator, Iterable):
+        return origin
+    return None
+
+
+T = TypeVar("T")
+
+
+class Keeper(Protocol):
+    """What knows the nodes that keep objects."""
+
+    def forget(self, keys: Sequence[str], unused: Callable[[], Sequence[str]]) -> None:
+        """Has nodes let go of objects that were put, and of the blobs that nobody needs any more."""
+        ...
+
+    def get_kept(self, result: KeptResult, future: CallFuture[Any]) -> None:
+        """Has a result brought here."""
+        ...
+
+    def release_kept(self, result: KeptResult) -> None:
+        """Says that the user has let go of a result."""
+        ...
+
+
+class Refs:
+    """Makes the Refs of one pool."""
+
+    def __init__(self, packer: Packer, store: blobs.Store, keeper: Keeper) -> None:
+        self._packer, self._store, self._keeper = packer, store, keeper
+
+    def put(self, value: T) -> Ref[T]:
+        """Packs an object; it travels with the first call that uses it, to each machine once."""
+        with collected(self._store) as inner:
+            head, buffers = self._packer.pack(value, "the object")
+        pieces = [head, *buffers]
+        kept = [self._store.put(piece) for piece in pieces]
+        key, size = os.urandom(12).hex(), sum(map(nbytes, pieces))
+        drop = partial(_drop, self._store, self._keeper, key, [name for name, _ in kept])
+        words = f"a {type(value).__name__}: {brief(value, 40)}"
+        get, later = partial(_read, self._store, kept), partial(_drop_later, os.getpid(), drop)
+        return Ref(key, words, self._store, get, later, size, kept, list(inner.values()))
+
+    def kept(self, result: KeptResult, words: str) -> Ref[Any]:
+        """The Ref to a result that stays on its node."""
+        result.uses += 1
+        drop = partial(_drop_later, os.getpid(), partial(self._keeper.release_kept, result))
+        get = partial(_brought, self._store, self._keeper, result)
+        return Ref(result.key, words, self._store, get, drop, kept=result)
+
+
+def _read(store: blobs.Store, kept: Sequence[tuple[str, blobs.Blob]]) -> Any:
+    _check_open(store)
+    try:
+        head, *buffers = (blobs.read(blob) for _, blob in kept)
+    except FileNotFoundError as exc:
+        raise FilesLost("the object that was put", str(exc.filename)) from None
+    return unpack(head, buffers, keep_classes=True)
+
+
+def _brought(store: blobs.Store, keeper: Keeper, result: KeptResult) -> Any:
+    _check_open(store)
+    future: CallFuture[Any] = CallFuture(result.name)
+    keeper.get_kept(result, future)
+    return future.result()
+
+
+def _check_open(store: blobs.Store) -> None:
+    if store.closed:
+        raise PoolClosed("the pool is closed, and what it kept is gone with it. Call get() while the pool is open.")
+
+
+def _drop(store: blobs.Store, keeper: Keeper, key: str, names: Sequence[str]) -> None:
+    store.discard(names)
+    keeper.forget([key], lambda: [name for name in names if not store.has(name)])
+
+
+def _drop_later(owner: int, drop: Callable[[], None]) -> None:
+    """In a thread: whoever lets go of a Ref may hold any lock. Forked children have copies; theirs do not count."""
+    if os.getpid() == owner:
+        run_in_thread(drop)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward import events
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
 from skyward.errors import SkywardError
 from skyward.machines.replacement import Substitutes
 
@@ -50,6 +50,8 @@ class PoolSettings:
     """Sets a lost node's machine up again, if it answers."""
     substitutes: Substitutes | None
     """Where other machines for lost nodes come from, if there are any."""
+    reboots: bool = False
+    """Whether machines where nobody listens any more may be booting, and are back by themselves: hosts of the user."""
     refusal: Callable[[int, dict[str, Any]], SkywardError | None] = _welcome
     """Why a node that has greeted is not what the pool asked for, if that is so: no runner is made on it."""
     stall_timeout: float | None = None

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from skyward.errors import SharedLost
 from skyward.node.protocol import ClientToAgent
 from skyward.node.receiver import Malformed, Message
 
@@ -22,10 +23,15 @@ _CLOSED = "the pool is closed, and its shared collections with it."
 
 
 class ClientShared:
-    """Part of an engine; `post` sends messages to a node, of which there are `nodes`."""
+    """Part of an engine; `post` sends messages to a node, of which there are `nodes`.
 
-    def __init__(self, post: Callable[[int, list[Message], list[Any]], None], nodes: int) -> None:
-        self._post_to, self._nodes = post, nodes
+    `gone` says why node 0 was given up; it is empty while node 0 is there, or may be.
+    """
+
+    def __init__(
+        self, post: Callable[[int, list[Message], list[Any]], None], nodes: int, gone: Callable[[], str]
+    ) -> None:
+        self._post_to, self._nodes, self._gone = post, nodes, gone
         self._lock = threading.Lock()  # over the making of the channel
         self._channel: Channel | None = None
         self._opened = False
@@ -33,8 +39,7 @@ class ClientShared:
     def channel(self) -> Channel:
         """How the client asks; made when it is first wanted."""
         if self._channel is None:
-            from skyward.node.shared.channel import Channel
-            from skyward.node.shared.values import pack_value, unpack_value
+            from skyward.node.shared.channel import Channel, pack_value, unpack_value
             from skyward.transport.payload import Packer
 
             with self._lock:
@@ -54,18 +59,19 @@ class ClientShared:
     def lost(self, node: int, rank: int | None, reason: str) -> None:
         """A rank of a node has ended, or (None) the whole node is lost or was restarted."""
         head = node == 0 and rank is None
+        messages = [ClientToAgent.lost(node, rank, reason)]
+        if head and self._gone():
+            messages.insert(0, ClientToAgent.head(None))  # from now on others ask us, until it is back
         for other in range(1, self._nodes) if head else [0]:
-            self._post_to(other, [ClientToAgent.lost(node, rank, reason)], [])
+            self._post_to(other, messages, [])
         if head:
             self._opened = False
             if self._channel is not None:
-                self._channel.fail(
-                    "lost",
-                    f"node 0, which keeps the shared collections of the pool, is lost ({reason}): all are empty now, "
-                    "and whether this operation was done is not known. Asking again works when it is back.",
-                )
+                self._channel.fail("lost", _lost(reason))
 
     def _post(self, message: Message, values: list[Any]) -> None:
+        if gone := self._gone():  # who asks is known to the channel by now: if it is lost from here on, that is told
+            raise SharedLost(_lost(gone))
         messages = [ClientToAgent.share(_CLIENT, message, len(values))]
         if not self._opened:
             self._opened = True
@@ -82,4 +88,18 @@ class ClientShared:
         to = int(node) if number == 0 and node.isdecimal() and len(node) < 9 else 0
         if (number == 0 and not 0 < to < self._nodes) or (number != 0 and node != str(number)):
             raise Malformed(f"node {number} asks for {asker[:80]!r}, which is no process of it")
+        if to == 0 and (gone := self._gone()):
+            if message[0] == "ask":
+                from skyward.node.shared.protocol import ServerToAsker
+
+                answer = ServerToAsker.answer(message[1], "", "lost", _lost(gone), 0)
+                self._post_to(number, [ClientToAgent.share(asker, answer, 0)], [])
+            return
         self._post_to(to, [ClientToAgent.share(asker, message, len(buffers))], buffers)
+
+
+def _lost(reason: str) -> str:
+    return (
+        f"node 0, which keeps the shared collections of the pool, is lost ({reason}): all are empty now, and whether "
+        "this operation was done is not known. Asking again works when it is back."
+    )

@@ -11,14 +11,35 @@ come of it. It is *alone* if ranks have returned and the others do nothing that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
-from skyward.api.stacks import Stack, Stacks
-from skyward.client import collectives
+from skyward import events
+from skyward.api.spec import Ranks
+from skyward.api.stacks import Frame, Stack, Stacks
+from skyward.client.actions import Emit, Post, Stall, StallAction
+from skyward.client.call import Call
+from skyward.errors import Stalled
+from skyward.node.protocol import ClientToAgent
 
-__all__ = ["Finding", "Rank", "cause", "judge", "sentence", "stacks"]
+__all__ = [
+    "Body",
+    "Collective",
+    "Finding",
+    "Rank",
+    "StallWatch",
+    "Surveys",
+    "cause",
+    "find",
+    "frames_of",
+    "judge",
+    "sentence",
+    "stacks",
+]
+
 
 Finding = Literal["going on", "alone", "stuck"]
 
@@ -33,6 +54,8 @@ class Rank:
     node: int
     returned: bool = False
     stack: Stack | None = None
+    helpers: tuple[tuple[Frame, ...], ...] = ()
+    """Where the other threads of its process stand."""
     cpu: float | None = None
     """The share of a core that its process has used since it was looked at before; None if that is not known."""
     collectives: int | None = None
@@ -49,9 +72,14 @@ class Rank:
         return self.stack is not None and self.cpu is not None and self.cpu < _IDLE_SHARE and not self.entered
 
     @property
+    def stands_in(self) -> Collective | None:
+        """The collective in which it stands; where a device computes, it may not be waiting for other ranks."""
+        return find(self.stack.frames, self.helpers) if self.stack is not None else None
+
+    @property
     def collective(self) -> str | None:
         """The collective in which it can only be waiting for other ranks."""
-        found = collectives.find(self.stack.frames) if self.stack is not None else None
+        found = self.stands_in
         return found.name if found is not None and (found.certain or not self.accelerators) else None
 
 
@@ -118,7 +146,7 @@ def stacks(ranks: Sequence[Rank]) -> Stacks:
 def _standing(rank: Rank) -> str:
     if rank.stack is None:
         return "where its node does not say"
-    found = collectives.find(rank.stack.frames)
+    found = rank.stands_in
     place = rank.stack.place
     at = f"{place.short}:{place.line}" if place is not None else "an unknown place"
     where = f"in {found.name} ({at})" if found is not None else f"at {at} in {place.function}" if place else f"at {at}"
@@ -135,3 +163,350 @@ def _listed(ranks: Sequence[int], one: str = "has", more: str = "have") -> str:
     """Numbers of ranks with their verb; long lists are cut short."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown} {one}" if len(ranks) == 1 else f"ranks {shown} {more}"
+
+
+# Watches broadcasts that seem to get nowhere: when nodes are asked, when the user is told, when one is stopped.
+#
+# No clock and no connection here: it is told what happens, and returns what is to be done. It costs nothing as long
+# as ranks use CPU, which nodes say anyway once a second, print, or yield: nodes are asked only when all of that has
+# stopped.
+
+
+_QUIET = 10.0  # seconds without any sign of life after which nodes are asked
+_ALONE = 60.0  # and after which more is said than about ranks that wait in collectives
+_SELDOM, _STUCK = 60.0, 20.0  # at most so many seconds between questions, also about ranks that are stuck
+_ANSWER = 5.0
+_BUSY = 5.0  # per cent of a core, or of a GPU
+_NOISE = 0.05  # seconds of CPU that answering costs
+
+
+class _Seen(NamedTuple):
+    at: float
+    stack: Stack
+    collectives: int | None
+
+
+@dataclass(eq=False)
+class _Watch:
+    """One broadcast, or one call in a pool whose nodes form a group."""
+
+    calls: Sequence[Call]
+    began: float
+    returned: int = 0
+    """How many ranks had returned when it was looked at last."""
+    changed: float = 0.0
+    """When a rank returned or spoke last."""
+    survey: Survey | None = None
+    looked: float = 0.0
+    pause: float = 0.0
+    before: dict[str, _Seen] = field(default_factory=dict[str, "_Seen"])
+    """What was seen of each call when it was looked at before."""
+    stuck: int = 0
+    """How many times in a row it was found stuck."""
+    told: bool = False
+
+
+class StallWatch:
+    """Every method says what happened, at the time `now`, and returns what is to be done."""
+
+    def __init__(self, pool: str, timeout: float | None, surveys: Surveys, accelerators: Callable[[int], bool]) -> None:
+        self._pool, self._timeout, self._surveys, self._accelerators = pool, timeout, surveys, accelerators
+        self._quiet = _QUIET if timeout is None else min(_QUIET, timeout)
+        self._watches: list[_Watch] = []
+        self._watched: set[str] = set()
+        self._busy: dict[int, float] = {}
+
+    def watch(self, calls: Sequence[Call], now: float) -> None:
+        """Ranks of a broadcast, or a call to one node, are on their way."""
+        if calls[0].id not in self._watched:
+            self._watches.append(_Watch(calls, now, changed=now))
+            self._watched.add(calls[0].id)
+
+    def sampled(self, number: int, cpu: float, gpu: float, now: float) -> None:
+        """A node says how busy it is: its CPU in per cent of a core, and the busiest of its GPUs in per cent."""
+        if cpu >= _BUSY or gpu >= _BUSY:
+            self._busy[number] = now
+
+    def turn(
+        self, still: Mapping[str, Call], groups: bool, connected: Callable[[int], bool], now: float
+    ) -> list[StallAction]:
+        """Does what is due; `still` are the calls that have not ended."""
+        if groups:
+            for call in still.values():
+                if call.announced and not call.gang and call.stream is None:
+                    self.watch([call], now)
+        actions: list[StallAction] = []
+        for watch in list(self._watches):
+            left = [call for call in watch.calls if call.id in still]
+            if not left:
+                self._drop(watch)
+            elif all(call.announced and call.state == "sent" and call.node is not None for call in left):
+                actions += self._look(watch, left, connected, now)
+        return actions
+
+    def _drop(self, watch: _Watch) -> None:
+        self._watches.remove(watch)
+        self._watched.discard(watch.calls[0].id)
+        if watch.survey is not None:
+            self._surveys.close(watch.survey)
+
+    def _look(self, watch: _Watch, left: list[Call], connected: Callable[[int], bool], now: float) -> list[StallAction]:
+        returned = len(watch.calls) - len(left)
+        spoke = max(call.spoke for call in left)
+        if returned != watch.returned or spoke > watch.changed:
+            watch.changed = now if returned != watch.returned else spoke
+            watch.returned, watch.stuck = returned, 0
+        survey = watch.survey
+        if survey is not None:
+            if not survey.complete and now - survey.asked < _ANSWER:
+                return []
+            watch.survey = None
+            self._surveys.close(survey)
+            return self._judge(watch, left, survey, now)
+        still = self._still_since(watch, left)
+        idle = now - still >= self._quiet
+        lonely = returned > 0 and now - watch.changed >= _ALONE
+        if not (idle or lonely) or now - watch.looked < watch.pause:
+            return []
+        nodes = {call.node for call in watch.calls if call.node is not None}
+        ids = [call.id for call in left]
+        watch.looked = now
+        watch.survey, posts = self._surveys.ask([node for node in nodes if connected(node)], ids, now)
+        return [*posts]
+
+    def _still_since(self, watch: _Watch, left: list[Call]) -> float:
+        """Since when none of the ranks has given a sign of life."""
+        return max(watch.changed, *(self._busy.get(call.node or 0, 0.0) for call in left))
+
+    def _judge(self, watch: _Watch, left: list[Call], survey: Survey, now: float) -> list[StallAction]:
+        idle_before = now - self._still_since(watch, left) >= self._quiet
+        ranks, moved = self._ranks(watch, left, survey, idle_before, now)
+        finding = judge(ranks)
+        watch.stuck = watch.stuck + 1 if finding == "stuck" else 0
+        watch.pause = min(_STUCK if watch.stuck else _SELDOM, max(self._quiet, 2 * watch.pause))
+        quiet = now - self._still_since(watch, left)
+        name = watch.calls[0].name
+        if self._timeout is not None and watch.stuck > 1 and quiet >= self._timeout:
+            why, where = sentence(name, ranks), stacks(ranks)
+            return [Stall(call, Stalled(name, why, self._timeout, where)) for call in left]
+        if self._timeout is not None and watch.stuck:
+            watch.pause = min(watch.pause, max(0.5, self._timeout - quiet))
+        lonely = len(left) < len(watch.calls) and now - watch.changed >= _ALONE
+        speaks = finding == "stuck" or (lonely and not any(call.stream for call in left) and not moved)
+        if watch.told or not speaks:
+            return []
+        watch.told = True
+        text = sentence(name, ranks)
+        if finding == "stuck" and self._timeout is not None:
+            text += f" It is stopped after {self._timeout:g} s (stall_timeout)."
+        waiting = tuple(rank.rank for rank in ranks if not rank.returned)
+        return [Emit(events.BroadcastStalled(self._pool, name, waiting, text, stacks(ranks)))]
+
+    def _ranks(
+        self, watch: _Watch, left: list[Call], survey: Survey, idle: bool, now: float
+    ) -> tuple[list[Rank], bool]:
+        """What is known of each rank, and whether any of them has moved since the last time."""
+        ranks: list[Rank] = []
+        moved = False
+        gang = watch.calls[0].about.get("gang", "")
+        for number, call in enumerate(watch.calls):
+            node = call.node if call.node is not None else -1
+            rank = number if len(watch.calls) > 1 else node if call.rank is None else call.rank
+            body, facts = _found(survey.bodies.get(node, []), call)
+            part = facts.get("shards", {}).get(gang)
+            collectives: int | None = facts.get("collectives")
+            known = Rank(rank, node, call not in left, collectives=collectives, shard=tuple(part) if part else None)
+            if body is not None and call in left:
+                stack = stack_of(rank, node, body)
+                before, watch.before[call.id] = watch.before.get(call.id), _Seen(now, stack, collectives)
+                cpu, entered = 0.0 if idle else None, False
+                if before is not None:
+                    cpu = max(0.0, stack.cpu_seconds - before.stack.cpu_seconds - _NOISE) / max(now - before.at, 1e-3)
+                    entered = collectives != before.collectives
+                moved = moved or before is None or stack.frames != before.stack.frames
+                gpus = self._accelerators(node)
+                helpers = tuple(map(frames_of, facts.get("threads", ())))
+                known = replace(known, stack=stack, helpers=helpers, cpu=cpu, entered=entered, accelerators=gpus)
+            ranks.append(known)
+        return ranks, moved
+
+
+def _found(bodies: list[Body], call: Call) -> tuple[Body | None, dict[str, Any]]:
+    """Where a call stands, and the facts of its process, which one that has returned has left behind."""
+    body = next((body for body in bodies if body.get("call") == call.id), None)
+    place = call.about.get("place", 0)
+    own = [body] if body is not None else [each for each in bodies if each["place"] == place]
+    facts: list[dict[str, Any]] = [each["facts"] for each in own if each.get("facts")]
+    return body, facts[0] if facts else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A wait for other ranks.
+
+    `certain` is False where the same frames also wait for a device that computes: on a machine with accelerators a
+    body may stand there for long, use no CPU, and be as busy as can be.
+    """
+
+    name: str
+    certain: bool
+
+
+def find(frames: Sequence[Frame], helpers: Sequence[Sequence[Frame]] = ()) -> Collective | None:
+    """The collective in which a body stands; in each stack the outermost frame is first.
+
+    It is known by the innermost frame. A body that waits for another thread of its process stands where the `helpers`
+    do, the other threads there: in a collective if some of them do, and the rest wait for work. A helper at any other
+    place, such as a download, may be what the body waits for, and may get on. But a package that waits, as Keras does,
+    waits for threads that run its own functions, if there are any: a thread of another one says nothing about it.
+    """
+    if not _waits_for_thread(frames):
+        return _collective(frames)
+    active = [helper for helper in helpers if not _waits_for_thread(helper)]
+    package = _package(frames[::-1])
+    active = [helper for helper in active if package and _package(helper) == package] or active
+    found = [_collective(helper, frames) for helper in active]
+    known = [collective for collective in found if collective is not None]
+    return min(known, key=lambda collective: not collective.certain) if len(known) == len(active) > 0 else None
+
+
+def _collective(frames: Sequence[Frame], around: Sequence[Frame] = ()) -> Collective | None:
+    """By the innermost frame; `around` are those of the thread that waits for this one."""
+    while frames and _CALLS_C.search(frames[-1].file):
+        frames = frames[:-1]
+    for pattern, name, certain in _KINDS:
+        if frames and pattern.search(frames[-1].file):
+            return Collective(name((*around, *frames), pattern), certain)
+    return None
+
+
+def _waits_for_thread(frames: Sequence[Frame]) -> bool:
+    return bool(frames) and _THREAD_WAIT.search(f"{frames[-1].file}:{frames[-1].function}") is not None
+
+
+def _package(frames: Sequence[Frame]) -> str:
+    """The installed package of the first frame that is not one of Python's own; empty if it is the user's code."""
+    outside = next((frame for frame in frames if not _PYTHON.search(frame.file)), None)
+    found = _INSTALLED.search(outside.file) if outside is not None else None
+    return found[1] if found is not None else ""
+
+
+def _torch(frames: Sequence[Frame], pattern: re.Pattern[str]) -> str:
+    """The function that the user has called: the outermost public one."""
+    for frame in _inner(frames, pattern):
+        if not frame.function.startswith("_") and frame.function not in _WRAPPERS:
+            return f"torch.distributed.{frame.function}"
+    return "torch.distributed"
+
+
+def _ddp(frames: Sequence[Frame], pattern: re.Pattern[str]) -> str:
+    return "DistributedDataParallel"
+
+
+def _backward(frames: Sequence[Frame], pattern: re.Pattern[str]) -> str:
+    return "backward, where DistributedDataParallel adds up gradients"
+
+
+def _jax(frames: Sequence[Frame], pattern: re.Pattern[str]) -> str:
+    if any("/keras/" in frame.file for frame in frames):
+        methods = [frame.function for frame in frames if frame.file.endswith("/trainer.py")]
+        return f"Keras' {methods[0]}(), in JAX" if methods else "Keras, in JAX"
+    shared = [frame for frame in frames if "/multihost_utils.py" in frame.file]
+    return f"jax.experimental.multihost_utils.{shared[0].function}" if shared else "a computation of JAX"
+
+
+def _tensorflow(frames: Sequence[Frame], pattern: re.Pattern[str]) -> str:
+    return "a computation of TensorFlow"
+
+
+def _inner(frames: Sequence[Frame], pattern: re.Pattern[str]) -> Sequence[Frame]:
+    """The frames at the inner end that are all in files of one kind."""
+    at = len(frames)
+    while at and pattern.search(frames[at - 1].file):
+        at -= 1
+    return frames[at:]
+
+
+_WRAPPERS = ("wrapper", "<module>", "unwrap", "trigger_wait")
+_CALLS_C = re.compile(r"/torch/_ops\.py$")  # how functional collectives, as of FSDP2 and DTensor, enter C++
+# Not `run` of a thread: a function written in C has no frame, so there it may do anything.
+_THREAD_WAIT = re.compile(
+    r"/lib/python3[^/]*/(threading\.py:(wait|wait_for|join|acquire|_wait_for_tstate_lock)"
+    r"|queue\.py:(get|put|join)|concurrent/futures/(_base\.py:(result|exception|wait)|thread\.py:_worker))$"
+)
+_PYTHON = re.compile(r"/lib/python3[^/]*/(?!(site|dist)-packages/)")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
+_KINDS = (
+    (re.compile(r"/torch/distributed/(?!checkpoint/)"), _torch, True),  # a checkpoint is written to slow disks
+    (re.compile(r"/torch/nn/parallel/distributed\.py$"), _ddp, True),
+    (re.compile(r"/jax/experimental/multihost_utils\.py$"), _jax, True),
+    (re.compile(r"/torch/(autograd/|_tensor\.py$)"), _backward, False),
+    (re.compile(r"/(jax|jaxlib|keras/src/backend/jax)/"), _jax, False),
+    (re.compile(r"/tensorflow/python/(?!data/|ops/gen_dataset_ops\.py)"), _tensorflow, False),  # those read data
+)
+
+
+Body = dict[str, Any]
+"""Where a body stands, as its node says it (`AgentToClient.standing`)."""
+
+
+@dataclass
+class Survey:
+    """One question to some nodes."""
+
+    request: int
+    asked: float
+    awaited: set[int]
+    bodies: dict[int, list[Body]] = field(default_factory=dict[int, list[Body]])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every node has answered."""
+        return not self.awaited
+
+    def stacks(self, ranks: Ranks) -> Stacks:
+        """What the nodes have answered so far."""
+        found = [
+            stack_of(ranks.rank(node, body["place"]), node, body)
+            for node, bodies in self.bodies.items()
+            for body in bodies
+        ]
+        return Stacks(sorted(found, key=lambda stack: (stack.rank, stack.call or "")))
+
+
+class Surveys:
+    """The questions that are open; an answer to any other is ignored."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Survey] = {}
+        self._count = itertools.count(1)
+
+    def ask(self, nodes: Iterable[int], ids: list[str] | None, now: float) -> tuple[Survey, list[Post]]:
+        """A question to nodes about certain calls, or all, and what is to be sent."""
+        survey = Survey(next(self._count), now, set(nodes))
+        self._open[survey.request] = survey
+        message = ClientToAgent.where(survey.request, ids)
+        return survey, [Post(node, [message], []) for node in sorted(survey.awaited)]
+
+    def answered(self, number: int, request: int, bodies: list[Body]) -> None:
+        """A node has answered."""
+        survey = self._open.get(request)
+        if survey is not None and number in survey.awaited:
+            survey.awaited.discard(number)
+            survey.bodies[number] = bodies
+
+    def close(self, survey: Survey) -> None:
+        """Nobody waits for the rest of the answers."""
+        self._open.pop(survey.request, None)
+
+
+def stack_of(rank: int, node: int, body: Body) -> Stack:
+    """A node's answer about one body, for users."""
+    frames = frames_of(body.get("frames"))
+    known = {name: body[name] for name in ("call", "name", "seconds", "problem") if name in body}
+    return Stack(rank, node, body["state"], cpu_seconds=body["cpu"], frames=frames, **known)
+
+
+def frames_of(given: list[list[Any]] | None) -> tuple[Frame, ...]:
+    """The frames of one thread, as a node tells them."""
+    return tuple(Frame(str(file), int(line), str(function)) for file, line, function in given or ())

@@ -9,9 +9,9 @@ from typing import Any
 from skyward.client.call import Call
 from skyward.node.protocol import ClientToAgent
 from skyward.transport import exceptions
+from skyward.transport.blobs import stowed
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packer
-from skyward.transport.spill import stowed
 from skyward.transport.streams import Producer
 
 __all__ = ["feed"]

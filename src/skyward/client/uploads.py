@@ -13,17 +13,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from skyward.node.protocol import ClientToAgent
 from skyward.node.receiver import Malformed
 from skyward.transport import blobs
+from skyward.transport.backoff import backoff
 
 __all__ = ["Parts", "Uploads"]
 
 _PIECE = 1 << 18
 _WINDOW = 4 << 20
 _PAUSE = 0.5
+_PAUSES = 0.001, 0.1  # between two looks at whether the link takes more
 _PATIENCE = 30.0
 _NAME = re.compile(r"[0-9a-f]{24}")
 
@@ -31,6 +34,17 @@ log = logging.getLogger("skyward.engine")
 
 Post = Callable[[int, list[Any], list[Any]], None]
 Failed = Callable[[int, str, Exception], None]
+
+
+@dataclass(eq=False)
+class _Upload:
+    """A buffer that a node gets from here."""
+
+    node: int
+    name: str
+    failing: float = 0.0
+    """Since when, if it is."""
+    obsolete: bool = False
 
 
 class Uploads:
@@ -50,7 +64,8 @@ class Uploads:
         self._lock = threading.Lock()  # of what follows: lanes look at it too
         self._holders: dict[str, set[int]] = {}
         self._files: dict[str, tuple[str, int]] = {}
-        self._lanes: dict[int, queue.SimpleQueue[str | None]] = {}
+        self._lanes: dict[int, queue.SimpleQueue[_Upload | None]] = {}
+        self._under_way: dict[tuple[int, str], _Upload] = {}  # those that a node counts on
         self._closing = threading.Event()
 
     def load(self, node: int, files: Mapping[str, tuple[str, int]]) -> None:
@@ -76,9 +91,11 @@ class Uploads:
                 self._upload(node, name)
 
     def drop(self, name: str) -> None:
-        """Nobody will ask for a buffer again."""
+        """Nobody will ask for a buffer again; nodes that have got a part of it no longer wait for the rest."""
         with self._lock:
-            self._holders.pop(name, None)
+            for node in self._holders.pop(name, ()):
+                if self._under_way.pop((node, name), None) is not None:
+                    self._post(node, [ClientToAgent.unexpect(name)], [])
             self._files.pop(name, None)
 
     def offer(self, node: int, files: Mapping[str, tuple[str, int]]) -> None:
@@ -97,8 +114,9 @@ class Uploads:
     def forget(self, node: int) -> None:
         """A node has lost what it had."""
         with self._lock:
-            for holders in self._holders.values():
+            for name, holders in self._holders.items():
                 holders.discard(node)
+                self._under_way.pop((node, name), None)
 
     def close(self) -> None:
         """Ends all uploads."""
@@ -111,66 +129,87 @@ class Uploads:
         self._post(node, [ClientToAgent.expect(name)], [])  # before the call that needs it, or a peer that asks
         lane = self._lanes.get(node)
         if lane is None:
-            lane = queue.SimpleQueue[str | None]()
-            threading.Thread(target=self._serve, args=(node, lane), name="skyward-upload", daemon=True).start()
+            lane = queue.SimpleQueue[_Upload | None]()
+            threading.Thread(target=self._serve, args=(lane,), name="skyward-upload", daemon=True).start()
             self._lanes[node] = lane
-        lane.put(name)
+        upload = self._under_way[node, name] = _Upload(node, name)
+        lane.put(upload)
 
     # a thread for each node
 
-    def _serve(self, node: int, lane: queue.SimpleQueue[str | None]) -> None:
-        failing: dict[str, float] = {}  # since when
-        while (name := lane.get()) is not None and not self._closing.is_set():
+    def _serve(self, lane: queue.SimpleQueue[_Upload | None]) -> None:
+        while (upload := lane.get()) is not None and not self._closing.is_set():
             try:
-                self._send(node, name)
-                failing.pop(name, None)
+                self._send(upload)
                 continue
             except Exception as exc:  # no descriptors, no memory, a file that is gone: the next attempt may find better
                 error = exc
-            since = failing.setdefault(name, time.monotonic())
-            if self._worth_trying(node, name, error, time.monotonic() - since):
+            upload.failing = upload.failing or time.monotonic()
+            try:
+                again = self._worth_trying(upload, error, time.monotonic() - upload.failing)
+            except Exception as exc:  # a bug of ours; this upload ends, and the others continue
+                log.exception("a failed upload could not be handled")
+                again, error = False, exc
+            if again:
                 self._closing.wait(_PAUSE)
-                lane.put(name)  # behind the others, which may fare better
-            else:
-                del failing[name]
-                self._tell_failure(node, name, error)
+                lane.put(upload)  # behind the others, which may fare better
+            elif not upload.obsolete:
+                self._tell_failure(upload.node, upload.name, error)
 
-    def _worth_trying(self, node: int, name: str, error: Exception, seconds: float) -> bool:
+    def _worth_trying(self, upload: _Upload, error: Exception, seconds: float) -> bool:
         """Whether an upload that failed is tried again; if not, the node no longer counts on it."""
+        node, name = upload.node, upload.name
         with self._lock:
+            if not self._is_wanted(upload):
+                return False
             if isinstance(error, FileNotFoundError):
                 again = os.path.exists(self._files[name][0])  # another call may have put it there again meanwhile
             else:
                 log.log(logging.DEBUG if seconds else logging.WARNING, "node %d does not get a buffer: %s", node, error)
                 again = self._failed is None or seconds < _PATIENCE
-            if node not in self._holders.get(name, ()):
-                return False  # the node is lost
             if not again:
                 self._holders[name].discard(node)  # the next call that needs it has it sent again
+                del self._under_way[node, name]
                 self._post(node, [ClientToAgent.unexpect(name)], [])
             return again
+
+    def _is_wanted(self, upload: _Upload) -> bool:
+        """Whether somebody needs it, its node is there, and no later one has taken its place; with the lock held."""
+        upload.obsolete = self._under_way.get((upload.node, upload.name)) is not upload
+        return not upload.obsolete
 
     def _tell_failure(self, node: int, name: str, error: Exception) -> None:
         if self._failed is not None:
             try:
                 self._failed(node, name, error)
-            except Exception:  # a bug of ours; other uploads go on
+            except Exception:  # a bug of ours; other uploads continue
                 log.exception("a failed upload could not be handled")
 
-    def _send(self, node: int, name: str) -> None:
-        path, size = self._files[name]
+    def _send(self, upload: _Upload) -> None:
+        node, name = upload.node, upload.name
+        with self._lock:
+            if not self._is_wanted(upload):
+                return
+            path, size = self._files[name]
         with open(path, "rb", buffering=0) as file:
             offset = 0
-            while offset < size and node in self._holders.get(name, ()):
-                while self._backlog(node) > _WINDOW and not self._closing.is_set():
-                    time.sleep(0.001)
+            while offset < size:
+                pauses = backoff(*_PAUSES)
+                while self._backlog(node) > _WINDOW and not self._closing.wait(next(pauses)):
+                    pass  # the link may be down
                 if self._closing.is_set():
                     return
                 data = file.read(_PIECE)
                 if not data:
                     raise OSError(f"{path} has {offset} bytes instead of {size}")
-                self._post(node, [ClientToAgent.blob(name, offset, size, 1)], [data])
+                with self._lock:  # what follows `unexpect` would have the node wait again
+                    if not self._is_wanted(upload):
+                        return
+                    self._post(node, [ClientToAgent.blob(name, offset, size, 1)], [data])
                 offset += len(data)
+        with self._lock:
+            if self._is_wanted(upload):
+                del self._under_way[node, name]
 
 
 class Parts:
@@ -178,32 +217,35 @@ class Parts:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        self._incoming = blobs.Incoming(directory)
         self._incomplete: dict[str, str] = {}
 
-    def accept(self, name: str, offset: int, data: Any) -> None:
+    def accept(self, name: str, offset: int, total: int, data: Any) -> None:
         """Writes one piece; a result of which one could not be written has no file, and `place` says why."""
-        path = self._path(name)
+        _check_name(name)
         if offset and name in self._incomplete:
             return  # or there would be a file with a hole in it
         try:
-            blobs.write_piece(path, offset, data)
+            self._incoming.write(name, offset, data, total)
             self._incomplete.pop(name, None)
         except OSError as exc:
             log.warning("a piece of a result cannot be kept: %s", exc)
             self._incomplete[name] = f"it could not be written to {self._directory} ({exc.strerror})"
             try:
-                blobs.remove([path])
+                blobs.remove([self._incoming.path(name)])
             except OSError as why:
                 log.debug("and what there is of it stays: %s", why)
 
     def place(self, about: dict[str, Any]) -> None:
         """Says where the blobs of a result lie here; a node names them, but does not choose where we look."""
         for index, (name, size) in about.get("blobs", {}).items():
-            about["blobs"][index] = (self._path(str(name)), size)
+            _check_name(str(name))
+            about["blobs"][index] = (self._incoming.path(str(name)), size)
+            self._incoming.forget(str(name))
             if str(name) in self._incomplete:
                 about["incomplete"] = self._incomplete.pop(str(name))
 
-    def _path(self, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise Malformed(f"a node spoke of {name[:80]!r}, which is no name of a result")
-        return os.path.join(self._directory, name)
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise Malformed(f"a node spoke of {name[:80]!r}, which is no name of a result")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast
@@ -14,10 +15,12 @@ from typing import Any, cast
 from skyward import events
 from skyward.events import EndOfCall, Event
 
-__all__ = ["Skipped", "ended_line", "line", "parsed"]
+__all__ = ["Skipped", "ended_line", "failure", "line", "parsed", "summary"]
+
 
 _LONGEST = 64 << 10
 _MOST_NODES = 100_000
+_LARGEST = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,11 @@ def _is_any_number(value: Any) -> bool:
     return _is_number(value) or (type(value) is float and not math.isfinite(value))
 
 
+def _is_metric(value: Any) -> bool:
+    """Bodies report what they like: 3e18 operations, a loss that is no number any more."""
+    return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
+
+
 def _is_time(value: Any) -> bool:
     return _is_number(value) and 0 <= value < 1e11
 
@@ -161,7 +169,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_any_number, cast("dict[str, Any]", value).values()))
+    return isinstance(value, dict) and all(map(_is_metric, cast("dict[str, Any]", value).values()))
 
 
 def _is_processes(value: Any) -> bool:
@@ -216,3 +224,38 @@ _decode = json.JSONDecoder().decode
 _encode = json.JSONEncoder(default=_other, separators=(",", ":")).encode
 _quoted = json.encoder.encode_basestring_ascii
 _GPU = tuple(field.name for field in fields(events.GpuSample))
+
+
+_LONGEST_SUMMARY = 300
+
+_TRACEBACK = re.compile(r"^Traceback( \(most recent call last\):)?\n", re.M)
+_FRAME = re.compile(r'^  File ".*\n', re.M)
+_GROUP = re.compile(r"^ *\+ Exception Group Traceback \(most recent call last\):\n", re.M)
+_TOLD = re.compile(r"^[^\s].*", re.M)
+_TOLD_OF_GROUP = re.compile(r"^ *\| ([^\s|+].*)", re.M)
+
+
+def failure(ended: events.CallEnded) -> str:
+    """A line on a call that has failed: `train(17) failed on node 2: ValueError: ...`."""
+    told = summary(ended.outcome, ended.error)[:_LONGEST_SUMMARY]
+    where = f"on node {ended.node}" if ended.node >= 0 else "before it was started"
+    if ended.items > 1 and ended.outcome == "error" and ended.failed_items:
+        return f"{ended.name}, {where}: {ended.error.partition(chr(10))[0][:_LONGEST]}: {told}"
+    return f"{ended.name}({ended.arguments}) failed {where}: {told}"
+
+
+def summary(outcome: str, error: str) -> str:
+    """The `Type: message` line of an exception; of a crash, a time limit or a lost node, the first line.
+
+    `outcome` and `error` are those of `events.CallEnded`.
+    """
+    text = error.strip()
+    if outcome == "error":
+        if group := _GROUP.search(text):
+            found = _TOLD_OF_GROUP.search(text, group.end())
+            return found[1] if found else text.partition("\n")[0]
+        # A chain ends with the exception that was raised. Of a long text the beginning may be left out.
+        starts = list(_TRACEBACK.finditer(text)) or list(_FRAME.finditer(text))
+        if starts and (found := _TOLD.search(text, starts[-1].end())):
+            return found[0]
+    return text.partition("\n")[0]

@@ -8,7 +8,6 @@ reached, only failures, warnings and what concerns the whole pool are written, a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -60,8 +59,7 @@ class Recorder:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
         self.id = f"{pool}-{stamp}-{secrets.token_hex(2)}"
         self.path = private.make(self.root, FOLDER, self.id) / FILE
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._file = private.hold(str(self.path))
         self._size, self._skipped, self._skipped_ok, self._failed = 0, 0, 0, False
         self._pool, self._told = pool, (0, 0.0)
         self._waiting: list[Event | tuple[float, EndOfCall]] = []
@@ -110,15 +108,16 @@ class Recorder:
                 self._write(told)
 
     def close(self) -> None:
-        """Writes what is left, and how much was left out."""
+        """Writes what is left, and how much was left out; nothing in a forked child, where the file is closed."""
+        if os.getpid() != self._owner:
+            return
         self._closed.set()
         self._thread.join(_CLOSING)
         self.flush()
         with self._writing:
             self._write(self._count_skipped(0.0))
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+            self._file = -1
+            private.let_go(str(self.path))
 
     def _work(self) -> None:
         closed, looked = False, False

@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.errors import InvalidArgument
-from skyward.events import Event
-from skyward.history.lines import parsed
-from skyward.machines.ledger import is_locked, state_dir
+from skyward.machines.ledger import state_dir
 from skyward.transport import private
+from skyward.transport.private import is_locked
+
+if TYPE_CHECKING:
+    from skyward.events import Event
 
 __all__ = ["FILE", "FOLDER", "Entry", "Tail", "entries", "find", "prune"]
 
@@ -69,6 +71,8 @@ class Tail:
 
     def read(self) -> Iterator[Event]:
         """Every event since the last time."""
+        from skyward.history.lines import parsed  # not to list the names of pools
+
         with self._path.open("rb") as file:
             file.seek(self._offset)
             while chunk := file.read(_CHUNK):

@@ -11,7 +11,7 @@ from typing import Any
 from skyward import events
 from skyward.errors import MissingPackage
 from skyward.events import Event
-from skyward.history.summary import summary
+from skyward.history.lines import summary
 
 __all__ = ["opentelemetry"]
 
@@ -40,7 +40,9 @@ class _Telemetry:
         self._pools: dict[str, Any] = {}
         self._calls: dict[str, Any] = {}
         self._seconds = meter.create_histogram("skyward.call.duration", "s", "How long bodies ran.")
-        self._ended = meter.create_counter("skyward.calls", "{call}", "Calls that have ended, by outcome.")
+        self._ended = meter.create_counter(
+            "skyward.calls", "{call}", "Calls that have ended, by outcome; items of a map."
+        )
         self._cpu = meter.create_gauge("skyward.node.cpu", "%", "Per cent of one core that a node's processes use.")
         self._memory = meter.create_gauge("skyward.node.memory", "By", "Memory of a node's processes.")
         self._reported = meter.create_gauge("skyward.progress", "1", "What bodies report with sky.progress, by name.")
@@ -91,7 +93,11 @@ class _Telemetry:
 
     def _end(self, event: events.CallEnded) -> None:
         about = {"skyward.pool": event.pool, "skyward.function": event.name, "skyward.outcome": event.outcome}
-        self._ended.add(1, about)
+        for count, outcome in ((event.done, "ok"), (event.failed, event.outcome)):
+            if count:
+                self._ended.add(count, about | {"skyward.outcome": outcome})
+        if event.outcome == "cancelled":
+            self._ended.add(event.items, about)
         self._seconds.record(event.seconds, about)
         span = self._calls.pop(event.call, None)
         if span is None:

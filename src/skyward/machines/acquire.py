@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from textwrap import indent
+from typing import Any, Literal, TypeVar, cast
 
 from skyward.api.context import PoolContext
-from skyward.api.provider import Holding
-from skyward.errors import NoCapacity, QuotaExceeded
+from skyward.api.provider import Holding, Offer, Provider, Receipt
+from skyward.api.spec import Spec
+from skyward.errors import (
+    CloudError,
+    CloudRefused,
+    InvalidArgument,
+    NoCapacity,
+    NoneAvailable,
+    NotGivenBack,
+    QuotaExceeded,
+)
+from skyward.machines.offers import RuledOut, money, wish
 from skyward.machines.watchdog import Watchdog
 
-__all__ = ["acquire"]
+__all__ = [
+    "Candidate",
+    "Plans",
+    "Prospect",
+    "Selection",
+    "acquire",
+    "candidate",
+    "look",
+    "moves_on",
+    "ordered",
+    "taken",
+]
+
 
 _PATIENCE = 600.0  # machines take minutes to shut down
 _KEY = "machines"
 
 
 def acquire(
-    context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[object], None]
+    context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
 ) -> Holding:
     """The pool's machines, `min_nodes` of them if not all can be had; giving them back is a step on `steps`."""
     try:
@@ -32,7 +58,7 @@ def acquire(
 
 
 def _acquired(
-    context: PoolContext, count: int, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[object], None]
+    context: PoolContext, count: int, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
 ) -> Holding:
     provider, name = context.provider, f"{context.name}-{secrets.token_hex(3)}"
     if provider.rented:
@@ -59,7 +85,11 @@ def _acquired(
             return
         try:
             receipt = provider.give_back(name, context.report)
-        except Exception:
+        except Exception as exc:
+            if isinstance(exc, NotGivenBack) and not holding.hourly_cost:  # a program with its results need not fail
+                leave_to_watchdog()
+                context.warn(f"{exc} A watchdog tries again now.")
+                return
             watchdog.drop(_KEY)  # the error names what is left
             raise
         except BaseException:
@@ -68,12 +98,14 @@ def _acquired(
         watchdog.drop(_KEY)
         for text in getattr(receipt, "remarks", ()):
             context.warn(text)
-        keep_receipt(receipt)
+        known = isinstance(receipt, Receipt)
+        keep_receipt(receipt if known else Receipt(name, text="" if receipt is None else str(receipt)))
 
     try:
         holding = provider.acquire(context.spec, name, count, context.provision_timeout, context.report)
-    except Exception:
-        watchdog.drop(_KEY)
+    except Exception as exc:
+        if not isinstance(exc, NotGivenBack) or exc.hourly_cost:
+            watchdog.drop(_KEY)  # else it tries again what costs nothing
         raise
     except BaseException:
         leave_to_watchdog()
@@ -81,3 +113,193 @@ def _acquired(
     steps.callback(give_back)
     context.tell_cost(holding.hourly_cost)
     return holding
+
+
+# Which of several specs a pool takes: the cheapest, or the first, that is available, and why not the others.
+#
+# specs -> [Candidate] -> plans (asked only for "cheapest") -> in order -> the first whose machines are available
+
+
+T = TypeVar("T")
+
+Selection = Literal["cheapest", "first"]
+
+# Refusals that another spec may not meet: full, not allowed, not logged in, no answer. Others are mistakes.
+_ELSEWHERE = ("capacity", "quota", "permission", "credentials", "expired", "throttled", "server")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the specs of a pool, with the provider that it means."""
+
+    provider: Provider
+    spec: Spec
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the pool has if this one is taken."""
+        return cast(int, self.spec.nodes)
+
+    def __str__(self) -> str:
+        region = self.spec.region or getattr(self.provider, "region", None)
+        return f"{wish(self.spec)}, from {self.provider.name}{f' in {region}' if region else ''}"
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A candidate and what planning it has brought: a plan, or the reason why there is none."""
+
+    candidate: Candidate
+    plan: Iterable[Offer] = ()
+    why_not: CloudError | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to try."""
+        return self.why_not is None and bool(self._offers)
+
+    @property
+    def hourly_cost(self) -> float:
+        """What all nodes cost an hour; infinite where that is not known, or nothing is available."""
+        return self.candidate.nodes * self._offers[0].hourly_cost if self.possible else math.inf
+
+    @property
+    def cost(self) -> str:
+        """The price in words."""
+        if not self.possible:
+            return "nothing fits" if self.why_not is None else "not available"
+        return "price unknown" if math.isinf(self.hourly_cost) else f"{money(self.hourly_cost)} an hour"
+
+    @property
+    def _offers(self) -> tuple[Offer, ...]:
+        return tuple(self.plan)
+
+    def __str__(self) -> str:
+        if self.why_not is not None:
+            return f"{self.candidate}: {self.why_not}"
+        if isinstance(self.plan, list):
+            return f"{self.candidate}: {', '.join(offer.name for offer in self._offers)}"
+        return str(self.plan)
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What would be launched for several specs: `prospects` in the order in which they are tried."""
+
+    prospects: tuple[Prospect, ...]
+    selection: Selection
+
+    @property
+    def first(self) -> Prospect:
+        """The one that is tried first."""
+        return self.prospects[0]
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        """What is available of the one that is tried first."""
+        return tuple(self.first.plan)
+
+    @property
+    def ruled_out(self) -> Sequence[RuledOut]:
+        """What will not be tried of it, and why."""
+        return getattr(self.first.plan, "ruled_out", ())
+
+    @property
+    def hourly_cost(self) -> float:
+        """What the one that is tried first costs an hour."""
+        return self.first.hourly_cost
+
+    def _repr_html_(self) -> str:
+        from skyward.api.html import table
+
+        rows = [(number, prospect.cost, prospect) for number, prospect in enumerate(self.prospects, 1)]
+        return table(self._head, ["", "price", "what would be launched"], rows)
+
+    @property
+    def _head(self) -> str:
+        why = (
+            "by price, for all nodes together"
+            if self.selection == "cheapest"
+            else "in the order in which they are given"
+        )
+        return f'{len(self.prospects)} specs, tried {why} (selection="{self.selection}"), until one can be had:'
+
+    def __str__(self) -> str:
+        lines = [self._head]
+        for number, prospect in enumerate(self.prospects, 1):
+            lines.append(f"{number}. [{prospect.cost}] {indent(str(prospect), ' ' * 3).lstrip()}")
+        return "\n\n".join(lines)
+
+
+def candidate(spec: Spec, fallback: Provider) -> Candidate:
+    """The spec with its provider, if it can be opened; `fallback` is who it means if it does not say."""
+    if isinstance(spec.nodes, tuple):
+        raise InvalidArgument(
+            f"nodes={spec.nodes!r}: a pool has one number of nodes, and does not grow and shrink. Write "
+            f"nodes={spec.nodes[1]}, min_nodes={spec.nodes[0]} to have it open with fewer, until the others come."
+        )
+    found: Any = spec.provider if spec.provider is not None else fallback
+    if isinstance(found, type) and issubclass(found, Provider):
+        arguments = 'hosts=["gpu1", "gpu2"]' if found.__name__ == "SSH" else ""
+        raise InvalidArgument(
+            f"provider={found.__name__}: add parentheses, provider=sky.{found.__name__}({arguments})."
+        )
+    if not isinstance(found, Provider):
+        raise InvalidArgument(
+            f"provider={found!r}: a sky.Provider is wanted here. Write {_provider_meant(cast(object, found))}."
+        )
+    return Candidate(found, spec)
+
+
+def _provider_meant(found: object) -> str:
+    """What to write for a provider that was given by its name, or by its hosts."""
+    kinds = {"aws": "sky.AWS()", "ec2": "sky.AWS()", "local": "sky.Local()", "localhost": "sky.Local()"}
+    if isinstance(found, str):
+        return f"provider={kinds.get(found.lower(), f'sky.SSH(hosts=[{found!r}])')}"
+    if isinstance(found, list | tuple):
+        return f"provider=sky.SSH(hosts={list(cast('Sequence[object]', found))!r})"
+    return "provider=sky.SSH(hosts=[...]), provider=sky.AWS() or provider=sky.Local()"
+
+
+def look(candidates: Sequence[Candidate], selection: Selection) -> Plans:
+    """The plans of all candidates, in the order in which they would be tried; creates nothing."""
+    return Plans(ordered([_planned(choice) for choice in candidates], selection), selection)
+
+
+def ordered(prospects: Sequence[Prospect], selection: Selection) -> tuple[Prospect, ...]:
+    """As given, or by price: what has none comes after what has one, and what is not available at the end."""
+    if selection == "first":
+        return tuple(prospects)
+    return tuple(sorted(prospects, key=lambda prospect: (not prospect.possible, prospect.hourly_cost)))
+
+
+def moves_on(error: BaseException) -> bool:
+    """Whether another spec may do although this one failed so; not after a mistake, nor while something is left."""
+    if isinstance(error, CloudRefused):
+        return error.kind in _ELSEWHERE
+    return isinstance(error, CloudError) and not isinstance(error, NotGivenBack)
+
+
+def taken(candidates: Sequence[Candidate], acquire: Callable[[Candidate], T], tell: Callable[[str], None]) -> T:
+    """What `acquire` returns for the first candidate that is available; `tell` hears why others were passed over."""
+    failed: list[str] = []
+    for number, choice in enumerate(candidates, 1):
+        try:
+            return acquire(choice)
+        except CloudError as exc:
+            if len(candidates) == 1 or not moves_on(exc):
+                raise
+            failed.append(f"{choice}: {exc}")
+            if number == len(candidates):
+                raise NoneAvailable(f"{number} specs", failed) from exc
+            tell(f"spec {choice} is not available; trying {candidates[number]}. {exc}")
+    raise InvalidArgument("no spec was given, so there is nothing to open. Give one, or provider=...")
+
+
+def _planned(choice: Candidate) -> Prospect:
+    try:
+        return Prospect(choice, choice.provider.offers(choice.spec, choice.nodes))
+    except CloudError as exc:
+        if not moves_on(exc):
+            raise
+        return Prospect(choice, why_not=exc)

@@ -4,29 +4,96 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from skyward.accelerators import Accelerator
-from skyward.api.provider import Offer
+from skyward.api.provider import Availability, Offer, Provider
 from skyward.api.spec import Allocation, Architecture, Spec
-from skyward.machines.price import Price, money
+from skyward.errors import SkywardError
 
 __all__ = [
     "CloudOffer",
     "Market",
+    "Offers",
     "Plan",
+    "Planned",
+    "Price",
     "PriceSource",
+    "Quote",
+    "Quotes",
+    "Refusal",
     "RuledOut",
     "Shape",
     "affordable",
+    "ask",
     "money",
+    "offer_record",
     "ordered",
+    "price_record",
     "unfit",
     "variant",
     "wish",
 ]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars for one machine and all that comes with it; the machine is infinite where its price is not known."""
+
+    machine: float = 0.0
+    disk: float = 0.0
+    address: float = 0.0
+    """Of the public address."""
+
+    @property
+    def total(self) -> float:
+        """All parts together; the one place where they are added up."""
+        return self.machine + self.disk + self.address
+
+    @property
+    def known_total(self) -> float:
+        """All parts together whose price is known."""
+        return (self if self.known else replace(self, machine=0.0)).total
+
+    @property
+    def known(self) -> bool:
+        """Whether the machine's own price is known."""
+        return math.isfinite(self.machine)
+
+    def times(self, count: float) -> Price:
+        """So many of them, or one for so many hours."""
+        return Price(self.machine * count, self.disk * count, self.address * count)
+
+    def record(self) -> dict[str, float]:
+        """The parts as plain numbers, for files and tags."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, recorded: Mapping[str, Any]) -> Price:
+        """The parts from what `record` made; ValueError where those are no prices, whoever wrote them."""
+        names = cls.__dataclass_fields__
+        try:
+            price = cls(**{name: float(value) for name, value in recorded.items() if name in names})
+        except (TypeError, AttributeError) as exc:
+            raise ValueError(f"{recorded!r} is no price") from exc
+        if not (price.machine >= 0 and 0 <= price.disk < math.inf and 0 <= price.address < math.inf):
+            raise ValueError(f"{recorded!r} is no price")
+        return price
+
+    def __str__(self) -> str:
+        machine = money(self.machine) if self.known else "price unknown"
+        parts = [f"machine {machine}"]
+        parts += [f"disk {money(self.disk)}"] if self.disk else []
+        parts += [f"public address {money(self.address)}"] if self.address else []
+        return " + ".join(parts)
+
+
+def money(dollars: float) -> str:
+    """Dollars, with as many digits as matter."""
+    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
+
 
 Market = Literal["spot", "on-demand"]
 PriceSource = Literal["live", "at most", "unknown"]
@@ -150,6 +217,45 @@ class Plan:
             if len(self.ruled_out) > 12:
                 lines.append(f"  ... and {len(self.ruled_out) - 12} more")
         return "\n".join([*lines, *self.notes])
+
+
+class Planned(Protocol):
+    """What `pool.plan()` returns, whoever has the machines; its text is for people."""
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        """What is available, the first choice first."""
+        ...
+
+    @property
+    def ruled_out(self) -> Sequence[RuledOut]:
+        """What will not be tried, and why."""
+        ...
+
+    @property
+    def hourly_cost(self) -> float:
+        """What the first choice costs an hour, all nodes together; infinite where that is not known."""
+        ...
+
+
+class Offers(list[Offer]):
+    """The plan of a provider that has no more to say than what is available for so many nodes."""
+
+    ruled_out: Sequence[RuledOut] = ()
+
+    def __init__(self, offers: Iterable[Offer], nodes: int) -> None:
+        super().__init__(offers)
+        self.offers: Sequence[Offer] = tuple(self)
+        self.hourly_cost = nodes * self[0].hourly_cost if self else math.inf
+        self._nodes = nodes
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for number, offer in enumerate(self, 1):
+            cost = self._nodes * offer.hourly_cost
+            price = "price unknown" if math.isinf(cost) else f"{money(cost)} an hour" if cost else "no price"
+            lines.append(f"  {number}. {offer.name}, {price}")
+        return "\n".join(lines or ["  nothing fits"])
 
 
 def _accelerators(offer: CloudOffer) -> str:
@@ -288,3 +394,127 @@ def _about(reported: float, asked: float) -> bool:
 def _key(name: str) -> str:
     key = re.sub(r"[-_ ]", "", name).lower()
     return _ALIASES.get(key, key)
+
+
+# What providers offer for one wish, side by side: prices for all nodes, what is known of availability, and why not.
+#
+# spec -> provider.offers -> fits? -> provider.availability -> [Quote], sorted by price; everything else is a Refusal
+
+
+@dataclass(frozen=True)
+class Quote:
+    """An offer of a provider, for `nodes` machines of it."""
+
+    provider: str
+    nodes: int
+    offer: Offer
+    availability: Availability
+
+    @property
+    def hourly_cost(self) -> float:
+        """Dollars an hour for all nodes; infinite where the price is not known."""
+        return self.nodes * self.offer.hourly_cost
+
+    @property
+    def per_accelerator(self) -> float | None:
+        """Dollars an hour for one accelerator, the rest of its machine included; None where there is none."""
+        count = self.offer.accelerators if isinstance(self.offer, CloudOffer) else 0
+        return self.offer.hourly_cost / count if count else None
+
+    def record(self) -> dict[str, Any]:
+        """The quote as plain values, for programs: prices are None where they are not known."""
+        return {
+            "provider": self.provider,
+            "nodes": self.nodes,
+            "hourly_cost": price_record(self.hourly_cost),
+            "hourly_cost_per_accelerator": price_record(self.per_accelerator),
+            **offer_record(self.offer),
+            "possible": self.availability.possible,
+            "availability": self.availability.text,
+        }
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that cannot be had, or somebody who could not be asked, and why."""
+
+    provider: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}: {f'{self.what}: ' if self.what else ''}{self.why}"
+
+
+@dataclass(frozen=True)
+class Quotes:
+    """What one provider, or several, had to say."""
+
+    quotes: tuple[Quote, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: Quotes) -> Quotes:
+        notes = tuple(dict.fromkeys((*self.notes, *other.notes)))
+        return Quotes(sorted_quotes((*self.quotes, *other.quotes)), (*self.refusals, *other.refusals), notes)
+
+
+def ask(provider: Provider, spec: Spec, count: int, name: str = "") -> Quotes:
+    """What a provider offers for `count` nodes of `spec`; an error is a reason why not. Creates nothing."""
+    name = name or provider.name
+    try:
+        plan = provider.offers(spec, count)
+        offers, small = list[Offer](), list[Refusal]()
+        for offer in plan:
+            reason = too_small(offer, spec)
+            if reason is None:
+                offers.append(offer)
+            else:
+                small.append(Refusal(name, offer.name, reason))
+        known = provider.availability(offers, count) if offers else []
+    except SkywardError as exc:
+        return Quotes(refusals=(Refusal(name, "", str(exc)),))
+    quotes = [Quote(name, count, offer, state) for offer, state in zip(offers, known, strict=True)]
+    out, notes = (plan.ruled_out, plan.notes) if isinstance(plan, Plan) else ((), ())
+    refused = [Refusal(name, item.what, item.why) for item in out]
+    if not quotes and not refused and not small:
+        refused = [Refusal(name, "", "it offers nothing for this")]
+    return Quotes(sorted_quotes(quotes), (*small, *refused), tuple(notes))
+
+
+def too_small(offer: Offer, spec: Spec) -> str | None:
+    """Why an offer is too small, as far as its size is known; clouds have ruled such offers out themselves."""
+    if spec.vcpus is not None and offer.vcpus is not None and offer.vcpus < spec.vcpus:
+        return f"{offer.vcpus:g} vCPUs, {spec.vcpus:g} asked"
+    if spec.memory_gb is not None and offer.memory_gb is not None and offer.memory_gb < spec.memory_gb * 0.92:
+        return f"{offer.memory_gb:g} GB of memory, {spec.memory_gb:g} asked"
+    return None
+
+
+def sorted_quotes(quotes: Iterable[Quote]) -> tuple[Quote, ...]:
+    """By price; what certainly cannot be had comes last, what has no known price before that."""
+    return tuple(sorted(quotes, key=lambda quote: (quote.availability.possible is False, quote.hourly_cost)))
+
+
+def offer_record(offer: Offer) -> dict[str, Any]:
+    """An offer as plain values: one machine of it."""
+    cloud = offer if isinstance(offer, CloudOffer) else None
+    return {
+        "name": offer.name,
+        "machine": cloud.kind if cloud else offer.name,
+        "region": cloud.region if cloud else None,
+        "zone": (cloud.zone or None) if cloud else None,
+        "market": cloud.market if cloud else None,
+        "hourly_cost_per_node": price_record(offer.hourly_cost),
+        "price": cloud.price if cloud else "live",
+        "vcpus": offer.vcpus,
+        "memory_gb": offer.memory_gb,
+        "accelerator": (cloud.accelerator or None) if cloud else None,
+        "accelerators": cloud.accelerators if cloud else None,
+        "accelerator_gb": (cloud.accelerator_gb or None) if cloud else None,
+    }
+
+
+def price_record(dollars: float | None) -> float | None:
+    """Dollars for JSON, which has no infinity: None where a price is not known."""
+    return None if dollars is None or not math.isfinite(dollars) else round(dollars, 6)

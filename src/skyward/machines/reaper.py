@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +14,7 @@ from typing import Any, Literal, cast
 from skyward import extensions
 from skyward.api.provider import Leftover, Provider
 from skyward.errors import CloudRefused, CredentialsMissing, InvalidArgument, MissingPackage, SkywardError
-from skyward.machines.ledger import History, histories, in_use, read
-from skyward.machines.names import shown, usable
+from skyward.machines.ledger import History, histories, in_use, read, shown, usable
 from skyward.machines.offers import money
 
 __all__ = [
@@ -85,9 +85,6 @@ class Outcome:
     did: Literal["ended", "would end", "left alone", "failed"]
     why: str = ""
     receipt: object = None
-
-    def __str__(self) -> str:
-        return f"{shown(self.found.pool)}: {self.did}{f' ({self.why})' if self.why else ''}"
 
 
 @dataclass(frozen=True)
@@ -165,9 +162,9 @@ def chosen(
     missing = [name for name in names if name not in known]
     if missing:
         raise InvalidArgument(
-            f"there is no pool {', '.join(map(shown, missing))}; there {'is' if len(known) == 1 else 'are'} "
-            f"{', '.join(map(shown, sorted(known))) or 'none'}. `sky ps` lists them; pools of other regions need "
-            "--region."
+            f"no pool {', '.join(map(shown, missing))} is open on this computer or has left anything behind; "
+            f"{', '.join(map(shown, sorted(known))) or 'no pool'} has. `sky ps` lists all of them; pools of other "
+            "regions need --region."
         )
     picked: list[tuple[Found, str]] = []
     for item in found:
@@ -180,7 +177,8 @@ def chosen(
         elif item.pool in names or item.condition == "expired" or (everything and item.condition == "abandoned"):
             picked.append((item, ""))
         elif everything:
-            picked.append((item, "may be in use on another computer; name it to end it"))
+            who = f"by process {item.pid} on {item.host}" if item.host else "on another computer"
+            picked.append((item, f"may be in use {who}, which cannot be seen from here; name it to end it"))
     return picked
 
 
@@ -197,7 +195,15 @@ def down(
     _check_chosen(names, everything, expired)
     outcomes: list[Outcome] = []
     only = () if everything or expired else names
-    for item, why in chosen(pools(providers, regions, only, profile), names, everything, expired):
+    try:
+        found = pools(providers, regions, only, profile)
+    except CredentialsMissing as exc:
+        if not only or any(read(name) is not None for name in only):
+            raise
+        # most who mistype a name have no cloud at all
+        listed = ", ".join(map(shown, only))
+        raise InvalidArgument(f"no pool {listed} is known on this computer (`sky ps`), and elsewhere: {exc}") from exc
+    for item, why in chosen(found, names, everything, expired):
         if why:
             outcomes.append(Outcome(item, "left alone", why))
         elif not really:
@@ -208,8 +214,12 @@ def down(
 
 
 def expired_leftovers(provider: Provider) -> list[Found]:
-    """What opening a pool mentions: pools whose time is over or whose process is gone, with something left."""
-    return [item for item in pools([provider]) if item.condition in ("expired", "abandoned")]
+    """What opening a pool mentions: pools whose time is over or whose process is gone, with something left.
+
+    A ledger alone is nothing that is left, if its provider says so and every call of the pool was answered.
+    """
+    left = [item for item in pools([provider]) if item.leftovers or item.unanswered or item.trouble]
+    return [item for item in left if item.condition in ("expired", "abandoned")]
 
 
 def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
@@ -246,7 +256,7 @@ def kept(providers: Sequence[Provider]) -> list[Leftover]:
 def discard(providers: Sequence[Provider], really: bool) -> list[str]:
     """Deletes what pools with a warm image have kept, or only says so; a line for each thing."""
     if not really:
-        return [f"{item}: would be deleted; say --yes to do it" for item in kept(providers)]
+        return [f"{item}: would be deleted; add --yes to do it" for item in kept(providers)]
     return [f"{id}: deleted" for provider in providers for id in provider.discard()]
 
 
@@ -269,16 +279,20 @@ def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Th
 
 def _check_chosen(names: Sequence[str], everything: bool, expired: bool) -> None:
     if not names and not everything and not expired:
-        raise InvalidArgument("nothing was said to be ended. Name pools, or say --all or --expired.")
+        raise InvalidArgument("no pools named. Name some, or use --all or --expired.")
 
 
 def _ask(provider: Provider, metadata: Mapping[str, Any], answers: dict[Provider, _Answer]) -> _Answer:
     """What is left at a provider with these settings; each place is asked once."""
     try:
         place = provider.reopened(metadata)
+        known = place in answers
     except SkywardError as exc:
         return _Answer(provider, error=exc)
-    if place not in answers:
+    except Exception as exc:  # a value that no version of ours writes; whoever asked shows the error, and other pools
+        log.debug("settings that cannot be used: %r", metadata, exc_info=True)
+        return _Answer(provider, error=SkywardError(f"the ledger of the pool cannot be used: {exc!r}"))
+    if not known:
         try:
             answers[place] = _Answer(place, place.find())
         except SkywardError as exc:
@@ -308,8 +322,7 @@ def _ask_all(
     ]
     own = [answer for answer in own if answer not in unused]
     for answer in unused:
-        level = logging.INFO if quiet or isinstance(answer.error, MissingPackage) else logging.WARNING
-        log.log(level, "%s was not asked what is left there: %s", answer.place.name, answer.error)
+        log.info("%s was not asked what is left there: %s", answer.place.name, answer.error)
     failed = [answer.error for answer in own if answer.error is not None]
     if failed and all(answer.error is not None for answer in answers.values()):
         raise failed[0]
@@ -357,7 +370,9 @@ def _found(pool: str, provider: str, region: str, gathered: _Gathered) -> Found:
     elif expires is not None and expires < time.time():
         condition = "expired"
     else:
-        condition = "abandoned" if history is not None else "elsewhere"
+        # computers may share a home directory whose locks each has for itself
+        here = history is not None and metadata.get("host") in (None, socket.gethostname())
+        condition = "abandoned" if here else "elsewhere"
     return Found(
         pool=pool,
         region=region,

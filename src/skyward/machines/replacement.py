@@ -14,16 +14,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from skyward.api.context import PoolContext
-from skyward.api.provider import Machine, Report
+from skyward.api.provider import Admission, Machine, Report
 from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
-from skyward.machines.readmission import Readmission
+from skyward.transport.backoff import backoff
 
-__all__ = ["Replacing", "Requests", "Substitutes", "Supply"]
+__all__ = ["Joining", "Missing", "Readmission", "Replacing", "Requests", "Substitutes", "Supply"]
+
 
 log = logging.getLogger("skyward.engine")
 
@@ -31,6 +33,15 @@ _PAUSES = (5.0, 15.0, 30.0, 60.0, 60.0)  # longer than the two minutes in which 
 _TEMPORARY = (NoCapacity, QuotaExceeded, CredentialsExpired, BootstrapError)
 _FIRST_INQUIRY = 1.0
 _INQUIRY = 5.0
+_MOMENT = 1.0  # machines that are lost together are lost within it
+
+
+class _Batch:
+    """Machines that are asked for in one request: how many, and what came of it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.machines: Future[tuple[Machine, ...]] = Future()
 
 
 class Supply:
@@ -41,6 +52,7 @@ class Supply:
         self._changed = threading.Condition()
         self._busy = 0
         self._closed = False
+        self._batch: _Batch | None = None
         self._readmission = Readmission()
         self._readmitting = threading.Lock()
 
@@ -48,8 +60,11 @@ class Supply:
         """Whether a machine is replaced when it is lost; if the user did not say, those are that may be taken away."""
         return machine.preemptible if self._context.replace is None else self._context.replace
 
-    def another(self, spent: float, report: Report) -> Machine:
-        """One more machine, beside others that cost `spent` an hour; PoolClosed if the pool is closed meanwhile."""
+    def another(self, spent: float, report: Report, lost: bool = False) -> Machine:
+        """One more machine, beside others that cost `spent` an hour; PoolClosed if the pool is closed meanwhile.
+
+        `lost`: it replaces one. Where the provider wants that, those that are lost together are asked for together.
+        """
         last, spec = "", self._context.spec
         if spec.max_hourly_cost is not None:
             spec = replace(spec, max_hourly_cost=max(spec.max_hourly_cost - spent, 1e-9))
@@ -62,9 +77,34 @@ class Supply:
             last = text
 
         provider, timeout = self._context.provider, self._context.provision_timeout
+
+        def ask(count: int) -> tuple[Machine, ...]:
+            return provider.acquire_more(spec, self._name, count, timeout, tell).machines
+
         with self._asking():
-            holding = provider.acquire_more(spec, self._name, 1, timeout, tell)
-        return holding.machines[0]
+            return self._one_of(ask) if lost and provider.replaces_together else ask(1)[0]
+
+    def _one_of(self, ask: Callable[[int], tuple[Machine, ...]]) -> Machine:
+        """One of the machines for all who ask within a moment; if there are not so many at once, each asks alone."""
+        with self._changed:
+            first = self._batch is None
+            batch = self._batch = self._batch or _Batch()
+            number = batch.count
+            batch.count += 1
+        if first:
+            time.sleep(_MOMENT)
+            with self._changed:
+                self._batch = None
+            try:
+                batch.machines.set_result(ask(batch.count))
+            except BaseException as exc:  # whoever asked raises it
+                batch.machines.set_exception(exc)
+        try:
+            return batch.machines.result()[number]
+        except NoCapacity:
+            if batch.count == 1:
+                raise
+            return ask(1)[0]
 
     def ended(self, machines: Sequence[Machine]) -> list[str]:
         """Why machines are gone, as their provider knows; empty for those that are there."""
@@ -351,3 +391,164 @@ def _short(error: Exception) -> str:
     if isinstance(error, NoCapacity) and error.attempts:
         return f"there is no capacity ({len(error.attempts)} offers were tried; the last: {error.attempts[-1]})"
     return str(error).partition("\n")[0].rstrip(".")
+
+
+# Nodes that were missing when their pool opened: tried again now and then, and taken in when they come.
+#
+#     Joining (a thread for each) --bring, place--> Newcomers (setup/bringup.py) --> provider, host
+#                                 --admit, connect--> Place (the engine)
+#
+# Nodes are numbered without gaps: whichever of the missing ones comes first gets the next number.
+
+
+_FIRST_PAUSE = 5.0
+_LONGEST_PAUSE = 120.0
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A node that could not be had when its pool opened."""
+
+    name: str
+    reason: str
+    machine: Machine | None
+    """The machine that is tried again; None if the provider is asked for another one."""
+
+
+class Newcomers(Protocol):
+    """Gets and sets up what was missing; `setup/bringup.py: PoolHosts` does it."""
+
+    def bring(self, missing: Missing) -> Any:
+        """Sets the machine up; raises if that cannot be done now."""
+        ...
+
+    def place(self, newcomer: Any, node: int) -> None:
+        """Makes it the machine of a node, whose agent listens then."""
+        ...
+
+    def turn_back(self, newcomer: Any, node: int) -> None:
+        """It could not join after all."""
+        ...
+
+
+class JoiningPlace(Protocol):
+    """What `Joining` needs of the engine; called without the engine's lock."""
+
+    def vacancy(self) -> int:
+        """The number that the next node gets."""
+        ...
+
+    def admit(self, node: int) -> bool:
+        """Waits until the ranks of the pool may change; False if the pool is closed."""
+        ...
+
+    def connect(self, node: int) -> None:
+        """Connects to a node."""
+        ...
+
+    def pause_for(self, seconds: float) -> bool:
+        """Waits; False if the pool is closed meanwhile."""
+        ...
+
+    def tell(self, node: int, text: str) -> None:
+        """Says how far it is with a node."""
+        ...
+
+
+class Joining:
+    """Tries all that is missing, until it has come or the pool is closed."""
+
+    def __init__(self, source: Newcomers, place: JoiningPlace, missing: Sequence[Missing]) -> None:
+        self._source, self._place = source, place
+        self._one_at_a_time = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._try, args=(one, row), name="skyward-joining", daemon=True)
+            for row, one in enumerate(missing)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, seconds: float) -> None:
+        """Waits for what is under way; the engine is closed already, so that it ends soon."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _try(self, missing: Missing, row: int) -> None:
+        reason, pauses = missing.reason, backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while self._place.pause_for(next(pauses)):
+            try:
+                self._take_in(missing)
+                return
+            except PoolClosed:
+                return
+            except Exception as exc:  # whatever a provider or a machine does: it is tried again
+                log.debug("%s cannot join yet", missing.name, exc_info=True)
+                if (said := str(exc).partition("\n")[0]) != reason:
+                    reason = said
+                    self._place.tell(self._place.vacancy() + row, f"missing: {missing.name}: {said}")
+
+    def _take_in(self, missing: Missing) -> None:
+        newcomer = self._source.bring(missing)
+        with self._one_at_a_time:
+            node = self._place.vacancy()
+            try:
+                self._source.place(newcomer, node)
+                if not self._place.admit(node):
+                    raise PoolClosed("the pool was closed.")
+                self._place.connect(node)
+            except BaseException:
+                self._source.turn_back(newcomer, node)
+                raise
+
+
+# When a provider is asked to let this computer in again, and what the user is told. Knows no clock and no provider.
+#
+# A cloud that lets in the caller's address only shuts out a laptop that has changed networks. Machines that do not
+# answer are the sign of it: whoever looks after them says so here every few seconds.
+
+
+_FIRST = 4.0  # a connection that breaks is usually back by then
+_OFTEN, _RARELY = 10.0, 30.0
+_SOON = 60.0
+_OVER = 60.0  # so long after the last question, a silence is another one
+_TELL = 30.0
+
+
+class Readmission:
+    """One silence after the other; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._began = self._seen = float("-inf")
+        self._asked: float | None = None
+        self._told = False
+
+    def due(self, now: float) -> bool:
+        """Machines do not answer at this moment: whether the provider is asked now."""
+        if now - self._seen > _OVER:
+            self._began, self._asked, self._told = now, None, False
+        self._seen = now
+        if self._asked is None:
+            due = now - self._began >= _FIRST
+        else:
+            due = now - self._asked >= (_OFTEN if now - self._began < _SOON else _RARELY)
+        if due:
+            self._asked = now
+        return due
+
+    def answered(self, admission: Admission, now: float) -> str:
+        """What the user is told after the provider has looked who is let in."""
+        if admission.changed:
+            self._told = False
+            return admission.changed
+        return self._once(admission.allowed, now)
+
+    def failed(self, error: SkywardError, now: float) -> str:
+        """What the user is told after the provider could not look, or may not; this computer may be offline."""
+        return self._once(str(error), now)
+
+    def _once(self, text: str, now: float) -> str:
+        if not text or self._told or now - self._began < _TELL:
+            return ""
+        self._told = True
+        return f"machines do not answer. {text}"

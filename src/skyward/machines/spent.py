@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.machines.ledger import History, state_dir
-from skyward.machines.price import Price
+from skyward.machines.offers import Price
 from skyward.transport import private
 
 __all__ = ["Charge", "keep", "kept", "of_ledger", "once"]

@@ -77,7 +77,7 @@ class Watchdog:
         `ending` and `directory` are `SshShell.ending()`; `argv` may be empty if there is nothing on the host. A try
         that takes more than `patience` seconds has failed.
         """
-        from skyward.api.program_env import ssh_environment  # the process that is started from this file has no skyward
+        from skyward.api.secret import ssh_environment  # the process that is started from this file has no skyward
 
         order = {
             "key": key,

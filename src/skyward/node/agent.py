@@ -16,35 +16,35 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any, assert_never
 
-from skyward.node import places
-from skyward.node.agent_calls import Action, AgentCalls
-from skyward.node.agent_checks import CHECKS
+from skyward.api.info import VARIABLE, InstanceInfo
+from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_output import OutputRelay
-from skyward.node.agent_passing import PassedOn
-from skyward.node.agent_tables import NodeCall, Slot
+from skyward.node.agent_slots import Action, Drop, Kill, NodeCall, Remove, Send, Slot, Spawn, Tell
 from skyward.node.blob_cache import BlobCache
-from skyward.node.client_link import ClientLink
-from skyward.node.client_listener import ClientListener
+from skyward.node.client_link import ClientLink, ClientListener
 from skyward.node.files import NodeFiles
+from skyward.node.orders import UNANSWERED
 from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
-from skyward.node.receiver import Message, Receiver
-from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said
+from skyward.node.receiver import Check, Malformed, Message, Receiver, is_number, is_texts, is_whole
+from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said, Standing
 from skyward.node.shared.agent_side import Shared
-from skyward.node.standing import Standing
+from skyward.node.status_page import ID_BYTES
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
 
-if TYPE_CHECKING:  # loaded where there are GPUs
+if TYPE_CHECKING:
     from skyward.node.gpu_meter import GpuMeter
 
-__all__ = ["Agent", "Surroundings"]
+__all__ = ["CHECKS", "Agent", "Surroundings", "info_at", "variables"]
+
 
 log = logging.getLogger("skyward.engine")
 
 _SAMPLE = 1.0
+_UNANSWERED = 60  # samples
 
 
 @dataclass(frozen=True)
@@ -134,21 +134,26 @@ class Agent:
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            kind = action[0]
-            if kind == "tell":
-                self._tell_of(*action[1:])
-            elif kind == "send":
-                if action[2][0] == "call":
-                    self._usage.refresh()
-                self._runners.send(action[1].name, action[2], action[3])
-            elif kind == "drop":
-                self._blob_cache.drop(action[1])
-            elif kind == "remove":
-                self._blob_cache.remove(action[1])
-            elif kind == "kill":
-                self._runners.kill(action[1].name)
-            else:
-                self._spawn(action[1])
+            match action:  # the frequent ones first
+                case Tell():
+                    self._tell_of(action.call, action.message, action.buffers)
+                case Send():
+                    message = action.message
+                    if message[0] == "call":
+                        self._usage.refresh()
+                        if "blobs" in message[2] and not self._blob_cache.shared:
+                            self._blob_cache.locate(message[2]["blobs"])
+                    self._runners.send(action.slot.name, message, action.buffers)
+                case Drop():
+                    self._blob_cache.drop(action.digests)
+                case Remove():
+                    self._blob_cache.remove(action.paths)
+                case Kill():
+                    self._runners.kill(action.slot.name)
+                case Spawn():
+                    self._spawn(action.slot)
+                case _:
+                    assert_never(action)
 
     def _tell_of(self, call: NodeCall | None, message: Message, buffers: list[Any] | None) -> None:
         """Tells the client something; of a call, after the large buffers that belong to it."""
@@ -159,7 +164,7 @@ class Agent:
 
     def _spawn(self, slot: Slot) -> None:
         settings, place = self._settings, slot.place
-        self._runners.spawn(slot.name, slot.threads, places.variables(settings, place), settings["cwd"])
+        self._runners.spawn(slot.name, slot.threads, variables(settings, place), settings["cwd"])
         runner = {**settings["runner"], "mark": self._token}
         self._runners.send(slot.name, AgentToRunner.init(runner, len(self._hooks)), self._hooks)
         if self._leaving is not None:
@@ -272,7 +277,7 @@ class Agent:
         if self._settings:
             self._settings["info"] = info
             for slot in self._calls.slots.values():
-                self._runners.send(slot.name, AgentToRunner.info(places.info_at(self._settings, slot.place)))
+                self._runners.send(slot.name, AgentToRunner.info(info_at(self._settings, slot.place)))
 
     def _from_client_ports(self, count: int, generation: int) -> None:
         self._tell(AgentToClient.ports(self._listener.free_ports(count), generation))
@@ -373,7 +378,10 @@ class Agent:
         self._timers.after(_SAMPLE, self._sample)
         self._home.acknowledge()
         self._heard(self._home.heard)
-        found, actions = self._calls.audit(self._clock())  # looks for mistakes of its own
+        unanswered = self._runners.unanswered()
+        if unanswered > _UNANSWERED:
+            self._leave_fork_server()
+        found, actions = self._calls.audit(self._clock(), killable=not unanswered)  # looks for mistakes of its own
         self._do(actions)
         for text in found:
             log.warning("the agent mended its own state: %s", text)
@@ -386,6 +394,13 @@ class Agent:
                 self._tell(AgentToClient.gpus(*note))
             self._tell(AgentToClient.sample(cpu, memory, running, [astuple(gpu) for gpu in gpus]))
 
+    def _leave_fork_server(self) -> None:
+        """Ends this agent: the keeper starts another fork server, and all agents again."""
+        text = f"the process that starts the others has not answered for {_UNANSWERED:.0f} s, and is replaced"
+        self._home.tell_now(AgentToClient.warning(f"{text}. What runs on this machine is lost."))
+        self._home.flush()
+        os._exit(UNANSWERED)
+
     def _wait(self) -> float:
         return max(0.0, min(self._timers.due(), self._calls.due()) - self._clock())
 
@@ -394,3 +409,75 @@ class Agent:
             self._wake_write.send(b"x")
         except OSError:
             pass  # full: it will wake anyway
+
+
+class PassedOn:
+    """Handles these messages; `do` carries out what `AgentCalls` says."""
+
+    def __init__(
+        self,
+        calls: AgentCalls,
+        blobs: BlobCache,
+        send_all: Callable[[Message], None],
+        do: Callable[[list[Action]], None],
+        tell: Callable[[Message], None],
+    ) -> None:
+        self._calls, self._blobs, self._send_all, self._do, self._tell = calls, blobs, send_all, do, tell
+
+    def _from_client_grant(self, id: str, count: int) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.grant(id, count), []))
+
+    def _from_client_close(self, id: str) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.close(id), []))
+
+    def _from_client_items(self, id: str, argument: str, counts: list[int], buffers: list[Any]) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.items(id, argument, counts, len(buffers)), buffers))
+
+    def _from_client_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
+        self._do(self._calls.stream(id, AgentToRunner.end(id, argument, error, len(buffers)), buffers))
+
+    def _from_client_bring(self, request: int, key: str) -> None:
+        self._blobs.bring(request, key, self._tell)
+
+    def _from_client_forget(self, keys: list[str]) -> None:
+        self._blobs.forget(keys)
+        self._send_all(AgentToRunner.forget(keys))
+
+
+def _call(message: list[Any], buffers: list[Any]) -> None:
+    _, id, metadata, _ = message
+    known = {
+        "name": isinstance(metadata.get("name"), str),
+        "fn": isinstance(metadata.get("fn"), str),
+        "split": is_whole(metadata.get("split")) and metadata["split"] <= len(buffers),
+        "attempt": is_whole(metadata.get("attempt")),
+        "timeout": metadata.get("timeout") is None or is_number(metadata["timeout"]),
+        "streams": is_texts(metadata.get("streams", [])),
+        "gang": isinstance(metadata.get("gang", ""), str),
+        "keep": isinstance(metadata.get("keep", ""), str),
+        "each": isinstance(metadata.get("each", True), bool),
+        "place": is_whole(metadata.get("place", 0)),
+        "blobs": isinstance(metadata.get("blobs", {}), dict),
+    }
+    if len(id.encode("utf-8", "surrogatepass")) != ID_BYTES or not all(known.values()):
+        raise Malformed(f"a call without its {next((name for name, good in known.items() if not good), 'id')}")
+
+
+def _blob(message: list[Any], buffers: list[Any]) -> None:
+    if len(buffers) != 1:
+        raise Malformed(f"{message[0]!r} with {len(buffers)} buffers")
+
+
+CHECKS: dict[str, Check] = {"call": _call, "blob": _blob}
+"""What is looked into, by the kind of the message."""
+
+
+def variables(settings: dict[str, Any], place: int) -> dict[str, str]:
+    """The environment variables of the runner at a place, as the client's `setup` says them."""
+    return {**settings["env"], **settings["places"][place], VARIABLE: info_at(settings, place)}
+
+
+def info_at(settings: dict[str, Any], place: int) -> str:
+    """The text of COMPUTE_POOL for the runner at a place."""
+    info: str = settings["info"]
+    return info if place == 0 else replace(InstanceInfo.from_json(info), worker=place).to_json()

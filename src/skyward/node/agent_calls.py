@@ -15,16 +15,27 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from skyward.node.agent_assign import misplaced, next_pair
-from skyward.node.agent_audit import Audit
-from skyward.node.agent_outcomes import Verdict, end_of, seconds_of, stopped
-from skyward.node.agent_slots import Action, RunnerSlots
-from skyward.node.agent_tables import CALLS, UNBEGUN, NodeCall, Slot
+from skyward.node.agent_slots import (
+    CALLS,
+    UNBEGUN,
+    Action,
+    Drop,
+    Kill,
+    NodeCall,
+    Remove,
+    RunnerSlots,
+    Send,
+    Slot,
+    Tell,
+    misplaced,
+    next_pair,
+)
 from skyward.node.protocol import AgentToClient, AgentToRunner
 from skyward.node.receiver import Message
 from skyward.node.timers import CallTimers
 
-__all__ = ["Action", "AgentCalls"]
+__all__ = ["AgentCalls", "Verdict", "stopped"]
+
 
 _METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
 
@@ -39,11 +50,12 @@ class AgentCalls:
         self.queue: OrderedDict[str, NodeCall] = OrderedDict()
         self.mean: float | None = None
         self.leaving = False
-        self._grace = 0.0
+        self._grace = self._ready_within = 0.0
         self._orders = itertools.count()
         self._timers = CallTimers(self.calls)
         self._out: list[Action] = []
         self._audit = Audit(self._runners)
+        self._mended: list[str] = []  # what was found since the last audit
         self._now = 0.0
 
     @property
@@ -56,7 +68,7 @@ class AgentCalls:
     def setup(self, settings: dict[str, Any], hooks: bool, now: float) -> list[Action]:
         """Runners are to be made (again)."""
         self._now = now
-        self._grace = settings["grace"]
+        self._grace, self._ready_within = settings["grace"], settings["ready_within"]
         self._runners.configure(settings, hooks)
         self._retire("the pool's processes were replaced")
         self._out += self._runners.spawn_missing(now)
@@ -67,7 +79,7 @@ class AgentCalls:
         self._now = now
         if self.leaving and call.movable:
             call.state = "gone"
-            return [("tell", call, AgentToClient.recalled(call.id), None), ("drop", call.digests)]
+            return [Tell(call, AgentToClient.recalled(call.id)), Drop(call.digests)]
         call.order = next(self._orders)
         self.calls[call.id] = self.queue[call.id] = call
         return self._settled()
@@ -93,7 +105,7 @@ class AgentCalls:
             return []
         if call.state == "queued" or call.state in UNBEGUN:
             call.backlog.append((message, buffers))  # should another runner get the call, it gets this too
-        return [("send", call.slot, message, buffers)] if call.slot is not None else []
+        return [Send(call.slot, message, buffers)] if call.slot is not None else []
 
     def notice(self, now: float) -> list[Action]:
         """This machine will be taken away: calls that have not begun go back to the client."""
@@ -119,7 +131,7 @@ class AgentCalls:
             self._leave(call, "gone")
         for slot in self.slots.values():
             idle = slot.state == "ready" and not slot.calls
-            self._out.append(("send", slot, AgentToRunner.exit(), None) if idle else ("kill", slot))
+            self._out.append(Send(slot, AgentToRunner.exit()) if idle else Kill(slot))
         return self._taken()
 
     def states(self, call_ids: Iterable[str]) -> dict[str, str]:
@@ -160,17 +172,22 @@ class AgentCalls:
         self._runners.give_up()
         return True
 
-    def saw(self, name: str, page: Iterable[tuple[str, float]], now: float) -> list[Action]:
-        """What a runner's status page says: calls that its threads have begun, and when."""
+    def saw(self, name: str, page: Iterable[tuple[str, float, float]], now: float) -> list[Action]:
+        """What a runner's status page says: calls that its threads have begun, and when; when they entered bodies."""
         self._now = now
         slot = self.slots.get(name)
         if slot is None:
             return []
-        for call_id, began in page:
+        for call_id, began, entered in page:
             call = slot.calls.get(call_id)
             if call is not None and call.began is None:
                 call.began = began
                 self._step(call, "began")
+            if call is not None and entered and not call.entered:
+                call.entered = entered
+                self._step(call, "entered")
+        if slot.doom:
+            self._doom(slot, slot.doom)  # of those that have begun since it was to be killed
         self._runners.look_again(slot, now)
         return self._taken()
 
@@ -181,7 +198,7 @@ class AgentCalls:
         return self._settled()
 
     def left(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
-        """A runner breaks off a body: it begins no other, and gives back what waited in it."""
+        """A runner breaks off a body, or its GPU is lost: it begins no other, and gives back what waited in it."""
         self._now = now
         if (slot := self.slots.get(name)) is not None:
             self._move(slot, "leaving")
@@ -218,28 +235,34 @@ class AgentCalls:
 
     def due(self) -> float:
         """When `tick` has something to do next."""
-        return min(self._timers.due(), self._runners.next_look())
+        return min(self._timers.due(), self._runners.due())
 
     def tick(self, now: float) -> list[Action]:
-        """Time limits and graces that are over."""
+        """Time limits and graces that are over; processes that are to be started now, or are not ready in time."""
         self._now = now
+        self._out += self._runners.spawn_missing(now) + self._runners.end_late(now)
         for event, call in self._timers.over(now):
-            if event == "limit":
+            if event == "limit" and now >= self._limit(call):
                 self._stop(call, "limit", "timeout", self._grace)
-            elif now >= call.asked + call.grace:
+            elif event == "grace":
                 self._step(call, event)
         return self._settled()
 
-    def audit(self, now: float) -> tuple[list[str], list[Action]]:
-        """Looks for what must not be, and mends it: says what it found. The net under this module's own mistakes."""
+    def audit(self, now: float, killable: bool = True) -> tuple[list[str], list[Action]]:
+        """Looks for what must not be, and mends it: says what it found. The net under this module's own mistakes.
+
+        `killable` says whether processes end that are to be killed.
+        """
         self._now = now
-        found = self._audit.look(self.next_pair() is not None, now)
+        found = self._audit.look(self.next_pair() is not None, killable, now)
         for name in found:
             if name in self.slots:
-                self._out.append(("kill", self.slots[name]))
+                self._out.append(Kill(self.slots[name]))
             elif name == "spawn":
                 self._out += self._runners.spawn_missing(now)
-        return list(found.values()), self._settled() if "queue" in found else self._taken()
+        actions = self._settled() if "queue" in found else self._taken()
+        mended, self._mended = [*self._mended, *found.values()], []
+        return mended, actions
 
     # the machinery: one place for each thing that happens to a call
 
@@ -272,7 +295,7 @@ class AgentCalls:
             if self.calls.get(call.id) is call:
                 del self.calls[call.id]
             if call.digests:
-                self._out.append(("drop", call.digests))
+                self._out.append(Drop(call.digests))
 
     def _stop(self, call: NodeCall, event: str, why: str, grace: float) -> None:
         if (call.state, event) in CALLS:
@@ -291,6 +314,7 @@ class AgentCalls:
             self._move(slot, "retire")
 
     def _doom(self, slot: Slot, reason: str) -> None:
+        slot.doom = reason
         for call in slot.calls.values():
             if self._step(call, "process killed"):
                 call.reason = reason
@@ -311,8 +335,12 @@ class AgentCalls:
     def _settled(self) -> list[Action]:
         """What is to be done, after every free slot has got what there is."""
         while (pair := self.next_pair()) is not None:
-            call, call.slot = pair
-            self._step(call, "assign")
+            (call, slot), before = pair, pair[0].slot
+            call.slot = slot
+            if not self._step(call, "assign"):  # or this would never end
+                call.slot = before
+                self.queue.pop(call.id, None)
+                self._mended.append(f"call {call.id} was {call.state}, and waited for a process; it waits no more")
         if not self.queue or self._runners.places > 1:  # a rank of a broadcast may wait beside idle runners
             for call in misplaced(self.slots.values()):
                 self._step(call, "shift")
@@ -325,10 +353,10 @@ class AgentCalls:
     def _discard(self, about: dict[str, Any]) -> None:
         """Has the large buffers of a result removed that nobody gets."""
         if about.get("blobs"):
-            self._out.append(("remove", [str(path) for path, _ in about["blobs"].values()]))
+            self._out.append(Remove([str(path) for path, _ in about["blobs"].values()]))
 
     def _tell(self, call: NodeCall | None, message: Message, buffers: Any = None) -> None:
-        self._out.append(("tell", call, message, buffers))
+        self._out.append(Tell(call, message, buffers))
 
     # what the tables' actions are; each gets the call, the slot that it had, and the verdict, if one has come
 
@@ -339,28 +367,35 @@ class AgentCalls:
         call.about["ahead"] = slot.threads == 1 and bool(slot.calls)  # the runner then marks its output
         slot.calls[call.id] = call
         message = AgentToRunner.call(call.id, call.about, len(call.buffers))
-        self._out.append(("send", slot, message, call.buffers))
-        self._out += [("send", slot, message, buffers) for message, buffers in call.backlog]
+        self._out.append(Send(slot, message, call.buffers))
+        self._out += [Send(slot, message, buffers) for message, buffers in call.backlog]
         self._runners.look_soon(slot, call, self._now)
 
     def _send_recall(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._out.append(("send", slot, AgentToRunner.recall(call.id), None))
+        assert slot is not None
+        self._out.append(Send(slot, AgentToRunner.recall(call.id)))
 
     def _send_cancel(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._out.append(("send", slot, AgentToRunner.cancel(call.id), None))
+        assert slot is not None
+        self._out.append(Send(slot, AgentToRunner.cancel(call.id)))
 
     def _queue(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         """Puts a call back where it was in the order of arrival."""
-        call.began = None
+        call.began, call.entered = None, 0.0
         self.queue[call.id] = call
         if len(self.queue) > 1:
             self.queue = OrderedDict(sorted(self.queue.items(), key=lambda item: item[1].order))
 
     def _start_limit(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         call.backlog.clear()
-        limit = call.about.get("timeout")
-        if limit is not None and call.began is not None:
-            self._timers.add(call.began + limit, "limit", call)
+        if call.about.get("timeout") is not None:
+            self._timers.add(self._limit(call), "limit", call)
+
+    def _limit(self, call: NodeCall) -> float:
+        """When a call is stopped; until its function is called it has as long as a process has to become ready."""
+        if call.entered:
+            return call.entered + call.about["timeout"]
+        return (call.began or 0.0) + max(call.about["timeout"], self._ready_within)
 
     def _start_grace(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         call.asked = self._now
@@ -370,7 +405,7 @@ class AgentCalls:
         assert slot is not None
         call.killed = True
         self._doom(slot, "another call in its process had to be killed")
-        self._out.append(("kill", slot))
+        self._out.append(Kill(slot))
 
     def _tell_started(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
         self._tell(call, AgentToClient.started(call.id, slot.place if slot is not None else 0))
@@ -397,3 +432,59 @@ class AgentCalls:
             self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
         self._tell(call, end_of(call, slot, kind, about, data), data)
         call.buffers = []
+
+
+class Audit:
+    """A finding counts when it is seen twice in a row: once, it may be about to pass."""
+
+    def __init__(self, runners: RunnerSlots) -> None:
+        self._runners = runners
+        self._seen: set[str] = set()
+
+    def look(self, call_waits: bool, killable: bool, now: float) -> dict[str, str]:
+        """What was found now and the last time, in words: by the runner, or under "queue" or "spawn".
+
+        Nobody is to blame for a process that lives on while none can be killed, since the fork server does not answer.
+        """
+        runners = self._runners
+        slots = runners.all.values() if killable else ()
+        found = {slot.name: text for slot in slots if (text := runners.overdue(slot, now))}
+        if call_waits:
+            found["queue"] = "a call waited beside a free slot; it was sent"
+        if runners.lacking(now):
+            found["spawn"] = "a process was missing; it was started"
+        twice = {name: found[name] for name in sorted(found.keys() & self._seen)}
+        self._seen = set(found)
+        return twice
+
+
+Verdict = tuple[str, dict[str, Any], Any]
+"""What a runner says at the end of a body: its kind, what goes with it, the buffers of its result."""
+
+
+def seconds_of(call: NodeCall, metadata: dict[str, Any], now: float) -> float | None:
+    """How long the body ran, if it has begun; noted in `metadata`."""
+    return None if call.began is None else metadata.setdefault("s", max(0.0, now - call.began))
+
+
+def stopped(call: NodeCall, verdict: Verdict | None) -> dict[str, Any]:
+    """What is told of a call that was stopped, whether or not its body has ended with something else."""
+    metadata: dict[str, Any] = {}
+    if verdict is not None and "s" in verdict[1]:
+        metadata["s"] = verdict[1]["s"]
+    if call.why == "timeout":
+        metadata |= {"limit": call.about["timeout"], "killed": call.killed}
+        if not call.entered:
+            metadata["loading"] = True
+        if verdict is not None and isinstance(verdict[1].get("stack"), str):
+            metadata["stack"] = verdict[1]["stack"]
+    return metadata
+
+
+def end_of(call: NodeCall, slot: Slot | None, kind: str, metadata: dict[str, Any], buffers: Any) -> Message:
+    """The message. If the runner is being replaced, it says so: a group may be broken."""
+    if kind == "crashed" or (slot is not None and slot.state != "ready" and call.began is not None):
+        metadata["replaced"] = True
+    if slot is not None and slot.place and call.began is not None:
+        metadata["place"] = slot.place
+    return AgentToClient.verdict(kind, call.id, metadata, len(buffers or ()))

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,18 +16,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from skyward.api.hardware import Gpu, seen_by_one_process
 from skyward.node.agent import Agent, Surroundings
 from skyward.node.blob_cache import BlobCache
-from skyward.node.client_listener import ClientListener
+from skyward.node.client_link import ClientListener
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
 from skyward.transport.roles import node_role
 
-if TYPE_CHECKING:  # nodes of the client's computer have no certificates
+if TYPE_CHECKING:
     import ssl
 
-if TYPE_CHECKING:  # loaded where there are GPUs
     from skyward.node.gpu_meter import GpuMeter
 
-__all__ = ["run_agent"]
+__all__ = ["run_agent", "wait"]
+
 
 log = logging.getLogger("skyward.engine")
 
@@ -101,3 +102,17 @@ def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:
     """Waits, with the provider's function, until this machine is about to be taken away."""
     module, _, function = name.partition(":")
     notice(getattr(importlib.import_module(module), function)())
+
+
+_POLL = 0.5
+
+
+def wait() -> float:
+    """Waits until the place is to be taken away; the seconds that it has left then."""
+    path = os.environ.get("SKYWARD_NOTICE", "")
+    while True:
+        try:
+            with open(path) as file:
+                return max(0.0, float(file.read()) - time.time())
+        except (OSError, ValueError):  # not yet
+            time.sleep(_POLL)

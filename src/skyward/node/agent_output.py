@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skyward.node.agent_tables import Slot
+from skyward.node.agent_slots import Slot
 from skyward.node.client_link import ClientLink
 from skyward.node.protocol import AgentToClient, output_cost
 from skyward.node.runners import Pipe, RunnerProcess

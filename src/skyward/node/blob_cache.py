@@ -38,6 +38,7 @@ _WINDOW = 4 << 20
 _PATIENCE = 600.0
 _WORD = 3.0
 _REACHING = 10.0
+_PART = ".part"
 _NAME = re.compile(r"[0-9a-f]{24,32}")
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors that pass by themselves
@@ -67,18 +68,26 @@ class BlobCache:
         self.wake: Callable[[], None] = lambda: None
         self._directory, self._context = directory, context
         self._lock = threading.Condition(threading.Lock())  # notified when a blob is no longer coming
+        self._parts = blobs.Incoming(directory, _PART)
         self._present = blobs.BlobIndex(lambda: blobs.room(directory))
         self._coming: dict[str, int] = {}
         self._expected: set[str] = set()  # of those, what the client has announced
         self._loads: deque[_Load] = deque()
         self._kept: dict[str, set[str]] = {}  # the blobs of results that stay here, by the key of the result
         self._unwanted: set[str] = set()  # of those, what is on its way though nobody wants it any more
-        for name in os.listdir(directory):
-            path = os.path.join(directory, name)
-            if name.endswith(".part") or blobs.key_of(name):
-                os.unlink(path)  # of an agent that died
-            elif re.fullmatch(r"[0-9a-f]{32}", name):
-                self._present.add(name, (path, os.path.getsize(path)))
+        if context is not None:  # else it is the directory of the client and of all nodes of its computer
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Finds what an agent of this node, which died, has left: arguments are used, results were lost with it."""
+        blobs.make_again(self._directory)
+        for directory in blobs.directories(self._directory):
+            for name in os.listdir(directory):
+                path = os.path.join(directory, name)
+                if name.endswith(_PART) or blobs.key_of(name):
+                    self.remove([path])
+                elif re.fullmatch(r"[0-9a-f]{32}", name):
+                    self._present.add(name, (path, os.path.getsize(path)))
 
     # arguments
 
@@ -86,10 +95,20 @@ class BlobCache:
         """Where the blobs of a call lie, or will lie, and which are still missing; `drop` when the call has ended."""
         names = [name for name, _ in needed.values()]
         with self._lock:
-            self._present.use(names)
             found = {name: self._present.get(name) for name in names}
+            for name, blob in found.items():
+                if blob is not None and not os.path.exists(blob[0]):  # somebody has emptied /dev/shm
+                    self._present.take_out([name])
+                    found[name] = None
+            self._present.use(names)
         missing = {name for name, blob in found.items() if blob is None}
         return {index: (found[name] or (self._path(name), size)) for index, (name, size) in needed.items()}, missing
+
+    def locate(self, taken: dict[str, blobs.Blob]) -> None:
+        """Says where the blobs of a call lie, once all are here: those that found no room in memory are on a disk."""
+        with self._lock:
+            for index, (path, _) in taken.items():
+                taken[index] = self._present.get(os.path.basename(path)) or taken[index]
 
     def drop(self, names: Iterable[str]) -> None:
         """Says that a call no longer needs these blobs; they stay as long as there is room."""
@@ -117,7 +136,8 @@ class BlobCache:
     def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
         """Writes a piece that the client sent; True when the blob is complete. Pieces come in order.
 
-        If that fails, for whatever reason, the blob is no longer coming and the error is raised.
+        If that fails, for whatever reason, the blob is no longer coming, and the error is raised unless the blob's
+        file was removed meanwhile.
         """
         with self._lock:
             if self._present.get(name) is not None:
@@ -125,15 +145,18 @@ class BlobCache:
             if offset and self._coming.get(name) != offset:
                 return False  # an earlier piece found no room
         try:
-            blobs.write_piece(self._path(name) + ".part", offset, data)
+            self._write(name, offset, data, total)
             if offset + len(data) < total:
                 with self._lock:
                     self._coming[name] = offset + len(data)
                 return False
             self._complete(name, total)
-        except BaseException:
+        except BaseException as exc:
             self._give_up(name)
-            raise
+            if not offset or not isinstance(exc, FileNotFoundError):
+                raise
+            self._arrived(name, False)  # somebody has removed what there was of it: it is asked for again
+            return False
         return True
 
     def awaited(self, name: str, seconds: float) -> str | None:
@@ -214,29 +237,36 @@ class BlobCache:
             if answer["size"] != size:
                 raise ValueError("the peer does not have it")
             sock.settimeout(30)
-            fd = os.open(
-                self._path(name) + ".part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
             room = memoryview(bytearray(1 << 20))
-            with open(fd, "wb") as file:
-                left = size
-                while left:
-                    got = sock.recv_into(room[: min(left, len(room))])
-                    if not got:
+            for offset in range(0, max(size, 1), len(room)):  # a piece of a kept result may be empty
+                piece = room[: size - offset]
+                done = 0
+                while done < len(piece):  # a peer's bytes come by 16 KiB, and every write opens the file
+                    if not (got := sock.recv_into(piece[done:])):
                         raise ConnectionError("the peer went away")
-                    file.write(room[:got])
-                    left -= got
+                    done += got
+                self._write(name, offset, piece, size)
+
+    def _write(self, name: str, offset: int, data: Any, total: int) -> None:
+        """Writes a piece of a blob; on a disk when the memory file system is full."""
+        self._path(name)
+        if not offset:
+            blobs.make_again(self._directory)  # somebody may have emptied /dev/shm
+        self._parts.write(name, offset, data, total)
 
     def _complete(self, name: str, size: int) -> None:
-        os.rename(self._path(name) + ".part", self._path(name))
+        part = self._parts.path(name)
+        path = part.removesuffix(_PART)
+        os.rename(part, path)
+        self._parts.forget(name)
         with self._lock:
             self._coming.pop(name, None)
             self._expected.discard(name)
             if name in self._unwanted:
                 self._unwanted.discard(name)
-                blobs.remove([self._path(name)])
+                blobs.remove([path])
             else:
-                self._add(name, (self._path(name), size))
+                self._add(name, (path, size))
             self._lock.notify_all()
             self._make_room()
 
@@ -249,7 +279,9 @@ class BlobCache:
     def _give_up(self, name: str) -> None:
         """A blob does not come: its part is removed, and nodes that wait for it are told."""
         try:
-            blobs.remove([self._path(name) + ".part"])
+            self._path(name)
+            blobs.remove([self._parts.path(name)])
+            self._parts.forget(name)
         except (OSError, ValueError) as exc:
             log.debug("the part of blob %s could not be removed: %s", name, exc)
         with self._lock:
@@ -365,7 +397,7 @@ class BlobCache:
                 log.warning("a result cannot be sent: %s", exc)
                 data = b""
             if data:
-                tell(AgentToClient.part(os.path.basename(path), load.done, 1), [data])
+                tell(AgentToClient.part(os.path.basename(path), load.done, size, 1), [data])
                 load.done += len(data)
             else:  # the client must not wait for the rest
                 metadata["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"

@@ -11,21 +11,31 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
-from skyward.errors import NotSerializable, Preempted, ResultNotSerializable, ResultTooLarge
-from skyward.node import logs
+from skyward.errors import (
+    FilesLost,
+    NodeDiskFull,
+    NotSerializable,
+    Preempted,
+    ResultNotSerializable,
+    ResultTooLarge,
+)
+from skyward.node import gpu_failures, logs
 from skyward.node.protocol import RunnerToAgent
 from skyward.node.receiver import Message
 from skyward.transport import blobs, exceptions, frames
+from skyward.transport.blobs import Spill, fetched
 from skyward.transport.payload import Packer, unpack
-from skyward.transport.spill import Spill, fetched
 from skyward.transport.streams import Consumer, Producer
 
 __all__ = ["Bodies", "RunnerCall", "Stopped", "Verdict", "end_if_forked", "load_item"]
 
 _FUNCTIONS = 256
 _FUNCTION_BYTES = 256 << 20
+_NAMED = 80  # characters by which a file is told, beside those of its directory
 
 Verdict = tuple[str, dict[str, Any], list[Any]]
 Send = Callable[[Message, list[Any]], None]
@@ -38,7 +48,7 @@ class Stopped(BaseException):
 class RunnerCall:
     """A call in this process."""
 
-    __slots__ = ("about", "buffers", "id", "inputs", "interrupted", "output", "state", "thread")
+    __slots__ = ("about", "buffers", "enter", "id", "inputs", "interrupted", "output", "state", "thread")
 
     def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
         self.id, self.about, self.buffers = call_id, about, buffers
@@ -46,6 +56,7 @@ class RunnerCall:
         self.inputs: dict[str, Consumer] = {}
         self.output: Producer | None = None
         self.thread: int | None = None
+        self.enter: Callable[[], None] | None = None  # says that the function is called, if there is a time limit
         self.interrupted = False
 
 
@@ -85,11 +96,12 @@ class Bodies:
         except Stopped:
             raise
         except SystemExit as exc:
-            code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+            code = int(exc.code) & 0xFF if isinstance(exc.code, int) else int(exc.code is not None)  # as the OS does
             if isinstance(exc.code, str):
                 print(exc.code, file=sys.stderr)  # as Python does
             return "exited", {"code": code}, []
         except BaseException as exc:  # the user's exception: sent home, raised there
+            gpu_failures.look(exc)
             about, data = exceptions.capture(exc)
             told = {"error": about, "preempted": True} if isinstance(exc, Preempted) else {"error": about}
             return "error", told, [data]
@@ -98,7 +110,10 @@ class Bodies:
         about = call.about
         if "log" in about:
             logs.apply(about["log"])
-        buffers = _mapped(call.buffers, about)
+        try:
+            buffers = _mapped(call.buffers, about)
+        except FileNotFoundError as exc:
+            raise FilesLost(f"an argument of {about['name']}", str(exc.filename)) from None
         split, end = about["split"], len(buffers)
         if "refs" in about:
             from skyward.transport import refs  # most pools need none
@@ -112,6 +127,8 @@ class Bodies:
                 args = (*args[: int(key)], stream, *args[int(key) + 1 :])
             else:
                 kwargs[key] = stream
+        if call.enter is not None:
+            call.enter()
         result = fn(*args, **kwargs)
         if not inspect.iscoroutine(result):
             return result
@@ -155,34 +172,56 @@ class Bodies:
         """A result that stays: packed for other processes and nodes, and as it is for calls of this process."""
         from skyward.transport import refs
 
-        about, directory = call.about, self._settings["blobs"]
+        about, directory, made = call.about, self._settings["blobs"], list[blobs.Blob]()
         try:
-            with Spill(directory, about.get("blobs", {}).values()) as spill:
+            worded = partial(self._room_for, call, "the result")
+            with Spill(directory, about.get("blobs", {}).values(), worded) as spill:
                 head, buffers = self._packer.pack(result, "result")
                 pieces: list[Any] = [head, *buffers]
-                moved = spill.store(pieces)
-                names = blobs.kept_names(about["keep"], about["attempt"], len(pieces))
-                made = blobs.keep(directory, names, pieces, moved)
+                _check_count(pieces, directory)
+                with worded(sum(map(frames.nbytes, pieces))):
+                    moved = spill.store(pieces)
+                    names = blobs.kept_names(about["keep"], about["attempt"], len(pieces))
+                    made += blobs.keep(directory, names, pieces, moved)
+            refs.keep(about["keep"], result)
+            told = {"kept": about["keep"], "blobs": {str(index): blob for index, blob in enumerate(made)}}
+            return "done", told, [b""] * len(made)
         except NotSerializable as exc:
             text = f"{about['name']} ran, but its result cannot be kept: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
-        refs.keep(about["keep"], result)
-        told = {"kept": about["keep"], "blobs": {str(index): blob for index, blob in enumerate(made)}}
-        return "done", told, [b""] * len(made)
+        except BaseException:  # it was stopped in the last moment: nobody will hear of these files
+            blobs.remove(path for path, _ in made)
+            raise
 
     def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], dict[str, Any], int]:
         """The pieces of a value, in which large ones are blobs; what the client must know of these; their size."""
         small = self._packer.pack_small(value)
         if small is not None and len(small) <= limit:
             return [small], {}, len(small)
-        with Spill(self._settings["blobs"], call.about.get("blobs", {}).values()) as spill:
+        worded = partial(self._room_for, call, f"the {what}")
+        with Spill(self._settings["blobs"], call.about.get("blobs", {}).values(), worded) as spill:
             head, buffers = self._packer.pack(value, what)
             pieces: list[Any] = [head, *buffers]
             size = sum(map(frames.nbytes, pieces))
+            _check_count(pieces, self._settings["blobs"])
             if size > limit:
                 raise ResultTooLarge(call.about["name"], size, int(limit))
-            moved = spill.store(pieces)
+            with worded(size):
+                moved = spill.store(pieces)
         return pieces, {"blobs": moved} if moved else {}, size
+
+    @contextmanager
+    def _room_for(self, call: RunnerCall, what: str, size: int) -> Generator[None]:
+        """While open, it is said in words that large pieces of what a body gives cannot be written."""
+        try:
+            yield
+        except OSError as exc:
+            name, node = call.about["name"], self._settings["node"]
+            if exc.errno in blobs.FULL:
+                raise NodeDiskFull(name, node, size, str(exc.strerror), what) from None
+            if isinstance(exc, FileNotFoundError):
+                raise FilesLost(f"the place for {what} of {name} on node {node}", self._settings["blobs"]) from None
+            raise
 
     def _stream(self, call: RunnerCall, items: Generator[Any, None, None] | AsyncGenerator[Any, None]) -> None:
         def send(batch: list[tuple[list[Any], dict[str, Any]]]) -> None:
@@ -236,6 +275,14 @@ class KeptObjects:
         from skyward.transport import refs
 
         refs.forget(keys)
+
+
+def _check_count(pieces: list[Any], directory: str) -> None:
+    """Raises if more of the pieces are large, and so become files, than a message to the client can name."""
+    large = sum(frames.nbytes(piece) >= blobs.LARGE for piece in pieces)
+    if large * (len(directory) + _NAMED) > frames.FROM_NODE // 2:
+        text = f"it has {large:,} large arrays or buffers, more than one message can name. Join them into fewer."
+        raise NotSerializable(text)
 
 
 def end_if_forked(pid: int) -> None:

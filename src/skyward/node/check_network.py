@@ -1,11 +1,13 @@
 """The program by which `sky hosts check` tries the network of a host: one file, any Python from 3.8 on, nothing else.
 
 Orders come as lines of JSON on standard input, answers go as lines of JSON to standard output. It listens on the
-host's own addresses until standard input ends, and answers to whoever knows the token of this check.
+host's own addresses until standard input ends, and answers to whoever knows the token of this check. Keepers and
+clients find their own addresses by it, too.
 """
 
 from __future__ import annotations
 
+import array
 import fcntl
 import hmac
 import json
@@ -15,6 +17,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["addresses", "answer", "main", "probe", "send", "serve"]
@@ -24,24 +27,21 @@ _PATIENCE = 3.0
 _SENDING = 0.3
 _MOST = 64 << 20
 _CROWD = 64
-_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+_SIOCGIFCONF = 0x8912
+_SIOCGIFADDR_MAC = 0xC0206921
+_SIOCGIFNETMASK = 0x891B if sys.platform == "linux" else 0xC0206925
+_IFREQ = 24 + 2 * struct.calcsize("P")  # bytes of a `struct ifreq`
 
 
-def addresses() -> list[list[str]]:
+def addresses() -> list[tuple[str, str, str]]:
     """Interface, address and netmask of every address that others may reach this host by; that of ssh first."""
-    found: list[list[str]] = []
+    found: list[tuple[str, str, str]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            asked = struct.pack("256s", name.encode()[:15])
-            try:
-                pair = [
-                    socket.inet_ntoa(fcntl.ioctl(sock, order, asked)[20:24])
-                    for order in (_SIOCGIFADDR, _SIOCGIFNETMASK)
-                ]
-            except OSError:
-                continue  # it has no address
-            if not pair[0].startswith("127."):
-                found.append([name, *pair])
+        for entry in _interfaces(sock):
+            name, ip = os.fsdecode(entry[:16].partition(b"\0")[0]), socket.inet_ntoa(entry[20:24])
+            if not ip.startswith("127."):
+                mask = fcntl.ioctl(sock, _SIOCGIFNETMASK, entry)  # of this address, where the interface has several
+                found.append((name, ip, socket.inet_ntoa(mask[20:24])))
     arrived = os.environ.get("SSH_CONNECTION", "").split(" ")
     front = arrived[2] if len(arrived) == 4 else ""
     return sorted(found, key=lambda entry: entry[1] != front)
@@ -129,6 +129,21 @@ def main() -> None:
     for line in sys.stdin.buffer:
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()
+
+
+def _interfaces(sock: socket.socket) -> Iterator[bytes]:
+    """Name and IPv4 address of each interface, as the kernel writes them; on a Mac only the first of its addresses."""
+    if sys.platform == "linux":
+        room = array.array("B", bytes(1 << 16))
+        asked = struct.pack("iP", len(room), room.buffer_info()[0])
+        size: int = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, asked))[0]
+        yield from (room[start : start + _IFREQ].tobytes() for start in range(0, size, _IFREQ))
+        return
+    for _, name in socket.if_nameindex():
+        try:
+            yield fcntl.ioctl(sock, _SIOCGIFADDR_MAC, struct.pack("32s", name.encode()[:15]))
+        except OSError:
+            pass  # it has no address
 
 
 def _accept(listener: socket.socket, token: str, room: threading.Semaphore) -> None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import logging
+import queue
 import selectors
 import socket
-from collections.abc import Callable
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from skyward.node.receiver import Message
-from skyward.transport.frames import Malformed, encode, nbytes
-from skyward.transport.link import Broken, Link
+from skyward.node.peers import Waiting, WaitingPeers, accept_all
+from skyward.node.receiver import Message, halves
+from skyward.transport.frames import FROM_NODE, Malformed, encode, nbytes
+from skyward.transport.link import Broken, Link, greet, tune
+from skyward.transport.local_sockets import check_peer
+from skyward.transport.roles import refusal
 
-__all__ = ["ClientLink", "hear_link"]
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["ClientLink", "ClientListener", "hear_link"]
+
 
 log = logging.getLogger("skyward.engine")
 
@@ -35,7 +45,7 @@ class ClientLink:
         self._selector, self._about, self._obey, self._fence = selector, about, obey, fence
         self._incarnation, self._clock = incarnation, clock
         self._session: str | None = None
-        self._link = Link(clock)
+        self._link = Link(clock, sends=FROM_NODE)
         self._messages: list[Message] = []
         self._buffers: list[Any] = []
         self._errors = self._size = 0  # of what was told and not sent: errors, and bytes of buffers
@@ -66,13 +76,14 @@ class ClientLink:
             self._messages.clear()
             self._buffers.clear()
             self._errors = self._size = 0
-            self._link = Link(self._clock)
+            self._link = self._link.fresh()
             self._fence()
         self._session = hello["session"]
         welcome = {
             "incarnation": self._incarnation,
             "session": self._session,
             "received": self._link.received,
+            "unread": self._link.unread,
             **self._about,
         }
         try:
@@ -122,11 +133,21 @@ class ClientLink:
             messages, self._messages = self._messages, []
             buffers, self._buffers = self._buffers, []
             self._errors = self._size = 0
-            self._link.post(messages, buffers)
+            self._post(messages, buffers)
         if self._link.writing is not self._writing and self._link.sock is not None:
             self._writing = not self._writing
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)
             self._selector.modify(self._link.sock, events, self.hear)
+
+    def _post(self, messages: list[Message], buffers: Sequence[Any]) -> None:
+        try:
+            self._link.post(messages, buffers)
+        except (RecursionError, TypeError, ValueError) as exc:
+            if len(messages) == 1:  # senders see to it that this does not happen; if it does, the agent lives on
+                log.error("a message %.80r cannot be sent: %.200s", messages[0][0], exc)
+                return
+            for half in halves(messages, buffers):
+                self._post(*half)
 
     def drop(self) -> None:
         """Ends the connection; a new one may come."""
@@ -161,3 +182,132 @@ def hear_link(link: Link, obey: Callable[[list[Message], list[Any]], None]) -> b
         log.warning("a connection is broken, since what came over it cannot be handled: %.200r", error)
         link.detach()
     return more and error is None
+
+
+# Where an agent lets its client in: it proves who it is, then greets, and nothing is read before both.
+#
+# A process of this computer connects to a unix socket, and the kernel says whose it is. A process of another machine
+# has a certificate of the pool.
+
+
+_GREETING = 10.0
+_WAITING = 64  # who has not shown yet who it is
+_SERVING = 1024  # blobs for other nodes, at a time
+
+
+class ClientListener:
+    """Admits connections, each in a thread of its own, so that a slow or hostile peer delays nobody.
+
+    `host` is the node's address for frameworks. Without a `context` for TLS, peers are of this computer. `session` is
+    how the names of this pool's sessions begin.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        host: str,
+        context: ssl.SSLContext | None,
+        session: str,
+        wake: Callable[[], None],
+        serve: Callable[[socket.socket, str], None],
+    ) -> None:
+        self._listener, self._host, self._context, self._session = listener, host, context, session
+        self._wake, self._serve = wake, serve
+        self._held: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._waiting = WaitingPeers(_WAITING, _WAITING)
+        self._serving = 0
+        self._admitted: queue.SimpleQueue[tuple[socket.socket, dict[str, Any]]] = queue.SimpleQueue()
+
+    def open(self) -> None:
+        """Begins to admit."""
+        threading.Thread(
+            target=accept_all, args=(self._listener, self._take), name="skyward-accept", daemon=True
+        ).start()
+
+    def next(self) -> tuple[socket.socket, dict[str, Any]] | None:
+        """A connection that has been admitted, with its greeting."""
+        try:
+            return self._admitted.get_nowait()
+        except queue.Empty:
+            return None
+
+    def free_ports(self, count: int) -> list[int]:
+        """Ports of this node's address for frameworks to listen on later.
+
+        Bound here and not listening, they stay reserved: the kernel gives them to nobody who asks for any port, and a
+        framework that names one may listen on it (both sides set SO_REUSEADDR). Those of an earlier time are let go.
+        """
+        self.close()
+        for _ in range(count):
+            held = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((self._host, 0))
+            self._held.append(held)
+        return [held.getsockname()[1] for held in self._held]
+
+    def close(self) -> None:
+        """Lets go of the ports; the end of the process does so too."""
+        for held in self._held:
+            held.close()
+        self._held.clear()
+
+    def _take(self, sock: socket.socket, address: str) -> None:
+        peer = self._waiting.add(sock, address)
+        try:
+            if self._context is not None:
+                self._waiting.secure(peer, self._context)
+            threading.Thread(target=self._admit, args=(peer,), daemon=True).start()
+        except (OSError, RuntimeError):
+            self._waiting.remove(peer)
+            peer.sock.close()
+            time.sleep(0.05)
+
+    def _admit(self, peer: Waiting) -> None:
+        sock = peer.sock
+        try:
+            sock.settimeout(_GREETING)
+            tune(sock)
+            hello = self._greeted(sock)
+        except (OSError, ValueError):
+            sock.close()  # not one of this pool: another user, no certificate, or no greeting
+            return
+        finally:
+            self._waiting.remove(peer)
+        if "fetch" in hello:
+            self._serve_peer(sock, hello["fetch"])
+        else:
+            self._admitted.put((sock, hello))
+            self._wake()
+
+    def _serve_peer(self, sock: socket.socket, blob: str) -> None:
+        """Gives a blob to a node of the pool; one that finds no room asks somebody else."""
+        with self._lock:
+            room = self._serving < _SERVING
+            self._serving += room
+        if not room:
+            sock.close()
+            return
+        try:
+            self._serve(sock, blob)
+        finally:
+            with self._lock:
+                self._serving -= 1
+
+    def _greeted(self, sock: Any) -> dict[str, Any]:
+        """The greeting of a peer that may say it; raises OSError or ValueError."""
+        role = None
+        if self._context is None:
+            check_peer(sock)
+        else:
+            from skyward.transport.certificates import role_of
+
+            sock.do_handshake()
+            role = role_of(sock)
+        hello = greet(sock, None, time.monotonic() + _GREETING)
+        why = refusal(hello, role, self._session)
+        if why is None:
+            return hello
+        for piece in encode({"refused": why}):
+            sock.sendall(piece)
+        raise PermissionError(why)

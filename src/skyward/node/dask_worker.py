@@ -9,23 +9,27 @@ scheduler that its order names; the keeper ends it when there is another schedul
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import os
+import socket
 import ssl
 import sys
 import tempfile
 import warnings
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from skyward.node import processes
 from skyward.node.orders import KeeperToClient
 from skyward.node.receiver import Message
+from skyward.transport.backoff import backoff
 from skyward.transport.certificates import Identity, context
 
-__all__ = ["connect", "main", "run_scheduler", "stay_member"]
+__all__ = ["connect", "main"]
 
 _SETTINGS: dict[str, Any] = {
     "logging.distributed": "critical",
@@ -49,14 +53,19 @@ _SETTINGS: dict[str, Any] = {
 }
 _JOINING = 60.0
 _LEAVING = 2.0
-_PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0)
+_PAUSES = 0.25, 5.0  # between attempts: the first one, and the longest
 _HANDSHAKE = 10.0
 _HANDSHAKES = 64
 
+Reach = Callable[[str, int], socket.socket]
+"""Connects to an address that the machine of the scheduler can connect to."""
 
-def connect(address: str, identity: Identity) -> Any:
-    """A dask client of the scheduler at `address`."""
+
+def connect(address: str, identity: Identity, reach: Reach) -> Any:
+    """A dask client of the scheduler at `address`. `reach` makes its connections, so no port of ours leads there."""
     from distributed import Client
+
+    _let_clients_reach()
 
     class PoolClient(Client):
         @property
@@ -65,7 +74,7 @@ def connect(address: str, identity: Identity) -> Any:
 
     with warnings.catch_warnings():  # the packages that must have one version have it
         warnings.filterwarnings("ignore", "Mismatched versions found")
-        return PoolClient(address, security=_security(identity), set_as_default=False)
+        return PoolClient(address, security=_security(identity, reach), set_as_default=False)
 
 
 def main() -> None:
@@ -138,6 +147,55 @@ def _limit_handshakes() -> None:
     tcp.TLSBackend._listener_class = LimitedListener  # pyright: ignore[reportPrivateUsage] - dask has no other way
 
 
+@functools.cache
+def _let_clients_reach() -> None:
+    """Lets connections of dask be made by a function; dask itself connects to ports only, which others can use, too."""
+    from distributed.comm import tcp
+
+    class ReachingConnector(tcp.TLSConnector):
+        async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+            reach: Reach | None = connection_args.pop("reach", None)
+            if reach is not None:
+                self.client = _Way(reach)  # pyright: ignore[reportAttributeAccessIssue] - of this connection alone
+            return cast("Any", await super().connect(address, deserialize, **connection_args))
+
+    tcp.TLSBackend._connector_class = ReachingConnector  # pyright: ignore[reportPrivateUsage] - as above
+
+
+class _Way:
+    """What dask needs of tornado's TCPClient, with connections that `reach` makes."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+
+    async def connect(self, host: str, port: int, max_buffer_size: int, ssl_options: ssl.SSLContext) -> Any:
+        from tornado.iostream import IOStream
+
+        reaching = asyncio.get_running_loop().run_in_executor(None, self._reach, host, port)
+        try:
+            sock = await asyncio.shield(reaching)
+        except asyncio.CancelledError:
+            reaching.add_done_callback(_close_unused)
+            raise
+        return await IOStream(sock, max_buffer_size=max_buffer_size).start_tls(False, ssl_options)
+
+
+def _close_unused(reached: asyncio.Future[socket.socket]) -> None:
+    if not reached.cancelled() and reached.exception() is None:
+        reached.result().close()
+
+
+class _Socket(ssl.SSLSocket):
+    """A TLS socket for dask: over a unix socket, it has an address and takes the options of TCP as well."""
+
+    def getsockname(self) -> Any:
+        return ("localhost", 0) if self.family == socket.AF_UNIX else super().getsockname()
+
+    def setsockopt(self, level: int, *rest: Any) -> None:
+        if self.family != socket.AF_UNIX or level != socket.SOL_TCP:
+            super().setsockopt(level, *rest)
+
+
 async def run_scheduler(order: dict[str, Any], answer: int) -> None:
     """Runs the scheduler; writes its address to the file descriptor `answer`."""
     from distributed import Scheduler
@@ -155,15 +213,14 @@ async def run_scheduler(order: dict[str, Any], answer: int) -> None:
 
 async def stay_member(order: dict[str, Any]) -> NoReturn:
     """Joins, and joins again: the name may still be taken by a machine that is gone, or the scheduler be away."""
-    failures = 0
+    pauses = backoff(*_PAUSES)
     while True:
         try:
             await _join(order)
-            failures = 0  # it was a member for a while
+            pauses = backoff(*_PAUSES)  # it was a member for a while
         except Exception as exc:
             print(f"node {order['node']} could not join: {exc.__cause__ or exc}", file=sys.stderr, flush=True)
-            failures += 1
-        await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+        await asyncio.sleep(next(pauses))
 
 
 async def _join(order: dict[str, Any]) -> None:
@@ -201,15 +258,19 @@ def _worker(order: dict[str, Any]) -> Any:
     )
 
 
-def _security(identity: Identity) -> Any:
+def _security(identity: Identity, reach: Reach | None = None) -> Any:
     """TLS with the pool's certificates, in any role; by itself dask would write the key to a file for a moment."""
     from distributed.security import Security
 
     class PoolSecurity(Security):
         def _get_tls_context(self, tls: Any, purpose: ssl.Purpose) -> ssl.SSLContext:
             made = context(identity, server=purpose is ssl.Purpose.CLIENT_AUTH)
-            made.sslsocket_class = ssl.SSLSocket  # our own has other errors than tornado expects
+            made.sslsocket_class = _Socket  # that of our links has other errors than tornado expects
             return made
+
+        def get_connection_args(self, role: str) -> dict[str, Any]:
+            args = cast("dict[str, Any]", super().get_connection_args(role))
+            return args if reach is None else {**args, "reach": reach}
 
     return PoolSecurity(require_encryption=True)
 

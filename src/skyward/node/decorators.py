@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
 from skyward.api.compute import Compute
+from skyward.api.info import current_broadcast
 from skyward.errors import InvalidArgument
 
-__all__ = ["Enter", "around_each_call", "check_function", "inside", "requested"]
+__all__ = ["Enter", "around_each_call", "await_turn", "check_function", "decide_by", "inside", "requested"]
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,3 +130,25 @@ def _wrapper(body: Callable[..., Any], enter: Enter, each_step: bool) -> Callabl
             return body(*args, **kwargs)
 
     return run
+
+
+_STEP = 0.005
+
+_is_turn: Callable[[str], bool] | None = None
+
+
+def decide_by(is_turn: Callable[[str], bool]) -> None:
+    """Has `is_turn` say whether a broadcast is the earliest that is still in this process."""
+    global _is_turn
+    _is_turn = is_turn
+
+
+def await_turn() -> None:
+    """Waits until broadcasts that came before the current one have left this process.
+
+    They come to all nodes in the same order. Side by side, their collectives would be mixed, in another order on each
+    node. The steps are short, since a call that waits can be stopped between two of them only.
+    """
+    broadcast = current_broadcast()
+    while broadcast is not None and _is_turn is not None and not _is_turn(broadcast):
+        time.sleep(_STEP)

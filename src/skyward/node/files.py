@@ -15,9 +15,8 @@ from contextlib import closing
 from typing import Any
 
 from skyward.node.blob_cache import BlobCache
-from skyward.node.fields import is_whole
 from skyward.node.protocol import AgentToClient
-from skyward.node.receiver import Malformed, Message
+from skyward.node.receiver import Malformed, Message, is_whole
 from skyward.transport.frames import Buffer
 
 __all__ = ["NodeFiles"]
@@ -25,6 +24,7 @@ __all__ = ["NodeFiles"]
 log = logging.getLogger("skyward.engine")
 
 _PAGE = 1000
+_PAGE_CHARACTERS = 256 << 10  # in names: a frame's header has a limit
 _LARGEST_READ = 8 << 20
 _PATIENCE = 60.0
 
@@ -103,11 +103,13 @@ class NodeFiles:
         left_out: list[str] = []
         root, entries = scan(path, left_out)
         page: list[Any] = []
+        length = 0
         for entry in entries:
             page.append(list(entry))
-            if len(page) == _PAGE:
+            length += len(entry.path) + len(entry.target)
+            if len(page) == _PAGE or length > _PAGE_CHARACTERS:
                 yield {"entries": page}, []
-                page = []
+                page, length = [], 0
         yield {"entries": page, "root": root, "folder": root == os.path.realpath(path), "left_out": left_out[:100]}, []
 
     def _compare(self, order: dict[str, Any]) -> Iterable[Answer]:

@@ -10,6 +10,7 @@ is gone, so are the runners, and everything that their bodies have started.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -18,11 +19,12 @@ import selectors
 import signal
 import socket
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 from skyward.node import processes
-from skyward.node.orders import AgentToForkServer, ForkServerToAgent
+from skyward.node.orders import SCARCE, AgentToForkServer, ForkServerToAgent
 from skyward.node.receiver import Message, Receiver
 from skyward.node.runner import Runner
 
@@ -88,20 +90,29 @@ class _ForkServer:
         self._receiver.hear(json.loads(data), [], agent, fds)
 
     def _from_agent_spawn(self, agent: socket.socket, fds: list[int], name: str, cwd: str) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._become_runner(cwd, fds)
-        for fd in fds:
-            os.close(fd)
-        self._runners[pid] = (agent, name)
-        self._tell(agent, ForkServerToAgent.forked(name, pid))
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_runner(cwd, fds)
+            self._runners[pid] = (agent, name)
+            self._tell(agent, ForkServerToAgent.forked(name, pid))
+        except OSError as exc:  # too many processes, or no memory: the agent tries again
+            with suppress(OSError):  # the agent may be gone; its socket says so next
+                os.write(fds[2], f"skyward: no process could be started: {exc.strerror}.\n".encode())
+            self._tell(agent, ForkServerToAgent.forked(name, 0))
+            self._tell(agent, ForkServerToAgent.ended(name, SCARCE))
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _from_agent_kill(self, agent: socket.socket, fds: list[int], name: str, signal: int) -> None:
         for pid, known in self._runners.items():
             if known == (agent, name):
                 _kill_group(pid, signal)
+        self._tell(agent, ForkServerToAgent.killed(name))
 
     def _become_runner(self, cwd: str, fds: list[int]) -> NoReturn:
+        status = 70
         try:
             parent = os.getppid()
             signal.set_wakeup_fd(-1)
@@ -126,12 +137,13 @@ class _ForkServer:
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             sys.argv = ["skyward-runner"]
             Runner(socket.socket(fileno=fds[0]), fds[4]).serve()
-        except BaseException:
+        except BaseException as exc:
             import traceback
 
             traceback.print_exc()
+            status = SCARCE if _is_scarcity(exc) else status
         finally:
-            os._exit(70)
+            os._exit(status)
 
     def _reap(self) -> None:
         for pid, code in processes.ended_children():
@@ -179,6 +191,12 @@ def main() -> None:
 
 def _notice(number: int, frame: FrameType | None) -> None:
     """Does nothing: the signal only has to wake the selector."""
+
+
+def _is_scarcity(exc: BaseException) -> bool:
+    """Whether a process could not begin because there are too many on this machine, or too little memory."""
+    scarce = isinstance(exc, OSError) and exc.errno in (errno.EAGAIN, errno.ENOMEM)
+    return scarce or isinstance(exc, MemoryError) or "can't start new thread" in str(exc)
 
 
 def _kill_group(pid: int, number: int) -> None:

@@ -3,7 +3,7 @@
     GPUs that a machine shows --deal--> its nodes --deal--> their processes
 
 A GPU is named as CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) names it: by index, by UUID, or by the UUID of a MIG slice.
-A process uses one slice at most: CUDA shows it no more.
+A process uses one slice at most: CUDA shows it no more. The client uses them, too, without what asks a driver.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from skyward.api.hardware import Gpu
 __all__ = [
     "CUDA",
     "HIP",
-    "Machine",
+    "GpuMachine",
     "PoolGpus",
     "deal",
     "dealt_out",
+    "memory_share",
     "names",
     "own_gpus",
     "restricted",
@@ -32,10 +33,13 @@ __all__ = [
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 # By default JAX takes 75 % of a GPU's memory when it starts, and TensorFlow all of it: then a second process gets none.
 _MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+# JAX refuses both names together; older versions know the first one only.
+_FRACTION, _NEW_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
+_SHARED_MEMORY = 0.9  # of a GPU, for all processes together; each needs some beside, for its context and libraries
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuMachine:
     """A machine as far as GPUs go: what it is called, the GPUs that it shows, its nodes and how many ranks each has."""
 
     name: str
@@ -54,8 +58,8 @@ class PoolGpus:
     """How many those of all nodes use."""
     conflict: str | None
     """Why NCCL cannot connect the ranks: not each of them has a GPU of its own. None if it can, or without GPUs."""
-    crowded: frozenset[int]
-    """The nodes with ranks that share a GPU."""
+    sharers: Mapping[int, int]
+    """By node, how many ranks use one GPU; not for nodes whose ranks have GPUs of their own."""
 
 
 def names(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
@@ -99,13 +103,24 @@ def own_gpus(gpus: Sequence[str], ranks: int) -> list[tuple[str, ...]]:
     return [part[:1] if any(map(_is_slice, part)) else part for part in deal(gpus, ranks)]
 
 
-def variables(gpus: Sequence[str], shared: bool, env: Mapping[str, str], variable: str = CUDA) -> dict[str, str]:
-    """What the environment of a process says that has these GPUs; what `env` has besides is the user's, and counts."""
-    modest = {name: value for name, value in _MODEST.items() if name not in env} if shared else {}
-    return {variable: ",".join(gpus), **modest}
+def variables(gpus: Sequence[str], sharers: int, env: Mapping[str, str], variable: str = CUDA) -> dict[str, str]:
+    """What the environment of a process says that has these GPUs, each with `sharers` processes in all.
+
+    What `env` has of it already is the user's, and counts.
+    """
+    if sharers < 2:
+        return {variable: ",".join(gpus)}
+    modest = {**_MODEST, _FRACTION: f"{memory_share(sharers):g}"}
+    kept = {*env, _FRACTION} if _NEW_FRACTION in env else set(env)
+    return {variable: ",".join(gpus), **{name: value for name, value in modest.items() if name not in kept}}
 
 
-def dealt_out(machines: Sequence[Machine]) -> PoolGpus:
+def memory_share(sharers: int) -> float:
+    """The part of a GPU's memory that each of so many processes may use."""
+    return int(1000 * _SHARED_MEMORY / sharers) / 1000
+
+
+def dealt_out(machines: Sequence[GpuMachine]) -> PoolGpus:
     """The GPUs of every machine, dealt out among its nodes."""
     by_node: dict[int, tuple[str, ...]] = {}
     counts: dict[int, int] = {}
@@ -115,8 +130,8 @@ def dealt_out(machines: Sequence[Machine]) -> PoolGpus:
         used = {node: _used(by_node[node], ranks) for node, ranks in machine.ranks.items()}
         counts |= {node: len(gpus) for node, gpus in used.items()}
         total += len(frozenset[str]().union(*used.values()))
-    crowded = frozenset(node for machine in machines for node in _crowded(machine, by_node))
-    return PoolGpus(by_node, counts, total, _conflict(machines, by_node), crowded)
+    sharers = {node: count for machine in machines for node, count in _sharers(machine, by_node).items() if count > 1}
+    return PoolGpus(by_node, counts, total, _conflict(machines, by_node), sharers)
 
 
 def _used(gpus: Sequence[str], ranks: int) -> set[str]:
@@ -127,15 +142,15 @@ def _is_slice(name: str) -> bool:
     return name.startswith("MIG-")
 
 
-def _crowded(machine: Machine, by_node: Mapping[int, tuple[str, ...]]) -> list[int]:
-    """The nodes of a machine that have more ranks than GPUs, counting nodes that have the same GPU as one."""
+def _sharers(machine: GpuMachine, by_node: Mapping[int, tuple[str, ...]]) -> dict[int, int]:
+    """How many ranks use one GPU, by node; nodes that have the same GPU count as one."""
     users: Counter[tuple[str, ...]] = Counter()
     for node, ranks in machine.ranks.items():
         users[by_node[node]] += ranks
-    return [node for node in machine.ranks if 0 < len(by_node[node]) < users[by_node[node]]]
+    return {node: -(-users[by_node[node]] // len(by_node[node])) for node in machine.ranks if by_node[node]}
 
 
-def _conflict(machines: Sequence[Machine], by_node: Mapping[int, tuple[str, ...]]) -> str | None:
+def _conflict(machines: Sequence[GpuMachine], by_node: Mapping[int, tuple[str, ...]]) -> str | None:
     without = [str(node) for node, gpus in by_node.items() if not gpus]
     if len(without) == len(by_node) or sum(sum(machine.ranks.values()) for machine in machines) < 2:
         return None

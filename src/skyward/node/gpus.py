@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from skyward.api.hardware import Card, Found, Gpu, seen_by_one_process, visible
-from skyward.node.nvml import Nvml, NvmlError
 
-__all__ = ["count_accelerators", "look", "visible_gpus"]
+if TYPE_CHECKING:
+    from skyward.events import GpuSample
+
+__all__ = [
+    "LOST",
+    "Handle",
+    "Nvml",
+    "NvmlError",
+    "amd_cards",
+    "amd_sample",
+    "count_accelerators",
+    "look",
+    "visible_gpus",
+]
+
 
 _PATIENCE = 30.0  # a driver that has to wake eight GPUs takes ten seconds or more
 
@@ -34,8 +49,6 @@ def look(environ: Mapping[str, str] | None = None, root: str = "/") -> Found:
     """All that this machine says of its accelerators; `root` is where its file system begins."""
     cards, problem = _nvidia(root)
     if not cards and Path(root, "dev/kfd").exists():
-        from skyward.node.amd import amd_cards
-
         cards = amd_cards(root)
     usable = visible(cards, os.environ if environ is None else environ)
     return Found(usable, len(cards), _others(root), problem)
@@ -147,5 +160,292 @@ def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
+    except OSError:
+        return ""
+
+
+# NVML, NVIDIA's library for looking at GPUs, by its C functions: it comes with the driver, so nothing is installed.
+#
+# Every call may take long, or never return when a driver hangs: see `node/gpus.py` and `node/usage.py`, which call it
+# from threads of their own. https://docs.nvidia.com/deploy/nvml-api
+
+
+LIBRARY = "libnvidia-ml.so.1"
+LOST = (15, 16)
+"""The codes of a GPU that has fallen off the bus, or must be reset."""
+_TEXT = 96  # NVML's own size for names and UUIDs
+_TIMEOUT, _NO_FUNCTION = 10, 13
+_XID = 0x8
+
+
+class NvmlError(Exception):
+    """NVML is not there, or has refused something."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text, code)
+        self.text, self.code = text, code
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        *(("device", ctypes.c_void_p), ("type", ctypes.c_ulonglong), ("data", ctypes.c_ulonglong)),
+        *(("gpu_instance", ctypes.c_uint), ("compute_instance", ctypes.c_uint)),
+    )
+
+
+Handle = ctypes.c_void_p
+
+
+class Nvml:
+    """NVML from here to the end of the `with` block. Raises `NvmlError` where it is not there or finds no driver."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        try:
+            self._library: Any = ctypes.CDLL(library)
+        except OSError as exc:
+            raise NvmlError(f"{library} cannot be loaded ({exc})") from exc
+
+    def __enter__(self) -> Nvml:
+        self.call("nvmlInit_v2")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.call("nvmlShutdown")
+        except NvmlError:
+            pass  # a driver that has gone away meanwhile
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Calls one of its functions; another answer than success is an `NvmlError`."""
+        try:
+            called = getattr(self._library, function)
+        except AttributeError:
+            raise NvmlError(f"this driver has no {function}", _NO_FUNCTION) from None
+        code = called(*arguments)
+        if code:
+            raise NvmlError(f"{function}: {self._explained(code)}", code)
+
+    def cards(self) -> list[Card]:
+        """Every GPU, in the order of `nvidia-smi`; one that does not answer is left out."""
+        count = self._number("nvmlDeviceGetCount_v2")
+        found = [self._card(index) for index in range(count)]
+        return [card for card in found if card is not None]
+
+    def handle(self, index: int) -> Handle:
+        """What NVML's functions take for a GPU."""
+        handle = Handle()
+        self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        return handle
+
+    def by_uuid(self, uuid: str) -> Handle:
+        """The same, for a GPU or a MIG slice."""
+        handle = Handle()
+        self.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+        return handle
+
+    def slices(self, handle: Handle) -> list[Handle] | None:
+        """The MIG slices of a GPU; None if MIG is switched off, or not known to this GPU or driver."""
+        now, later = ctypes.c_uint(), ctypes.c_uint()
+        try:
+            self.call("nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))
+        except NvmlError:
+            return None
+        if not now.value:
+            return None
+        found: list[Handle] = []
+        for index in range(self.optional(lambda: self._number("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
+            part = Handle()
+            try:
+                self.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(index), ctypes.byref(part))
+            except NvmlError:
+                continue  # there are gaps
+            found.append(part)
+        return found
+
+    def memory(self, handle: Handle) -> tuple[int, int]:
+        """Bytes in use and in all."""
+        memory = _Memory()
+        self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        return memory.used, memory.total
+
+    def utilization(self, handle: Handle) -> float:
+        """Per cent of the last moment in which a program ran on the GPU."""
+        rates = _Utilization()
+        self.call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
+        return float(rates.gpu)
+
+    def temperature(self, handle: Handle) -> float:
+        """In degrees Celsius."""
+        return float(self._number("nvmlDeviceGetTemperature", handle, ctypes.c_int(0)))
+
+    def power(self, handle: Handle) -> float:
+        """In watts."""
+        return self._number("nvmlDeviceGetPowerUsage", handle) / 1000
+
+    def slowdowns(self, handle: Handle) -> int:
+        """Why its clocks are lower than they could be, as bits; see `node/usage.py`."""
+        return self._long("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+
+    def memory_errors(self, handle: Handle) -> int:
+        """How many errors its memory could not correct since the driver was loaded."""
+        return self._long("nvmlDeviceGetTotalEccErrors", handle, ctypes.c_int(1), ctypes.c_int(0))
+
+    def listen(self, handles: Sequence[Handle], before: Handle | None = None) -> Handle | None:
+        """What `xid` waits on, in place of `before`; None where the driver tells nothing."""
+        events = Handle()
+        if before is not None:
+            self.optional(lambda: self.call("nvmlEventSetFree", before))
+        try:
+            self.call("nvmlEventSetCreate", ctypes.byref(events))
+        except NvmlError:
+            return None
+        heard = [self.optional(lambda handle=handle: self._register(handle, events)) for handle in handles]
+        return events if any(heard) else None
+
+    def xid(self, events: Handle, seconds: float) -> tuple[int, int] | None:
+        """The next error that the driver tells: the GPU's number and the error's; None if none comes in time."""
+        event = _Event()
+        try:
+            self.call("nvmlEventSetWait_v2", events, ctypes.byref(event), ctypes.c_uint(int(seconds * 1000)))
+        except NvmlError as exc:
+            if exc.code == _TIMEOUT:
+                return None
+            raise
+        if event.type != _XID:
+            return None
+        return self._number("nvmlDeviceGetIndex", Handle(event.device)), int(event.data)
+
+    def optional(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns; None where this GPU or driver does not say it."""
+        try:
+            return ask()
+        except NvmlError:
+            return None
+
+    def _card(self, index: int) -> Card | None:
+        try:
+            handle = self.handle(index)
+            gpu = self._gpu(index, handle)
+        except NvmlError:
+            return None  # it has fallen off the bus, or is not ours to use
+        slices = self.slices(handle)
+        parts = [self.optional(lambda part=part: self._gpu(index, part, gpu.uuid)) for part in slices or ()]
+        return Card(gpu, slices is not None, tuple(part for part in parts if part is not None))
+
+    def _gpu(self, index: int, handle: Handle, card: str = "") -> Gpu:
+        name, uuid = self._text("nvmlDeviceGetName", handle), self._text("nvmlDeviceGetUUID", handle)
+        memory = self.optional(lambda: self.memory(handle)) or (0, 0)
+        return Gpu(index, uuid, name, memory[1], card=card)
+
+    def _register(self, handle: Handle, events: Handle) -> bool:
+        self.call("nvmlDeviceRegisterEvents", handle, ctypes.c_ulonglong(_XID), events)
+        return True
+
+    def _text(self, function: str, handle: Handle) -> str:
+        buffer = ctypes.create_string_buffer(_TEXT)
+        self.call(function, handle, buffer, ctypes.c_uint(_TEXT))
+        return buffer.value.decode(errors="replace")
+
+    def _number(self, function: str, *arguments: Any) -> int:
+        number = ctypes.c_uint()
+        self.call(function, *arguments, ctypes.byref(number))
+        return number.value
+
+    def _long(self, function: str, *arguments: Any) -> int:
+        number = ctypes.c_ulonglong()
+        self.call(function, *arguments, ctypes.byref(number))
+        return number.value
+
+    def _explained(self, code: int) -> str:
+        try:
+            explain = self._library.nvmlErrorString
+        except AttributeError:
+            return f"error {code}"
+        explain.restype = ctypes.c_char_p
+        text: bytes | None = explain(ctypes.c_int(code))
+        return text.decode(errors="replace") if text else f"error {code}"
+
+
+_VENDOR = "0x1002"
+_LEAST = 2 << 30  # what a processor's own graphics has, or less
+# Where the driver has no name for a card: https://pci-ids.ucw.cz/read/PC/1002
+_NAMES = {
+    "0x738c": "AMD Instinct MI100",
+    "0x7408": "AMD Instinct MI250X",
+    "0x740c": "AMD Instinct MI250X / MI250",
+    "0x740f": "AMD Instinct MI210",
+    "0x744c": "AMD Radeon RX 7900",
+    "0x74a0": "AMD Instinct MI300A",
+    "0x74a1": "AMD Instinct MI300X",
+    "0x74a5": "AMD Instinct MI325X",
+    "0x75a0": "AMD Instinct MI350X",
+    "0x75a3": "AMD Instinct MI355X",
+}
+
+
+def amd_cards(root: str = "/") -> list[Card]:
+    """The GPUs that ROCm can use, by PCI address as ROCm counts them; `root` is where the file system begins."""
+    if not Path(root, "dev/kfd").exists():
+        return []  # programs cannot compute on them
+    found = [_gpu(index, device) for index, device in enumerate(_devices(root))]
+    return [Card(gpu) for gpu in found]
+
+
+def amd_sample(index: int, root: str = "/") -> GpuSample:
+    """How busy a GPU is; what the driver does not say is None."""
+    from skyward.events import GpuSample
+
+    device = _devices(root)[index]
+    hwmon = next(iter(sorted(device.glob("hwmon/hwmon*"))), device)
+    temperature, power = _number(hwmon / "temp1_input"), None
+    for name in ("power1_average", "power1_input"):
+        power = _number(hwmon / name) if power is None else power
+    gpu = _gpu(index, device)
+    return GpuSample(
+        index,
+        gpu.name,
+        _number(device / "gpu_busy_percent"),
+        _number(device / "mem_info_vram_used"),
+        gpu.memory or None,
+        None if temperature is None else temperature / 1000,
+        None if power is None else power / 1e6,
+    )
+
+
+def _devices(root: str) -> list[Path]:
+    try:
+        entries = [entry for entry in Path(root, "sys/class/drm").iterdir() if re.fullmatch(r"card\d+", entry.name)]
+    except OSError:
+        return []
+    devices = sorted((entry / "device").resolve() for entry in entries)
+    ours = [device for device in devices if _text(device / "vendor") == _VENDOR]
+    return [device for device in ours if (_number(device / "mem_info_vram_total") or 0) >= _LEAST]
+
+
+def _gpu(index: int, device: Path) -> Gpu:
+    unique = _text(device / "unique_id")
+    name = _text(device / "product_name") or _NAMES.get(_text(device / "device"), "")
+    return Gpu(index, f"GPU-{unique}" if unique else "", name, _number(device / "mem_info_vram_total") or 0, "amd")
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""

@@ -13,6 +13,8 @@ process in a session of its own cleans up when the joiner was killed.
 from __future__ import annotations
 
 import argparse
+import base64
+import binascii
 import hashlib
 import hmac
 import json
@@ -23,21 +25,332 @@ import select
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from skyward.node.join_guard import clean_up, kill, start_guard, started_at
-from skyward.node.join_streams import STDERR, STDIN, STDOUT, WAIT, Pump, splice
-from skyward.node.join_text import VARIABLE, Over, read_text
+__all__ = [
+    "MARK",
+    "STDERR",
+    "STDIN",
+    "STDOUT",
+    "VARIABLE",
+    "WAIT",
+    "Over",
+    "Pump",
+    "clean_up",
+    "kill",
+    "main",
+    "read_text",
+    "splice",
+    "token",
+]
 
-__all__ = ["main", "token"]
+
+# Cleans up after a joiner that was killed: a second small process, which lives as long as a pipe stays open.
+
+
+def start_guard() -> int:
+    """Starts the process that cleans up after a joiner that was killed; it is told of programs through this pipe."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(reads)
+        os.waitpid(child, 0)
+        return writes
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(writes)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    running: dict[int, str] = {}
+    at_end: list[list[str]] = []
+    try:
+        with open(reads, "rb") as lines:
+            for message in map(json.loads, lines):
+                if "program" in message:
+                    running[message["program"]] = message["started"]
+                elif "at_end" in message:
+                    at_end.append(message["at_end"])
+                elif "gone" in message:
+                    running.pop(message["gone"], None)
+        clean_up(running, at_end)
+    finally:
+        os._exit(0)
+
+
+def clean_up(running: dict[int, str], at_end: list[list[str]]) -> None:
+    """Runs what was ordered for the end, then kills programs that are still there."""
+    for argv in at_end:
+        try:
+            subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    for pid, started in list(running.items()):
+        kill(pid, started)
+
+
+def kill(pid: int, started: str) -> None:
+    """Kills a program with its group, unless another process has got its number by now."""
+    try:
+        if started_at(pid) == started:
+            os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def started_at(pid: int) -> str:
+    """When a process was started, in ticks since the machine was."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+# How a joiner and its client pass bytes on: frames of a program's input and output, and plain connections.
+
+
+STDIN, STDOUT, STDERR, _EXIT = range(4)
+"""What a frame of a program's connection holds: a piece of one of its files, or at last its exit code."""
+WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_MOST = 1 << 20
+_HEADER = struct.Struct("!BI")
+
+
+def splice(left: socket.socket, right: socket.socket) -> None:
+    """Passes bytes on between two sockets until both have ended, then closes them."""
+    other, waiting, speaking = {left: right, right: left}, {left: b"", right: b""}, {left, right}
+    with left, right:
+        try:
+            for end in other:
+                end.setblocking(False)
+            while speaking or any(waiting.values()):
+                poll = select.poll()
+                for end in other:
+                    reads = end in speaking and not waiting[other[end]]
+                    if reads or waiting[end]:
+                        poll.register(end, (select.POLLIN if reads else 0) | (select.POLLOUT if waiting[end] else 0))
+                ready = {fd for fd, _ in poll.poll()}
+                for end in [end for end in other if end.fileno() in ready]:
+                    if waiting[end]:
+                        waiting[end] = _sent(end, waiting[end])
+                    if end in speaking and not waiting[other[end]]:
+                        _pass_on(end, other[end], waiting, speaking)
+        except OSError:
+            pass  # one side is gone; the other learns it by the end of its connection
+
+
+def _pass_on(
+    end: socket.socket, other: socket.socket, waiting: dict[socket.socket, bytes], speaking: set[socket.socket]
+) -> None:
+    try:
+        piece = end.recv(_PIECE)
+    except BlockingIOError:
+        return
+    if piece:
+        waiting[other] = _sent(other, piece)
+    else:
+        speaking.discard(end)
+        other.shutdown(socket.SHUT_WR)
+
+
+def _sent(sock: socket.socket, data: bytes) -> bytes:
+    """Sends what there is room for; gives the rest."""
+    try:
+        return data[sock.send(data) :]
+    except BlockingIOError:
+        return data
+
+
+class Pump:
+    """Moves pieces between a TLS connection, in frames, and files: reads `sources` (by channel), writes `sinks`.
+
+    An empty piece is the end of a file. One thread does both ways, as a TLS connection serves only one at a time.
+    """
+
+    def __init__(self, sock: ssl.SSLSocket, sources: dict[int, int], sinks: dict[int, int]) -> None:
+        self._sock, self._sources, self._sinks = sock, dict(sources), dict(sinks)
+        self._outgoing, self._received = bytearray(), bytearray()
+        self._backlog: deque[list[Any]] = deque()  # what has come, as channel and piece
+        self._code: int | None = None
+        sock.setblocking(False)
+        for fd in [*self._sources.values(), *self._sinks.values()]:
+            os.set_blocking(fd, False)
+
+    def run(self, finish: Callable[[], int] | None = None) -> int | None:
+        """Works until an exit code has come, or the connection is lost: then gives None. Closes the files.
+
+        With `finish` it is this side that ends: what that gives once all sources have ended is sent as the exit code.
+        """
+        finished = False
+        try:
+            # The side that ends waits for the other to close: what is unread here would take the exit code with it.
+            while self._code is None or self._backlog:
+                if finish is not None and not self._sources and not finished:
+                    self._outgoing += _frame(_EXIT, str(finish()).encode())
+                    finished = True
+                self._step()
+        except OSError:
+            pass
+        finally:
+            for fd in [*self._sources.values(), *self._sinks.values()]:
+                os.close(fd)
+        return self._code
+
+    def _step(self) -> None:
+        poll = select.poll()
+        reads = not self._backlog
+        poll.register(self._sock, (select.POLLIN if reads else 0) | (select.POLLOUT if self._outgoing else 0))
+        for fd in self._sources.values() if len(self._outgoing) < _MOST else ():
+            poll.register(fd, select.POLLIN)
+        if self._backlog and self._backlog[0][0] in self._sinks:
+            poll.register(self._sinks[self._backlog[0][0]], select.POLLOUT)
+        ready = dict(poll.poll(0 if reads and self._sock.pending() else None))
+        for channel in [channel for channel, fd in self._sources.items() if fd in ready]:
+            self._read_source(channel)
+        try:
+            if self._outgoing:
+                del self._outgoing[: self._sock.send(self._outgoing)]
+        except WAIT:
+            pass
+        if reads:
+            self._receive()
+        elif ready.get(self._sock.fileno(), 0) & (select.POLLHUP | select.POLLERR):
+            raise ConnectionError("the connection was lost")
+        while self._backlog and self._written(self._backlog[0]):
+            self._backlog.popleft()
+
+    def _read_source(self, channel: int) -> None:
+        fd = self._sources[channel]
+        piece = os.read(fd, _PIECE)
+        self._outgoing += _frame(channel, piece)
+        if not piece:
+            del self._sources[channel]
+            os.close(fd)
+
+    def _receive(self) -> None:
+        try:
+            piece = self._sock.recv(_PIECE)
+        except WAIT:
+            return
+        if not piece:
+            raise ConnectionError("the connection has ended")
+        self._received += piece
+        while len(self._received) >= _HEADER.size:
+            channel, size = _HEADER.unpack_from(self._received)
+            if size > _MOST:
+                raise ConnectionError("what came is no frame")
+            if len(self._received) < _HEADER.size + size:
+                return
+            data = bytes(self._received[_HEADER.size : _HEADER.size + size])
+            del self._received[: _HEADER.size + size]
+            if channel == _EXIT:
+                self._code = _exit_code(data)
+            else:
+                self._backlog.append([channel, data])
+
+    def _written(self, entry: list[Any]) -> bool:
+        """Writes a piece; whether all of it is written, or nobody reads it any more."""
+        channel, piece = entry
+        fd = self._sinks.get(channel)
+        if fd is None:
+            return True
+        try:
+            if piece:
+                entry[1] = piece[os.write(fd, piece) :]
+                return not entry[1]
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        os.close(self._sinks.pop(channel))
+        return True
+
+
+def _exit_code(data: bytes) -> int:
+    try:
+        if len(data) < 12:
+            return int(data)
+    except ValueError:
+        pass
+    raise ConnectionError("what came is no exit code")
+
+
+def _frame(channel: int, data: bytes) -> bytes:
+    return _HEADER.pack(channel, len(data)) + data
+
+
+# What a pool tells a machine that is to join, and where the machine finds it.
+
+
+MARK = "# skyward-join: "
+"""How the line begins in a file of Python that holds the text of a pool."""
+VARIABLE = "SKYWARD_JOIN"
+
+
+class Over(Exception):
+    """There is no reason to be here any more."""
+
+
+def read_text(file: str | None, stdin: bool, own: str) -> dict[str, Any]:
+    """What the pool has told: from a file, a variable, a line of standard input, or the `own` file of the program."""
+    given = os.environ.pop(VARIABLE, "")
+    if file is not None:
+        given = _first_line(file)
+    elif not given and stdin:
+        while not given.endswith("\n"):
+            piece = os.read(0, 1)  # not one byte more than the line
+            if not piece:
+                break
+            given += piece.decode()
+    elif not given and os.path.isfile(own):
+        given = _first_line(own, MARK)
+    given = given[len(MARK) :] if given.startswith(MARK) else given
+    if not given.strip():
+        raise Over(f"no pool to join: give --file FILE, or set {VARIABLE}")
+    try:
+        return json.loads(base64.urlsafe_b64decode(given.strip()))
+    except (ValueError, binascii.Error):
+        raise Over("what was given is not the text of a pool; copy all of it, and nothing else") from None
+
+
+def _first_line(path: str, mark: str = "") -> str:
+    """The first line of a file that nobody else may read or has written; nothing if it does not begin with `mark`."""
+    try:
+        with open(path) as file:
+            line = file.readline()
+            found = os.fstat(file.fileno())
+            if line.startswith(mark) and found.st_uid not in (0, os.geteuid()):
+                raise Over(
+                    f"{path} belongs to another user (uid {found.st_uid}), who could lead this machine to a pool of "
+                    "theirs. Use a file of your own"
+                )
+            if line.startswith(mark) and found.st_mode & 0o077:
+                raise Over(f"others can read {path}, which holds a secret. Run: chmod 600 {path}")
+    except OSError as exc:
+        raise Over(f"{path} cannot be read: {exc.strerror}") from None
+    return line if line.startswith(mark) else ""
+
 
 _PLACES = ("SKYWARD_PLACE", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
-_DROPPED = (VARIABLE, "OMP_NUM_THREADS")
+# Frameworks believe an engine's ranks before those of the pool, and the two differ: each place is a step of its own.
+_DROPPED = (
+    *(VARIABLE, "OMP_NUM_THREADS", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODELIST", "SLURM_STEP"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK"),
+)
+"""How the names of variables begin that programs here do not get."""
 _DIAL, _FIRST, _SILENT = 5.0, 60.0, 20.0
 _TAKEN = 300.0  # a place becomes free when a machine is lost
 _PIECE = 1 << 18
@@ -96,7 +409,6 @@ class _Joiner:
                 self._outgoing.clear()
 
     def clean_up(self) -> None:
-        """Ends everything that was started here."""
         clean_up(self._running, self._at_end)
 
     def say(self, kind: str, *fields: str) -> None:
@@ -115,7 +427,7 @@ class _Joiner:
         raise Over("the terminal was closed")
 
     def _give_notice(self, seconds: float) -> None:
-        """Tells the node, which waits for this file (`node/join_notice.py`), when the place is taken away."""
+        """Tells the node, which waits for this file (`node/agent_main.py`), when the place is taken away."""
         os.makedirs(os.path.dirname(self._notice), 0o700, exist_ok=True)
         with open(self._notice + ".part", "w") as file:
             file.write(str(time.time() + seconds))
@@ -192,7 +504,6 @@ class _Joiner:
         self._joined = True
 
     def _obey(self, control: ssl.SSLSocket) -> None:
-        """Serves orders until the connection is lost."""
         control.setblocking(False)
         received = b""
         while time.monotonic() - self._heard < _SILENT:
@@ -226,7 +537,7 @@ class _Joiner:
     def _hear(self, piece: bytes) -> None:
         """Whoever holds the place says when it is taken away, in a line of JSON; it is gone when the pipe ends."""
         if not piece:
-            raise Over("standard input has ended: this place is gone")
+            raise Over("the process that held its place has ended")
         for line in piece.splitlines():
             try:
                 self._give_notice(float(json.loads(line)["notice"]))
@@ -251,7 +562,7 @@ class _Joiner:
 
     def _run(self, id: str, argv: list[str], given: dict[str, str], keep: bool) -> None:
         """Starts a program, from this thread: it is to die with its parent, which for the kernel is a thread."""
-        env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
         env.update(SKYWARD_JOINER=str(os.getpid()), SKYWARD_NOTICE=self._notice)
         pipe, home = subprocess.PIPE, os.environ.get("HOME", "")
         try:
@@ -292,7 +603,6 @@ class _Joiner:
         self._tell_guard({"gone": process.pid})
 
     def _connect(self, id: str, host: str, port: int) -> None:
-        """Connects an address here with home."""
         try:
             near = socket.create_connection((host, port), _DIAL)
         except OSError as exc:
@@ -363,7 +673,6 @@ def _reset() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Joins a pool, and stays until that is over."""
     _reset()
     parser = argparse.ArgumentParser(prog="sky join", description="Makes this machine a node of a pool.")
     parser.add_argument("--file", help="the file, mode 0600, with the text that the pool has given")

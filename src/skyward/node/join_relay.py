@@ -228,7 +228,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def _network(address: str) -> str:
-    """What counts as one sender: an IPv4 address, or the /64 of an IPv6 one. As in node/addresses.py; we are alone."""
+    """What counts as one sender: an IPv4 address, or the /64 of an IPv6 one. As in node/peers.py; we are alone."""
     address = (address[7:] if address.startswith("::ffff:") and "." in address else address).partition("%")[0]
     try:
         return socket.inet_pton(socket.AF_INET6, address)[:8].hex() if ":" in address else address

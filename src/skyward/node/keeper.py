@@ -20,6 +20,7 @@ died again, on the same port.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import json
@@ -38,15 +39,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from skyward.node import addresses, fork_server, processes
+from skyward.node import fork_server, processes
 from skyward.node.dask_processes import DaskProcesses
-from skyward.node.orders import ClientToKeeper, KeeperToClient
+from skyward.node.orders import UNANSWERED, ClientToKeeper, KeeperToClient
 from skyward.node.receiver import Message, Receiver
 from skyward.transport import blobs, local_sockets
+from skyward.transport.backoff import backoff
 
-__all__ = ["main"]
+__all__ = ["main", "probe"]
 
 _RESTARTS = 20
+_PAUSES = 0.2, 5.0  # between attempts: the first one, and the longest
 _FILES = 65536
 
 
@@ -80,6 +83,7 @@ class _Keeper:
         self._renewed = 0.0
         self._heard = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the agents: when one last heard of the client
         self._ending = False
+        self._pauses, self._next_try = backoff(*_PAUSES), 0.0  # after what could not be started
         self._receiver = Receiver(ClientToKeeper, self)
         self._wake, self._wake_write = socket.socketpair()
         for end in (self._wake, self._wake_write):
@@ -98,7 +102,7 @@ class _Keeper:
         selector.register(self._wake, selectors.EVENT_READ)
         received = b""
         while not self._over():
-            for key, _ in selector.select(1.0 if self._lease else 60.0):
+            for key, _ in selector.select(self._wait()):
                 if key.fileobj != 0:
                     try:
                         self._wake.recv(4096)
@@ -115,13 +119,21 @@ class _Keeper:
                     self._receiver.hear(json.loads(line), [])
             self._reap()
 
+    def _wait(self) -> float:
+        """How long nothing is due, unless something happens."""
+        left = self._born + self._ttl - time.monotonic()
+        return max(0.0, min(left, 1.0 if self._lease or self._next_try else 60.0))
+
     def _over(self) -> bool:
         now = time.monotonic()
         silent = now - self._last_heard()
         if self._file and silent < self._lease / 2 and now - self._renewed > self._lease / 8:
             self._renewed = now
             _touch(self._file)
-        if self._ending or now - self._born > self._ttl or (self._nodes and all(node.left for node in self._nodes)):
+        if now - self._born >= self._ttl:
+            _say(KeeperToClient.over())
+            return True
+        if self._ending or (self._nodes and all(node.left for node in self._nodes)):
             return True
         return self._lease > 0 and silent > self._lease
 
@@ -133,11 +145,13 @@ class _Keeper:
         self._ending = self._ending or not self._joiner or meant
 
     def _from_client_look(self) -> None:
-        _say(KeeperToClient.addresses(addresses.addresses()))
+        from skyward.node.check_network import addresses  # not for a pool on one machine
+
+        _say(KeeperToClient.addresses(addresses()))
 
     def _from_client_probe(self, peers: dict[str, tuple[str, int]], timeout: float) -> None:
         ends = {name: (host, port) for name, (host, port) in peers.items()}
-        _say(KeeperToClient.probed(addresses.probe(ends, timeout)))
+        _say(KeeperToClient.probed(probe(ends, timeout)))
 
     def _from_client_dask_scheduler(self, scheduler: dict[str, Any]) -> None:
         self._dask.start_scheduler(scheduler)
@@ -166,6 +180,7 @@ class _Keeper:
                 includes.unpack(file, work)
             os.unlink(archive)
         work.mkdir(0o700, exist_ok=True)
+        self._make_room(len(nodes))
         for index, node in enumerate(nodes):
             place: list[Any]
             if node["local"]:
@@ -179,38 +194,68 @@ class _Keeper:
             struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
             self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
             _say(KeeperToClient.agent(node["node"], place, self._scratch))
-        for node in self._nodes:
-            self._start_agent(node)
+        self._start_missing()
 
     def _reap(self) -> None:
         for pid, code in processes.ended_children():
             if pid == self._fork_server.pid:
-                self._fork_server = _ForkServerProcess(self._umask)
+                self._fork_server.forget()
+                self._fork_server.pid, self._fork_server.killed = 0, False
                 for node in self._nodes:
-                    _kill(node.pid)  # their runners are gone with the old one
+                    _kill(node.pid)  # their runners are gone with it
             elif self._dask.ended(pid, code):
                 _say(KeeperToClient.scheduler_died(code))
             else:
                 for node in self._nodes:
                     if node.pid == pid:
                         self._agent_died(node, code)
+        self._start_missing()
 
     def _agent_died(self, node: _Node, code: int) -> None:
+        node.pid = 0
         if code == 0:
             node.left = True  # after the client's `bye`
             return
         _say(KeeperToClient.agent_died(node.node, code))
         node.restarts += 1
-        if node.restarts <= _RESTARTS:
-            time.sleep(0.05 * (node.restarts - 1))
-            self._start_agent(node)
+        if code == UNANSWERED:
+            self._fork_server.kill()
+        if node.restarts > _RESTARTS:
+            node.listener.close()  # whoever connects is refused, and does not wait for an answer
+        time.sleep(0.05 * (min(node.restarts, _RESTARTS) - 1))
+
+    def _start_missing(self) -> None:
+        """Starts what has ended again; what cannot be started, for lack of memory or processes, a bit later."""
+        if time.monotonic() < self._next_try or self._fork_server.killed:
+            return
+        try:
+            if not self._fork_server.pid:
+                self._fork_server = _ForkServerProcess(self._umask)
+            for node in self._nodes:
+                if not node.pid and not node.left and node.restarts <= _RESTARTS:
+                    self._start_agent(node)
+            self._pauses, self._next_try = backoff(*_PAUSES), 0.0
+        except OSError as exc:
+            print(f"a process could not be started: {exc}", file=sys.stderr, flush=True)
+            self._next_try = time.monotonic() + next(self._pauses)
 
     def _start_agent(self, node: _Node) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._fork_server.admit(theirs)
-        theirs.close()
-        pid = os.fork()
+        try:
+            self._fork_server.admit(theirs)
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         if pid == 0:
+            self._become_agent(node, ours)
+        ours.close()
+        node.pid = pid
+
+    def _become_agent(self, node: _Node, fork_server: socket.socket) -> NoReturn:
+        try:
             self._enter_child()
             self._fork_server.forget()
             for other in self._nodes:
@@ -219,9 +264,14 @@ class _Keeper:
             processes.rename("skyward-agent")
             from skyward.node.agent_main import run_agent
 
-            run_agent(node.order, node.listener, ours, self._hears(node.order["index"]))
-        ours.close()
-        node.pid = pid
+            run_agent(node.order, node.listener, fork_server, self._hears(node.order["index"]))
+        finally:
+            os._exit(1)
+
+    def _make_room(self, nodes: int) -> None:
+        """Makes the memory that is shared with agents large enough for so many; before they are forked."""
+        if struct.calcsize(f"={nodes}d") > len(self._heard):
+            self._heard = mmap.mmap(-1, struct.calcsize(f"={nodes}d"))
 
     def _hears(self, index: int) -> Callable[[float], None]:
         return lambda when: struct.pack_into("=d", self._heard, 8 * index, when)
@@ -255,6 +305,7 @@ class _ForkServerProcess:
     """The fork server. The first one is forked, which is fast; later the keeper holds keys, so another one is new."""
 
     def __init__(self, umask: int | None = None) -> None:
+        self.killed = False  # and not reaped yet: an agent that begins now would have to end with it
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if umask is None:
             self.pid = os.fork()
@@ -267,7 +318,12 @@ class _ForkServerProcess:
             import subprocess
 
             argv = [sys.executable, "-P", "-m", "skyward.node.fork_server"]
-            process = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, umask=umask)
+            try:
+                process = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, umask=umask)
+            except OSError:
+                self._control.close()
+                theirs.close()
+                raise
             self.pid, process.returncode = process.pid, 0  # the keeper waits for all its children by itself
         theirs.close()
 
@@ -277,6 +333,11 @@ class _ForkServerProcess:
         except OSError:
             pass  # it has just died; _reap starts another one, and the agents again
 
+    def kill(self) -> None:
+        """Ends a fork server that does not answer; `_reap` sees its end, and starts what is missing after it."""
+        self.killed = self.pid > 0
+        _kill(self.pid)
+
     def forget(self) -> None:
         self._control.close()
 
@@ -284,7 +345,7 @@ class _ForkServerProcess:
         """Closes the fork server's socket; it then kills all runners and ends."""
         self._control.close()
         deadline = time.monotonic() + 3
-        while time.monotonic() < deadline:
+        while self.pid and time.monotonic() < deadline:
             try:
                 if os.waitpid(self.pid, os.WNOHANG)[0]:
                     return
@@ -349,6 +410,36 @@ def _allow_many_files() -> None:
 def _listener(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family, backlog=64)
+
+
+def probe(peers: dict[str, tuple[str, int]], timeout: float) -> dict[str, str]:
+    """Tries to connect to every peer at once; gives an empty text for each that answers, else the reason."""
+    selector = selectors.DefaultSelector()
+    answers: dict[str, str] = {}
+    for name, (host, port) in peers.items():
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock.setblocking(False)
+        code = sock.connect_ex((host, port))
+        if code in (0, errno.EINPROGRESS):
+            selector.register(sock, selectors.EVENT_WRITE, name)
+        else:
+            answers[name] = os.strerror(code)
+            sock.close()
+    deadline = time.monotonic() + timeout
+    while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+        for key, _ in selector.select(left):
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            answers[key.data] = os.strerror(code) if code else ""
+            selector.unregister(sock)
+            sock.close()
+    for key in list(selector.get_map().values()):
+        answers[key.data] = f"no answer within {timeout:g} s"
+        assert isinstance(key.fileobj, socket.socket)
+        key.fileobj.close()
+    selector.close()
+    return answers
 
 
 def _say(message: Message) -> None:

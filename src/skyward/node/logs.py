@@ -6,16 +6,22 @@ a body ──► its own handlers, if it has configured any
 
 from __future__ import annotations
 
+import builtins
+import json
+import linecache
 import logging
+import os
+import re
 import sys
-from functools import partial
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any, Literal, TextIO, cast
 
 from skyward.api import reporting
-from skyward.node import python_warnings
-from skyward.node.marked_lines import LONGEST_NAME, write
 
-__all__ = ["apply", "install"]
+__all__ = ["MARK", "Filter", "Kind", "apply", "install", "parsed", "readable", "write"]
+
 
 _MOST = 1 << 16
 
@@ -23,13 +29,15 @@ Settings = dict[str, Any]
 """`levels`: of loggers by name, as the client has set them; `records`: whether it has handlers; `warnings`: filters."""
 
 _applied: Settings = {}
+_configure = logging.basicConfig
 
 
 def install(settings: Settings | None) -> None:
     """Sends on what no handler of the body's takes, and what it says with `sky.progress`."""
     logging.lastResort = _Forward()
+    logging.basicConfig = _basic_config
     reporting.send_by(partial(write, "progress"))
-    python_warnings.install()
+    install_warnings()
     if settings:
         apply(settings)
 
@@ -44,8 +52,15 @@ def apply(settings: Settings) -> None:
             logging.getLogger(name).setLevel(logging.NOTSET)
     for name, level in settings["levels"].items():
         logging.getLogger(name or None).setLevel(level)
-    python_warnings.apply(settings.get("warnings", []))
+    apply_filters(settings.get("warnings", []))
     _applied = settings
+
+
+@wraps(_configure)
+def _basic_config(**options: Any) -> None:
+    """As ever for bodies; `logging.info()` and its like call it, too, and would add a handler that nobody asked for."""
+    if sys._getframe(1).f_globals.get("__name__") != "logging":  # pyright: ignore[reportPrivateUsage]
+        _configure(**options)
 
 
 class _Forward(logging.Handler):
@@ -65,3 +80,229 @@ class _Forward(logging.Handler):
                 sys.stderr.write(f"{record.levelname} {record.name}: {text}\n")
         except Exception:
             self.handleError(record)
+
+
+# Lines of stderr that are more than text: a mark, a kind, and JSON. Records, warnings, and reports of progress.
+#
+# They take the way of all output, so they come in the order in which the body said things, and are held back,
+# silenced and redirected with the rest. A mark may follow text without a line end; it ends that line only for those
+# who read it. Bodies can write what they like: a line that is not quite right stays a line.
+
+
+Kind = Literal["log", "progress", "warning"]
+
+MARK = "\x1eskyward-"
+LONGEST_NAME = 1000
+_MOST_NAMES = 20
+_LARGEST = 1 << 64
+_LAST_YEAR = 253_402_300_800.0  # the end of the last that dates can have
+_NUMBER = (int, float)
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "log": {
+        "logger": (str,),
+        "level": (int,),
+        "created": (float,),
+        "text": (str,),
+        "path": (str,),
+        "line": (int,),
+        "function": (str,),
+    },
+    "warning": {"kinds": (list,), "text": (str,), "path": (str,), "line": (int,), "source": (str,)},
+    "progress": {"step": _NUMBER, "total": (*_NUMBER, type(None)), "metrics": (dict,)},
+}
+
+
+def write(kind: Kind, about: Mapping[str, Any]) -> bool:
+    """Writes such a line; False if what is written now goes elsewhere than home."""
+    from skyward.node.stdio import CallStream  # the client, which only reads such lines, does without
+
+    stream = sys.stderr
+    if not isinstance(stream, CallStream) or stream.is_redirected():
+        return False
+    stream.write(f"{MARK}{kind} {json.dumps(about)}\n")
+    return True
+
+
+def parsed(text: str, shown: Callable[[str], str] = str) -> tuple[Kind, dict[str, Any]] | None:
+    """What such a line says, or None if it is an ordinary one; `shown` is done with each text that it holds."""
+    kind, _, data = text.removeprefix(MARK).partition(" ")
+    fields = _FIELDS.get(kind)
+    if not text.startswith(MARK) or fields is None:
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if not all(name in about and type(about[name]) in kinds for name, kinds in fields.items()):
+        return None
+    metrics: dict[str, Any] = about.get("metrics", {})
+    if not all(type(value) in _NUMBER for value in metrics.values()):
+        return None
+    if any(type(value) is int and abs(value) >= _LARGEST for value in (*about.values(), *metrics.values())):
+        return None
+    if kind == "log" and not (len(about["logger"]) <= LONGEST_NAME and 0 <= about["created"] < _LAST_YEAR):
+        return None
+    if kind == "warning" and not _are_names(about["kinds"]):
+        return None
+    return cast(Kind, kind), {name: _shown(about[name], shown) for name in fields}
+
+
+def readable(text: str) -> str:
+    """The text as people read it: records and warnings in words, no reports of progress."""
+    import logging  # runners, which only write such lines, do without
+
+    shown: list[str] = []
+    begun = ""
+    for line in text.split("\n"):
+        begun, *marked = (begun + line).split(MARK)
+        found = [parsed(MARK + said) for said in marked]
+        if begun and marked and all(one is not None and one[0] == "progress" for one in found):
+            continue  # the line continues after it
+        shown += [begun] if begun or not marked else []
+        begun = ""
+        for one in found:
+            if one is not None and one[0] == "log":
+                level: int = one[1]["level"]
+                shown.append(f"{logging.getLevelName(level)} {one[1]['logger']}: {one[1]['text']}")
+            elif one is not None and one[0] == "warning":
+                about = one[1]
+                kind = about["kinds"][0].rpartition(":")[2]
+                shown.append(f"{about['path']}:{about['line']}: {kind}: {about['text']}")
+    return "\n".join([*shown, begun] if begun else shown)
+
+
+def _shown(value: Any, shown: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return shown(value)
+        case list():
+            return [shown(name) for name in cast("list[str]", value)]
+        case dict():
+            return {shown(name): number for name, number in cast("dict[str, Any]", value).items()}
+        case _:
+            return value
+
+
+def _are_names(names: list[Any]) -> bool:
+    if not 0 < len(names) <= _MOST_NAMES:
+        return False
+    return all(isinstance(name, str) and len(name) <= LONGEST_NAME for name in names)
+
+
+# Warnings of bodies: the client's filters count here, and what they let through goes to the client as what it is.
+#
+# Filters count as they do there, with one difference. One that makes errors of all warnings (`python -W error`) is
+# meant for the user's own code: packages may be others here, and what they warn of when they are imported would end
+# every call. So it holds where the warning is about the user's code, and elsewhere the warning is shown.
+
+
+_MOST_KINDS = 20
+
+Filter = tuple[str, str | None, str, str | None, bool, int]
+"""Action, pattern of the message, category as `module:name`, module, whether that is a pattern, line."""
+
+_ALL_ARE_ERRORS: Filter = ("error", None, "builtins:Warning", None, True, 0)
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+_MOST_SEEN = 10_000
+
+_seen: set[tuple[Any, ...]] = set()  # warnings of packages that would be errors
+_applied_filters: list[Any] = []
+_told: list[Filter] | None = None
+_shown_before = warnings.showwarning
+
+
+def install_warnings() -> None:
+    """Sends on warnings that no code of the body's takes."""
+    warnings.showwarning = _show
+
+
+def apply_filters(filters: list[Filter]) -> None:
+    """Has warnings treated as the client treats its own; filters that code here has set go first."""
+    global _applied_filters, _told
+    filters = [cast("Filter", tuple(entry)) for entry in filters]  # they may have come as JSON
+    if filters == _told:
+        return
+    replaced = warnings.filters if _told is None else _applied_filters  # at first, what Python begins with
+    known = set(map(id, replaced))
+    own = [entry for entry in warnings.filters if id(entry) not in known]
+    _told, _applied_filters = filters, [_filter(entry) for entry in filters]
+    cast("list[Any]", warnings.filters)[:] = [*own, *_applied_filters]
+    warnings.simplefilter("ignore", _Nobody, append=True)  # Python notices what is said through its functions only
+    _applied_filters.append(warnings.filters[-1])
+
+
+class _Nobody(Warning):
+    """A category that no warning has."""
+
+
+class _Named(type):
+    """A category known by its name: its module need not be here, or comes later."""
+
+    wanted: str
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return any(_name(base) == cls.wanted for base in subclass.__mro__)
+
+
+def _filter(entry: Filter) -> tuple[Any, ...]:
+    action, message, category, module, pattern, line = entry
+    if entry == _ALL_ARE_ERRORS:
+        action = "always"  # `_show` decides
+    owner, _, name = category.partition(":")
+    found: Any = (
+        getattr(builtins, name, None) if owner == "builtins" else _Named(name, (Warning,), {"wanted": category})
+    )
+    where = re.compile(module) if module is not None and pattern else module
+    return action, re.compile(message, re.I) if message is not None else None, found or _Nobody, where, line
+
+
+def _is_error(message: Warning | str, category: type[Warning], line: int) -> bool:
+    """Whether the filter that makes errors of all warnings is the one that counts for this one."""
+    for entry in cast("list[Any]", warnings.filters):
+        _, text, kind, module, at = entry
+        if module is not None or not issubclass(category, kind) or at not in (0, line):
+            continue
+        if text is None or text.match(str(message)):
+            return (
+                entry in _applied_filters
+                and _told is not None
+                and _told[_applied_filters.index(entry)] == _ALL_ARE_ERRORS
+            )
+    return False
+
+
+def _is_own(path: str) -> bool:
+    """Whether a file is neither Python's own nor of an installed package."""
+    if path.startswith(("<frozen ", _PYTHON)) or f"{os.sep}skyward{os.sep}node{os.sep}" in path:
+        return False
+    return "site-packages" not in path and "dist-packages" not in path
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"[:LONGEST_NAME]
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if _told is not None and _ALL_ARE_ERRORS in _told and _is_error(message, category, lineno):
+        if _is_own(filename):
+            raise message if isinstance(message, Warning) else category(message)
+        if (found := (category, str(message), filename, lineno)) in _seen or len(_seen) > _MOST_SEEN:
+            return
+        _seen.add(found)
+    about: dict[str, Any] = {
+        "kinds": [_name(kind) for kind in category.__mro__ if issubclass(kind, Warning)][:_MOST_KINDS],
+        "text": str(message)[:_MOST],
+        "path": filename,
+        "line": lineno,
+        "source": (linecache.getline(filename, lineno) if line is None else line).strip()[:_MOST],
+    }
+    if file is not None or sys.stderr is None or not write("warning", about):
+        _shown_before(message, category, filename, lineno, file, line)

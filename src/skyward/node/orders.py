@@ -18,6 +18,8 @@ from typing import Any
 from skyward.node.receiver import Direction, Message
 
 __all__ = [
+    "SCARCE",
+    "UNANSWERED",
     "AgentToForkServer",
     "ClientToJoiner",
     "ClientToKeeper",
@@ -26,18 +28,24 @@ __all__ = [
     "KeeperToClient",
 ]
 
+SCARCE = 71
+"""The status of a runner that could not be started since the machine has too many processes, or too little memory."""
+
+UNANSWERED = 4
+"""The status of an agent that ends since the fork server does not answer."""
+
 
 class AgentToForkServer(Direction):
     sender = "agent"
 
     @staticmethod
     def spawn(name: str, cwd: str) -> Message:
-        """Fork a runner. With five file descriptors: its socket, stdout, stderr, its environment, its status page."""
+        """Fork a runner, with five file descriptors: its socket, stdout, stderr, environment, and status page."""
         return ["spawn", name, cwd, 0]
 
     @staticmethod
     def kill(name: str, signal: int) -> Message:
-        """Send a signal to a runner's process group."""
+        """Send a signal to a runner's process group; the answer is `killed`."""
         return ["kill", name, signal, 0]
 
 
@@ -46,8 +54,13 @@ class ForkServerToAgent(Direction):
 
     @staticmethod
     def forked(name: str, pid: int) -> Message:
-        """The runner was forked."""
+        """The runner was forked; if it could not be, the pid is 0, and `ended` follows."""
         return ["forked", name, pid, 0]
+
+    @staticmethod
+    def killed(name: str) -> Message:
+        """The signal was sent, if the runner was still there."""
+        return ["killed", name, 0]
 
     @staticmethod
     def ended(name: str, status: int) -> Message:
@@ -116,6 +129,11 @@ class KeeperToClient(Direction):
     def agent_died(node: int, code: int) -> Message:
         """An agent has ended and is started again. Only logged."""
         return ["agent_died", node, code, 0]
+
+    @staticmethod
+    def over() -> Message:
+        """The pool's time to live is over: the keeper ends everything."""
+        return ["over", 0]
 
     @staticmethod
     def scheduler(address: str) -> Message:

@@ -12,7 +12,7 @@ them if its function has the parameter `buffers`. The receiver has one method fo
 Three more exchanges are not of this form:
 
 - Whoever connects to an agent says one JSON object first (`ClientLink`, `Connection`, `BlobCache`).
-- The nodes of a group meet before a framework joins them (`plugins/_rendezvous.py`).
+- The nodes of a group meet before a framework joins them (`plugins/_ranks.py`).
 - The watchdog runs without this package, and reads lines on its standard input (`machines/watchdog.py`).
 """
 
@@ -33,7 +33,8 @@ VERDICTS = {
     "error": "The body has raised.",
     "exited": "The body has called `sys.exit`. Metadata: `code`, `stderr`.",
     "crashed": "The process has ended under the body. Metadata: `code`, `stderr`, `oom`, `shared`.",
-    "timeout": "Stopped at its time limit. Metadata: `limit`, `killed`, `stack` if the body ended by itself.",
+    "timeout": "Stopped at its time limit. Metadata: `limit`, `killed`, `stack` if the body ended by itself, `loading` "
+    "if its function was not called yet.",
     "cancelled": "Stopped by the user.",
     "stopped": "The runner has stopped the body, and the agent knows of no reason. Counts as cancelled.",
     "gang": "Stopped because another rank has failed.",
@@ -54,8 +55,8 @@ class ClientToAgent(Direction):
 
     @staticmethod
     def setup(settings: dict[str, Any], buffers: int) -> Message:
-        """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `shared`,
-        `info`, `env`, `cwd`, `gpus`, `runner`, `output`. Buffers: the plugins' hooks, pickled."""
+        """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `ready_within`,
+        `shared`, `info`, `env`, `cwd`, `gpus`, `runner`, `output`. Buffers: the plugins' hooks, pickled."""
         return ["setup", settings, buffers]
 
     @staticmethod
@@ -152,7 +153,7 @@ class ClientToAgent(Direction):
 
     @staticmethod
     def share(asker: str, message: Message, buffers: int) -> Message:
-        """A message about shared collections (`node/shared/protocol.py`), of or for a process: the client, or a runner
+        """A message about shared collections (`node/shared/channel.py`), of or for a process: the client, or a runner
         of a node that cannot reach node 0."""
         return ["share", asker, message, buffers]
 
@@ -250,9 +251,9 @@ class AgentToClient(Direction):
         return ["out", stream, id, place, buffers]
 
     @staticmethod
-    def part(name: str, offset: int, buffers: int) -> Message:
-        """A piece of a large result, sent before the message that names it. Buffers: the piece."""
-        return ["part", name, offset, buffers]
+    def part(name: str, offset: int, size: int, buffers: int) -> Message:
+        """A piece of a large result of this size, sent before the message that names it. Buffers: the piece."""
+        return ["part", name, offset, size, buffers]
 
     @staticmethod
     def brought(request: int, metadata: dict[str, Any]) -> Message:
@@ -284,6 +285,11 @@ class AgentToClient(Direction):
     def repaired(text: str) -> Message:
         """The agent has repaired its own state (see "The net")."""
         return ["repaired", text, 0]
+
+    @staticmethod
+    def warning(text: str) -> Message:
+        """Something on the machine is not as it should be: shown to the user."""
+        return ["warning", text, 0]
 
     # as the client sends it
     share = staticmethod(ClientToAgent.share)
@@ -330,7 +336,7 @@ class AgentToRunner(Direction):
 
     @staticmethod
     def share(message: Message, buffers: int) -> Message:
-        """A message about shared collections (`node/shared/protocol.py`), of or for this runner."""
+        """A message about shared collections (`node/shared/channel.py`), of or for this runner."""
         return ["share", message, buffers]
 
     # as the client sends them; `ahead` in the metadata of a call says that another call runs in this process
@@ -360,12 +366,14 @@ class RunnerToAgent(Direction):
 
     @staticmethod
     def leaving(ids: list[str]) -> Message:
-        """A body is interrupted here. These calls have not begun and never will, and no other call begins here."""
+        """A body is interrupted here, or has left a GPU that does not work: no other call begins here. These calls have
+        not begun, and never will."""
         return ["leaving", ids, 0]
 
     @staticmethod
     def facts(facts: dict[str, Any]) -> Message:
-        """The answer to `facts`: `collectives`, how many were entered; `shards`, uneven ones by broadcast."""
+        """The answer to `facts`: `collectives`, how many were entered; `shards`, uneven ones by broadcast; `threads`,
+        the frames of every thread beside the body's, where a process runs one body at a time."""
         return ["facts", facts, 0]
 
     # as the agent sends it

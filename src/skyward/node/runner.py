@@ -10,6 +10,7 @@ It shares its process with the user, so it uses nothing but the standard library
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import faulthandler
 import os
 import queue
@@ -18,30 +19,32 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from skyward.api import progress, reporting
-from skyward.api.info import VARIABLE, call_context, holds_group
-from skyward.api.preemption import announce, preempted
+from skyward.api import info as info_module
+from skyward.api import reporting
+from skyward.api.info import VARIABLE, announce, call_context, holds_group, preempted, set_stall_timeout
 from skyward.errors import PluginError
-from skyward.node import decorators, logs, processes, stack_dump, stdio, turns
+from skyward.node import decorators, gpu_failures, logs, processes, stack_dump, stdio
 from skyward.node.body import Bodies, KeptObjects, RunnerCall, Stopped, Verdict, end_if_forked, load_item
-from skyward.node.interrupts import keep_handler_out_of_children, raise_in_thread
 from skyward.node.protocol import AgentToRunner, RunnerToAgent
 from skyward.node.receiver import Message, Receiver, split
-from skyward.node.runner_calls import RunnerCalls
 from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
+from skyward.transport.blobs import size_of
 from skyward.transport.payload import unpack
-from skyward.transport.spill import size_of
 from skyward.transport.streams import Consumer
 
-__all__ = ["Runner"]
+__all__ = ["CALLS", "Runner", "RunnerCalls"]
+
 
 _OUTPUT_PIECE = 1 << 15
+# that of `signal` looks for an enum first, by an exception if a handler is a function: 8 us for each body
+_getsignal: Callable[[int], object] = sys.modules["_signal"].getsignal
 
 
 class Runner:
@@ -59,7 +62,7 @@ class Runner:
         self._pid, self._main = os.getpid(), threading.get_ident()
         self._current: RunnerCall | None = None  # whose body the main thread runs
         self._sending = self._postponed = False
-        self._hooks = ExitStack()
+        self._hooks, self._on_term = ExitStack(), self._on_sigterm  # the one bound method, to be known again
         self._settings: dict[str, Any] = {}
         self._context = contextvars.copy_context()
         self._shared = RunnerShared(self._send, self._write, lambda: self._status.read())
@@ -69,9 +72,8 @@ class Runner:
         """Runs calls until the agent says exit, or is gone."""
         faulthandler.enable(file=2, all_threads=False)
         self._joined = os.environ.pop("SKYWARD_JOINER", "") != ""  # then an engine may send SIGTERM to everybody
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._install_handlers()
         keep_handler_out_of_children()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         messages = self._messages()
         hooks = self._receiver.hear(*next(messages))  # `init`
         reader = threading.Thread(target=self._read, args=(messages,), name="skyward-reader", daemon=True)
@@ -90,6 +92,12 @@ class Runner:
                 worker.join()
         self._leave(0)
 
+    def _install_handlers(self) -> None:
+        if _getsignal(signal.SIGTERM) is not self._on_term:
+            signal.signal(signal.SIGTERM, self._on_term)
+        if _getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def _from_agent_init(self, settings: dict[str, Any], buffers: list[Any]) -> list[Any]:
         self._settings = settings
         self._threads = settings["threads"]
@@ -98,7 +106,8 @@ class Runner:
         stack_dump.listen(self._status.fd)
         sys.path[:0] = settings["paths"]
         self._bodies = Bodies(settings, self._send)
-        turns.decide_by(self._is_turn)
+        decorators.decide_by(self._is_turn)
+        set_stall_timeout(settings.get("stall_timeout"))
         self._shared.install(settings)
         stdio.install(threads=self._threads > 1, emit=self._emit if self._threads > 1 else None)
         logs.install(settings.get("log"))
@@ -206,7 +215,10 @@ class Runner:
             signal.pthread_kill(self._main, signal.SIGTERM)  # for bodies that have set a handler
 
     def _from_agent_facts(self) -> None:
-        self._send(RunnerToAgent.facts(progress.facts()))
+        facts = info_module.facts()
+        if self._threads == 1 and (helpers := stack_dump.helpers(self._main)) is not None:
+            facts["threads"] = helpers
+        self._send(RunnerToAgent.facts(facts))
 
     def _from_agent_grant(self, id: str, count: int) -> None:
         call = self._calls.calls.get(id)
@@ -258,10 +270,15 @@ class Runner:
                 if not self._calls.claim(call):
                     continue  # given back meanwhile
                 self._status.begin(thread, call.id, time.monotonic(), threading.get_native_id())
+            if "timeout" in call.about:
+                call.enter = partial(self._enter_function, thread)
             self._serve_call(call)
             del call  # nothing of it stays in memory while we wait for the next
             if self._calls.leaving:
                 return
+
+    def _enter_function(self, thread: int) -> None:
+        self._status.enter(thread, time.monotonic())
 
     def _serve_call(self, call: RunnerCall) -> None:
         if call.about.get("ahead"):
@@ -274,11 +291,22 @@ class Runner:
         if holds_group():
             about["group"] = True
         self._shared.end_call(call.id)
+        if kind == "error" or "failed" in about:
+            self._clean_up()
         with self._lock:
             self._calls.end(call)
             if self._threads == 1 or not self._calls.running():
                 processes.end_children()  # under the lock: the next body's are not meant
         self._send(RunnerToAgent.verdict(kind, call.id, about, len(buffers)), buffers)
+
+    def _clean_up(self) -> None:
+        """Frees GPU memory that a failed body has left; begins no other here if the GPU does not work any more."""
+        gpu_failures.clean_up()
+        if gpu_failures.is_dead():
+            with self._lock:
+                if not self._calls.leaving:
+                    self._send(RunnerToAgent.leaving(self._calls.leave()))  # before the verdict
+                    self._from_agent_exit()
 
     def _run_body(self, call: RunnerCall) -> Verdict:
         """The verdict on a body. Once this has returned, no Stopped can come any more."""
@@ -301,6 +329,7 @@ class Runner:
     def _enter_body(self, call: RunnerCall) -> None:
         """From here on a call can be interrupted."""
         if self._threads == 1:
+            self._install_handlers()  # an earlier body, or one of its libraries, may have had its own
             self._current = call
         else:
             with self._lock:
@@ -366,7 +395,7 @@ class Runner:
         """Leaves the hooks in reverse and ends the process."""
         self._exiting = True
         try:
-            if not self._calls.running():
+            if not self._calls.running() and not gpu_failures.is_dead():  # a group could wait for its GPU for ever
                 self._hooks.close()
         except BaseException:
             import traceback
@@ -384,3 +413,112 @@ class Runner:
 def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:
     rest = iter(buffers)
     return [[next(rest) for _ in range(count)] for count in counts]
+
+
+def raise_in_thread(thread: int, kind: type[BaseException] | None) -> None:
+    """Has a thread raise an exception at its next bytecode; None takes back what it has not raised yet."""
+    what = ctypes.py_object(kind) if kind is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+
+
+def keep_handler_out_of_children() -> None:
+    """Gives processes that a body forks the usual SIGTERM; with ours they would not end when their parent asks."""
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}),
+        after_in_child=_take_usual_handler,
+    )
+
+
+def _take_usual_handler() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+# The calls of one runner: which wait for a thread, which run, which are to end.
+#
+# No thread, socket or signal here: `RunnerCalls` is told what happens, under its owner's lock, and says what it
+# means. Whether a call is begun or given back is decided in one place, on the call itself, so that it is never both.
+
+
+Row = tuple[str, tuple[str, ...]]
+
+CALLS: dict[tuple[str, str], Row] = {
+    # waits for a thread
+    ("waiting", "claim"): ("running", ("write status", "start body")),
+    ("waiting", "recall"): ("gone", ("tell recalled",)),
+    ("waiting", "cancel"): ("gone", ("tell recalled",)),
+    ("waiting", "leave"): ("gone", ("tell recalled",)),
+    # its body runs
+    ("running", "cancel"): ("stopping", ("leave", "interrupt body")),
+    ("running", "end"): ("gone", ("tell verdict",)),
+    # its body was interrupted: the process begins no other body
+    ("stopping", "end"): ("gone", ("tell verdict",)),
+}
+
+
+class RunnerState(Protocol):
+    """What a runner keeps of a call."""
+
+    id: str
+    state: str
+
+
+C = TypeVar("C", bound=RunnerState)
+
+
+class RunnerCalls(Generic[C]):
+    """Not thread-safe: its owner holds a lock."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, C] = {}
+        self.leaving = False
+        """Whether a body was broken off here, or has left a GPU that does not work: no other may begin."""
+
+    def add(self, call: C) -> bool:
+        """A call has come; False if none begins here any more, and the agent is told so already."""
+        call.state = "waiting"
+        if self.leaving:
+            return False
+        self.calls[call.id] = call
+        return True
+
+    def claim(self, call: C) -> bool:
+        """A thread wants to begin a call; False if it was given back, or if nothing begins here any more."""
+        return self._step(call, "claim") is not None
+
+    def recall(self, call_id: str) -> bool:
+        """The agent wants a call back; True if it has not begun, and never will."""
+        call = self.calls.get(call_id)
+        return call is not None and self._step(call, "recall") is not None
+
+    def cancel(self, call_id: str) -> tuple[C | None, list[str]]:
+        """A call is to end: the one to interrupt, if it runs; and the calls that go back to the agent."""
+        call = self.calls.get(call_id)
+        actions = self._step(call, "cancel") if call is not None else None
+        if call is None or actions is None:
+            return None, []
+        return (call, self.leave()) if "leave" in actions else (None, [call.id])
+
+    def leave(self) -> list[str]:
+        """Nothing begins here any more: the calls that go back to the agent."""
+        self.leaving = True
+        return [other.id for other in list(self.calls.values()) if self._step(other, "leave") is not None]
+
+    def end(self, call: C) -> None:
+        """A body has ended."""
+        self._step(call, "end")
+
+    def running(self) -> list[C]:
+        """The calls whose bodies run."""
+        return [call for call in list(self.calls.values()) if call.state != "waiting"]
+
+    def _step(self, call: C, event: str) -> tuple[str, ...] | None:
+        """Moves a call along its table; None if the event changes nothing in its state."""
+        row = CALLS.get((call.state, event))
+        if row is None:
+            return None
+        call.state = row[0]
+        if call.state == "gone" and self.calls.get(call.id) is call:
+            del self.calls[call.id]
+        return row[1]

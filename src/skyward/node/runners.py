@@ -13,17 +13,25 @@ import select
 import selectors
 import signal
 import socket
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from skyward.node import stack_dump
-from skyward.node.marked_lines import readable
+from skyward.node.agent_calls import AgentCalls
+from skyward.node.agent_slots import Slot
+from skyward.node.logs import readable
 from skyward.node.orders import AgentToForkServer, ForkServerToAgent
+from skyward.node.protocol import AgentToClient, AgentToRunner
 from skyward.node.receiver import Message, Receiver
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
+from skyward.node.timers import Timers
+from skyward.node.usage import UsageMeter
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, Malformed, encode
 
-__all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said"]
+__all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said", "Standing"]
+
 
 log = logging.getLogger("skyward.engine")
 
@@ -194,6 +202,7 @@ class Runners:
         self._processes: dict[str, RunnerProcess] = {}
         self._receiver = Receiver(ForkServerToAgent, self)
         self._paused = False
+        self._orders = self._looks = 0  # which the fork server has not answered, and how often that was seen
         fork_server.setblocking(False)
         selector.register(fork_server, selectors.EVENT_READ, self._on_fork_server)
 
@@ -221,6 +230,7 @@ class Runners:
                 file.write(json.dumps(env).encode())
             self._fork_server.setblocking(True)
             socket.send_fds(self._fork_server, [order], [theirs.fileno(), out_write, err_write, variables, status])
+            self._orders += 1
         except OSError:
             pass  # the fork server is gone: _on_fork_server sees it next
         finally:
@@ -249,7 +259,7 @@ class Runners:
         for name in list(self._processes):
             self.send(name, message)
 
-    def status(self, name: str) -> list[tuple[str, float]]:
+    def status(self, name: str) -> list[tuple[str, float, float]]:
         """What a runner says on its status page."""
         process = self._processes.get(name)
         return process.status.read() if process is not None else []
@@ -279,6 +289,7 @@ class Runners:
         """Kills a runner and what its bodies have started; when it is gone, it is `Ended`."""
         try:
             self._fork_server.send(json.dumps(AgentToForkServer.kill(name, int(signal.SIGKILL))).encode())
+            self._orders += 1
         except OSError:
             pass  # as in spawn
 
@@ -286,6 +297,14 @@ class Runners:
         """Kills every runner."""
         for name in self._processes:
             self.kill(name)
+
+    def unanswered(self) -> int:
+        """How often in a row this was asked while the fork server has answered none of its orders."""
+        self._looks = self._looks + 1 if self._orders else 0
+        return self._looks
+
+    def _answered(self) -> None:
+        self._orders, self._looks = self._orders - 1, 0
 
     def drain(self, process: RunnerProcess) -> list[Printed]:
         """Everything that a runner has written so far; not what processes that it has started go on to write."""
@@ -356,8 +375,8 @@ class Runners:
         said = [Said(messages, buffers, process) for messages, buffers in process.read(ended=ended)]
         if process.eof:
             self._unregister(process.sock)
-        if process.malformed:
-            self.kill(process.name)
+        if process.malformed or (process.eof and not ended):
+            self.kill(process.name)  # mostly it is gone; if the fork server does not say so, this has no answer
         return said
 
     def _on_fork_server(self, _: int) -> list[Event]:
@@ -374,8 +393,13 @@ class Runners:
             happened += self._receiver.hear(json.loads(data), [])
 
     def _from_fork_server_forked(self, name: str, pid: int) -> list[Event]:
+        self._answered()
         if name in self._processes:
-            self._processes[name].pid = pid
+            self._processes[name].pid = pid or None
+        return []
+
+    def _from_fork_server_killed(self, name: str) -> list[Event]:
+        self._answered()
         return []
 
     def _from_fork_server_ended(self, name: str, status: int) -> list[Event]:
@@ -389,3 +413,124 @@ class Runners:
     def _unregister(self, fileobj: Any) -> None:
         if fileobj in self._selector.get_map():
             self._selector.unregister(fileobj)
+
+
+# Where the bodies of a node stand: asked for by the client, found out from outside their processes.
+#
+#     client --where--> Standing --signal, then `facts`--> runners --stacks, facts--> Standing --standing--> client
+#
+# Nothing happens here until somebody asks. Questions are answered one after the other, and each of them soon: a
+# runner that does not answer is told as such.
+
+
+_LOOK = 0.02
+_MOST_FRAMES = 12_000  # in one answer, which has to fit into a frame of the link
+_PATIENCE = 1.0  # for one stack, and for what runners say of themselves
+
+Body = dict[str, Any]
+
+
+class Standing:
+    """Answers the client's question where bodies stand; the agent's `Receiver`s call it."""
+
+    def __init__(
+        self,
+        calls: AgentCalls,
+        runners: Runners,
+        usage: UsageMeter,
+        timers: Timers,
+        tell: Callable[[Message], None],
+    ) -> None:
+        self._calls, self._runners, self._usage, self._tell = calls, runners, usage, tell
+        self._timers, self._clock = timers, timers.clock
+        self._questions: deque[tuple[int, list[str] | None]] = deque()
+        self._request = 0
+        self._answer: list[Body] = []
+        self._waiting: dict[str, deque[Body]] = {}  # by runner: bodies whose stacks are still to be taken, in turn
+        self._silent: set[str] = set()  # runners that have not said their facts
+        self._since: dict[str, float] = {}
+        self._busy = False
+
+    def _from_client_where(self, request: int, ids: list[str] | None) -> None:
+        self._questions.append((request, ids))
+        if not self._busy:
+            self._begin()
+
+    def _from_runner_facts(self, runner: Any, facts: dict[str, Any]) -> None:
+        self._silent.discard(runner.name)
+        for body in self._answer:
+            if body["runner"] == runner.name:
+                body["facts"] = facts
+
+    def _begin(self) -> None:
+        self._busy = True
+        self._request, ids = self._questions.popleft()
+        self._answer, self._waiting, self._since = [], {}, {}
+        for slot in self._calls.slots.values():
+            if slot.state == "ready" and ids is not None:  # a person who looks does not wait for what bodies know
+                self._silent.add(slot.name)
+                self._runners.send(slot.name, AgentToRunner.facts())
+            bodies = self._bodies(slot, ids)
+            self._answer += bodies
+            asked = deque(body for body in bodies if body["state"] != "idle")
+            if asked:
+                self._waiting[slot.name] = asked
+                self._ask(slot.name)
+        self._since["facts"] = self._clock()
+        self._go_on()
+
+    def _bodies(self, slot: Slot, ids: list[str] | None) -> list[Body]:
+        now, pid = self._clock(), self._runners.pid(slot.name)
+        cpu = self._usage.cpu_seconds(pid) if pid is not None else 0.0
+        runner: Body = {"runner": slot.name, "place": slot.place, "cpu": cpu}
+        if slot.state in ("starting", "failed"):
+            return [{**runner, "state": "starting", "seconds": now - slot.since}] if ids is None else []
+        found: list[Body] = [
+            {**runner, "state": call.state, "call": call.id, "name": call.about["name"], "seconds": now - call.began}
+            for call in slot.calls.values()
+            if call.began is not None and (ids is None or call.id in ids)
+        ]
+        return found or [{**runner, "state": "idle"}]
+
+    def _ask(self, name: str) -> None:
+        """Has the next thread of a runner write its stack, after the last one has."""
+        waiting = self._waiting[name]
+        while waiting:
+            problem = self._runners.ask_stack(name, waiting[0].get("call"))
+            if not problem:
+                self._since[name] = self._clock()
+                return
+            waiting.popleft()["problem"] = problem
+        del self._waiting[name]
+
+    def _go_on(self) -> None:
+        now = self._clock()
+        for name in list(self._waiting):
+            text = self._runners.stack(name)
+            late = now - self._since[name] > _PATIENCE
+            if stack_dump.complete(text) or late:
+                body = self._waiting[name].popleft()
+                body["frames"] = stack_dump.parse(text)
+                if not body["frames"] and late:
+                    body["problem"] = "its thread does not answer: it is stopped, or waits in the kernel"
+                self._ask(name)
+        self._silent &= self._calls.slots.keys()
+        if self._waiting or (self._silent and now - self._since["facts"] < _PATIENCE):
+            self._timers.after(_LOOK, self._go_on)
+            return
+        self._tell(AgentToClient.standing(self._request, _shortened(self._answer)))
+        self._answer, self._busy = [], False
+        self._silent.clear()
+        if self._questions:
+            self._begin()
+
+
+def _shortened(bodies: list[Body]) -> list[Body]:
+    """An answer with the innermost frames only, and nothing of other threads, where it would have too many frames."""
+    threads = [thread for body in bodies for thread in body.get("facts", {}).get("threads") or ()]
+    if sum(len(body.get("frames", ())) for body in bodies) + sum(map(len, threads)) > _MOST_FRAMES:
+        most = max(1, _MOST_FRAMES // len(bodies))
+        for body in bodies:
+            body["frames"] = body.get("frames", [])[-most:]
+            body.get("facts", {}).pop("threads", None)
+    return bodies

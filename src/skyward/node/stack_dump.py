@@ -12,11 +12,14 @@ import ctypes
 import faulthandler
 import re
 import signal
+import sys
 import sysconfig
+import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-__all__ = ["SIGNAL", "Frames", "ask", "complete", "listen", "of_the_user", "parse"]
+__all__ = ["SIGNAL", "Frames", "ask", "complete", "helpers", "listen", "of_the_user", "parse"]
 
 Frames = list[tuple[str, int, str]]
 """File, line and function, the outermost first."""
@@ -34,6 +37,7 @@ _DUMP = re.compile(
 )
 _AROUND = tuple(f'  File "{_PACKAGE}node/{name}.py"' for name in ("body", "runner"))
 _AROUND_IT = (f'  File "{_PACKAGE}', f'  File "{sysconfig.get_path("stdlib")}/asyncio/')
+_MOST_HELPERS, _MOST_FRAMES = 64, 32
 _CUT = "  ...\n"  # faulthandler writes no more than 100 frames
 
 
@@ -70,6 +74,22 @@ def parse(text: str) -> Frames:
     while len(frames) > 1 and frames[0][0].startswith(_PACKAGE):
         del frames[0]  # decorators and plugins of ours around the body
     return frames
+
+
+def helpers(body: int) -> list[Frames] | None:
+    """The innermost frames of this process's threads but the body's and ours; None if there are too many to tell."""
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("skyward-")}
+    standing = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
+    threads = [frame for ident, frame in standing.items() if ident != body and ident not in ours]
+    return [_frames(thread) for thread in threads] if len(threads) <= _MOST_HELPERS else None
+
+
+def _frames(frame: FrameType | None) -> Frames:
+    found: Frames = []
+    while frame is not None and len(found) < _MOST_FRAMES:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return found[::-1]
 
 
 def of_the_user(text: str) -> str:

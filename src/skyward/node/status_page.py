@@ -1,10 +1,12 @@
 """A runner's status page: memory that it shares with its agent, and in which each of its threads says what it runs.
 
-    entry = version (u64) | began (f64, monotonic clock) | call id (12 bytes) | id of the thread (u32)
+    entry = version (u64) | began (f64, monotonic clock) | entered (f64) | call id (12 bytes) | id of the thread (u32)
     after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
 
 It is written before a body starts and outlives the process, so after a crash the agent knows which calls had begun.
-Saying it costs no message. A version that is odd, or that changes while an entry is read, marks a write in progress.
+Saying it costs no message. A call begins before its function and arguments are unpickled, which runs code of the user;
+it enters its body when the function is called. That is said of calls with a time limit only, else it is 0. A version
+that is odd, or that changes while an entry is read, marks a write in progress.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ __all__ = ["ID_BYTES", "StatusPage", "page_size"]
 ID_BYTES = 12
 
 _VERSION = struct.Struct("=Q")
-_ENTRY = struct.Struct(f"=d{ID_BYTES}sI")
-_STRIDE = 32
+_ENTRY = struct.Struct(f"=dd{ID_BYTES}sI")
+_ENTERED = struct.Struct("=d")
+_STRIDE = 40
 _READS = 5
 _LONGEST_DUMP = 1 << 20
 
@@ -43,16 +46,27 @@ class StatusPage:
         at, version = thread * _STRIDE, self._versions[thread] + 2
         self._versions[thread] = version
         _VERSION.pack_into(self._map, at, version - 1)
-        _ENTRY.pack_into(self._map, at + _VERSION.size, now, call_id.encode(), native_id)
+        _ENTRY.pack_into(self._map, at + _VERSION.size, now, 0.0, call_id.encode(), native_id)
         _VERSION.pack_into(self._map, at, version)
 
-    def read(self) -> list[tuple[str, float]]:
-        """The calls that the threads have begun last, and when; they may have ended since."""
-        return [(call_id, began) for call_id, began, _ in self._entries()]
+    def enter(self, thread: int, now: float) -> None:
+        """Says that a thread enters the body of the call that it has begun."""
+        at, version = thread * _STRIDE, self._versions[thread] + 2
+        self._versions[thread] = version
+        _VERSION.pack_into(self._map, at, version - 1)
+        _ENTERED.pack_into(self._map, at + _VERSION.size + _ENTERED.size, now)
+        _VERSION.pack_into(self._map, at, version)
+
+    def read(self) -> list[tuple[str, float, float]]:
+        """The calls that the threads have begun last, when, and when they entered their bodies, or 0.
+
+        They may have ended since.
+        """
+        return [(call_id, began, entered) for call_id, began, entered, _ in self._entries()]
 
     def native_ids(self) -> dict[str, int]:
         """Which thread has begun each of these calls."""
-        return {call_id: native_id for call_id, _, native_id in self._entries()}
+        return {call_id: native_id for call_id, _, _, native_id in self._entries()}
 
     def clear_dump(self) -> None:
         """Makes room for the next stack; the runner's descriptor has the same position as ours."""
@@ -63,16 +77,16 @@ class StatusPage:
         """As much of a stack as was written so far."""
         return os.pread(self.fd, _LONGEST_DUMP, self._size).decode("utf-8", "replace")
 
-    def _entries(self) -> list[tuple[str, float, int]]:
-        found: list[tuple[str, float, int]] = []
+    def _entries(self) -> list[tuple[str, float, float, int]]:
+        found: list[tuple[str, float, float, int]] = []
         for at in range(0, self._threads * _STRIDE, _STRIDE):
             for _ in range(_READS):
                 (before,) = _VERSION.unpack_from(self._map, at)
-                began, call_id, native_id = _ENTRY.unpack_from(self._map, at + _VERSION.size)
+                began, entered, call_id, native_id = _ENTRY.unpack_from(self._map, at + _VERSION.size)
                 (after,) = _VERSION.unpack_from(self._map, at)
                 if before == after and before % 2 == 0:
                     if before:
-                        found.append((call_id.decode("ascii", "replace"), began, native_id))
+                        found.append((call_id.decode("ascii", "replace"), began, entered, native_id))
                     break
         return found
 

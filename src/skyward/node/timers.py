@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from skyward.node.agent_tables import NodeCall
+from skyward.node.agent_slots import NodeCall
 
 __all__ = ["CallTimers", "Timers"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 __all__ = ["UsageMeter"]
 
+
 _REFRESH = 0.05
 
 

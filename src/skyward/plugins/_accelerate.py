@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 from skyward.api.info import InstanceInfo, current_broadcast
 
@@ -18,7 +18,6 @@ __all__ = ["around_call", "variables"]
 
 _LOOK = 1.0
 """Seconds between two looks at what accelerate has found."""
-_OWN_REFERENCES = 2  # of the class, and of the function that counts
 _told = False
 _lock = threading.Lock()
 _calls = 0
@@ -66,15 +65,20 @@ def around_call(info: InstanceInfo) -> Generator[None]:
                 _forget()  # a call without a group may be next
 
 
+class _Unheld:
+    """A class of which there is no object: how many references its dictionary has depends on the version of Python."""
+
+    shared_state: ClassVar[dict[str, Any]] = {}
+
+
 def _forget() -> None:
     """Has accelerate look again for its ranks, as in a new program, unless an earlier Accelerator is held."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return
     # An object of these classes has the shared dictionary as its own, so it counts as a reference to it.
-    held = any(
-        sys.getrefcount(kind._shared_state) > _OWN_REFERENCES for kind in (state.PartialState, state.AcceleratorState)
-    )
+    kinds = state.PartialState, state.AcceleratorState
+    held = any(sys.getrefcount(kind._shared_state) > sys.getrefcount(_Unheld.shared_state) for kind in kinds)
     dist: Any = sys.modules.get("torch.distributed")
     size = dist.get_world_size() if dist is not None and dist.is_initialized() else 1
     if not held or state.PartialState._shared_state.get("num_processes") != size:

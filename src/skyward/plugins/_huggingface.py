@@ -14,14 +14,15 @@ from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar, overload
 
 from skyward.api.image import Image
-from skyward.api.info import InstanceInfo, instance_info
-from skyward.api.plugin import Cluster, Plugin
+from skyward.api.info import InstanceInfo, pool_info
+from skyward.api.plugin import Cluster, Plugin, makes_plugin
 from skyward.api.secret import Secret
+from skyward.api.usage_errors import corrects_call
 from skyward.errors import InvalidArgument
 from skyward.node.decorators import around_each_call
 from skyward.plugins import _accelerate
+from skyward.plugins._ranks import check_function, within
 from skyward.plugins._torch import Backend, decorated
-from skyward.plugins._within import check_function, within
 from skyward.transport.blobs import SCRATCH
 
 __all__ = ["huggingface", "transformers"]
@@ -33,6 +34,7 @@ R = TypeVar("R")
 _PACKAGES = ("transformers", "datasets", "tokenizers", "accelerate")
 
 
+@makes_plugin("huggingface", example='sky.plugins.huggingface(token=sky.Secret.from_env("HF_TOKEN"))')
 def huggingface(token: Secret | str) -> Plugin:
     """Transformers, datasets and tokenizers on every node, logged in with `token`."""
     if not isinstance(token, (Secret, str)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
@@ -49,6 +51,7 @@ def transformers(fn: Callable[P, R], /) -> Callable[P, R]: ...
 def transformers(
     *, backend: Backend | None = None, timeout: float = 600
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@corrects_call("sky.integrations.transformers")
 def transformers(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend | None = None, timeout: float = 600
 ) -> Callable[..., Any]:
@@ -69,7 +72,7 @@ def _prepared(fn: Callable[P, R], group: Callable[[Callable[P, R]], Callable[P, 
 
 @contextmanager
 def _packages_found() -> Generator[None]:
-    info = instance_info()
+    info = pool_info()
     missing = [name for name in ("transformers", "accelerate") if find_spec(name) is None] if info else []
     if info and missing:
         raise ModuleNotFoundError(

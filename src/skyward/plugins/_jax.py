@@ -17,13 +17,12 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from skyward.accelerators import Accelerator
 from skyward.api.image import Image
-from skyward.api.info import InstanceInfo, instance_info, mark_group
-from skyward.api.plugin import Cluster, Plugin
+from skyward.api.info import InstanceInfo, mark_group, pool_info
+from skyward.api.plugin import Cluster, Plugin, makes_plugin
+from skyward.api.usage_errors import corrects_call
 from skyward.errors import InvalidArgument
-from skyward.node.turns import await_turn
-from skyward.plugins._ranks import explain_lost_peer, gpu_positions, on_one_machine, say
-from skyward.plugins._rendezvous import Rendezvous
-from skyward.plugins._within import framework, within
+from skyward.node.decorators import await_turn
+from skyward.plugins._ranks import Rendezvous, explain_lost_peer, framework, gpu_positions, on_one_machine, say, within
 from skyward.transport.blobs import SCRATCH
 
 __all__ = [
@@ -51,6 +50,7 @@ _TAKES_FILES = (0, 10)  # of JAX: the first version with which it was tried
 _lock = threading.Lock()
 
 
+@makes_plugin("jax")
 def jax(cuda: str = "cuda12") -> Plugin:
     """JAX on every node, and one distributed runtime over all of them where there are several.
 
@@ -69,6 +69,7 @@ def jax(cuda: str = "cuda12") -> Plugin:
 def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def decorated() -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@corrects_call("sky.integrations.jax")
 def decorated(fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
     """Forms JAX's distributed runtime over all nodes before the body `fn` starts, once per process."""
     return partial(within, enter=_around_call, name="jax") if fn is None else within(fn, _around_call, "jax")
@@ -171,7 +172,7 @@ def share_cores() -> None:
 @contextmanager
 def _around_call() -> Generator[None]:
     await_turn()
-    info = instance_info()
+    info = pool_info()
     if info is not None:
         ensure_group(info)
     with _explained():
@@ -185,7 +186,7 @@ def _explained() -> Generator[None]:
     try:
         yield
     except Exception as error:
-        info = instance_info()
+        info = pool_info()
         if info is not None and info.world_size > 1 and _PEER_GONE.search(str(error)):
             explain_lost_peer(error, info, "JAX's group")
         raise

@@ -19,22 +19,33 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, cast
 
 import cloudpickle
 
-from skyward.api.compute import PendingCompute
+from skyward.api.compute import PendingCompute, resolve
 from skyward.api.image import Image, check_number
-from skyward.api.plugin import Cluster, Plugin
-from skyward.api.targets import resolve
+from skyward.api.plugin import Cluster, Plugin, makes_plugin
 from skyward.errors import InvalidArgument, PoolClosed
 from skyward.transport import blobs
 from skyward.transport.payload import Pickler
 
-__all__ = ["Lacking", "Slots", "Tasks", "install", "joblib", "joblib_backend", "open_pool", "packages_with", "pinned"]
+__all__ = [
+    "Lacking",
+    "Slots",
+    "Tasks",
+    "install",
+    "joblib",
+    "joblib_backend",
+    "open_pool",
+    "packages_with",
+    "pinned",
+    "sklearn",
+]
+
 __all__ += ["register", "runs"]
 
 T = TypeVar("T", bound="Slots")
@@ -51,11 +62,12 @@ class Slots(Protocol):
     @property
     def is_active(self) -> bool: ...
     def submit(self, call: PendingCompute[Any], /) -> Any: ...
-    def submit_all(self, calls: Sequence[PendingCompute[Any]], /) -> list[Any]: ...
-    def add_packages(self, pip: Sequence[str], /) -> Sequence[str]: ...
-    def follow_group(self, name: str, total: int | None) -> Any: ...
+    def _send(self, calls: Sequence[PendingCompute[Any]], /) -> list[Any]: ...
+    def _add_packages(self, pip: Sequence[str], /) -> Sequence[str]: ...
+    def _follow_group(self, name: str, total: int | None) -> Any: ...
 
 
+@makes_plugin("joblib")
 def joblib(version: str | None = None, *, max_inflight: int | None = None, progress: bool = True) -> Plugin:
     """joblib on the nodes, and its `Parallel` sent there while the pool is open.
 
@@ -64,8 +76,7 @@ def joblib(version: str | None = None, *, max_inflight: int | None = None, progr
         max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
         progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
     """
-    if max_inflight is not None:
-        check_number("max_inflight", max_inflight)
+    check_options("joblib", version, max_inflight)
     return Plugin(
         "joblib",
         transform=partial(install, {"joblib": version}),
@@ -108,10 +119,20 @@ def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> 
 def pinned(name: str, version: str | None) -> str:
     """A requirement: the version asked for, else the one that this computer has, since objects travel both ways."""
     if version is not None:
-        return f"{name}{version}" if version.lstrip()[:1] in ("<", ">", "=", "!", "~") else f"{name}=={version}"
+        from skyward.plugins._torch_wheels import requirement  # for weight
+
+        return requirement(name, version)
     here = _here(name)
     # a version made from a checkout is on no index
     return f"{name}=={here}" if here and re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?", here) else name
+
+
+def check_options(name: str, version: str | None, max_inflight: int | None) -> None:
+    """Refuses what is no version of the package, or no number of batches."""
+    if version is not None:
+        pinned(name, version)
+    if max_inflight is not None:
+        check_number("max_inflight", max_inflight)
 
 
 def _here(name: str) -> str | None:
@@ -287,3 +308,19 @@ def _warning(module: str, name: str) -> type[Warning]:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[return-value]
     except (ImportError, AttributeError):
         return type(name, (Warning,), {"__module__": __name__})
+
+
+@makes_plugin("sklearn")
+def sklearn(version: str | None = None, *, max_inflight: int | None = None, progress: bool = True) -> Plugin:
+    """scikit-learn on the nodes, and every `n_jobs` of it sent there while the pool is open.
+
+    Args:
+        version: a number or a constraint such as ">=1.5". Default: this computer's version.
+        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
+        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
+    """
+    check_options("scikit-learn", version, max_inflight)
+    packages = {"scikit-learn": version, "joblib": None}
+    return replace(
+        joblib(max_inflight=max_inflight, progress=progress), name="sklearn", transform=partial(install, packages)
+    )

@@ -1,3 +1,4 @@
+# pyright: reportIncompatibleMethodOverride=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The joblib backend itself; only this file imports joblib at its top, and only the other half imports this file.
 
     joblib's thread   submit -> waiting -> at most `n_jobs` batches on the pool
@@ -7,11 +8,13 @@
 The engine's own thread reads all links, so nothing of the user's runs there: an iterator of tasks may block.
 """
 
-# joblib has no types, and its base class returns None where it means a number:
-# pyright: reportIncompatibleMethodOverride=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
+import dis
+import gc
+import itertools
+import math
+import operator
 import queue
 import threading
 from collections import deque
@@ -19,6 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
+from types import CodeType, GeneratorType
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -32,14 +36,14 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from skyward.api.compute import Chunk, PendingCompute, name_of
+from skyward.api.compute import Chunk, Compute, PendingCompute, name_of
 from skyward.api.image import check_number
-from skyward.client.callbacks import when_done
+from skyward.client.futures import when_done
 from skyward.errors import InvalidArgument
 from skyward.plugins._joblib import Lacking, Slots, Tasks, open_pool, packages_with, runs
-from skyward.plugins._joblib_progress import TaskCounter
 
-__all__ = ["SkywardBackend", "default_for_threads", "parallel_config"]
+__all__ = ["SkywardBackend", "default_for_threads", "parallel_config", "tasks_in"]
+
 
 Callback = Callable[[Any], None]
 _News = tuple["_Sent", Future[Any]] | Literal["added", "stop"]
@@ -236,7 +240,8 @@ class _Traffic:
             return  # another batch has had it added since
         if self._aborted:
             raise CancelledError
-        added = tuple(self._pool.add_packages(packages_with(module))) if packages_with(module) else paths
+        needed = packages_with(module)
+        added = tuple(self._pool._add_packages(needed)) if needed else paths  # pyright: ignore[reportPrivateUsage] - not for users
         self._raises = added == paths
         _added[self._pool] = added
 
@@ -267,7 +272,9 @@ class _Traffic:
 
     def _submitted(self, calls: list[PendingCompute[Any]]) -> list[Future[Any]]:
         try:
-            return self._pool.submit_all(calls)
+            for call in calls:
+                _check_plain(call.args[0])
+            return self._pool._send(calls)  # pyright: ignore[reportPrivateUsage] - not for users
         except Exception as exc:  # joblib raises it where the Parallel was called, and stops the rest
             if len(calls) > 1:
                 return [future for call in calls for future in self._submitted([call])]
@@ -284,6 +291,16 @@ class _Sent(NamedTuple):
 
 _added: WeakKeyDictionary[Slots, Sequence[str]] = WeakKeyDictionary()
 """Where the nodes of a pool have packages that calls of joblib needed and its image did not name."""
+
+
+def _check_plain(tasks: Tasks) -> None:
+    for fn, *_ in tasks.items:
+        if isinstance(fn, Compute):
+            name = name_of(fn.fn)
+            raise InvalidArgument(
+                f"Parallel got {name}, a @sky.compute function, which makes a call to be sent and runs nothing. Write "
+                f"delayed({name}.local)(...), or without joblib `pool.map({name}, items)`."
+            )
 
 
 def _failed(error: Exception) -> Future[Any]:
@@ -329,3 +346,103 @@ class _Elsewhere(int):
 
 
 register_parallel_backend("skyward", SkywardBackend)
+
+
+# How far a Parallel of joblib's is: tasks are counted as their batches end, and how many there are is found out.
+#
+# joblib reads its tasks from an iterator as it needs them, mostly a generator expression over something of known
+# length. That length is looked up, without reading anything ahead; where it cannot be, the total is known once joblib
+# has come to the end of the iterator.
+
+
+_DEEPEST = 5
+
+
+class TaskCounter:
+    """Counts the tasks of one call of a Parallel."""
+
+    def __init__(self, pool: Slots, parallel: Any) -> None:
+        self._pool, self._parallel = pool, parallel
+        self._counter: Any = None
+        self._began = False
+
+    def sent(self, batch: Any) -> None:
+        """joblib has cut off a batch; called with its lock held."""
+        if not self._began:
+            self._began = True
+            name = name_of(batch.items[0][0])
+            self._counter = self._pool._follow_group(name, self._expected())  # pyright: ignore[reportPrivateUsage] - not for users
+
+    def ended(self, batch: Any, future: Future[Any]) -> None:
+        """A batch is done."""
+        if self._counter is None:
+            return
+        self._look_for_end()
+        count = len(batch.items)
+        if future.cancelled():
+            self._counter.add(0, stopped=count)
+        elif future.exception() is not None:
+            self._counter.add(0, count)
+        else:
+            self._counter.add(count)
+
+    def end(self) -> None:
+        """The call is over."""
+        if self._counter is not None:
+            self._look_for_end()
+            self._counter.end()
+
+    def _expected(self) -> int | None:
+        """How many tasks there are, asked when the first of them are sent."""
+        known = getattr(self._parallel, "n_tasks", None)
+        if known is not None:
+            return known
+        iterator = getattr(self._parallel, "_original_iterator", None)
+        ahead: Any = getattr(self._parallel, "_ready_batches", None)
+        if iterator is None or ahead is None:
+            return None
+        taken = self._parallel.n_dispatched_tasks + sum(len(batch) for batch in list(ahead.queue))
+        return tasks_in(iterator, taken)
+
+    def _look_for_end(self) -> None:
+        """Once joblib has read all tasks, how many there are is known."""
+        parallel = self._parallel
+        ahead: Any = getattr(parallel, "_ready_batches", None)
+        read = getattr(parallel, "_original_iterator", self) is None and not getattr(parallel, "_aborting", False)
+        if read and ahead is not None and ahead.empty():
+            self._counter.expect(parallel.n_dispatched_tasks)
+
+
+def tasks_in(iterator: Any, taken: int, depth: int = 0) -> int | None:
+    """How many items an iterator has in all, of which so many were taken; None if that cannot be told."""
+    if depth > _DEEPEST:
+        return None
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        if frame is None or not _is_plain(iterator.gi_code):
+            return taken if frame is None else None
+        return tasks_in(frame.f_locals.get(".0"), taken, depth + 1)
+    if isinstance(iterator, enumerate | zip):
+        parts = cast("tuple[Any, ...]", iterator.__reduce__()[1])  # type: ignore[index]
+        inner = parts[:1] if isinstance(iterator, enumerate) else parts
+        found = [tasks_in(part, taken, depth + 1) for part in inner]
+        counts = [count for count in found if count is not None]
+        return min(counts) if counts and len(counts) == len(found) else None
+    if isinstance(iterator, itertools.product):
+        referred: list[Any] = gc.get_referents(iterator)  # what is multiplied comes first
+        pools: Any = referred[0] if referred else None
+        if not isinstance(pools, tuple) or not all(isinstance(pool, tuple) for pool in cast("Any", pools)):
+            return None
+        return math.prod(map(len, cast("tuple[Any, ...]", pools)))
+    if type(iterator).__module__ != "builtins":
+        return None  # what the user wrote is not asked
+    left = operator.length_hint(iterator, -1)
+    return taken + left if left >= 0 else None
+
+
+def _is_plain(code: CodeType) -> bool:
+    """Whether it is a generator expression with one loop and no condition: an item of it for each of another."""
+    if code.co_name != "<genexpr>":
+        return False
+    names = [instruction.opname for instruction in dis.get_instructions(code)]
+    return names.count("FOR_ITER") == 1 and not any("JUMP" in name and "IF" in name for name in names)

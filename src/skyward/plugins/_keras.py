@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
 import os
 import secrets
 import sys
@@ -20,15 +21,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 
 from skyward.api.image import Image, check_one_of
-from skyward.api.info import InstanceInfo, current_broadcast, instance_info
-from skyward.api.plugin import Cluster, Plugin
+from skyward.api.info import InstanceInfo, current_broadcast, pool_info
+from skyward.api.plugin import Cluster, Plugin, makes_plugin
+from skyward.api.usage_errors import corrects_call
 from skyward.errors import InvalidArgument, SkywardError
-from skyward.node.turns import await_turn
+from skyward.node.decorators import await_turn
 from skyward.plugins import _jax, _torch
-from skyward.plugins._within import framework, unpickled_first, within
+from skyward.plugins._ranks import framework, unpickled_first, within
 
 __all__ = ["Backend", "decorated", "keras"]
 
@@ -39,6 +43,7 @@ Backend = Literal["jax", "torch", "tensorflow"]
 VARIABLE = "KERAS_BACKEND"
 
 
+@makes_plugin("keras")
 def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
     """Keras on every node.
 
@@ -46,7 +51,7 @@ def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
         backend: "jax", "torch" or "tensorflow". Default: "jax".
         seed: every call starts from these random numbers. Default: None, from others each time.
     """
-    _check(backend, seed)
+    seed = _checked_seed(backend, seed)
     return Plugin(
         "keras",
         transform=partial(install, backend=backend),
@@ -59,6 +64,7 @@ def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
 def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def decorated(*, backend: Backend = "jax", seed: int | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@corrects_call("sky.integrations.keras")
 def decorated(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend = "jax", seed: int | None = None
 ) -> Callable[..., Any]:
@@ -68,7 +74,7 @@ def decorated(
         backend: "jax", "torch" or "tensorflow". Default: "jax".
         seed: every call starts from these random numbers. Default: None, from others each time.
     """
-    _check(backend, seed)
+    seed = _checked_seed(backend, seed)
     return partial(_decorated, backend=backend, seed=seed) if fn is None else _decorated(fn, backend, seed)
 
 
@@ -142,10 +148,14 @@ class _State:
 _state = _State()
 
 
-def _check(backend: object, seed: object) -> None:
+def _checked_seed(backend: object, seed: Any) -> int | None:
     check_one_of("backend", backend, get_args(Backend))
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**32):
+    if seed is None:
+        return None
+    whole = operator.index(seed) if hasattr(seed, "__index__") and not isinstance(seed, bool) else -1
+    if not 0 <= whole < 2**32:
         raise InvalidArgument(f"seed={seed!r} cannot be used; a seed is a whole number from 0 to 4294967295.")
+    return whole
 
 
 def _decorated(fn: Callable[P, R], backend: Backend, seed: int | None) -> Callable[P, R]:
@@ -167,7 +177,7 @@ class _Claim:
 
 
 def _claimed(backend: Backend) -> _Claim:
-    if instance_info() is not None and _used() is None:
+    if pool_info() is not None and _used() is None:
         claim(backend)
     return _Claim(backend)
 
@@ -176,7 +186,7 @@ def _claimed(backend: Backend) -> _Claim:
 def _around_call(backend: Backend, seed: int | None) -> Generator[None]:
     """What the decorator does before the backend's own start."""
     await_turn()
-    info = instance_info()
+    info = pool_info()
     if info is not None:
         claim(backend)
         if info.world_size > 1 and backend == "jax" and _state.distribution is None:
@@ -190,7 +200,7 @@ def _around_call(backend: Backend, seed: int | None) -> Generator[None]:
 @contextmanager
 def _around_body(seed: int | None) -> Generator[None]:
     """What each call finds: Keras keeps its distribution and its seed per thread, and calls run in several."""
-    if instance_info() is not None and (seed is not None or _state.distribution is not None):
+    if pool_info() is not None and (seed is not None or _state.distribution is not None):
         keras = framework("keras", "keras")
         if _state.distribution is not None:
             broadcast = current_broadcast()
@@ -198,7 +208,7 @@ def _around_body(seed: int | None) -> Generator[None]:
             if seed is None and broadcast:  # what earlier calls to this node alone have drawn must not matter
                 seed = zlib.crc32(f"{_state.seed} {broadcast}".encode())
         if seed is not None:
-            keras.utils.set_random_seed(seed)
+            _seed_all(keras, seed)
     yield
 
 
@@ -216,8 +226,40 @@ def _distribute(seed: int | None) -> None:
     _state.distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
     keras.distribution.set_distribution(_state.distribution)
     _state.seed = _agreed_seed() if seed is None else seed
-    keras.utils.set_random_seed(_state.seed)
+    _seed_all(keras, _state.seed)
     framework("keras.src.backend.jax.distribution_lib", "keras").initialize_rng()
+
+
+def _seed_all(keras: Any, seed: int) -> None:
+    """What `keras.utils.set_random_seed` does, but TensorFlow gets its seed only when something else imports it."""
+    plain: Any = keras.utils.set_random_seed
+    if "tensorflow" not in sys.modules:
+        _late_seed.seed = seed
+        if _late_seed not in sys.meta_path:
+            sys.meta_path.insert(0, _late_seed)
+        without = plain.__globals__ | {"tf": SimpleNamespace(available=False)}
+        plain = FunctionType(plain.__code__, without, closure=plain.__closure__)
+    plain(seed)
+
+
+class _LateSeed:
+    """Seeds TensorFlow after a body has imported it, e.g. for `tf.data`."""
+
+    seed = 0
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == "tensorflow" else None
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            loader.exec_module = partial(self._exec, loader.exec_module)
+        return spec
+
+    def _exec(self, plain: Callable[[ModuleType], None], module: Any) -> None:
+        plain(module)
+        module.random.set_seed(self.seed)
+
+
+_late_seed = _LateSeed()
 
 
 def _agreed_seed() -> int:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, ParamSpec, TypeVar
 
-from skyward.api.info import InstanceInfo
+from skyward.api.info import InstanceInfo, current_broadcast, current_call, pool_info, require_peers, stall_timeout
+from skyward.errors import InvalidArgument, SharedLost, SharedTimeout, SkywardError
+from skyward.node import decorators
+from skyward.node.decorators import Enter, inside
 from skyward.node.gpu_shares import CUDA, HIP, own_gpus
+from skyward.node.shared.names import current_channel
 
 __all__ = [
+    "Rendezvous",
     "called",
+    "check_function",
     "everyone",
     "explain_lost_peer",
+    "framework",
     "gpu_by_local_rank",
     "gpu_positions",
     "on_one_machine",
     "say",
     "show_node_gpus",
     "this_rank",
+    "unpickled_first",
+    "within",
 ]
 
 
@@ -114,3 +127,147 @@ def _has_own_card(info: InstanceInfo) -> bool:
 
 
 _said: set[str] = set()
+
+
+# The ranks of a pool find each other before a framework forms its group.
+#
+#     rank 0 .. n-1  --- here I am, over the pool's own links --->  the agent of node 0, which waits for all
+#     rank 0 .. n-1  <-- what rank 0 has brought ----------------   the agent of node 0
+#
+# It is a shared collection (`node/shared/state.py: Meeting`), so nothing listens for it, and only ranks of the pool
+# can come. Each broadcast has a meeting of its own, so groups never mix. A framework that waits for a missing node
+# cannot be stopped, or ends its process; so all waiting is done here.
+
+
+log = logging.getLogger("skyward")
+
+_NOTICE = 10.0
+_NOTICE_ALONE = 0.5
+_AGAIN = 0.1
+_ADVICE = (
+    "A group needs the call on every node: send it with `call() @ pool`; `>>` sends it to one. "
+    "If it was, look what keeps the others from starting it, or a firewall from reaching node 0."
+)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of a group meet, and how long they wait for each other.
+
+    `group` is what messages call it. `port` is the one that was chosen for the framework when the runners were made:
+    those of an earlier time have another one, and meet elsewhere. `option` is the user's name for the time limit, if
+    there is one.
+    """
+
+    group: str
+    info: InstanceInfo
+    port: int
+    seconds: float
+    option: str = ""
+
+    def meet(self, value: Any = None) -> Any:
+        """Waits for all ranks; returns, on each of them, the `value` of rank 0. It can be written as JSON."""
+        require_peers(self.info)
+        if self.info.world_size < 2:
+            return value
+        if _is_alone() and (limit := stall_timeout()) is not None and limit < self.seconds:
+            return replace(self, seconds=limit, option="stall_timeout")._meet(value)
+        return self._meet(value)
+
+    def _meet(self, value: Any) -> Any:
+        began, notice = time.monotonic(), _NOTICE_ALONE if _is_alone() else _NOTICE
+        while True:
+            left = began + min(notice, self.seconds) - time.monotonic()
+            try:
+                return self._join(value, max(0.0, left))
+            except SharedTimeout as exc:
+                missing: list[int] = exc.args[0]
+            except SharedLost:  # node 0 cannot be reached, or was restarted
+                missing = [0]
+                time.sleep(_AGAIN)
+            except InvalidArgument as exc:
+                raise self._taken(str(exc)) from exc
+            waited = time.monotonic() - began
+            if waited >= self.seconds and missing:
+                raise self._failure(missing)
+            if waited >= notice and missing:
+                notice = float("inf")
+                # as a record: handlers of the client get it, also if its console is silent
+                log.warning("%s, at most %g s. %s", self._waiting(missing), self.seconds, _ADVICE)
+
+    def port_taken(self, reason: str) -> SkywardError:
+        """The error of a port that was free when the pool opened."""
+        return self._taken(
+            f"port {self.port} of node 0, chosen for {self.group} when the pool opened, is not free any more "
+            f"({reason}): another program has taken it, or another runner of the node."
+        )
+
+    def _join(self, value: Any, timeout: float) -> Any:
+        name = f"skyward/{self.group}/{self.port}/{current_broadcast() or ''}"
+        return current_channel().ask("meeting", name, "join", [value], timeout=timeout)[0]
+
+    def _waiting(self, missing: list[int]) -> str:
+        return f"{this_rank(self.info)} waits for {called(self.info, missing)} to form {self.group}"
+
+    def _failure(self, missing: list[int]) -> SkywardError:
+        limit = f"{self.option}={self.seconds:g} s" if self.option else f"{self.seconds:g} s"
+        return SkywardError(
+            f"{self._waiting(missing)}. It needs {everyone(self.info)}, but {called(self.info, missing)} did not come "
+            f"within {limit}. {_ADVICE}"
+        )
+
+    def _taken(self, reason: str) -> SkywardError:
+        return SkywardError(
+            f'{reason} A group has one process for each rank: if the pool has executor="process", open it without.'
+        )
+
+
+def _is_alone() -> bool:
+    """Whether this is a call to one node: then the others may well never come."""
+    return current_call() is not None and current_broadcast() is None
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def within(fn: Callable[P, R], enter: Enter, name: str) -> Callable[P, R]:
+    """`fn` with its body run inside a context that is made on the node; a generator keeps it until it ends."""
+    return inside(fn, enter, f"@sky.integrations.{name}", option=_option(name))
+
+
+def unpickled_first(fn: Callable[P, R], name: str, value: object) -> Callable[P, R]:
+    """`fn` with an attribute that is unpickled on the node before the globals of the body, e.g. modules, are."""
+    # cloudpickle restores a function's attributes before its globals and its closure, in their order; what wraps it
+    # further takes them over in the same order.
+    attributes = vars(fn).copy()
+    vars(fn).clear()
+    vars(fn).update({name: value} | attributes)
+    return fn
+
+
+def check_function(fn: object, name: str) -> None:
+    """Refuses what cannot be decorated."""
+    decorators.check_function(fn, f"@sky.integrations.{name}", _option(name))
+
+
+def _option(name: str) -> str:
+    """What a text that is given instead of a function is probably meant to be."""
+    return "" if name == "jax" else "backend"
+
+
+def framework(module: str, plugin: str) -> Any:
+    """A module of a framework; where a node has none, the error says what to add to the pool."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as exc:
+        package = module.partition(".")[0]
+        if (exc.name or "").partition(".")[0] != package:
+            raise
+        info = pool_info()
+        where = "this computer has" if info is None else f"node {info.node} has"
+        raise ModuleNotFoundError(
+            f"{where} no {package}, which sky.integrations.{plugin} needs; nothing in the pool's image asks for it. "
+            f'Add plugins=[sky.plugins.{plugin}()] to the pool, or image=sky.Image(pip=["{package}"]).',
+            name=package,
+        ) from None

@@ -17,22 +17,31 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, get_args, overload
 
-from skyward.api import progress
 from skyward.api.image import check_number, check_one_of
-from skyward.api.info import InstanceInfo, instance_info
-from skyward.api.plugin import Plugin
+from skyward.api.info import InstanceInfo, count_by, pool_info, stop_counting
+from skyward.api.plugin import Plugin, makes_plugin
+from skyward.api.usage_errors import corrects_call
 from skyward.errors import InvalidArgument
-from skyward.node.decorators import Enter, around_each_call
-from skyward.node.turns import await_turn
+from skyward.node.decorators import Enter, around_each_call, await_turn
 from skyward.plugins import _accelerate
-from skyward.plugins._ranks import gpu_by_local_rank, show_node_gpus
-from skyward.plugins._torch_gpus import Backend, agreed_backend, check_backend, on_own_gpu, use_own_gpu
-from skyward.plugins._torch_health import PoolGroup, entered, explain
-from skyward.plugins._torch_init import LETTING_GO, OwnGroups, ReplacesInit, end_group
-from skyward.plugins._torch_store import new_store
-from skyward.plugins._within import framework, unpickled_first, within
+from skyward.plugins._ranks import framework, gpu_by_local_rank, show_node_gpus, unpickled_first, within
+from skyward.plugins._torch_init import (
+    LETTING_GO,
+    Backend,
+    OwnGroups,
+    PoolGroup,
+    ReplacesInit,
+    agreed_backend,
+    check_backend,
+    end_group,
+    entered,
+    explain,
+    new_store,
+    on_own_gpu,
+    use_own_gpu,
+)
 
-__all__ = ["Backend", "decorated", "process_group", "torch"]
+__all__ = ["Backend", "decorated", "torch"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +49,7 @@ R = TypeVar("R")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
+@makes_plugin("torch", {"torchvision": '`vision="latest"`', "torchaudio": '`audio="latest"`'})
 def torch(
     backend: Backend | None = None,
     cuda: str = "cu128",
@@ -48,7 +58,7 @@ def torch(
     audio: str | None = None,
     timeout: float = 600,
 ) -> Plugin:
-    """PyTorch on every node, and on several ranks a process group that all calls find ready.
+    """PyTorch on every node, and on several ranks, or with `processes_per_node`, a group that all calls find ready.
 
     Args:
         backend: of the group: "nccl" or "gloo". Default: NCCL where each rank has a GPU, else gloo.
@@ -81,6 +91,7 @@ def decorated(fn: Callable[P, R], /) -> Callable[P, R]: ...
 def decorated(
     *, backend: Backend | None = None, timeout: float = 600, init: bool = True
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@corrects_call("sky.integrations.torch")
 def decorated(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend | None = None, timeout: float = 600, init: bool = True
 ) -> Callable[..., Any]:
@@ -105,16 +116,16 @@ def process_group(info: InstanceInfo, backend: Backend | None = None, timeout: f
     chosen = agreed_backend(backend, info, store)
     limit = timedelta(seconds=timeout)
     own = OwnGroups(dist, info, store, timeout)
-    progress.count_by(None)
+    count_by(None)
     with _variables(info), _ending(dist):
         dist.init_process_group(chosen, store=store, rank=info.rank, world_size=info.world_size, timeout=limit)
         own.begin(dist.group.WORLD, "skyward/own")
-        progress.count_by(functools.partial(entered, dist))
+        count_by(functools.partial(entered, dist))
         try:
             with own.offered():
                 yield
         finally:
-            progress.stop_counting()
+            stop_counting()
 
 
 def _decorated(fn: Callable[P, R], enter: Enter) -> Callable[P, R]:
@@ -129,8 +140,8 @@ def _check_group(backend: object, timeout: object) -> None:
 
 @contextmanager
 def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) -> Generator[None]:
-    """The group of a runner's whole life; below two ranks there is nothing to join."""
-    if info.world_size < 2:
+    """The group of a runner's whole life; for one rank only if the user asked for ranks, as torchrun forms one."""
+    if info.world_size < 2 and not info.processes_given:
         yield
         return
     show_node_gpus(info)
@@ -154,7 +165,7 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
 @contextmanager
 def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Generator[None]:
     """What one call gets: nothing outside a pool or where a group exists, else a group of its own."""
-    info = instance_info()
+    info = pool_info()
     if info is None:
         yield
         return
@@ -236,7 +247,9 @@ def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
     }
     if info.network.interface:
         values |= {name: info.network.interface for name in _INTERFACES if name not in os.environ}
-    values |= {name: value for name, value in _accelerate.variables(torch, info).items() if name not in os.environ}
+    # A rank that ends its group while another still connects fails that one, so forming ends with a barrier.
+    defaults = {"TORCH_DIST_INIT_BARRIER": "1"} | _accelerate.variables(torch, info)
+    values |= {name: value for name, value in defaults.items() if name not in os.environ}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

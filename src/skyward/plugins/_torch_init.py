@@ -11,18 +11,51 @@ import functools
 import inspect
 import logging
 import os
+import re
+import socket
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
-from skyward.api.info import InstanceInfo, current_broadcast, current_call, instance_info
-from skyward.errors import SkywardError
-from skyward.plugins._torch_gpus import possible
+from skyward.api.info import InstanceInfo, count_by, current_broadcast, current_call, pool_info
+from skyward.errors import InvalidArgument, SkywardError
+from skyward.node.decorators import await_turn
+from skyward.plugins._ranks import (
+    Rendezvous,
+    called,
+    explain_lost_peer,
+    framework,
+    gpu_by_local_rank,
+    on_one_machine,
+    say,
+    this_rank,
+)
+from skyward.transport.blobs import SCRATCH
 
-__all__ = ["LETTING_GO", "OwnGroups", "ReplacesInit", "await_ranks", "end_group", "replace_init"]
+__all__ = [
+    "LETTING_GO",
+    "Backend",
+    "OwnGroups",
+    "PoolGroup",
+    "ReplacesInit",
+    "agreed_backend",
+    "check_backend",
+    "end_group",
+    "entered",
+    "explain",
+    "new_store",
+    "on_own_gpu",
+    "possible",
+    "use_own_gpu",
+]
+
 
 log = logging.getLogger("skyward")
 
@@ -119,7 +152,7 @@ class ReplacesInit:
 
 
 def _replaced() -> ReplacesInit:
-    if instance_info() is not None:
+    if pool_info() is not None:
         try:
             replace_init(import_module("torch.distributed"))
         except ModuleNotFoundError:
@@ -168,3 +201,208 @@ _ADVICE = (
 _MARK = "__skyward_offers__"
 _PLACE = {"init_method", "store", "rank", "world_size", "timeout"}
 _offered: list[OwnGroups] = []
+
+
+# Where the ranks of a torch group leave their addresses for each other: a private file, or a port of node 0.
+#
+# On one machine it is a file in the pool's directory, which no other user can open. Between machines it is torch's
+# own store, which has no way to know who connects: it listens at the address by which nodes reach each other, and
+# not, as it would by itself, at all of them.
+
+
+def new_store(dist: Any, info: InstanceInfo, timeout: float, port: int = 0) -> Any:
+    """A store that all ranks share and that is new: what one group leaves in a store would confuse the next.
+
+    Waits for all ranks, at most `timeout` seconds. `port` is for torch's own store; 0 means any that is free.
+    """
+    rendezvous = Rendezvous("the torch group", info, info.ports["torch"], timeout, "timeout")
+    limit = timedelta(seconds=timeout)
+    if on_one_machine(info):
+        return _file_store(dist, info, rendezvous, limit)
+    if info.rank > 0:
+        return dist.TCPStore(info.head_addr, rendezvous.meet(), timeout=limit)
+    family = socket.AF_INET6 if ":" in info.head_addr else socket.AF_INET
+    try:
+        listener = socket.create_server((info.head_addr, port), family=family, backlog=1024)
+    except OSError as exc:
+        raise rendezvous.port_taken(str(exc.strerror)) from exc
+    port = listener.getsockname()[1]
+    options = {"is_master": True, "wait_for_workers": False, "multi_tenant": True, "timeout": limit}
+    store = dist.TCPStore(info.head_addr, port, master_listen_fd=listener.detach(), **options)
+    rendezvous.meet(port)
+    return store
+
+
+def _file_store(dist: Any, info: InstanceInfo, rendezvous: Rendezvous, limit: timedelta) -> Any:
+    path = None
+    if info.rank == 0:
+        fd, path = tempfile.mkstemp(prefix="torch-", dir=os.environ.get(SCRATCH))  # the last one to leave removes it
+        os.close(fd)
+    store = dist.FileStore(rendezvous.meet(path), info.world_size)
+    store.set_timeout(limit)
+    return store
+
+
+Backend = Literal["nccl", "gloo"]
+_GLOO = "{why}: the torch group uses gloo, since NCCL needs a GPU for each rank."
+_TRAINER = " accelerate and the Trainer use the CPU."
+
+
+def _gloo(info: InstanceInfo) -> str:
+    return _GLOO.format(why=info.gpu_conflict) + (_TRAINER if find_spec("accelerate") else "")
+
+
+def check_backend(backend: Backend | None, info: InstanceInfo) -> None:
+    """Refuses NCCL where torch finds no GPU."""
+    if backend == "nccl" and not _finds_cuda():
+        torch = framework("torch", "torch")
+        raise InvalidArgument(
+            f'backend="nccl" cannot work on {this_rank(info)}: PyTorch {torch.__version__} finds no CUDA device there. '
+            'Write backend="gloo" for CPUs, or leave backend out to have it chosen by what the node has.'
+        )
+
+
+def agreed_backend(backend: Backend | None, info: InstanceInfo, store: Any) -> Backend:
+    """The backend of the group, the same on all ranks: what the user says, else NCCL if each has a GPU of its own."""
+    if backend is not None:
+        return backend
+    if info.gpu_conflict is not None:
+        say(info, _gloo(info))
+        return "gloo"
+    if not info.node_gpus:
+        return "gloo"  # none of the others has one either, or there would be a conflict
+    return _voted_backend(info, store, _finds_cuda())
+
+
+def possible(asked: dict[str, Any], info: InstanceInfo) -> dict[str, Any]:
+    """What a program asks of `init_process_group`, with gloo instead of NCCL where not every rank has a GPU."""
+    if info.gpu_conflict is None or "nccl" not in (asked.get("backend") or "nccl").lower():
+        return asked
+    say(info, _gloo(info))
+    return {**asked, "backend": "gloo", "device_id": None}
+
+
+def use_own_gpu(info: InstanceInfo) -> None:
+    """Has torch use this rank's own GPU where code does not say which."""
+    own = gpu_by_local_rank(info)
+    if own and _finds_cuda():  # number 0 is what torch takes anyway
+        framework("torch", "torch").cuda.set_device(own)
+
+
+@contextmanager
+def on_own_gpu(info: InstanceInfo) -> Generator[None]:
+    """A call with this rank's own GPU as the current one, which torch keeps for each thread."""
+    use_own_gpu(info)
+    yield
+
+
+def _finds_cuda() -> bool:
+    return framework("torch", "torch").cuda.is_available()
+
+
+def _voted_backend(info: InstanceInfo, store: Any, found: bool) -> Backend:
+    """NCCL if torch finds a GPU on every rank. A wheel for CPUs, or an old driver, on one of them decides for all."""
+    votes = [f"skyward/cuda/{rank}" for rank in range(info.world_size)]
+    store.set(votes[info.rank], "1" if found else "0")
+    without = [rank for rank, vote in enumerate(store.multi_get(votes)) if vote == b"0"]
+    if without and len(without) < info.world_size:
+        say(info, f"torch finds no GPU on {called(info, without)}: the torch group uses gloo.")
+    return "gloo" if without else "nccl"
+
+
+# The plugin's torch group between calls: formed again on all nodes once it is broken, and its errors explained.
+#
+# A rank whose collective failed, whose body raised, or whose body destroyed the group, says so in the group's store.
+# All ranks look there before a broadcast begins, so all of them form the group again, or none does.
+
+
+_PEER_GONE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|socket (closed|error)", re.I
+)
+
+
+class PoolGroup:
+    """The process group that all calls of this process share."""
+
+    def __init__(self, dist: Any, info: InstanceInfo, backend: str, timeout: float) -> None:
+        self._dist, self._info, self._backend, self._timeout = dist, info, backend, timeout
+        self._store = dist.distributed_c10d._get_default_store()  # held here, it outlives the group
+        self._group = dist.group.WORLD
+        self._generation = 0
+        self._own = OwnGroups(dist, info, self._store, timeout)
+        self._own.begin(self._group, self._key("own"))
+        self.offered = self._own.offered
+        self._users = 0
+        self._changed = threading.Condition()
+        count_by(partial(entered, dist))
+
+    @contextmanager
+    def around_call(self) -> Generator[None]:
+        """A call that finds the group whole, if it is on all nodes, and reports the group if it leaves it broken."""
+        await_turn()
+        broadcast = current_broadcast() is not None
+        with self._changed:
+            if broadcast and self._is_broken():
+                self._changed.wait_for(lambda: not self._users)
+                if self._is_broken():
+                    self._form_again()
+            self._users += 1
+        broken = broadcast  # whatever leaves a broadcast early leaves its collectives out of step
+        try:
+            yield
+            broken = False
+        except Exception as exc:  # the user's, or torch's; it goes on its way with a note
+            if isinstance(exc, RuntimeError):
+                broken = explain(exc, self._info, self._timeout, "sky.plugins.torch") or broken
+            raise
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+                if broken or self._dist.group.WORLD is not self._group:
+                    self._store.add(self._key("broken"), 1)
+
+    def _is_broken(self) -> bool:
+        return self._store.check([self._key("broken")])
+
+    def _form_again(self) -> None:
+        end_group(self._dist, failed=True)  # first: a rank that still waits in it is let go
+        await_ranks(self._store, self._key("again"), self._info, self._timeout, "form the torch group again")
+        store = self._dist.PrefixStore(self._key("group"), self._store)
+        limit, size = timedelta(seconds=self._timeout), self._info.world_size
+        self._dist.init_process_group(self._backend, store=store, rank=self._info.rank, world_size=size, timeout=limit)
+        self._group = self._dist.group.WORLD
+        self._generation += 1
+        self._own.begin(self._group, self._key("own"))
+
+    def _key(self, name: str) -> str:
+        return f"skyward/{self._generation}/{name}"
+
+
+def entered(dist: Any) -> int:
+    """How many collectives this process has entered in its group; torch counts them for itself."""
+    return dist.group.WORLD._get_sequence_number_for_group()
+
+
+def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) -> bool:
+    """Says what an error of a collective means, and whether it is one.
+
+    An error that only echoes another node's failure waits a little, so that the other's is heard first.
+    """
+    if _PEER_GONE.search(str(exc)):
+        explain_lost_peer(exc, info, "its torch group")
+        return True
+    if "duplicate gpu" in str(exc).lower():
+        exc.add_note(
+            f"NCCL needs a GPU for each rank, but {info.gpu_conflict or 'two ranks use the same one'}. Leave "
+            'backend="nccl" out, or write backend="gloo": then ranks can share a GPU.'
+        )
+        return True
+    if "timed out" in str(exc).lower():
+        exc.add_note(
+            f"The torch group's limit is timeout={timeout:g} s: a node did not enter this collective in that time. "
+            "All nodes must enter the same collectives in the same order, and make equally many steps; if one is only "
+            f"slow, raise {option}(timeout=...)."
+        )
+        return True
+    return False

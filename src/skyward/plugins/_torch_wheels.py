@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 from skyward.api.image import Image, PipIndex
 from skyward.api.plugin import Cluster
 from skyward.errors import InvalidArgument
+from skyward.setup.env.uv import own_source
 
 __all__ = ["PACKAGES", "requirement", "with_wheels"]
 
@@ -51,7 +53,10 @@ def requirement(name: str, version: object) -> str:
 
 
 def with_wheels(image: Image, cluster: Cluster, *, pip: Sequence[str], cuda: str) -> Image:
-    """The image with these packages from the index that has wheels for the accelerator and for the version."""
+    """The image with these packages from the index that has wheels for the accelerator and for the version.
+
+    Where the user's pip or uv has a place of its own for them, such as a site's mirror, they come from there.
+    """
     own = list(_parsed(image.pip))
     added = [entry for entry in map(Requirement, pip) if _is_missing(entry, own)]
     asked = [*own, *added]
@@ -63,7 +68,9 @@ def with_wheels(image: Image, cluster: Cluster, *, pip: Sequence[str], cuda: str
     if not any(entry.name.lower() == "numpy" for entry in own):
         names.append("numpy<2" if _older_than(torch, "2.3") else "numpy")  # torch warns without it
     covered = {name for index in image.pip_indexes for name in index.packages}
-    indexes = [] if covered.issuperset(PACKAGES) else [PipIndex(f"{_WHEELS}/{_local(torch) or kind}", PACKAGES)]
+    left = [name for name in PACKAGES if name not in covered]
+    wanted = not own_source(os.environ, "torch") and any(entry.name.lower() in left for entry in asked)
+    indexes = [PipIndex(f"{_WHEELS}/{_local(torch) or kind}", left)] if wanted else []
     return image.adding(pip=names, pip_indexes=indexes)
 
 

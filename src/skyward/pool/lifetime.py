@@ -14,16 +14,35 @@ import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedIm
 import itertools
 import logging
 import os
+import signal
+import sys
 import threading
+import time
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
-from skyward.errors import PoolClosed, SkywardError
+from skyward.errors import ForkedPoolError, NestedPoolError, PoolClosed, SkywardError
 
-__all__ = ["Closable", "Reference", "begin", "check_threads", "drop", "end"]
+__all__ = [
+    "PAGE_NOTICE",
+    "OrderlyExit",
+    "PoolState",
+    "Reference",
+    "begin",
+    "check_threads",
+    "drop",
+    "end",
+    "hear_of",
+    "is_ending",
+    "no_core_dumps",
+    "stopping_pools",
+    "watching_pools",
+]
+
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -70,10 +89,13 @@ class Reference(Generic[T]):
         return answer
 
 
+_ending = False
 _count = itertools.count()
 _open: weakref.WeakValueDictionary[int, Closable] = weakref.WeakValueDictionary()
 _dropped: set[Closable] = set()
 _after_fork: dict[int, Callable[[], None]] = {}
+_guarded: list[int] = []  # the limit of core dumps that there was, once for each pool that is open
+_guarding = threading.Lock()
 
 
 def check_threads() -> None:
@@ -85,6 +107,26 @@ def check_threads() -> None:
             f"a pool cannot be opened now: it needs threads, and Python starts no more of them ({exc}), since the "
             "program is ending. Wait for the thread that opens the pool, thread.join(), before the main thread ends."
         ) from exc
+
+
+@contextmanager
+def no_core_dumps() -> Generator[None]:
+    """While open, a crash of this program leaves no core dump: it would hold the keys of pools, and secrets."""
+    import resource  # pools on this computer do not need it
+
+    with _guarding:
+        soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        _guarded.append(_guarded[0] if _guarded else soft)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        with _guarding:
+            before = _guarded.pop()
+            soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+            if not _guarded and soft == 0:  # else the program has set another one meanwhile
+                with suppress(ValueError):  # it may no longer have as much
+                    resource.setrlimit(resource.RLIMIT_CORE, (before, hard))
 
 
 def begin(pool: Closable, after_fork: Callable[[], None]) -> int:
@@ -104,6 +146,11 @@ def end(number: int) -> None:
     """The pool is closed."""
     _open.pop(number, None)
     _after_fork.pop(number, None)
+
+
+def is_ending() -> bool:
+    """Whether the interpreter ends, and closes what is open."""
+    return _ending
 
 
 def drop(pool: Closable) -> None:
@@ -136,6 +183,8 @@ def _close(pool: Closable) -> None:
 
 def _close_all() -> None:
     """Closes what is open when the interpreter ends, the latest first; the failure of one does not stop the others."""
+    global _ending
+    _ending = True
     pools = [pool for _, pool in sorted(_open.items())]
     if pools or _dropped:
         _hush_threads()
@@ -165,6 +214,166 @@ def _in_child() -> None:
         act()
     for known in (_open, _dropped, _after_fork):
         known.clear()
+    global _guarding
+    _guarding = threading.Lock()  # another thread may have held it
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+class OrderlyExit:
+    """While open, SIGTERM and SIGHUP raise SystemExit in the main thread, unless the program handles them itself."""
+
+    def __enter__(self) -> OrderlyExit:
+        global _handled
+        _handled += 1
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._before[number] = signal.signal(number, _leave)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        global _handled
+        _handled -= 1
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._before.items():
+                if signal.getsignal(number) is _leave:
+                    signal.signal(number, handler)
+
+
+_handled = 0
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    if not _handled:  # the last pool was closed by another thread, which could not put things back as they were
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    sys.exit(128 + number)
+
+
+PAGE_NOTICE = "its page, for one browser: "
+"""How the notice begins that has the address of the page: an address that works once, for whoever opened the pool."""
+
+_heard: list[Callable[[object], None]] = []
+_watching: list[Callable[[object], None]] = []
+
+
+@contextmanager
+def stopping_pools(heard: Callable[[object], None]) -> Generator[None]:
+    """Has no pool of this process open inside the block: `heard` gets each, and its program ends there."""
+    _heard.append(heard)
+    try:
+        yield
+    finally:
+        _heard.remove(heard)
+
+
+@contextmanager
+def watching_pools(watcher: Callable[[object], None]) -> Generator[None]:
+    """Has `watcher` called with each pool that this process opens inside the block, before anything is done for it."""
+    _watching.append(watcher)
+    try:
+        yield
+    finally:
+        _watching.remove(watcher)
+
+
+def hear_of(pool: object) -> None:
+    """Stops the program here, before anything is done for a pool, if pools are not to be opened."""
+    for watcher in _watching:
+        watcher(pool)
+    if _heard:
+        _heard[-1](pool)
+        raise SystemExit(0)  # itself, no subclass: threads end without a word then
+
+
+class PoolState:
+    """Which calls of a pool's methods are allowed now; usable from many threads."""
+
+    def __init__(self) -> None:
+        self.now: Literal["new", "opening", "open", "closing", "closed"] = "new"
+        self.pid = os.getpid()
+        self.began = 0.0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._doer: threading.Thread | None = None  # which opens or closes it
+        self._unwanted = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process opened the pool, and is not a fork of that one."""
+        return os.getpid() == self.pid
+
+    def begin_opening(self, allow_nested: bool) -> None:
+        """The pool is opening now; raises if it must not be opened."""
+        self.check_process()
+        if "COMPUTE_POOL" in os.environ and not allow_nested:
+            raise NestedPoolError(
+                "this code runs on a node of a pool already; a body that opens a pool of its own can multiply machines "
+                "without end. If it is meant, say ComputePool(..., allow_nested=True)."
+            )
+        with self._lock:
+            if self.now not in ("new", "closed"):
+                raise PoolClosed(f"the pool is {self.now} already; make another ComputePool for a second block.")
+            self.now, self.pid, self.began = "opening", os.getpid(), time.time()
+            self._doer, self._unwanted = threading.current_thread(), False
+            self._over.clear()
+
+    def check_wanted(self) -> None:
+        """Raises if the pool was closed while it was opening."""
+        if self._unwanted:
+            raise PoolClosed(
+                "the pool was closed while it was opening, by another thread or a listener; what was started for it "
+                "is ended. Open it again if it is needed."
+            )
+
+    @contextmanager
+    def opened(self) -> Generator[None]:
+        """The pool is open after this block, in which closing it is made ready; raises if it was closed meanwhile."""
+        with self._lock:
+            self.check_wanted()
+            yield
+            self.now = "open"
+
+    def begin_closing(self, waits: bool) -> bool:
+        """Whether the caller has to close the pool; if another thread opens or closes it, and `waits`, this waits.
+
+        A pool that is opening is closed by the thread that opens it, as soon as a step of that has ended.
+        """
+        if not self.is_ours:
+            return False  # a forked child: nothing here belongs to it
+        with self._lock:
+            if self.now == "open":
+                self.now, self._doer = "closing", threading.current_thread()
+                self._over.clear()
+                return True
+            self._unwanted = self._unwanted or self.now == "opening"
+        if self.now in ("opening", "closing") and waits and threading.current_thread() is not self._doer:
+            self._over.wait()
+        return False
+
+    def end_closing(self) -> None:
+        """The pool is closed."""
+        self.now = "closed"
+        self._over.set()
+
+    def check_open(self) -> None:
+        """Raises unless the pool takes calls from this process."""
+        self.check_process()
+        if self.now != "open":
+            raise PoolClosed(
+                f"the pool is {'not open yet' if self.now in ('new', 'opening') else self.now}; "
+                "calls are sent inside `with sky.ComputePool(...) as pool:`."
+            )
+
+    def check_process(self) -> None:
+        """Raises in a forked child of the process that opened the pool."""
+        if not self.is_ours and self.now != "new":
+            raise ForkedPoolError(
+                f"this pool was opened by process {self.pid}, of which this one ({os.getpid()}) is a fork. "
+                "Use it there, or open another pool here."
+            )

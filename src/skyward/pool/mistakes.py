@@ -10,7 +10,7 @@ from skyward.api.brief import brief, described
 from skyward.api.compute import Compute, PendingCompute, PendingComputeGroup, name_of
 from skyward.errors import InvalidArgument
 
-__all__ = ["Mistakes", "called_like_an_executor", "for_awaiting", "not_a_single_call", "not_mapped"]
+__all__ = ["Mistakes", "called_like_an_executor", "for_awaiting", "not_a_single_call", "not_mapped", "not_put"]
 
 _STREAM = "`pool.map(fn, items)` gives a list; `sky.gather(*calls, stream=True) >> pool` gives results one by one."
 _ELSEWHERE = {
@@ -25,6 +25,9 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("log", "logs"), "what bodies print is shown while they run; `pool.on_event(...)` hears each line."
     ),
+    "result": "`(fn(x) > pool).result()`: a dot binds tighter than the operator.",
+    "get": "`future.result()`; `fn(x) > pool` gives a future.",
+    "wait": "`concurrent.futures.wait(futures)`, or `future.result()` for one.",
     "cost": "`pool.receipt` once it is closed, `pool.plan()` before it is opened.",
 }
 
@@ -50,6 +53,14 @@ class Mistakes:
 
         def __matmul__(self, other: object) -> NoReturn:
             raise _turned_around(other, "@")
+
+        def __add__(self, other: object) -> NoReturn:
+            raise TypeError("put the call in parentheses, `(fn(x) >> pool) + 1`: arithmetic binds tighter than `>>`.")
+
+        __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __add__
+
+        def __call__(self, *args: object, **options: object) -> NoReturn:
+            raise TypeError("a pool is not called: `fn(x) >> pool`, or `pool.run(fn(x))`, sends a call to it.")
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
@@ -78,6 +89,15 @@ def not_a_single_call(value: object) -> TypeError:
         name = name_of(value.fn)
         return TypeError(f"{name} has not been called: add parentheses, `{name}(...)`, before it is sent.")
     return TypeError(f"a pool runs calls, such as `train(x)` of an @sky.compute function, not {brief(value)}.")
+
+
+def not_put(value: object) -> TypeError:
+    """The error for `pool.put(f(1))`."""
+    call = described(value.name, value.args, value.kwargs) if isinstance(value, PendingCompute) else "call"
+    return TypeError(
+        "pool.put() keeps objects; a call that was not sent has no result yet. To run it and leave its result on its "
+        f"node: `{call}.keep() >> pool`."
+    )
 
 
 def not_mapped(fn: object, items: object, more: tuple[object, ...]) -> Exception | None:

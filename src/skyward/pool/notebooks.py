@@ -7,8 +7,11 @@ nothing but this memory of the notebook refers to are closed.
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
+import threading
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ __all__ = ["pool_as_html", "watch"]
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 _shells: list[Any] = []
+_OF_FRAME_AND_HERE = 3  # references: the frame's, that of a variable, and that of the argument of `getrefcount`
 
 
 def pool_as_html(pool: ComputePool) -> str:
@@ -35,7 +39,7 @@ def pool_as_html(pool: ComputePool) -> str:
         rows["accelerator"] = pool.spec.accelerator.name
     if pool.plugins:
         rows["plugins"] = ", ".join(plugin.name for plugin in pool.plugins)
-    if pool.receipt is not None:
+    if pool.receipt is not None and not pool.receipt.is_empty:
         rows["receipt"] = pool.receipt
     return card(f"ComputePool {pool.name}", rows)
 
@@ -68,7 +72,31 @@ def _is_used(reference: weakref.ref[Any]) -> bool:
     attributes = [getattr(each, "__dict__", None) for each in objects]  # of Python before 3.13
     memory = set(map(id, [names, names.get("_oh"), shell.user_ns_hidden, *objects, *attributes]))
     holders = gc.get_referrers(reference())
-    return any(id(holder) not in memory and not isinstance(holder, FrameType) for holder in holders)
+    if any(id(holder) not in memory and not isinstance(holder, FrameType) for holder in holders):
+        return True
+    return any(_has(frame, reference) for frame in _frames_of_threads())
+
+
+def _has(frame: FrameType, reference: weakref.ref[Any]) -> bool:
+    """Whether a function that runs has a pool in a variable."""
+    values = frame.f_locals
+    found = any(value is reference() for value in values.values())
+    # Before Python 3.13 this is a copy, which the frame keeps, and with it what the function deletes. It is emptied,
+    # unless the function has it too, as `locals()`, or a debugger is at work there.
+    copied = isinstance(values, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if copied and frame.f_trace is None and sys.getrefcount(values) <= _OF_FRAME_AND_HERE:
+        values.clear()
+    return found
+
+
+def _frames_of_threads() -> Iterator[FrameType]:
+    """What other threads run, without code of ours: there a pool is held for a moment only, or for its caller."""
+    for thread, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage] - documented
+        frame = None if thread == threading.get_ident() else innermost
+        while frame is not None:
+            if not str(frame.f_globals.get("__name__")).startswith("skyward."):
+                yield frame
+            frame = frame.f_back
 
 
 def _shell() -> Any:

@@ -4,35 +4,52 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from skyward.api.context import PoolContext
-from skyward.api.provider import Holding, Machine
-from skyward.client.callbacks import UserCode
-from skyward.errors import SkywardError
-from skyward.machines.acquire import acquire
+from skyward.api.image import Image
+from skyward.api.plugin import Cluster, Plugin
+from skyward.api.provider import Holding, Machine, Receipt
+from skyward.client.futures import UserCode
+from skyward.errors import PluginError, SkywardError
+from skyward.machines.acquire import Candidate, Selection, acquire, look, taken
 from skyward.machines.replacement import Supply
-from skyward.machines.selection import Candidate, Selection, look, taken
 from skyward.machines.watchdog import Watchdog
-from skyward.pool import hooks
-from skyward.pool.stacks_socket import StacksSocket
-from skyward.pool.state import PoolState
+from skyward.pool.inspect_socket import StacksSocket
+from skyward.pool.lifetime import PoolState
 from skyward.transport.payload import Packer
 
-if TYPE_CHECKING:  # imported when a pool is opened
+if TYPE_CHECKING:
     from skyward.client.engine import Engine
     from skyward.client.packing import Packing
     from skyward.history.recorder import Recorder
-    from skyward.pool.summary import Summary
+    from skyward.pool.inspect_socket import Summary
     from skyward.setup.bringup import PoolHosts
 
-__all__ = ["attach_console", "get_machines", "keep_history", "make_packing", "open_nodes", "setup_script"]
+__all__ = [
+    "Steps",
+    "attach_console",
+    "enter",
+    "get_machines",
+    "keep_history",
+    "left_by",
+    "make_packing",
+    "open_nodes",
+    "register_joblib",
+    "setup_script",
+    "stopped_text",
+    "transformed",
+    "waiting_text",
+]
+
 
 log = logging.getLogger("skyward.pool")
 
@@ -74,7 +91,7 @@ def get_machines(
     candidates: Sequence[Candidate],
     selection: Selection,
     choose: Callable[[Candidate], None],
-    keep_receipt: Callable[[object], None],
+    keep_receipt: Callable[[Receipt], None],
     watchdog: Watchdog,
     steps: ExitStack,
 ) -> tuple[PoolContext, Holding]:
@@ -89,7 +106,7 @@ def get_machines(
     def attempt(candidate: Candidate) -> tuple[PoolContext, Holding]:
         choose(candidate)
         context = replace(base, provider=candidate.provider, spec=candidate.spec, nodes=candidate.nodes)
-        context = replace(context, image=hooks.transformed(base.plugins, base.image, context.cluster))
+        context = replace(context, image=transformed(base.plugins, base.image, context.cluster))
         if context.image.warm and context.provider.rented:
             context = replace(context, provider=context.provider.warmed(_warm_key(context)))
         holding = acquire(context, watchdog, steps, keep_receipt)
@@ -101,13 +118,18 @@ def get_machines(
 
 
 def open_nodes(
-    context: PoolContext, holding: Holding, watchdog: Watchdog, state: PoolState, steps: ExitStack
+    context: PoolContext,
+    holding: Holding,
+    watchdog: Watchdog,
+    state: PoolState,
+    close: Callable[[], None],
+    steps: ExitStack,
 ) -> PoolHosts:
     """Sets the machines up and opens the engine; every node is ready for calls then."""
     from skyward.setup.bringup import PoolHosts
     from skyward.setup.hosts import HostSetup
 
-    commands = hooks.commands(context.plugins, context.cluster)
+    commands = plugin_commands(context.plugins, context.cluster)
     supply = Supply(context, holding.pool) if context.provider.elastic else None
     host_setup = HostSetup(context, commands, watchdog, supply, steps)
     hosts = PoolHosts(context, holding.machines, supply, host_setup)
@@ -118,7 +140,7 @@ def open_nodes(
             _note_lost_machines(exc, supply, holding.machines)
         raise
     tell = partial(_summary, context, holding.pool, hosts.engine, state)
-    steps.enter_context(StacksSocket(hosts.store.directory, context.name, hosts.engine.stacks, tell))
+    steps.enter_context(StacksSocket(hosts.store.directory, context.name, hosts.engine.stacks, tell, close))
     return hosts
 
 
@@ -137,12 +159,12 @@ def setup_script(context: PoolContext) -> str:
 
     from skyward.setup.env import script
 
-    image = hooks.transformed(context.plugins, context.image, context.cluster)
+    image = transformed(context.plugins, context.image, context.cluster)
     return script.script(image, metadata.version("uv"))
 
 
 def _summary(context: PoolContext, machines: str, engine: Engine, state: PoolState) -> Summary:
-    from skyward.pool.summary import summary_of  # most pools are never asked
+    from skyward.pool.inspect_socket import summary_of  # most pools are never asked
 
     return summary_of(context, machines, engine, state)
 
@@ -165,3 +187,109 @@ def _note_lost_machines(error: SkywardError, supply: Supply, machines: Sequence[
     for machine, reason in zip(machines, reasons, strict=True):
         if reason:
             error.add_note(f"{machine.id}: {reason}. Open the pool again for another machine.")
+
+
+def transformed(plugins: Sequence[Plugin], image: Image, cluster: Cluster) -> Image:
+    """The image as plugins want it, each fed the previous one's."""
+    for plugin in plugins:
+        if plugin.transform is not None:
+            try:
+                image = plugin.transform(image, cluster)
+            except Exception as exc:
+                raise PluginError(plugin.name, "transform", repr(exc)) from exc
+            if not isinstance(image, Image):  # pyright: ignore[reportUnnecessaryIsInstance] - plugins may be untyped
+                raise PluginError(plugin.name, "transform", f"it gave {image!r}, not a sky.Image")
+    return image
+
+
+def plugin_commands(plugins: Sequence[Plugin], cluster: Cluster) -> dict[str, Sequence[str]]:
+    """The shell lines that plugins want run on each machine."""
+    found: dict[str, Sequence[str]] = {}
+    for plugin in plugins:
+        if plugin.bootstrap is not None:
+            try:
+                lines = plugin.bootstrap(cluster)
+            except Exception as exc:
+                raise PluginError(plugin.name, "bootstrap", repr(exc)) from exc
+            if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+                raise PluginError(plugin.name, "bootstrap", f"it gave {lines!r}, not a list of shell lines")
+            found[plugin.name] = lines
+    return found
+
+
+def enter(plugins: Sequence[Plugin], pool: Any, cluster: Cluster, stack: ExitStack) -> None:
+    """Enters the contexts that plugins want around the open pool."""
+    for plugin in plugins:
+        if plugin.around_client is not None:
+            try:
+                stack.enter_context(plugin.around_client(pool, cluster))
+            except Exception as exc:
+                raise PluginError(plugin.name, "around_client", repr(exc)) from exc
+
+
+def register_joblib() -> None:
+    """Has joblib.parallel_config("skyward") find the open pool by that name, if joblib is in use."""
+    if "joblib" in sys.modules:
+        from skyward.plugins._joblib import register
+
+        register()
+
+
+# The steps by which a pool is closed: each is registered when its part is opened, and they run in reverse.
+#
+# A Ctrl-C during one step makes the rest quick: `PoolContext.hurried` is true from then on. What a step leaves undone
+# is carried out by the watchdog, whose own step comes after those of hosts and machines.
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Steps(ExitStack):
+    """An ExitStack that notices when the user interrupts one of its steps."""
+
+    def __init__(self, hurry: threading.Event | None = None) -> None:
+        super().__init__()
+        self._hurry = hurry or threading.Event()
+
+    def callback(self, callback: Callable[P, T], /, *args: P.args, **kwds: P.kwargs) -> Callable[P, T]:
+        self._add(lambda *_: bool(callback(*args, **kwds) and False))
+        return callback
+
+    def enter_context(self, cm: AbstractContextManager[T, Any]) -> T:
+        entered = cm.__enter__()
+        self._add(cm.__exit__)
+        return entered
+
+    def _add(self, leave: Callable[..., Any]) -> None:
+        hurry = self._hurry
+
+        def step(*error: Any) -> Any:
+            try:
+                return leave(*error)
+            except KeyboardInterrupt:
+                hurry.set()
+                raise
+
+        self.push(step)
+
+
+def left_by(error: BaseException | None) -> str:
+    """How the block was left."""
+    if error is None:
+        return "the block was left"
+    return f"the block was left by {'Ctrl-C' if isinstance(error, KeyboardInterrupt) else 'an exception'}"
+
+
+def waiting_text(calls: int) -> str:
+    """What is said when leaving the block takes a while."""
+    what, them = ("1 call", "it") if calls == 1 else (f"{calls:,} calls", "them")
+    return f"waiting for {what} to end before the pool is closed; Ctrl-C stops {them}."
+
+
+def stopped_text(calls: int, streams: int, why: str) -> str:
+    """What is said of calls and streams that end with the pool: `6 calls were stopped: the block was left by ...`."""
+    found = ((calls, "call"), (streams, "stream"))
+    counts = [f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in found if count]
+    were, they = ("was", "it") if calls + streams == 1 else ("were", "they")
+    return f"{' and '.join(counts)} {were} stopped: {why} before {they} ended."

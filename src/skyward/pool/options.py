@@ -18,8 +18,9 @@ from skyward.api.image import check_number, check_one_of
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider
 from skyward.api.spec import Spec, Worker
+from skyward.api.usage_errors import SPELLED
 from skyward.errors import InvalidArgument
-from skyward.machines.selection import Candidate, Selection, candidate
+from skyward.machines.acquire import Candidate, Selection, candidate
 from skyward.providers.local import Local
 
 __all__ = [
@@ -126,20 +127,33 @@ def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
     """The plugins, if they are a list of such; one that was not called is told apart."""
     if isinstance(plugins, Plugin):
         name = plugins.name
-        raise InvalidArgument(f"plugins={name}: a list is wanted, even for one: plugins=[{_called(name)}].")
+        raise InvalidArgument(f"plugins={name}: expected a list, even for one: plugins=[{_called(name)}].")
     if isinstance(plugins, str):
         raise InvalidArgument(
-            f"plugins={plugins!r}: a list is wanted, of what functions make: plugins=[{_called(plugins)}]."
+            f"plugins={plugins!r}: expected a list of what functions make: plugins=[{_called(plugins)}]."
         )
     if not isinstance(plugins, list | tuple):
-        raise InvalidArgument(f"plugins={brief(plugins)}: a list is wanted, even for one: plugins=[...].")
+        raise InvalidArgument(f"plugins={brief(plugins)}: expected a list, even for one: plugins=[...].")
     for plugin in cast("Sequence[Any]", plugins):
         if isinstance(plugin, str):
             raise InvalidArgument(f"plugins=[{plugin!r}]: a plugin is made by a function: plugins=[{_called(plugin)}].")
         if callable(plugin) and not isinstance(plugin, Plugin):
-            name = getattr(plugin, "__name__", repr(plugin))
-            raise InvalidArgument(f"plugins=[{name}]: add parentheses, plugins=[sky.plugins.{name}()].")
-    return tuple(checked("plugins", plugin, Plugin) for plugin in cast("Sequence[Any]", plugins))
+            spelled: str = getattr(plugin, SPELLED, "") or getattr(plugin, "__name__", "")
+            if not spelled or spelled.startswith("sky.integrations."):
+                called = _called(spelled.rpartition(".")[2]) if spelled else "sky.plugins.torch()"
+                raise InvalidArgument(
+                    f"plugins=[{spelled or brief(plugin)}]: that is for functions, not for pools. A plugin is made "
+                    f"by a function of sky.plugins: plugins=[{called}]."
+                )
+            raise InvalidArgument(f"plugins=[{spelled}]: add parentheses, plugins=[{spelled}()].")
+    found = tuple(checked("plugins", plugin, Plugin) for plugin in cast("Sequence[Any]", plugins))
+    names = [plugin.name for plugin in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidArgument(
+            f"plugins=[...] has the plugin {twice!r} {names.count(twice)} times, and its hooks would run as often. "
+            "Keep one of them, with the arguments that count."
+        )
+    return found
 
 
 def checked_name(name: Any) -> str:

@@ -6,43 +6,78 @@ with sky.ComputePool(nodes=4) as pool:      console, image, machines, environmen
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar, TypeVarTuple, cast, overload
 
 from skyward import events
 from skyward.accelerators import Accelerator
-from skyward.api.compute import checked_retries
+from skyward.api.base_errors import hide_frames
+from skyward.api.compute import (
+    Compute,
+    PendingCompute,
+    PendingComputeGroup,
+    PendingStream,
+    as_compute,
+    checked_retries,
+    enter_target,
+    leave_target,
+)
 from skyward.api.context import PoolContext
+from skyward.api.futures import AwaitableFuture, Stream, Untyped
 from skyward.api.image import Image
-from skyward.api.keywords import FOR_POOLS, corrects
 from skyward.api.plugin import Plugin
-from skyward.api.provider import Provider
+from skyward.api.provider import Provider, Receipt
+from skyward.api.ref import Ref
 from skyward.api.spec import WEEK, Spec, Worker
-from skyward.api.targets import enter_target, leave_target
-from skyward.client.callbacks import UserCode
-from skyward.machines.selection import Candidate, Selection, look
+from skyward.api.stacks import Stacks
+from skyward.api.usage_errors import (
+    FOR_GROUPS,
+    FOR_POOLS,
+    check_path,
+    check_switches,
+    corrects,
+    corrects_call,
+    deprecated,
+)
+from skyward.client import gather
+from skyward.client.futures import UserCode
+from skyward.client.gather import GroupCounter
+from skyward.errors import InvalidArgument, TransferError
+from skyward.machines.acquire import Candidate, Selection, look
+from skyward.machines.offers import Offers, Planned
+from skyward.machines.parallel import each
 from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
-from skyward.pool import hooks, lifetime
-from skyward.pool.awaiting import AsyncPool
-from skyward.pool.calls import Calls
-from skyward.pool.closing import Steps
-from skyward.pool.facts import Facts
-from skyward.pool.files import Files
-from skyward.pool.groups import Groups
-from skyward.pool.mistakes import Mistakes
-from skyward.pool.objects import Objects
-from skyward.pool.opening import attach_console, get_machines, keep_history, make_packing, open_nodes, setup_script
+from skyward.pool import lifetime, opening
+from skyward.pool.lifetime import PAGE_NOTICE, OrderlyExit, PoolState, hear_of
+from skyward.pool.mistakes import Mistakes, called_like_an_executor, for_awaiting, not_mapped, not_put
+from skyward.pool.opening import (
+    Steps,
+    attach_console,
+    get_machines,
+    keep_history,
+    left_by,
+    make_packing,
+    open_nodes,
+    setup_script,
+    stopped_text,
+    waiting_text,
+)
 from skyward.pool.options import (
     check_limits,
     check_listener,
     checked,
+    checked_group,
     checked_name,
     checked_plugins,
     checked_replace,
@@ -51,24 +86,110 @@ from skyward.pool.options import (
     chosen_specs,
     chosen_worker,
 )
-from skyward.pool.recording import Recorded
 from skyward.pool.sending import Sender
-from skyward.pool.signals import OrderlyExit
-from skyward.pool.state import PAGE_NOTICE, PoolState, hear_of
+from skyward.transport.backoff import backoff
 from skyward.transport.culprits import StaysHere
 
-__all__ = ["ComputePool", "plan"]
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from skyward.api.compute import PendingKept
+    from skyward.api.spec import Transfer
+    from skyward.client.files import Begin
+    from skyward.client.gather import PoolExecutor
+    from skyward.history.history import History
+    from skyward.history.recorder import Recorder
+    from skyward.history.store import Entry
+    from skyward.view.page.server import PageServer
+
+__all__ = [
+    "ComputePool",
+    "PageAddress",
+    "plan",
+]
+
+
+_making = threading.Lock()
+
+
+S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
+
+_TOLD = 1.0
+
+
+Path = str | os.PathLike[str]
+
+_SHOWN = 4_000_000
+_MEGABYTE = 1_000_000
+
+
+def _target(path: str, remote: str | None) -> str:
+    if remote is not None:
+        return remote
+    if os.path.isabs(path) or os.path.normpath(path).startswith(".."):
+        return os.path.basename(os.path.abspath(path))
+    return os.path.normpath(path)
+
+
+def _lack(error: TransferError, source: str) -> str:
+    return "is lost: pull again when it is back" if error.errno == errno.EHOSTDOWN else f"has no {source}"
+
+
+def _name(path: str) -> str:
+    return os.path.basename(os.path.normpath(path)) or path
+
+
+@dataclass(frozen=True)
+class PageAddress:
+    """Where a pool's page is; it can be opened once. A notebook shows the page itself."""
+
+    address: str
+    pool: str = ""
+
+    def __str__(self) -> str:
+        return self.address
+
+    def _repr_html_(self) -> str:
+        from html import escape  # few programs are notebooks
+
+        where = escape(self.address, quote=True)
+        page = f'<iframe src="{where}" style="width:100%;height:720px;border:1px solid #8886"></iframe>'
+        later = f"This page is shown while the kernel runs; afterwards: <code>sky view {escape(self.pool)}</code>."
+        return f"{page}<div>{later}</div>"
+
+
+async def _in_thread(act: Any, undo: Any = None, stop: Any = None) -> None:
+    """Runs `act` to its end in a thread; if whoever waits is cancelled, `stop` runs meanwhile, and `undo` after it."""
+    import asyncio  # takes a while to load, and most programs never need it
+
+    with ThreadPoolExecutor(2, "skyward-async") as threads:
+        work = asyncio.get_running_loop().run_in_executor(threads, act)
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if stop is not None:
+                await asyncio.get_running_loop().run_in_executor(threads, stop)
+            await asyncio.wait([work])
+            if undo is not None and work.exception() is None:
+                await asyncio.get_running_loop().run_in_executor(threads, undo)
+            raise
+
 
 T = TypeVar("T")
 
+_UNTOLD = 1.0  # leaving the block says that it waits if it takes longer
+_LOOK = 0.05
+_SETTLING = 2.0
 
-def plan(*specs: Spec, **options: Any) -> Any:
+
+def plan(*specs: Spec, **options: Any) -> Planned:
     """What `ComputePool` with the same `specs` and `options` would launch, where and for how much; creates nothing."""
     return ComputePool(*specs, **options).plan()
 
 
 @corrects(FOR_POOLS)
-class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, Mistakes, AsyncPool):
+class ComputePool(Collections, Mistakes):
     """Machines that exist while the with-block lasts, and take calls: `train(x) >> pool`.
 
     Args:
@@ -89,9 +210,10 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
             both in this order; "cheapest" goes by price alone. Default: "spot-if-available".
         selection: which of several specs is tried first: "cheapest" (default) or "first".
         max_hourly_cost: dollars an hour for all nodes together; what costs more is not taken. Default: no limit.
-        ttl: seconds after which rented machines end themselves, in use or not. Default: 604800, a week.
+        ttl: seconds after which what the pool has started ends itself, in use or not, and rented machines with it.
+            Default: 604800, a week; on this computer none.
         processes_per_node: how many processes each node runs, each of them one rank; "gpu": one for each GPU of the
-            node. Default: 1.
+            node. Default: 1. If it is given, `sky.plugins.torch()` forms a group for a single rank too.
         min_nodes: with how many of `nodes` the pool opens if not all can be had; the others join when they come.
             Default: all of them.
         retries: how often a `>>` call is started again after the loss of its node. Default: 3.
@@ -129,7 +251,7 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         selection: Literal["cheapest", "first"] = "cheapest",
         max_hourly_cost: float | None = None,
         ttl: float = WEEK,
-        processes_per_node: int | Literal["gpu"] = 1,
+        processes_per_node: int | Literal["gpu"] | None = None,
         min_nodes: int | None = None,
         retries: int = 3,
         replace: bool | None = None,
@@ -177,8 +299,8 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         self._steps: ExitStack = Steps()
         self._hurry = threading.Event()
         self._weak = lifetime.Reference(self)
-        self.receipt: object = None
-        """What was created, what is confirmed gone and what it cost, once the pool is closed; None where nothing is."""
+        self.receipt: Receipt | None = None
+        """What was created, what is confirmed gone and what it cost, as the provider says; None until it is closed."""
 
     @classmethod
     def from_config(
@@ -206,19 +328,26 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
     def __enter__(self) -> ComputePool:
         hear_of(self)
         self._state.begin_opening(self._allow_nested)
+        began = time.monotonic()
         try:
             with Steps(self._hurry) as steps:
-                self._open(steps)
-                self._steps = steps.pop_all()
+                self._open(steps, began)
+                with self._state.opened():
+                    self._steps = steps.pop_all()
         except BaseException:
-            self._state.now = "closed"
+            self._steps.close()  # empty, unless Ctrl-C came when they were handed over
+            self._state.end_closing()
+            raise
+        try:
+            self._tell_opened(began)
+        except BaseException:
+            self.close()
             raise
         return self
 
-    def _open(self, steps: Steps) -> None:
+    def _open(self, steps: Steps, began: float) -> None:
         """Every step registers how it is undone before the next begins."""
         lifetime.check_threads()
-        began = time.monotonic()
         self._hurry.clear()
         steps.enter_context(OrderlyExit())
         steps.enter_context(self._user)
@@ -229,23 +358,31 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         self._take(self._candidates[0])
         self._tell_opening()
         keep_receipt = self._weak.call(ComputePool._keep_receipt)
+        context = self._context()
+        if not context.local:
+            steps.enter_context(lifetime.no_core_dumps())
         context, holding = get_machines(
-            self._context(), self._candidates, self._selection, self._choose, keep_receipt, watchdog, steps
+            context, self._candidates, self._selection, self._choose, keep_receipt, watchdog, steps
         )
         self.spec = context.spec
+        self._state.check_wanted()
         steps.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._after_fork)))
-        self._hosts = open_nodes(context, holding, watchdog, self._state, steps)
+        self._hosts = open_nodes(
+            context, holding, watchdog, self._state, self._weak.call(ComputePool._close_for_another), steps
+        )
+        self._state.check_wanted()
         self._engine, self._store = self._hosts.engine, self._hosts.store
         packing = make_packing(context, self._hosts, self._user)
         self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)
         self._refs = packing.refs(self._engine)
         clients = self._dask_clients = weakref.WeakSet[Any]()
         steps.callback(lambda: [client.close(timeout=2) for client in list(clients)])
-        hooks.enter(self.plugins, self, context.cluster, steps)
+        opening.enter(self.plugins, self, context.cluster, steps)
         enter_target(self)
         steps.callback(self._weak.call(leave_target))
-        hooks.register_joblib()
-        self._state.now = "open"
+        opening.register_joblib()
+
+    def _tell_opened(self, began: float) -> None:
         self._emit(events.PoolOpened(self.name, len(self._hosts.by_node), self.slots, time.monotonic() - began))
         if self._view:
             self._emit(events.Notice(self.name, f"{PAGE_NOTICE}{self.view()}"))
@@ -262,8 +399,47 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         watch(self)
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object = None, error: BaseException | None = None, trace: object = None) -> None:
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Closes the pool: when the calls that were submitted have ended, or at once if an error has left the block."""
+        if error is None:
+            try:
+                self._finish()
+            except BaseException as exc:  # Ctrl-C, or a signal that ends the program
+                self._close(left_by(exc))
+                raise
+        self._close(left_by(error))
+
+    def _finish(self) -> None:
+        """Waits for the calls that have not ended, and for what their callbacks send; stops streams.
+
+        Callbacks are waited for as long as they end; one that takes long may wait for the pool to be closed. Another
+        thread that closes the pool ends this. It takes no lock while it waits: a Ctrl-C leaves none taken.
+        """
+        began, told, settled, callbacks = time.monotonic(), False, False, self._user.callbacks
+        stopped, pauses = 0, backoff(0.001, _LOOK)
+        try:
+            while self._state.is_ours and self._state.now == "open":
+                ended, streams = self._engine.finish()
+                stopped += streams
+                if ended and settled:
+                    break
+                if ended:  # callbacks of those that ended last may send more
+                    before = callbacks.finished
+                    self._engine.settle(_SETTLING)
+                    callbacks.wait(callbacks.submitted, _SETTLING)
+                    settled = callbacks.finished == before
+                    continue
+                settled = False
+                if not told and time.monotonic() - began > _UNTOLD:
+                    told = True
+                    self._emit(events.Notice(self.name, waiting_text(self._engine.unfinished()[0])))
+                time.sleep(next(pauses))
+        finally:
+            if stopped:
+                self._emit(events.Notice(self.name, stopped_text(0, stopped, left_by(None))))
 
     def __del__(self) -> None:
         state = self.__dict__.get("_state")
@@ -272,28 +448,47 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
             lifetime.drop(self)
 
     def close(self) -> None:
-        """Ends every call and gives everything back; safe to call twice, and from any thread."""
-        # closing waits for callbacks and listeners, so they must not wait for it
-        if not self._state.begin_closing(waits=not self._user.is_current()):
+        """Stops every call and gives everything back; safe to call twice, and from any thread.
+
+        Leaving the with-block normally waits for calls that were submitted; this does not.
+        """
+        self._close("the pool was closed")
+
+    def _close_for_another(self) -> None:
+        self._emit(events.Notice(self.name, "`sky down` in another terminal closes this pool.", "warning"))
+        self.close()
+
+    def _close(self, why: str) -> None:
+        # closing waits for callbacks and listeners, so they must not wait for it; the end of the program does not wait
+        # until a pool is open: what is started for it ends with this process
+        ends = self._state.now == "opening" and lifetime.is_ending()
+        if not self._state.begin_closing(waits=not self._user.is_current() and not ends):
             return
-        self._emit(events.PoolClosing(self.name))
         try:
+            calls, streams = self._engine.unfinished()
+            if calls or streams:
+                level = "warning" if calls else "info"
+                self._emit(events.Notice(self.name, stopped_text(calls, streams, why), level))
+            self._emit(events.PoolClosing(self.name))
             self._steps.close()
-        except KeyboardInterrupt:
-            # Ctrl-C between two steps: the others do not wait; keepers, whose pipes close, and the watchdog do the rest
-            self._hurry.set()
+        except BaseException as exc:
+            # A signal between two steps. After Ctrl-C the others do not wait: keepers, whose pipes close, and the
+            # watchdog do the rest.
+            if isinstance(exc, KeyboardInterrupt):
+                self._hurry.set()
             self._steps.close()
             raise
         finally:
             self._state.end_closing()
 
     def _tell_opening(self) -> None:
-        processes = self.spec.processes_per_node
+        processes = self.spec.processes
         self._emit(events.PoolOpening(self.name, self.nodes, self.provider.name, processes))
 
     def _tell_closed(self, began: float) -> None:
         engine = self.__dict__.get("_engine")
-        self._emit(events.PoolClosed(self.name, time.monotonic() - began, engine.settled if engine else 0))
+        counts = engine.totals() if engine else (0, 0, 0)
+        self._emit(events.PoolClosed(self.name, time.monotonic() - began, *counts))
         self._user.listeners.flush()  # before the console is taken off
         self._show_end()
 
@@ -325,12 +520,12 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
             hurried=self._hurry.is_set,
         )
 
-    def _keep_receipt(self, receipt: object) -> None:
+    def _keep_receipt(self, receipt: Receipt) -> None:
         self.receipt = receipt
-        if receipt is not None:
+        if not receipt.is_empty:
             self._emit(events.Notice(self.name, str(receipt)))
 
-    def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
+    def _add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
         """Puts packages (`pip`, as in `Image`) beside those of the nodes; returns the paths where calls find them."""
         self._state.check_open()
         return self._hosts.add_packages(pip)
@@ -346,14 +541,15 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         check_listener(listener)
         return self._user.listeners.add(listener)
 
-    def plan(self) -> Any:
+    def plan(self) -> Planned:
         """What opening the pool would launch, where and for how much, and what was ruled out; creates nothing.
 
         With several specs it says which of them is tried first, and why.
         """
         if len(self._candidates) > 1:
             return look(self._candidates, self._selection)
-        return self.provider.offers(self.spec, self.nodes)
+        found: Any = self.provider.offers(self.spec, self.nodes)
+        return found if hasattr(found, "hourly_cost") else Offers(found, self.nodes)
 
     def script(self) -> str:
         """The script that sets a machine of this pool up, as it would be run there; for machines reached by ssh."""
@@ -372,3 +568,458 @@ class ComputePool(Collections, Calls, Groups, Objects, Files, Facts, Recorded, M
         """In a forked child: closes copies of what belongs to the parent."""
         if "_hosts" in self.__dict__:
             self._hosts.after_fork()
+
+    _executor: weakref.ref[PoolExecutor] | None = None
+
+    @overload
+    def run(self, call: PendingKept[T], /, *args: Never, **kwargs: Never) -> Ref[T]: ...
+    @overload
+    def run(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> Any: ...
+    @overload
+    def run(self, call: PendingCompute[Iterator[T]], /, *args: Never, **kwargs: Never) -> Stream[T]: ...
+    @overload
+    def run(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> T: ...
+    def run(self, call: PendingCompute[Any], /, *args: Never, **kwargs: Never) -> Any:
+        """Runs a call on one node and returns its result; Ctrl-C stops it there. The same as `call >> pool`."""
+        if args or kwargs:
+            raise called_like_an_executor(call, "run", args, kwargs)
+        future = self.submit(call)
+        try:
+            return future.result()
+        except BaseException as exc:
+            __tracebackhide__ = True
+            hide_frames(exc)
+            future.cancel()
+            raise
+
+    @overload
+    def submit(self, call: PendingKept[T], /, *args: Never, **kwargs: Never) -> AwaitableFuture[Ref[T]]: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def submit(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> AwaitableFuture[Any]: ...
+    @overload
+    def submit(
+        self, call: PendingCompute[Iterator[T]], /, *args: Never, **kwargs: Never
+    ) -> AwaitableFuture[Stream[T]]: ...
+    @overload
+    def submit(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> AwaitableFuture[T]: ...
+    def submit(self, call: PendingCompute[Any], /, *args: Never, **kwargs: Never) -> AwaitableFuture[Any]:
+        """Sends a call to one node; the future's cancel() stops it there. The same as `call > pool`."""
+        if args or kwargs:
+            raise called_like_an_executor(call, "submit", args, kwargs)
+        future = self._send([call], alone=True)[0]
+        future.unasked = True
+        return future
+
+    def submit_all(self, calls: Sequence[PendingCompute[T]], /) -> list[AwaitableFuture[T]]:
+        """Deprecated: write `[call > pool for call in calls]`."""
+        deprecated("pool.submit_all(calls)", "`[call > pool for call in calls]`", removal="0.3")
+        return self._send(calls)
+
+    def run_async(self, call: PendingCompute[T], /) -> AwaitableFuture[T]:
+        """Deprecated: write `pool.submit(call)`."""
+        deprecated("pool.run_async(call)", "`pool.submit(call)`", removal="0.3")
+        return self.submit(call)
+
+    @overload
+    def broadcast(self, call: PendingKept[T], /, *args: Never, **kwargs: Never) -> list[Ref[T]]: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def broadcast(self, call: PendingCompute[Untyped], /, *args: Never, **kwargs: Never) -> list[Any]: ...
+    @overload
+    def broadcast(self, call: PendingCompute[Iterator[T]], /, *args: Never, **kwargs: Never) -> list[Stream[T]]: ...
+    @overload
+    def broadcast(self, call: PendingCompute[T], /, *args: Never, **kwargs: Never) -> list[T]: ...
+    def broadcast(self, call: PendingCompute[Any], /, *args: Never, **kwargs: Never) -> list[Any]:
+        """Runs a call on every rank at once; results in rank order. If one fails, the others are stopped.
+
+        There is one rank on each node, or as many as `processes_per_node` says.
+
+        If the call has retries and a node is lost, all of it is started again when every node is there.
+        """
+        if args or kwargs:
+            raise called_like_an_executor(call, "broadcast", args, kwargs)
+        self._state.check_open()
+        try:
+            return self._sender.broadcast(call, self)
+        except Exception as exc:
+            __tracebackhide__ = True
+            hide_frames(exc)
+            raise
+
+    @property
+    def executor(self) -> PoolExecutor:
+        """A concurrent.futures.Executor over this pool: the same one until it is shut down, which leaves the pool open.
+
+        After that there is a new one, so `with pool.executor as executor:` works as often as you like.
+        """
+        self._state.check_open()
+        from skyward.client.gather import PoolExecutor
+
+        with _making:
+            made = self._executor() if self._executor is not None else None
+            if made is None or made.is_shut:
+                made = PoolExecutor(self._send)
+                # its open calls keep it; if the pool did, each would keep the other, and a dropped pool stay open
+                self._executor = weakref.ref(made)
+        return made
+
+    def _send(
+        self, calls: Sequence[PendingCompute[Any]], alone: bool = False, keep: bool = False
+    ) -> list[AwaitableFuture[Any]]:
+        self._state.check_open()
+        return self._sender.send(calls, self, alone, keep)
+
+    def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
+        """Runs the calls of a `group` at once; results in their order. The same as `group >> pool`."""
+        calls = checked_group(group).calls()
+        try:
+            return cast("tuple[*Ts]", gather.gathered(*self._counted(group, calls)))
+        except BaseException as exc:
+            __tracebackhide__ = True
+            hide_frames(exc)
+            self._user.listeners.flush(_TOLD)  # that it has ended is shown before the error is
+            raise
+
+    def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
+        """The same as `run_parallel(group)`, later: `group > pool`."""
+        calls = checked_group(group).calls()
+        return cast("AwaitableFuture[tuple[*Ts]]", gather.combined(*self._counted(group, calls)))
+
+    def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]:
+        """Runs the calls of a `group` at once and yields results as they come (or in order)."""
+        futures = self._send(group.items, keep=group.return_exceptions)
+        if (counter := self._counter(group, group.items)) is not None:
+            counter.follow(futures)
+        return gather.streamed(futures, group.ordered, group.items, group.return_exceptions)
+
+    def _counted(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> tuple[Any, ...]:
+        """What `gather` needs to know of calls that are sent as a group."""
+        futures, counter = self._send(calls, keep=group.return_exceptions), self._counter(group, calls)
+        return futures, calls, group.return_exceptions, counter.ended if counter is not None else None
+
+    def _counter(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> GroupCounter | None:
+        """Counts the calls of a group as they end, if anybody wants to know."""
+        if len(calls) < 2 or not group.progress or not self._listening():
+            return None
+        different = {(id(call.fn), call.label): call for call in calls}  # often one, while names take a while to make
+        names = {call.name for call in different.values()}
+        name = names.pop() if len(names) == 1 else f"{len(names)} functions"
+        return GroupCounter(self.name, name, len(calls), self._emit)
+
+    def _follow_group(self, name: str, total: int | None) -> GroupCounter | None:
+        """Counts a `total` of calls sent as one, called `name`, and shows how far they are; None if nobody looks."""
+        if not self._listening():
+            return None
+        flush = partial(self._user.listeners.flush, _TOLD)
+        return GroupCounter(self.name, name, total, self._emit, flush=flush)
+
+    # a compute function by how it is called: one with more parameters, which have defaults, is no Compute[[S], T]
+    @overload
+    def map(
+        self,
+        fn: Callable[[S], PendingCompute[T]],
+        items: Iterable[S],
+        *,
+        return_exceptions: Literal[False] = ...,
+        progress: bool = ...,
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self, fn: Callable[[S], PendingCompute[T]], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
+    ) -> list[T | BaseException]: ...
+    @overload
+    def map(
+        self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ..., progress: bool = ...
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
+    ) -> list[T | BaseException]: ...
+    @corrects_call("pool.map", FOR_GROUPS, "pool.map(fn, items)")
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        items: Iterable[Any],
+        *more: Never,
+        return_exceptions: bool = False,
+        progress: bool = True,
+    ) -> list[Any]:
+        """Applies `fn` to every one of `items`, in chunks sized by how long items take; results in order.
+
+        `return_exceptions`: an item that fails has its exception in its place, and the others go on. Otherwise (the
+        default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
+        `progress`: whether to show how many are done, how many a second, and the time left (the default).
+        """
+        fn = as_compute(fn)
+        if mistake := not_mapped(fn, items, more):
+            raise mistake
+        check_switches(return_exceptions=return_exceptions, progress=progress)
+        known: Compute[[Any], Any] = cast("Any", fn) if isinstance(fn, Compute) else Compute(fn)
+        self._state.check_open()
+        each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))
+        chosen = list(items)
+        counter = self._follow_group(each.name, len(chosen)) if progress and len(chosen) > 1 else None
+        if counter is None:
+            return for_awaiting(gather.mapped(self._send, each, chosen, self.slots, return_exceptions))
+        try:
+            return for_awaiting(gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter.add))
+        finally:
+            counter.end()
+
+    @corrects_call("pool.put", example="pool.put(obj)")
+    def put(self, value: T) -> Ref[T]:
+        """Keeps an object (`value`) for calls: `train(pool.put(table), rate)`; it is sent to each machine once.
+
+        As an argument, also inside lists and dicts, the Ref becomes the object: unpickled once in each process, so
+        calls of one process share it, and what one of them changes the others see. Letting go of the Ref frees it.
+        """
+        self._state.check_open()
+        if isinstance(value, PendingCompute | PendingComputeGroup):
+            raise not_put(cast("object", value))
+        return self._refs.put(value)
+
+    @corrects_call("pool.push", example='pool.push("data")')
+    def push(self, local: Path, remote: Path | None = None, *, progress: bool = True) -> Transfer:
+        """Copies a file or a folder to every node; only what has changed since, by size and time of last change.
+
+        Args:
+            local: a file or a folder of this computer.
+            remote: where it goes on the nodes, relative to the working directory that bodies start in. A folder's
+                contents go into the folder of this name; a file gets this name, or goes into a folder of this name if
+                there is one. Default: the same path as `local`, or its last part if `local` is absolute.
+            progress: whether the live view shows how far it is. Default: True.
+
+        Each byte leaves this computer once, where nodes reach each other. What is interrupted goes on where it stopped
+        when it is called again. Nothing is deleted on the nodes. Raises `sky.errors.TransferError`.
+        """
+        self._state.check_open()
+        from skyward.client.files import Push
+
+        source = check_path("local", local, 'pool.push("data")')
+        target = _target(source, None if remote is None else check_path("remote", remote, 'pool.push("data", "data")'))
+        nodes = self._machines()
+        with self._engine.pushing:
+            push = Push(self._engine, self._store, nodes, self.provider.access.local)
+            done = push.run(source, target, self._counting(f"push {_name(source)}", progress))
+        self._tell_left_out("push", source, done)
+        return done
+
+    @corrects_call("pool.pull", example='pool.pull("out", "results")')
+    def pull(self, remote: Path, local: Path, node: int | None = None, *, progress: bool = True) -> Transfer:
+        """Copies a file or a folder from nodes to this computer; only what has changed since.
+
+        Args:
+            remote: a file or a folder of the nodes, relative to the working directory that bodies start in.
+            local: where it goes. From one node: a folder's contents go into the folder of this name; a file gets this
+                name, or goes into a folder of this name if there is one. From all nodes: the folder in which each node
+                gets a folder, `node-0`, `node-1`, ...
+            node: the number of one node. Default: all nodes; those that are lost, or do not have it, are left out and
+                named.
+            progress: whether the live view shows how far it is. Default: True.
+
+        Nothing is written outside `local`, whatever a node says. What is interrupted goes on where it stopped when it
+        is called again. Nothing is deleted here. Raises `sky.errors.TransferError`.
+        """
+        self._state.check_open()
+        from skyward.api.spec import Transfer
+
+        source = check_path("remote", remote, 'pool.pull("out", "results")')
+        target = check_path("local", local, 'pool.pull("out", "results")')
+        if node is not None:
+            self._check_node(node)
+            done = self._pull(node, source, target, progress)
+        else:
+            nodes = list(self._engine.file_nodes())
+            parts = each(lambda n: self._pulled(n, source, os.path.join(target, f"node-{n}", ""), progress), nodes)
+            there = [(n, part) for n, part in zip(nodes, parts, strict=True) if isinstance(part, Transfer)]
+            missing = [part for part in parts if not isinstance(part, Transfer)]
+            if not there:
+                raise missing[0]
+            done = Transfer(
+                sum(part.files for _, part in there),
+                sum(part.bytes for _, part in there),
+                sum(part.unchanged for _, part in there),
+                tuple(
+                    [f"node {n}: {text}" for n, part in there for text in part.left_out]
+                    + [f"node {error.node}, which {_lack(error, source)}" for error in missing]
+                ),
+            )
+        self._tell_left_out("pull", source, done)
+        return done
+
+    def _pulled(self, node: int, source: str, target: str, progress: bool) -> Transfer | TransferError:
+        """The same of one node among all: one that is lost, or does not have it, is no failure."""
+        try:
+            return self._pull(node, source, target, progress)
+        except TransferError as exc:
+            if exc.errno in (errno.ENOENT, errno.EHOSTDOWN) and exc.node is not None:
+                return exc
+            raise
+
+    def _pull(self, node: int, source: str, target: str, progress: bool) -> Transfer:
+        from skyward.client.files import Pull
+
+        name = f"pull {_name(source)} from node {node}"
+        return Pull(self._engine, node, self._say).run(source, target, self._counting(name, progress))
+
+    def _machines(self) -> list[int]:
+        """A node of each machine that is there; those that are lost are named."""
+        nodes = self._engine.file_nodes()
+        lost = [str(node) for node, gone in nodes.items() if gone]
+        if lost:
+            self._say(f"push leaves out nodes that are lost: {', '.join(lost)}. Push again when they are back.")
+        there = [node for node, gone in nodes.items() if not gone]
+        unique = {id(self._hosts.by_node[node].keeper): node for node in reversed(there)}
+        return sorted(unique.values())
+
+    def _check_node(self, node: int) -> None:
+        nodes = self._engine.file_nodes()
+        if type(node) is not int or node not in nodes:
+            raise InvalidArgument(f"node={node!r}: the pool has the nodes 0 to {len(nodes) - 1}.")
+
+    def _counting(self, name: str, progress: bool) -> Begin:
+        """Shows megabytes as the views show calls that are done; not for what takes no time."""
+        from skyward.client.gather import GroupCounter
+
+        def begin(size: int) -> Callable[[int], None]:
+            if not progress or size < _SHOWN:
+                return lambda more: None
+            counter, done = GroupCounter(self.name, f"{name} (MB)", size // _MEGABYTE, self._emit), 0
+
+            def add(more: int) -> None:
+                nonlocal done
+                before, done = done // _MEGABYTE, done + more
+                counter.add(done // _MEGABYTE - before)
+
+            return add
+
+        return begin
+
+    def _tell_left_out(self, what: str, path: str, done: Transfer) -> None:
+        if done.left_out:
+            more = f"; and {len(done.left_out) - 5} more" if len(done.left_out) > 5 else ""
+            self._say(f"{what} of {path} leaves out: {'; '.join(done.left_out[:5])}{more}.")
+
+    def _say(self, text: str) -> None:
+        from skyward.events import Notice
+
+        self._emit(Notice(self.name, text, "warning"))
+
+    nodes: int
+    spec: Spec
+    worker: Worker
+    _state: PoolState
+
+    @property
+    def concurrency(self) -> int:
+        """How many calls each process runs at a time; a node has `processes_per_node` of them."""
+        return self.worker.concurrency
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the pool has: one for each process of each node. With "gpu" it is known once it is open."""
+        engine, each = self.__dict__.get("_engine"), self.spec.processes
+        return len(engine.ranks) if engine else self.nodes * (1 if each == "gpu" else each)
+
+    @property
+    def slots(self) -> int:
+        """How many calls the pool runs at a time."""
+        return self.world_size * self.worker.concurrency
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the pool takes calls."""
+        return self._state.now == "open" and self._state.is_ours
+
+    def current_nodes(self) -> int:
+        """How many nodes take calls at this moment."""
+        return len(self._engine.up()) if self.is_active else 0
+
+    @corrects_call("pool.stacks", example="pool.stacks()")
+    def stacks(self) -> Stacks:
+        """Where every body of this pool stands, also inside C code or a collective; see `Stack`. Takes about 0.1 s."""
+        self._state.check_open()
+        return self._engine.stacks()
+
+    def dask(self) -> Client:
+        """A dask client of this pool's nodes; the first call starts dask there, in processes of its own.
+
+        Needs distributed here (`pip install distributed`) and on other machines (`Image(pip=["distributed"])`).
+        """
+        self._state.check_open()
+        client = self._hosts.dask.connect()
+        self._dask_clients.add(client)
+        client.wait_for_workers(len(self._hosts.by_node), timeout=60)
+        return client
+
+    name: str
+    _recorder: Recorder | None = None
+    _page: tuple[Recorder, PageServer] | None = None
+
+    def history(self) -> History:
+        """What has happened in this pool so far: its calls, output, metrics; also after it was closed.
+
+        It is kept on this computer for thirty days, and `sky history` lists it.
+        """
+        from skyward.history.history import read
+
+        self._recorded().flush()
+        return read(self._entry())
+
+    @corrects_call("pool.trace", example='pool.trace("run.json")')
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes what has happened so far to `path`, as a trace for https://ui.perfetto.dev and chrome://tracing."""
+        self.history().trace(path)
+
+    @corrects_call(
+        "pool.view", {"port": "nothing: any port that is free is taken, and is in the address"}, "pool.view()"
+    )
+    def view(self) -> PageAddress:
+        """Shows the pool in the browser: nodes, calls over time, output, metrics, cost; returns the page's address.
+
+        The page is served on loopback by this process, until it ends, also after the pool was closed. The address works
+        once; for another tab call this again. From another computer: `ssh -L 8000:127.0.0.1:PORT`, then the same
+        address with port 8000.
+        """
+        from skyward.view.page.server import PageServer
+
+        recorder = self._recorded()
+        if self._page is None or self._page[0] is not recorder:
+            if self._page is not None:
+                self._page[1].close()
+            recorder.flush()
+            self._page = recorder, PageServer(self._entry(), recorder.flush)
+        return PageAddress(self._page[1].address(), self.name)
+
+    def _show_end(self) -> None:
+        """Has pages that are open show that the pool was closed, before the program ends."""
+        if self._page is not None and self._page[0] is self._recorder:
+            self._page[1].show_end()
+
+    def _recorded(self) -> Recorder:
+        if self._recorder is None:
+            raise InvalidArgument(
+                f"there is no history of {self.name}: it was not opened yet, or none is kept (history=False, "
+                "or SKYWARD_HISTORY=off, or a home that cannot be written)."
+            )
+        return self._recorder
+
+    def _entry(self) -> Entry:
+        from skyward.history.store import find
+
+        recorder = self._recorded()
+        return find(recorder.id, recorder.root)
+
+    async def __aenter__(self) -> Self:
+        self._signals = OrderlyExit().__enter__()  # in this thread: only the main one can have handlers
+        try:
+            await _in_thread(self.__enter__, undo=self.close, stop=self.close)
+        except BaseException:
+            self._signals.__exit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await _in_thread(partial(self._leave, error), stop=self.close)
+        finally:
+            self._signals.__exit__(None, None, None)

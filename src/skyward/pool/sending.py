@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skyward.api.compute import PendingCompute
+from skyward.api.compute import Chunk, PendingCompute
 from skyward.api.context import PoolContext
 from skyward.api.futures import AwaitableFuture
 from skyward.client import gather
 from skyward.errors import NodeLost
 from skyward.pool.mistakes import not_a_single_call
+from skyward.transport.exceptions import PackedError
 
 if TYPE_CHECKING:
     from skyward.client.call import Call
@@ -22,6 +23,7 @@ __all__ = ["Sender"]
 
 T = TypeVar("T")
 
+_KEPT = Chunk(1, keep=True)
 _JOINING = ("torch", "jax", "keras", "huggingface")  # plugins whose frameworks have collectives
 
 
@@ -40,16 +42,25 @@ class Sender:
     _warned: set[str] = field(default_factory=set[str])
 
     def send(
-        self, calls: Sequence[PendingCompute[Any]], owner: object, alone: bool = False
+        self, calls: Sequence[PendingCompute[Any]], owner: object, alone: bool = False, keep: bool = False
     ) -> list[AwaitableFuture[Any]]:
-        """Sends calls to any nodes; `alone` if a user has sent this one with `>>` or `>`."""
-        if alone and self.context.forms_groups:
+        """Sends calls to any nodes; `alone` if a user has sent this one with `>>` or `>`.
+
+        With `keep`, their failures are results (`return_exceptions`), which nobody raises: listeners hear so.
+        """
+        if alone and self.context.forms_groups and len(self.engine.ranks) > 1:
             self._warn_of_groups(calls[0])
         packed = self.packing.calls([self.limited(call) for call in calls], self.retries)
         for call in packed:
             call.future.owner = owner
+            if keep and call.chunk is None:
+                call.chunk = _KEPT
         futures: list[AwaitableFuture[Any]] = [call.future for call in packed]
-        self.engine.send(packed)
+        try:
+            self.engine.send(packed)
+        except Exception:  # not an interrupt, which may come after they were queued
+            self.packing.drop(packed)
+            raise
         return futures
 
     def _warn_of_groups(self, call: PendingCompute[Any]) -> None:
@@ -93,7 +104,12 @@ class Sender:
     def _run_together(self, ranks: Sequence[Call]) -> list[Any] | None:
         """The results of all ranks; None if a node has joined before they could be sent."""
         futures = [rank.future for rank in ranks]
-        if not self.engine.send_to(list(enumerate(ranks)), len(ranks)):
+        try:
+            sent = self.engine.send_to(list(enumerate(ranks)), len(ranks))
+        except Exception:
+            self.packing.drop(ranks)
+            raise
+        if not sent:
             self.packing.drop(ranks)
             return None
         try:
@@ -107,5 +123,7 @@ class Sender:
         errors = [(rank, gather.error_of(future)) for rank, future in zip(ranks, futures, strict=True)]
         failed = [(rank, error) for rank, error in errors if error is not None]
         if failed:  # the rank that failed by itself, not those that were stopped because of it
-            raise min(failed, key=lambda pair: pair[0].stopping is not None)[1]
+            rank, error = min(failed, key=lambda pair: pair[0].stopping is not None)
+            cause = rank.cause  # if it streams, its future has a result
+            raise error if cause is None else cause.rebuilt() if isinstance(cause, PackedError) else cause
         return [future.result() for future in futures]

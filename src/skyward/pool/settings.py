@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from skyward.api.image import Image, PipIndex
 from skyward.api.secret import Secret
 from skyward.api.spec import Worker
 from skyward.errors import InvalidArgument, SkywardError
+from skyward.transport import private
 
 __all__ = ["FILES", "Settings", "find_settings", "pool_options", "read_settings"]
 
@@ -63,15 +65,37 @@ class Settings:
 def find_settings(start: Path | None = None) -> Settings | None:
     """The settings of the project in which `start` (the working directory) lies; None if it has none.
 
-    The nearest folder upwards counts that has a sky.toml, or a pyproject.toml with [tool.skyward].
+    The nearest folder upwards counts that has a sky.toml, or a pyproject.toml with [tool.skyward]. The last one is the
+    root of a repository, or the user's home. A file that another user may have written is refused: settings say which
+    programs run here, and which variables and logins go where.
     """
     begin = (start or Path.cwd()).resolve()
     for folder in (begin, *begin.parents):
-        for name in FILES:
-            path = folder / name
-            if path.is_file() and (found := _read(path)) is not None:
+        for path in (folder / name for name in FILES):
+            if path.is_file() and (found := _own(path)) is not None:
                 return found
+        if folder == Path.home().resolve() or (folder / ".git").exists():
+            return None
     return None
+
+
+def _own(path: Path) -> Settings | None:
+    """The settings in a file that was found, not named; an error if it has some that may be another user's."""
+    try:
+        private.check_file(path)
+    except FileNotFoundError:
+        return None
+    except private.NotPrivate as exc:
+        try:
+            if path.name == "pyproject.toml" and _read(path) is None:
+                return None  # it has nothing to do with Skyward
+        except InvalidArgument:
+            return None  # nor does one that cannot be read
+        raise InvalidArgument(
+            f"{path} is not used: {exc}. Settings can run programs as you, so one counts by itself only if nobody else "
+            f"can change it. If you trust it, name it: --config {shlex.quote(str(path))}, or from_config(path=...)."
+        ) from None
+    return _read(path)
 
 
 def read_settings(path: str | os.PathLike[str] | None = None) -> Settings:
@@ -153,6 +177,14 @@ def _made(group: extensions.Group, value: object, where: str) -> Any:
         )
     table: dict[str, Any] = {"kind": value} if isinstance(value, str) else dict(cast("Table", value))
     kind = table.pop("kind", None)
+    if isinstance(endpoint := table.get("endpoint_url"), str):
+        from skyward.providers.aws.checks import check_endpoint  # not for other providers
+
+        check_endpoint(endpoint, None, os.environ, where)
+    if str(kind).lower() == "ray" and isinstance(address := table.get("address"), str) and table.get("token") is None:
+        from skyward.providers.ray.jobs import check_named  # not for other providers
+
+        check_named(address, where)
     points = {name.lower(): point for name, point in extensions.found(group).items()}
     if not isinstance(kind, str) or kind.lower() not in points:
         raise InvalidArgument(
@@ -184,7 +216,7 @@ def _plain_or_secret(value: object) -> Any:
 
 def _listed(value: object, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise InvalidArgument(f"{where}: a list is wanted, even for one: [...].")
+        raise InvalidArgument(f"{where}: expected a list, even for one: [...].")
     return cast("list[Any]", value)
 
 

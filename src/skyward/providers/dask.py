@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.keywords import corrects
 from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
+from skyward.api.usage_errors import corrects
 from skyward.errors import InvalidArgument, NoPlace
 from skyward.providers.dask_places import (
     Guest,
@@ -31,7 +31,7 @@ from skyward.providers.dask_places import (
     release,
 )
 
-__all__ = ["Dask", "DaskMachine"]
+__all__ = ["Dask"]
 
 _POLL = 0.2
 _guests: dict[str, Guest] = {}

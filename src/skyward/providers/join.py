@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.api.image import check_number
-from skyward.api.keywords import check_path, check_port, corrects
 from skyward.api.provider import Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
+from skyward.api.usage_errors import check_path, check_port, corrects
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import pool_dir
 from skyward.providers.ssh import parse_host
@@ -27,6 +27,7 @@ from skyward.setup.joined.arrivals import (
     refreshed,
 )
 from skyward.setup.joined.program import join_file
+from skyward.transport import private
 
 __all__ = ["Join"]
 
@@ -71,7 +72,7 @@ class Join(Provider):
         if self.file is not None:
             check_path("file", self.file, 'sky.Join(file="~/join.py")')
         if isinstance(self.addresses, str):
-            raise InvalidArgument(f"addresses={self.addresses!r} is one address; a list is wanted, even for one.")
+            raise InvalidArgument(f"addresses={self.addresses!r} is one address; expected a list, even for one.")
         object.__setattr__(self, "addresses", tuple(self.addresses))
         self._target()
 
@@ -143,7 +144,13 @@ class Join(Provider):
 
     def _write(self, arrivals: Arrivals) -> Path:
         path = self._path(arrivals.pool)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            private.make(path.parent)
+        except private.NotPrivate as exc:
+            raise InvalidArgument(
+                f"the file {path} cannot be kept safe: {exc}. Another user could put a program in its place, which you "
+                'would run on your machines. Name a directory of your own: sky.Join(file="~/join.py").'
+            ) from None
         path.unlink(missing_ok=True)  # of a pool that was killed
         with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(join_file(arrivals.text))

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skyward.api.keywords import corrects
 from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
+from skyward.api.usage_errors import corrects
 from skyward.errors import InvalidArgument
 
 __all__ = ["Local"]

@@ -11,10 +11,10 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import unquote
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.keywords import FOR_HOSTS, corrects
 from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
+from skyward.api.usage_errors import FOR_HOSTS, corrects
 from skyward.errors import InvalidArgument
 
 __all__ = ["SSH", "parse_host"]
@@ -155,10 +155,10 @@ class SSH(Provider):
 def _host_list(hosts: Any) -> tuple[str | SshTarget, ...]:
     if isinstance(hosts, str | SshTarget):
         raise InvalidArgument(
-            f"hosts={str(hosts)!r} is one host; a list is wanted, even for one: hosts=[{str(hosts)!r}]."
+            f"hosts={str(hosts)!r} is one host; expected a list, even for one: hosts=[{str(hosts)!r}]."
         )
     if not isinstance(hosts, Sequence):
-        raise InvalidArgument(f"hosts={hosts!r}: a list is wanted, since the order of hosts is that of the nodes.")
+        raise InvalidArgument(f"hosts={hosts!r}: expected a list, since the order of hosts is that of the nodes.")
     if not hosts:
         raise InvalidArgument(f"hosts={hosts!r}: name at least one host, like hosts=['gpu1', 'user@10.0.0.7:2222'].")
     for host in cast("Sequence[Any]", hosts):

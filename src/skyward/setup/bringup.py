@@ -15,30 +15,40 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from skyward import events
 from skyward.api.context import PoolContext
 from skyward.api.provider import Machine
-from skyward.api.ranks import Ranks
+from skyward.api.spec import Ranks
+from skyward.client.connections import NodeEnded
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
-from skyward.errors import BootstrapError, NodeLost, SkywardError
+from skyward.errors import BootstrapError, SkywardError
 from skyward.machines.parallel import each
 from skyward.machines.replacement import Replacing, Supply
-from skyward.setup.accelerators import doubts, refusal
 from skyward.setup.added_packages import AddedPackages
-from skyward.setup.connectivity import find_layout, newcomer_blocked, replacement_address
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
-from skyward.setup.network import Address, Layout
-from skyward.setup.node_settings import agent_settings, counted_ranks, instance_info, packed_hooks, pool_gpus
+from skyward.setup.network import Address, Layout, find_layout, newcomer_blocked, replacement_address
+from skyward.setup.node_settings import (
+    agent_settings,
+    counted_ranks,
+    doubts,
+    instance_info,
+    packed_hooks,
+    pool_gpus,
+    refusal,
+    shared_gpus,
+)
 from skyward.transport import local_sockets
 from skyward.transport.blobs import Store
 from skyward.transport.roles import node_role
 
-if TYPE_CHECKING:  # pools on this computer have no certificates
-    from skyward.machines.joining import Joining, Missing
-    from skyward.setup.pool_certificates import PoolCertificates
+if TYPE_CHECKING:
+    from skyward.machines.replacement import Joining, Missing
+    from skyward.transport.certificates import PoolCertificates
 
 __all__ = ["PoolHosts"]
+
 
 _REACH_TIMEOUT = 10.0
 _LOGIN = 15.0
@@ -87,7 +97,7 @@ class PoolHosts:
         hosts, missing = self._sorted(self._setup.set_up(self._machines, patience))
         deadline = time.monotonic() + patience
         if not context.local:
-            from skyward.setup.pool_certificates import PoolCertificates
+            from skyward.transport.certificates import PoolCertificates  # with ssl, which no local pool needs
 
             self.certificates = PoolCertificates(context.name, context.spec.ttl)  # while the keepers start
         layout = find_layout(hosts, self._names, context.access.network, deadline, alone=not missing)
@@ -104,15 +114,17 @@ class PoolHosts:
         steps.callback(self._close_supply)
         try:
             self.engine.open(deadline)
-        except NodeLost as exc:
+        except BootstrapError as exc:
             self._explain(exc)
             raise
         abouts = self.engine.abouts()
         greetings = {"this computer": abouts[0]} if context.local else dict(zip(self._names, abouts, strict=False))
         for text in doubts(context.spec.accelerator, greetings):
             context.warn(text)
+        if text := shared_gpus(context, pool_gpus(context, self.by_node, abouts, self.engine.ranks)):
+            context.emit(events.Notice(context.name, text))
         if missing:
-            from skyward.machines.joining import Joining
+            from skyward.machines.replacement import Joining
 
             self._tell_missing(missing)
             self._joining = Joining(self, self.engine, missing)
@@ -122,12 +134,17 @@ class PoolHosts:
     def reach(self, node: int) -> socket.socket:
         """A connection to a node's agent; both sides have checked who the other is."""
         keeper = self.by_node[node].keeper
+        self._check_alive(node)
         if self.certificates is None:
             return local_sockets.connect(keeper.sockets[node], _REACH_TIMEOUT)
         from skyward.transport.certificates import secure
 
         tls = self.certificates.client()
         return secure(keeper.shell.reach(*keeper.ports[node]), tls, _REACH_TIMEOUT, node_role(node))
+
+    def _check_alive(self, node: int) -> None:
+        if why := self.by_node[node].keeper.ended(self._context.spec.ttl):
+            raise NodeEnded(why)
 
     def address(self, node: int) -> tuple[str, int] | None:
         """Where other nodes reach a node's agent; None if they cannot."""
@@ -148,7 +165,8 @@ class PoolHosts:
         return counted_ranks(self._context, self.by_node, abouts, self._names)
 
     def revive(self, node: int) -> None:
-        """Sets up a machine again that had lost everything of ours."""
+        """Sets up a machine again that had lost everything of ours, unless its time is over."""
+        self._check_alive(node)
         patience = self._context.image.bootstrap_timeout
         self._setup.stop(self.by_node[node])  # what it still runs was given up, and may run elsewhere by now
         host = self._setup.set_up_one(node, self._machines[node], patience)
@@ -174,7 +192,7 @@ class PoolHosts:
         supply = self._supply
         assert supply is not None
         others = sum(machine.hourly_cost for other, machine in enumerate(self._machines) if other != node)
-        machine = supply.another(others, lambda text: self._context.report(text, node))
+        machine = supply.another(others, lambda text: self._context.report(text, node), lost=True)
         try:
             host, address = self._set_up_replacement(node, machine)
         except BaseException:
@@ -273,7 +291,7 @@ class PoolHosts:
         """The hosts, numbered without gaps, and what is missing; the machines and names are those of the hosts then."""
         if all(isinstance(result, Host) for result in results) and len(self._machines) == self._context.nodes:
             return [result for result in results if isinstance(result, Host)], []
-        from skyward.machines.joining import Missing
+        from skyward.machines.replacement import Missing
 
         hosts: list[Host] = []
         machines, names, missing = list[Machine](), list[str](), list[Missing]()
@@ -319,6 +337,7 @@ class PoolHosts:
             address=self.address,
             revive=None if context.local else self.revive,
             substitutes=self if self._supply is not None else None,
+            reboots=not context.local and self._supply is None and not any(m.joined for m in self._machines),
             refusal=self._refusal,
             stall_timeout=context.stall_timeout,
             present=context.nodes - len(missing),
@@ -366,8 +385,10 @@ class PoolHosts:
             context.warn(f"{why}. Calls work all the same, through this computer; groups of nodes (torch, jax) do not.")
         return why
 
-    def _explain(self, error: NodeLost) -> None:
+    def _explain(self, error: BootstrapError) -> None:
         """Raises an error that helps, if a host's sshd is why its node could not be reached."""
+        if error.node is None or error.step != "connecting":
+            return
         message = self.by_node[error.node].keeper.shell.said()
         if "prohibited" in message:
             raise BootstrapError(

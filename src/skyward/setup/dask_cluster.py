@@ -52,9 +52,7 @@ class DaskCluster:
             scheduler = self._scheduler(authority)
             for node in self._hosts:
                 self._start_worker(node, scheduler, authority)
-        host, port = scheduler.removeprefix("tls://").rsplit(":", 1)
-        near, near_port = self._hosts[0].keeper.shell.forward(host.strip("[]"), int(port))
-        return connect(f"tls://{near}:{near_port}", authority.issue(CLIENT))
+        return connect(scheduler, authority.issue(CLIENT), self._hosts[0].keeper.shell.reach)
 
     def rejoin(self, node: int) -> None:
         """Starts the worker of a node that was set up again; without a scheduler, the next `connect` does so."""

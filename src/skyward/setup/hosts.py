@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from skyward.api.context import PoolContext
 from skyward.api.image import mask
 from skyward.api.provider import Machine
 from skyward.api.secret import revealed, without_secrets
-from skyward.api.shell import Shell
-from skyward.errors import BootstrapError, PluginError, SkywardError
+from skyward.api.shell import Access, Finished, Shell, SshTarget
+from skyward.api.spec import WEEK
+from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, PluginError, SkywardError
 from skyward.events import Notice
 from skyward.machines.parallel import each, spread
 from skyward.machines.replacement import Supply
 from skyward.machines.watchdog import Watchdog
-from skyward.setup.env.environment import Environment
-from skyward.setup.env.local import prepare
-from skyward.setup.host_watch import MachineWatch, during_setup, prepared
+from skyward.setup.env.local import Environment, prepare
 from skyward.setup.keeper_client import KeeperClient
 from skyward.setup.local_shell import LocalShell, inherited
 from skyward.transport import private
 from skyward.transport.blobs import Store
 
-if TYPE_CHECKING:  # pools on this computer do not need them
+if TYPE_CHECKING:
     from skyward.setup.env.remote import Packages
 
-__all__ = ["Host", "HostSetup"]
+__all__ = ["RECEIVE", "Host", "HostSetup", "during_setup", "not_copied", "prepared"]
+
 
 _STOP_TIMEOUT = 20
 _LARGE_INCLUDES = 100 << 20
@@ -100,7 +102,6 @@ class HostSetup:
             return [self._set_up_local(len(machines), time.monotonic() + patience)]
         from skyward.setup.env.remote import Packages
         from skyward.setup.env.requirements import check_python
-        from skyward.setup.shells import tell_of_strangers
 
         check_python(self._context.image)
         self._pack_includes()
@@ -119,7 +120,6 @@ class HostSetup:
 
         With `login` it has so many seconds to let us in, and nothing is said if it does not: it is tried again.
         """
-        from skyward.setup.shells import shell_of
 
         shell, key = shell_of(machine), f"{node}-{time.monotonic()}"
         self._shells.append(shell)
@@ -208,7 +208,9 @@ class HostSetup:
         self._send_includes(shell, directory)
         # Secrets come later, to the processes that run bodies: what a program is started with can be read from outside.
         env = {**inherited(os.environ), **without_secrets({**made.env, **self._context.image.env})}
-        keeper = KeeperClient(shell, made.python, env, directory, 0.0, self._context.spec.ttl)
+        ttl = self._context.spec.ttl
+        # this computer costs nothing, and its pool ends with this program: it has a time to live only if one was given
+        keeper = KeeperClient(shell, made.python, env, directory, 0.0, math.inf if ttl == WEEK else ttl)
         self._steps.callback(lambda: keeper.end(0.2 if self._context.hurried() else 10.0))
         return Host(keeper, tuple(range(nodes)), made.env, self._paths(directory), _working_directory())
 
@@ -261,12 +263,15 @@ class HostSetup:
             try:
                 keeper.shell.run(running.stop, timeout=_STOP_TIMEOUT)
             except _UNREACHABLE as exc:
-                self._context.warn(
-                    f"{keeper.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). It is "
-                    f"tried for another minute; if that fails, what runs there ends by itself, "
-                    f"{self._context.access.lease:.0f} s after it last heard of us."
-                )
-                return
+                from skyward.setup.joined.members import MachineLeft
+
+                if not isinstance(exc, MachineLeft):  # else nothing is left there
+                    self._context.warn(
+                        f"{keeper.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). It "
+                        f"is tried for another minute; if that fails, what runs there ends by itself, "
+                        f"{self._context.access.lease:.0f} s after it last heard of us."
+                    )
+                    return
         self._watchdog.drop(running.key)
 
     def _close_shells(self) -> None:
@@ -385,3 +390,176 @@ def _working_directory() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return os.sep
+
+
+def shell_of(machine: Machine) -> Shell:
+    """The shell of another machine."""
+    if machine.joined is not None:
+        from skyward.setup.joined.arrivals import shell_for
+
+        return shell_for(machine.joined)
+    from skyward.setup.ssh.shell import SshShell
+
+    assert machine.ssh is not None
+    return SshShell(machine.ssh)
+
+
+def tell_of_strangers(machines: Sequence[Machine], warn: Callable[[str], None]) -> None:
+    """Has the user told of whoever wants to join and is not let in."""
+    for pool in {machine.joined.pool for machine in machines if machine.joined is not None}:
+        from skyward.setup.joined.arrivals import find_arrivals
+
+        if (arrivals := find_arrivals(pool)) is not None:
+            arrivals.warn_with(warn)
+
+
+# The end of a broken connection looks like the end of the file: hence the size, and no signal that comes with it.
+RECEIVE = (
+    'umask 077; trap "" HUP PIPE; cat > "$2" && '
+    '{ test "$(wc -c < "$2")" -eq "$3" || { echo "cut short" >&2; false; }; } && '
+    'mv -f -- "$2" "$1" && exit 0; code=$?; rm -f -- "$2"; exit "$code"'
+)
+_REASONS = {
+    "No space left": "the disk there is full. Free some space, or set SKYWARD_CACHE there to a directory on another.",
+    "quota exceeded": "the user's share of the disk there is used up. Free some space, or ask for more.",
+    "Read-only file system": "the disk there cannot be written to. Set SKYWARD_CACHE there to a directory on another.",
+    "Permission denied": "the user may not write there. Choose a directory of the user's own.",
+    "nonexistent": "the directory does not exist there.",
+    "No such file": "the directory does not exist there.",
+    "cut short": "not all of it arrived: the file changed while it was read, or the connection broke. Try again.",
+}
+
+
+def not_copied(name: str, dest: str, done: Finished) -> BootstrapError:
+    """Why a file did not arrive."""
+    why = next((words for sign, words in _REASONS.items() if sign in done.err), "")
+    return BootstrapError(f"copying to {name}:{dest}", f"{why}\n{done.err}".strip(), None, done.code)
+
+
+_INTERVAL = 10.0
+_FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
+
+
+@contextmanager
+def during_setup(
+    shell: Shell, target: SshTarget | None, access: Access, warn: Callable[[str], None]
+) -> Generator[Callable[[], None]]:
+    """Renews the machine's lease and runs the provider's setup step while the block runs; waits for that step.
+
+    The block gets a function that waits for the step, too. `warn` is told if it fails. After the block the machine's
+    keeper renews the lease.
+    """
+    ended = threading.Event()
+    renewing = threading.Thread(target=_renew, args=(shell, access, ended), name="skyward-lease", daemon=True)
+    settling = threading.Thread(target=_settle, args=(shell, target, access, warn), name="skyward-settle", daemon=True)
+    renewing.start()
+    settling.start()
+    try:
+        yield settling.join
+    finally:
+        settling.join()
+        ended.set()
+
+
+def _renew(shell: Shell, access: Access, ended: threading.Event) -> None:
+    """Touches the file without which the machine shuts itself down; at once, as booting has used up time."""
+    while access.lease_file is not None:
+        try:
+            shell.run(["touch", access.lease_file], timeout=10)
+        except _FAILURES:
+            pass  # the setup notices by itself if the machine is gone
+        if ended.wait(access.lease / 4):
+            return
+
+
+def _settle(shell: Shell, target: SshTarget | None, access: Access, warn: Callable[[str], None]) -> None:
+    if access.settle is None or target is None:
+        return
+    try:
+        text = access.settle(shell, target)
+    except _FAILURES as exc:
+        text = str(exc).partition("\n")[0]
+    if text:
+        warn(text)
+
+
+class Knows(Protocol):
+    """What a provider knows of machines that do not answer; `machines/replacement.py: Supply`."""
+
+    def unanswered(self, machines: Sequence[Machine]) -> list[str]:
+        """Why machines are gone; empty for those that are there."""
+        ...
+
+    def who_is_let_in(self) -> str:
+        """Whom machines let in, for the message about one that does not answer."""
+        ...
+
+
+def prepared(shell: Shell, id: str, access: Access, warn: Callable[[str], None]) -> dict[str, str]:
+    """Variables for all processes on a machine, as the provider says, which prepares it now."""
+    if access.prepare is None:
+        return {}
+    try:
+        variables, text = access.prepare(shell, id)
+    except _FAILURES as exc:
+        variables, text = {}, str(exc).partition("\n")[0]
+    if text:
+        warn(text)
+    return variables
+
+
+class MachineWatch:
+    """Asks the provider whether machines that do not accept our login yet still exist: one question for all."""
+
+    def __init__(self, provider: Knows | None) -> None:
+        self._provider = provider
+        self._lock = threading.Lock()
+        self._waiting: dict[Shell, Machine] = {}
+        self._gone: dict[Shell, str] = {}
+        self._stopped = threading.Event()
+
+    @contextmanager
+    def watching(self, shell: Shell, machine: Machine, login: str = "") -> Generator[None]:
+        """Closes the shell if its machine is gone; the error of the block then says so.
+
+        `login` is added to what a user is told of a machine that refuses the login.
+        """
+        with self._lock:
+            if self._provider is not None and not self._waiting:
+                self._stopped = threading.Event()
+                asking = threading.Thread(target=self._ask, args=(self._provider, self._stopped), name="skyward-watch")
+                asking.daemon = True
+                asking.start()
+            self._waiting[shell] = machine
+        try:
+            yield
+        except BootstrapError as exc:
+            if shell in self._gone:
+                text = (
+                    f"{machine.id}: {self._gone[shell]} before it let us in. Open the pool again for another machine."
+                )
+                raise BootstrapError("starting", text) from exc
+            if login and isinstance(exc, AuthenticationFailed):
+                raise AuthenticationFailed(exc.step, f"{exc.detail}\n{login}") from exc
+            allowed = self._provider.who_is_let_in() if self._provider and isinstance(exc, HostUnreachable) else ""
+            if allowed:
+                raise HostUnreachable(exc.step, f"{exc.detail}\n{allowed}") from exc
+            raise
+        finally:
+            with self._lock:
+                del self._waiting[shell]
+                if not self._waiting:
+                    self._stopped.set()
+
+    def _ask(self, provider: Knows, stopped: threading.Event) -> None:
+        while not stopped.wait(_INTERVAL):
+            with self._lock:
+                waiting = dict(self._waiting)
+            try:
+                reasons = provider.unanswered(list(waiting.values()))
+            except _FAILURES:
+                continue  # it may be our own network that is down
+            for shell, reason in zip(waiting, reasons, strict=True):
+                if reason:
+                    self._gone[shell] = reason
+                    shell.close()

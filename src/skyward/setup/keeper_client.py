@@ -11,9 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import IO, Any, cast
 
-from skyward.api.masking import hide
+from skyward.api.secret import hide
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToKeeper, KeeperToClient
@@ -47,7 +47,7 @@ class KeeperClient:
         """The socket files of the agents of nodes on this computer."""
         self.scratch = directory
         self.scheduler: str | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
+        self._errors = _errors_file()  # closed in end()
         # -P: the working directory must not be searched for modules
         argv = [python, "-P", "-m", "skyward.node.keeper", directory, str(lease), str(ttl)]
         argv += [lease_file] if lease_file else []
@@ -55,6 +55,7 @@ class KeeperClient:
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._answers: list[Any] = []
         self._nonsense = ""  # what it said that is no message, if it did
+        self._lease, self._over = lease, False
         self._receiver = Receiver(KeeperToClient, self)
         threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()
 
@@ -62,6 +63,18 @@ class KeeperClient:
     def pid(self) -> int:
         """The keeper's process id, or that of the ssh program that leads to it."""
         return self._process.pid
+
+    def ended(self, ttl: float) -> str:
+        """Why the keeper has ended for good, as far as it is known here; empty while it may run.
+
+        `ttl` is the pool's, in seconds.
+        """
+        if self._over:
+            return f"the pool's ttl of {ttl:g} s is over"
+        if self._lease or (code := self._process.poll()) is None:
+            return ""  # the end of the program that leads to another machine says little
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        return f"the pool's first process on {self.shell.name} {how}"
 
     def ask(self, message: Message, deadline: float) -> Any:
         """Sends an order and returns the answer."""
@@ -154,6 +167,9 @@ class KeeperClient:
     def _from_keeper_agent_died(self, node: int, code: int) -> None:
         pass  # it is started again, and its link says so
 
+    def _from_keeper_over(self) -> None:
+        self._over = True
+
     def _from_keeper_scheduler(self, address: str) -> None:
         self.scheduler = address
         self._answers.append("")
@@ -175,6 +191,7 @@ class KeeperClient:
                     self.scheduler = None
                 if message[0] == "agent_died":
                     continue  # it is started again, and its link says so
+                self._over = self._over or message[0] == "over"
                 if self._messages.qsize() > _MOST_MESSAGES:
                     raise Malformed("more answers than orders")
                 self._messages.put(message)
@@ -189,6 +206,8 @@ class KeeperClient:
             return BootstrapError(
                 "keeper", f"what answers on {self.shell.name} is no keeper of ours: {self._nonsense}."
             )
+        if self._over:
+            return BootstrapError("keeper", "the pool's ttl was over before it was open. Raise ttl=.")
         code = self._process.wait(5)
         text = f"the first process on {self.shell.name} ended at once.\n{self._stderr()}"
         return BootstrapError("keeper", text, None, code)
@@ -196,6 +215,13 @@ class KeeperClient:
     def _stderr(self) -> str:
         self._errors.seek(0)
         return hide(self._errors.read().decode("utf-8", "replace"))[-4000:]
+
+
+def _errors_file() -> IO[bytes]:
+    """Where a keeper's stderr goes: memory, since a full disk may be what it has to tell of."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("skyward-stderr"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _parsed(line: bytes) -> Message:

@@ -90,7 +90,7 @@ class LocalShell:
         )
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
-        from skyward.api.program_env import installer_environment  # most pools on this computer run no commands
+        from skyward.api.secret import installer_environment  # most pools on this computer run no commands
 
         env = {**inherited(os.environ), **installer_environment(os.environ)}
         done = subprocess.run(argv, env=env, input=data, capture_output=True, timeout=timeout, check=False)
@@ -109,9 +109,6 @@ class LocalShell:
 
     def reach(self, host: str, port: int) -> socket.socket:
         return socket.create_connection((host, port), timeout=10)
-
-    def forward(self, host: str, port: int) -> tuple[str, int]:
-        return host, port
 
     def command(self, argv: Sequence[str]) -> list[str]:
         return list(argv)

@@ -6,7 +6,21 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Address", "Blocked", "Layout", "blocked_pairs", "candidates"]
+from skyward.errors import BootstrapError
+from skyward.machines.parallel import each
+from skyward.node.orders import ClientToKeeper
+from skyward.setup.hosts import Host
+
+__all__ = [
+    "Address",
+    "Blocked",
+    "Layout",
+    "blocked_pairs",
+    "candidates",
+    "find_layout",
+    "newcomer_blocked",
+    "replacement_address",
+]
 
 
 @dataclass(frozen=True)
@@ -89,3 +103,80 @@ def blocked_pairs(answers: Mapping[int, Mapping[int, str]]) -> tuple[Blocked, ..
         for target, reason in sorted(found.items())
         if reason
     )
+
+
+_LOOPBACK = Address("lo", "127.0.0.1", "255.0.0.0")
+_PROBE_TIMEOUT = 3.0
+
+
+def find_layout(
+    hosts: Sequence[Host], names: Sequence[str], network: str, deadline: float, alone: bool = True
+) -> Layout:
+    """The addresses by which nodes reach each other, a listener left on each; every pair has been tried.
+
+    One host is reached by its loopback if it stays `alone`, else by the address that ssh uses.
+    """
+    if len(hosts) == 1 and alone:
+        return Layout((_LOOPBACK,) * len(hosts[0].nodes))
+    if network == "star":
+        return Layout((_LOOPBACK,) * len(hosts))
+    known = each(lambda host: _addresses(host, deadline), hosts)
+    for node, found in enumerate(known):
+        if not found:
+            raise BootstrapError("network", f"{names[node]} has no address but its loopback's.", node)
+    if len(hosts) == 1:
+        return Layout((known[0][0],))
+    best: Layout | None = None
+    for addresses in candidates(known):
+        layout = Layout(addresses, _blocked(hosts, addresses, deadline))
+        if not layout.blocked:
+            return layout
+        if best is None or len(layout.blocked) < len(best.blocked):
+            best = layout
+    assert best is not None
+    if network == "mesh":
+        raise BootstrapError("network", f"{best.explain(names)}. Open the hosts' firewalls to each other.")
+    return best
+
+
+def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> Address:
+    """The address of a host that replaces one with the address `old`: in the same network, if it has one there."""
+    if old == _LOOPBACK:
+        return old
+    found = _addresses(host, deadline)
+    if not found:
+        raise BootstrapError("network", f"{host.keeper.shell.name} has no address but its loopback's.")
+    return next((address for address in found if address.ip == ip or address.network == old.network), found[0])
+
+
+def newcomer_blocked(
+    host: Host, node: int, present: Mapping[int, tuple[str, int]], addresses: Sequence[Address], deadline: float
+) -> Layout:
+    """Which of the nodes that are there a host cannot connect to that is about to join."""
+    peers = {str(other): end for other, end in present.items()}
+    answer: dict[str, str] = host.keeper.ask(ClientToKeeper.probe(peers, _PROBE_TIMEOUT), deadline)
+    return Layout(tuple(addresses), blocked_pairs({node: {int(name): reason for name, reason in answer.items()}}))
+
+
+def _addresses(host: Host, deadline: float) -> list[Address]:
+    return [Address(*entry) for entry in host.keeper.ask(ClientToKeeper.look(), deadline)]
+
+
+def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
+    """The pairs that cannot connect; all hosts try at the same time."""
+    nodes = range(len(hosts))
+    listening: dict[str, tuple[str, int]] = {}
+
+    def listen(node: int) -> None:
+        port = hosts[node].keeper.ask(ClientToKeeper.listen(addresses[node].ip), deadline)
+        if port is not None:
+            listening[str(node)] = (addresses[node].ip, port)
+
+    def probe(node: int) -> dict[int, str]:
+        peers = {name: end for name, end in listening.items() if name != str(node)}
+        answer: dict[str, str] = hosts[node].keeper.ask(ClientToKeeper.probe(peers, _PROBE_TIMEOUT), deadline)
+        silent = {other: "it cannot listen there" for other in nodes if str(other) not in listening and other != node}
+        return silent | {int(name): reason for name, reason in answer.items()}
+
+    each(listen, nodes)
+    return blocked_pairs(dict(enumerate(each(probe, nodes))))

@@ -6,20 +6,32 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from skyward.accelerators import Accelerator
 from skyward.api.context import PoolContext
+from skyward.api.hardware import Found
 from skyward.api.info import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
+from skyward.api.matching import compare, models_of
 from skyward.api.provider import Machine
-from skyward.api.ranks import Ranks
-from skyward.client import logs
-from skyward.errors import BootstrapError
-from skyward.node import gpu_shares
-from skyward.node.gpu_shares import PoolGpus
+from skyward.api.spec import Ranks
+from skyward.client import output
+from skyward.errors import AcceleratorMismatch, BootstrapError
+from skyward.node.gpu_shares import GpuMachine, PoolGpus, dealt_out, memory_share, own_gpus, restricted, variables
 from skyward.setup.hosts import Host
 from skyward.setup.network import Address
 from skyward.transport.blobs import SCRATCH
 from skyward.transport.payload import Packer
 
-__all__ = ["agent_settings", "counted_ranks", "instance_info", "packed_hooks", "pool_gpus", "thread_counts"]
+__all__ = [
+    "agent_settings",
+    "counted_ranks",
+    "doubts",
+    "instance_info",
+    "packed_hooks",
+    "pool_gpus",
+    "refusal",
+    "shared_gpus",
+]
+
 
 _THREAD_VARIABLES = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
@@ -40,6 +52,7 @@ def agent_settings(
         "env": {**counts, **host.env, SCRATCH: host.keeper.scratch},
         "cwd": host.cwd,
         "grace": context.grace,
+        "ready_within": context.provision_timeout,
         "threads": threads,
         "processes": processes,
         "gpus": list(gpus.by_node[node]),
@@ -50,8 +63,9 @@ def agent_settings(
             "paths": list(host.paths),
             "blobs": host.keeper.scratch,
             "max_result": context.max_result,
+            "stall_timeout": context.stall_timeout,
             "shared": host.keeper.sockets.get(0),
-            "log": logs.snapshot(),
+            "log": output.snapshot(),
         },
     }
 
@@ -78,6 +92,7 @@ def instance_info(
         total_accelerators=gpus.total,
         node_gpus=own,
         gpu_conflict=gpus.conflict,
+        processes_given=context.spec.processes_per_node is not None,
         head_addr=addresses[0].ip,
         head_port=ports[0],
         job_id=context.name,
@@ -102,7 +117,7 @@ def counted_ranks(
 
     Nodes that are missing, which come last, have said nothing of themselves.
     """
-    asked, there = context.spec.processes_per_node, [1 if about else 0 for about in abouts]
+    asked, there = context.spec.processes, [1 if about else 0 for about in abouts]
     if asked != "gpu":
         return Ranks([asked * count for count in there])
     by_node = pool_gpus(context, hosts, abouts, Ranks(there)).by_node
@@ -122,30 +137,50 @@ def pool_gpus(
     context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], ranks: Ranks
 ) -> PoolGpus:
     """How the GPUs that the nodes have found are dealt out among those that share a machine."""
-    machines: list[gpu_shares.Machine] = []
+    machines: list[GpuMachine] = []
     there = [node for node, count in enumerate(ranks.counts) if count]
     for host in (hosts[node] for node in there if hosts[node].nodes[0] == node):
         name = "this computer" if context.local else f"node {host.nodes[0]}"
         found = _machine_gpus(context, host, abouts[host.nodes[0]])
-        machines.append(gpu_shares.Machine(name, found, {node: ranks.counts[node] for node in host.nodes}))
-    return gpu_shares.dealt_out(machines)
+        machines.append(GpuMachine(name, found, {node: ranks.counts[node] for node in host.nodes}))
+    return dealt_out(machines)
 
 
 def _machine_gpus(context: PoolContext, host: Host, about: Mapping[str, Any]) -> list[str]:
     found: list[str] = about["gpu_names"]
     # On this computer the agent's own environment has the image's variables already.
-    return found if context.local else gpu_shares.restricted(found, host.env.get(about["gpu_variable"]))
+    return found if context.local else restricted(found, host.env.get(about["gpu_variable"]))
 
 
 def _gpu_variables(
     context: PoolContext, node: int, host: Host, about: Mapping[str, Any], gpus: PoolGpus, ranks: int
 ) -> list[dict[str, str]]:
     """What each process of a node finds in its environment if it does not have all GPUs of the machine to itself."""
-    own, crowded = gpus.by_node[node], node in gpus.crowded
-    if not crowded and list(own) == _machine_gpus(context, host, about) and (ranks == 1 or not own):
+    own, sharers = gpus.by_node[node], _sharers(context, node, gpus)
+    if sharers < 2 and list(own) == _machine_gpus(context, host, about) and (ranks == 1 or not own):
         return [{} for _ in range(ranks)]
     env = {**(os.environ if context.local else {}), **host.env}
-    return [gpu_shares.variables(part, crowded, env, about["gpu_variable"]) for part in gpu_shares.own_gpus(own, ranks)]
+    return [variables(part, sharers, env, about["gpu_variable"]) for part in own_gpus(own, ranks)]
+
+
+def _sharers(context: PoolContext, node: int, gpus: PoolGpus) -> int:
+    """How many processes of a node, and of others on its machine, use one GPU."""
+    if not gpus.by_node[node]:
+        return 0
+    return gpus.sharers.get(node, 1) * (context.worker.concurrency if context.worker.process else 1)
+
+
+def shared_gpus(context: PoolContext, gpus: PoolGpus) -> str:
+    """What is said where processes share a GPU; empty where none do."""
+    sharers = max((_sharers(context, node, gpus) for node in gpus.by_node), default=0)
+    if sharers < 2:
+        return ""
+    share = memory_share(sharers)
+    return (
+        f"{sharers} processes share a GPU: JAX uses at most {share:.1%} of its memory in each of them "
+        f"(XLA_PYTHON_CLIENT_MEM_FRACTION, unless you set it). torch has no limit: in the body, call "
+        f"torch.cuda.set_per_process_memory_fraction({share:g})."
+    )
 
 
 def packed_hooks(context: PoolContext, hosts: Sequence[Host]) -> list[Any]:
@@ -166,3 +201,46 @@ def thread_counts(
     if any(name in env or (local and name in client_env) for name in _THREAD_VARIABLES):
         return {}  # the user has decided
     return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cpus // runners)))
+
+
+def refusal(
+    requested: Accelerator | None, name: str, node: int, greeting: Mapping[str, Any]
+) -> AcceleratorMismatch | None:
+    """The error for a node whose machine, `name`, has something else; None if it has what was asked for."""
+    if requested is None:
+        return None
+    found = Found.of(greeting)
+    reason = compare(requested, found).refusal
+    if not reason:
+        return None
+    text = f"{name} {reason}; {requested.described()} was asked for. {_advice(found)}"
+    return AcceleratorMismatch("accelerator", text, node)
+
+
+def doubts(requested: Accelerator | None, greetings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is to be said of machines, by name: what could not be checked, and GPUs that do not answer."""
+    found = {name: Found.of(greeting) for name, greeting in greetings.items()}
+    if requested is None:
+        broken = {name: one.problem for name, one in found.items() if one.problem}
+        return [f"{_all(names)}: {text}. Programs cannot use GPUs there." for text, names in _grouped(broken).items()]
+    unsure = {name: compare(requested, one).doubt for name, one in found.items()}
+    return [f"{_all(names)} {text}." for text, names in _grouped(unsure).items() if text]
+
+
+def _advice(found: Found) -> str:
+    models = models_of(found.gpus[0].name) if found.gpus and not found.gpus[0].is_slice else []
+    if not models:
+        return "Leave `accelerator` out to run on what is there, or use machines that have it."
+    count = f":{len(found.gpus)}" if len(found.gpus) > 1 else ""
+    return f'Ask for what is there, accelerator="{models[0].name}{count}", or use other machines.'
+
+
+def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    return names
+
+
+def _all(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

@@ -6,10 +6,8 @@ of its type when `nvidia-smi` on its PATH says so. Nothing in Skyward itself is 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 from uuid import NAMESPACE_OID, uuid5
-
-from skyward.testing.machines import Instance
 
 __all__ = ["nvidia_smi"]
 
@@ -22,6 +20,15 @@ _PRODUCTS = {
     "T4g": "NVIDIA T4G",
     "V100": "Tesla V100-SXM2-{size}GB",
 }
+
+
+class Instance(Protocol):
+    """A machine of a test cloud: its id and its type at EC2, such as g4dn.xlarge."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
 
 
 def nvidia_smi(instance: Instance) -> str | None:

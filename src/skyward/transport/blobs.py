@@ -2,38 +2,71 @@
 
 A blob is written once and read by every process of a machine without copying it; on tmpfs it never touches a disk.
 Arguments are named by their content, so a repeated one is not written again; results by a random name, and their
-reader removes them. The blobs of a result that is kept are named by its key (20 characters), the attempt (4) and the
-index of the piece (4).
+reader removes them. The blobs of a result that is kept are named by its key (20 characters), the attempt (3) and the
+index of the piece (5).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import mmap
 import os
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from skyward.transport import private
-from skyward.transport.frames import Buffer
+from skyward.errors import PoolClosed
+from skyward.transport import private, tensors
+from skyward.transport.frames import Buffer, nbytes
 
-# fmt: off
 __all__ = [
-    "KEY", "LARGE", "SCRATCH", "Blob", "BlobIndex", "Store",
-    "digest", "draft", "duplicate", "keep", "kept_names", "key_of", "make_directory", "read", "remove",
-    "remove_directory", "room", "write", "write_piece",
+    "FULL",
+    "KEY",
+    "LARGE",
+    "SCRATCH",
+    "Blob",
+    "BlobIndex",
+    "Incoming",
+    "Spill",
+    "Store",
+    "digest",
+    "directories",
+    "draft",
+    "duplicate",
+    "fetched",
+    "keep",
+    "kept_names",
+    "key_of",
+    "make_again",
+    "make_directory",
+    "read",
+    "remove",
+    "remove_directory",
+    "room",
+    "size_of",
+    "stowed",
+    "write",
 ]
-# fmt: on
+
 
 KEY = 20
 LARGE = 1 << 20
 SCRATCH = "SKYWARD_SCRATCH"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 Blob = tuple[str, int]  # path and size
 
 _RAM = Path("/dev/shm")
+_DISKS = ("/tmp", "/var/tmp")
+_CGROUPS = Path("/sys/fs/cgroup")
 _SPILL = "more"
+_LOCK = "lock"  # of the process that the directory belongs to
+_WEEK = 7 * 86_400.0
 
 
 def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
@@ -71,10 +104,54 @@ def digest(buffer: Buffer) -> str:
     return xxhash.xxh3_128_hexdigest(buffer)
 
 
-def write_piece(path: str, offset: int, data: Buffer) -> None:
-    """Writes a part of a blob that arrives in pieces; the first one makes the file."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if offset == 0 else 0)
-    fd = os.open(path, flags, 0o600)
+class Incoming:
+    """Blobs that come in pieces, each in order; one for which there is no room in memory goes to a disk."""
+
+    def __init__(self, directory: str, suffix: str = "") -> None:
+        self._directory, self._suffix = directory, suffix
+        self._elsewhere: dict[str, str] = {}
+
+    def path(self, name: str) -> str:
+        """The file that holds what has come of a blob."""
+        return self._elsewhere.get(name) or os.path.join(self._directory, name + self._suffix)
+
+    def write(self, name: str, offset: int, data: Buffer, total: int = 0) -> None:
+        """Writes a piece; the first one makes the file, where there is room for the `total`.
+
+        If others take that room meanwhile, what there is moves to a disk, and the caller waits for that.
+        """
+        if not offset:
+            remove([self.path(name)])  # of an attempt that nobody has ended
+            self.forget(name)
+            if (place := _with_room(self._directory, total)) != self._directory:
+                self._elsewhere[name] = os.path.join(place, name + self._suffix)
+        source = path = self.path(name)
+        full: list[str] = []
+        while True:
+            try:
+                if path != source and offset:
+                    _copy(source, path, offset)
+                _write_piece(path, offset, data)
+                break
+            except OSError as exc:
+                if path != source:
+                    remove([path])
+                if exc.errno not in FULL or (further := _further(os.path.dirname(path), full)) is None:
+                    raise
+                path = os.path.join(further, name + self._suffix)
+        if path != source:
+            remove([source])
+            self._elsewhere[name] = path
+
+    def forget(self, name: str) -> None:
+        """A blob is whole, or does not come after all."""
+        self._elsewhere.pop(name, None)
+
+
+def _write_piece(path: str, offset: int, data: Buffer) -> None:
+    # only the first one makes a file: after one that somebody has removed, there would be zeros before this piece
+    fresh = 0 if offset else os.O_CREAT | os.O_TRUNC
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | fresh, 0o600)
     try:
         view = memoryview(data)
         while view.nbytes:
@@ -82,6 +159,16 @@ def write_piece(path: str, offset: int, data: Buffer) -> None:
             view, offset = view[written:], offset + written
     finally:
         os.close(fd)
+
+
+def _copy(path: str, target: str, size: int) -> None:
+    with open(path, "rb", buffering=0) as file:
+        done = 0
+        while done < size:
+            if not (data := file.read(min(1 << 20, size - done))):
+                raise OSError(errno.EIO, f"it has {done:,} bytes instead of {size:,}", path)
+            _write_piece(target, done, data)
+            done += len(data)
 
 
 def read(blob: Sequence[str | int], *, unlink: bool = False) -> memoryview:
@@ -121,18 +208,65 @@ def make_directory() -> str:
     """A new private directory for blobs, in memory where possible; removed after this process has ended."""
     import tempfile  # not in runners
 
-    bases = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
+    bases = [tempfile.gettempdir(), *_DISKS]
     if _RAM.is_dir() and os.access(_RAM, os.W_OK):
         bases.insert(0, str(_RAM))
     _sweep(Path(bases[0]))
     # the directory of a pool inside another pool's body lies in that pool's directory, and is removed with it
-    return private.fresh(f"skyward-{os.getpid()}-", *([inner] if (inner := os.environ.get(SCRATCH)) else bases))
+    made = private.fresh(f"skyward-{os.getpid()}-", *([inner] if (inner := os.environ.get(SCRATCH)) else bases))
+    _hold(made)
+    return made
+
+
+def make_again(directory: str) -> bool:
+    """Makes a directory of blobs again if somebody has removed it; False if it is there."""
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        if not private.is_private(directory):
+            raise PermissionError(errno.EACCES, "others have a hand in the directory of blobs", directory) from None
+        return False
+    os.chmod(directory, 0o700)  # a umask may have taken even our own rights away
+    return True
+
+
+def _hold(directory: str) -> None:
+    """Locks a directory, so that other pools do not take it for that of a dead process."""
+    private.let_go(path := os.path.join(directory, _LOCK))
+    try:
+        private.hold(path)
+    except OSError:
+        pass  # a file system without locks: it is removed when nothing has changed in it for a week
 
 
 def room(directory: str) -> int:
-    """How many bytes of blobs a directory may hold: a quarter of what is free."""
+    """How many bytes of blobs a directory may hold: a quarter of what is free, an eighth of what memory we may use.
+
+    In a container /dev/shm may be as large as the machine's, and what lies in it counts as the container's memory.
+    """
     free = os.statvfs(directory)
-    return max(LARGE, free.f_bavail * free.f_frsize // 4)
+    return max(LARGE, min(free.f_bavail * free.f_frsize // 4, _memory_limit() // 8))
+
+
+@lru_cache(1)
+def _memory_limit() -> int:
+    """The memory limit of this process's control group, or of one above it; without one, more than there can be."""
+    limits = [1 << 62]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return limits[0]  # no Linux
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, file = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        for path in (Path(group), *Path(group).parents):
+            try:
+                limits.append(int((_CGROUPS / root / str(path).lstrip("/") / file).read_text()))
+            except (OSError, ValueError):
+                continue  # not ours to see, or "max"
+    return min(limits)
 
 
 def key_of(name: str) -> str | None:
@@ -141,8 +275,8 @@ def key_of(name: str) -> str | None:
 
 
 def kept_names(key: str, attempt: int, count: int) -> list[str]:
-    """What the blobs of a kept result are called."""
-    return [f"{key}{attempt:04x}{index:04x}" for index in range(count)]
+    """What the blobs of a kept result are called; a result has as many pieces at most as a frame has buffers."""
+    return [f"{key}{attempt % 0x1000:03x}{index:05x}" for index in range(count)]
 
 
 def keep(directory: str, names: Sequence[str], pieces: Sequence[Buffer], moved: dict[str, Blob]) -> list[Blob]:
@@ -225,25 +359,64 @@ class BlobIndex:
 
 
 class Store:
-    """The client's directory of blobs: arguments of calls, named by their content."""
+    """The client's directory of blobs: arguments of calls, named by their content.
+
+    A forked child of the client has a copy of this object; whatever it lets go of, it removes nothing.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         self.directory = make_directory()
         most = limit or room(self.directory)
         self._index = BlobIndex(lambda: most)
-        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._lock = threading.Lock()  # entered as itself: Ctrl-C within Condition.__enter__ would leave it taken
+        self._written = threading.Condition(self._lock)  # notified when a blob is no longer being written
+        self._writing: set[str] = set()
+        self.closed = False
 
     def put(self, buffer: Buffer) -> tuple[str, Blob]:
-        """Writes a buffer unless its content is there already, and keeps it until `release`."""
+        """Writes a buffer unless its content is there already, and keeps it until `release`.
+
+        The lock is free while it writes: the I/O thread takes it at the end of every call.
+        """
         name = digest(buffer)
         with self._lock:
+            self._written.wait_for(lambda: name not in self._writing)
             blob = self._index.get(name)
-            if blob is None:
-                blob = write(self.directory, buffer, name)
+            if blob is None or not os.path.exists(blob[0]):  # somebody may have emptied /dev/shm
+                self._check_directory()
+                self._writing.add(name)
+            else:
+                self._use(name)
+                return name, blob
+        made: Blob | None = None
+        try:
+            made = write(self.directory, buffer)
+            blob = os.path.join(os.path.dirname(made[0]), name), made[1]
+            with self._lock:
+                os.rename(made[0], blob[0])
                 self._index.add(name, blob)
-            self._index.use([name])
-            self._index.make_room()
-            return name, blob
+                self._use(name)
+        except BaseException:
+            if made is not None:
+                remove([made[0]])
+            raise
+        finally:
+            with self._lock:
+                self._writing.discard(name)
+                self._written.notify_all()
+        return name, blob
+
+    def _check_directory(self) -> None:
+        """Makes the directory again if somebody has removed it while the pool is open."""
+        if self.closed:
+            raise PoolClosed("the pool is closed; open it again with `with sky.ComputePool(...) as pool:`.")
+        if make_again(self.directory):
+            _hold(self.directory)
+
+    def _use(self, name: str) -> None:
+        self._index.use([name])
+        self._index.make_room()
 
     def retain(self, digests: Iterable[str]) -> None:
         """Says that one more call needs these blobs."""
@@ -253,29 +426,51 @@ class Store:
     def discard(self, digests: Iterable[str]) -> None:
         """Says that a call no longer needs these blobs, and removes those that no other call needs."""
         names = list(digests)
+        if os.getpid() == self._owner:
+            with self._lock:
+                self._index.release(names)
+                self._index.discard(names)
+
+    def has(self, digest: str) -> bool:
+        """Whether a blob is there."""
         with self._lock:
-            self._index.release(names)
-            self._index.discard(names)
+            return self._index.get(digest) is not None
 
     def release(self, digests: Iterable[str]) -> None:
         """Says that a call no longer needs these blobs; they stay as long as there is room."""
-        with self._lock:
-            self._index.release(digests)
-            self._index.make_room()
+        if os.getpid() == self._owner:
+            with self._lock:
+                self._index.release(digests)
+                self._index.make_room()
 
     def close(self) -> None:
         """Removes the directory and everything in it."""
+        if os.getpid() != self._owner:
+            self.closed = True  # without the lock: a thread that the child does not have may hold it
+            return
+        with self._lock:
+            self.closed = True
+            self._written.wait_for(lambda: not self._writing)  # or there would be files again
         remove_directory(self.directory)
 
 
 def remove_directory(directory: str) -> None:
-    """Removes a store's directory, and the one on disk that it may have spilled into."""
+    """Removes a store's directory, and those on disks that it may have spilled into."""
     import shutil
 
     spill = _spill(directory)
     shutil.rmtree(directory, ignore_errors=True)
     if spill is not None and private.is_private(spill):
-        shutil.rmtree(spill, ignore_errors=True)
+        remove_directory(spill)
+    private.let_go(os.path.join(directory, _LOCK))
+
+
+def directories(directory: str) -> list[str]:
+    """A store's directory, and those on disks that it has spilled into."""
+    found = [directory]
+    while (spill := _spill(found[-1])) is not None and private.is_private(spill):
+        found.append(spill)
+    return found
 
 
 def _spill(directory: str) -> str | None:
@@ -286,9 +481,20 @@ def _spill(directory: str) -> str | None:
         return None
 
 
-def _new_spill(directory: str) -> str:
-    """Makes that directory, with a name that nobody can have guessed; a link in our own one leads to it."""
-    made = private.fresh(f"{os.path.basename(directory)}-")
+def _new_spill(directory: str, full: Sequence[str]) -> str | None:
+    """Makes that directory, with a name that nobody can have guessed; a link in our own one leads to it.
+
+    None if there is no place for temporary files but those that are full.
+    """
+    import tempfile
+
+    bases = [base for base in dict.fromkeys((tempfile.gettempdir(), *_DISKS)) if base not in full]
+    if not bases:
+        return None
+    try:
+        made = private.fresh(f"{os.path.basename(directory)}-", *bases)
+    except private.NotPrivate:
+        return None
     try:
         os.symlink(made, os.path.join(directory, _SPILL))
     except FileExistsError:  # another process was faster
@@ -300,25 +506,54 @@ def _new_spill(directory: str) -> str:
     return made
 
 
+def _further(directory: str, full: list[str]) -> str | None:
+    """The next directory after one that has no more room; None if there is none. `full` grows by its place."""
+    full.append(os.path.dirname(directory))
+    spill = _spill(directory) or _new_spill(directory, full)
+    if spill is not None and not private.is_private(spill):
+        raise PermissionError(errno.EACCES, "others have a hand in the directory where blobs would go", spill)
+    return spill
+
+
+def _with_room(directory: str, size: int) -> str:
+    """A directory or the first one after it that has room; the directory itself if none has, or says so."""
+    full: list[str] = []
+    place: str | None = directory
+    while place is not None:
+        free = os.statvfs(place)
+        if not free.f_blocks or free.f_bavail * free.f_frsize >= size:  # without blocks there is no limit
+            return place
+        place = _further(place, full)
+    return directory
+
+
 def _sweep(base: Path) -> None:
-    """Removes the directories of pools whose client was killed and could not clean up."""
+    """Removes the directories of pools whose client was killed and could not clean up.
+
+    One without a lock is being made, or belongs to a version that had none.
+    """
     for path in base.glob("skyward-[0-9]*-*"):
-        pid = path.name.split("-")[1]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and private.is_private(str(path)):
+        try:
+            # in this order: a lock that is made meanwhile is seen as held
+            unused = (path / _LOCK).exists() or time.time() - path.stat().st_mtime > _WEEK
+            if not private.is_private(str(path)) or private.is_locked(path / _LOCK):
+                continue
+        except OSError:
+            continue  # somebody else has removed it
+        if unused:
             remove_directory(str(path))
 
 
 def _made(directory: str, name: str, fill: Callable[[int], None]) -> tuple[str, int]:
-    """A new file with what `fill` puts into it, open; on disk when the memory file system is full."""
-    try:
-        return _made_in(directory, name, fill)
-    except OSError as exc:
-        if exc.errno != errno.ENOSPC:
-            raise
-    spill = _spill(directory) or _new_spill(directory)
-    if not private.is_private(spill):
-        raise PermissionError(errno.EACCES, "others have a hand in the directory where blobs would go", spill)
-    return _made_in(spill, name, fill)
+    """A new file with what `fill` puts into it, open; on a disk that has room when the memory file system has none."""
+    full: list[str] = []
+    while True:
+        try:
+            return _made_in(directory, name, fill)
+        except OSError as exc:
+            if exc.errno not in FULL or (further := _further(directory, full)) is None:
+                raise
+            directory = further
 
 
 def _made_in(directory: str, name: str, fill: Callable[[int], None]) -> tuple[str, int]:
@@ -331,3 +566,117 @@ def _made_in(directory: str, name: str, fill: Callable[[int], None]) -> tuple[st
         os.unlink(path)
         raise
     return path, fd
+
+
+# The large pieces of what a body returns or yields, or takes from an iterator, as blobs: written once, or not at all.
+#
+# an argument that comes back unchanged    its blob gets a second name; nothing is written
+# a tensor on a GPU                        is copied from there into the blob itself
+# anything else                            is written
+
+
+_SAMPLE = 4096
+_STOWED = b"\x02"  # a head begins otherwise
+
+Worded = Callable[[int], contextlib.AbstractContextManager[object]]
+
+
+class Spill:
+    """Blobs of one result in `directory`; `arguments` are the blobs that came with the call.
+
+    What is packed in its `with` block, in the same thread, may use `room`; what of that is not stored is removed.
+    `worded(size)` is open while that makes a file, and says in words why it cannot.
+    """
+
+    def __init__(
+        self, directory: str, arguments: Iterable[tuple[str, int]] = (), worded: Worded = contextlib.nullcontext
+    ) -> None:
+        self._directory, self._arguments, self._worded = directory, arguments, worded
+        self._drafts: dict[int, tuple[mmap.mmap, Blob]] = {}
+
+    def __enter__(self) -> Spill:
+        tensors.local.room = self.room
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        tensors.local.room = None
+        if self._drafts:
+            remove(path for _, (path, _) in self._drafts.values())
+
+    def room(self, size: int) -> memoryview:
+        """Memory to fill. What is stored of it is a blob already."""
+        if size < LARGE:
+            return memoryview(bytearray(size))
+        with self._worded(size):
+            mapped, blob = draft(self._directory, size)
+        self._drafts[id(mapped)] = mapped, blob
+        return memoryview(mapped)
+
+    def store(self, pieces: list[Any]) -> dict[str, Blob]:
+        """Moves large pieces into blobs, in place, and says which."""
+        moved: dict[str, Blob] = {}
+        try:
+            for index, piece in enumerate(pieces):
+                if nbytes(piece) >= LARGE:
+                    moved[str(index)] = self._blob(piece)
+                    pieces[index] = b""
+        except BaseException:
+            remove(path for path, _ in moved.values())
+            raise
+        return moved
+
+    def _blob(self, piece: Any) -> Blob:
+        view = memoryview(piece)
+        draft = self._drafts.pop(id(view.obj), None)
+        if draft is not None:
+            return draft[1]
+        return self._linked(view) or write(self._directory, view)
+
+    def _linked(self, view: memoryview) -> Blob | None:
+        """A second name of the argument that has the same content, if there is one."""
+        for path, size in self._arguments:
+            try:
+                if size == view.nbytes and _is_content_of(path, view):
+                    name = os.path.join(os.path.dirname(path), os.urandom(12).hex())
+                    os.link(path, name)
+                    return name, view.nbytes
+            except OSError:
+                continue  # it is gone, or the file system has no links: it is written
+        return None
+
+
+def stowed(pieces: list[Any], directory: str) -> list[Any]:
+    """The pieces of an item for a process of this computer: large ones as blobs, which an extra first piece names."""
+    moved = Spill(directory).store(pieces)
+    return [_STOWED + json.dumps(moved).encode(), *pieces] if moved else pieces
+
+
+def fetched(pieces: list[Any]) -> list[Any]:
+    """The pieces of an item again; its blobs are mapped and removed."""
+    moved = _stowed_in(pieces) if len(pieces) > 1 else {}
+    if not moved:
+        return pieces
+    pieces = pieces[1:]
+    for index, blob in moved.items():
+        pieces[int(index)] = read(blob, unlink=True)
+    return pieces
+
+
+def size_of(pieces: list[Any]) -> int:
+    """How many bytes an item has, wherever they are."""
+    if len(pieces) == 1:  # as most are, and small
+        return nbytes(pieces[0])
+    return sum(map(nbytes, pieces)) + sum(int(size) for _, size in _stowed_in(pieces).values())
+
+
+def _stowed_in(pieces: list[Any]) -> dict[str, Sequence[Any]]:
+    return json.loads(bytes(pieces[0][1:])) if pieces[0][:1] == _STOWED else {}
+
+
+def _is_content_of(path: str, view: memoryview) -> bool:
+    """Whether a blob of the same size has this content; arguments are named by theirs."""
+    with open(path, "rb", buffering=0) as file:
+        for at in (0, view.nbytes // 2, view.nbytes - _SAMPLE):  # most of what was changed, is changed there
+            if os.pread(file.fileno(), _SAMPLE, at) != view[at : at + _SAMPLE].tobytes():
+                return False
+    return digest(view) == os.path.basename(path)

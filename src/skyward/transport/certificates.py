@@ -10,13 +10,14 @@ import datetime
 import os
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from skyward.transport.link import tune
-from skyward.transport.roles import CLIENT
+from skyward.transport.roles import CLIENT, node_role
 
-__all__ = ["Authority", "Identity", "WrongPeer", "context", "role_of", "secure"]
+__all__ = ["Authority", "Identity", "PoolCertificates", "WrongPeer", "context", "role_of", "secure"]
 
 _DAY = 86_400.0
 _YEAR = 366 * _DAY
@@ -174,3 +175,24 @@ class _Socket(ssl.SSLSocket):
             raise BlockingIOError from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             return 0
+
+
+class PoolCertificates:
+    """Issues certificates of one pool."""
+
+    def __init__(self, pool: str, ttl: float) -> None:
+        self.authority = Authority(pool, ttl)
+        self._tls: tuple[ssl.SSLContext, float] | None = None  # with the time when it is made again
+        self.client()
+
+    def client(self) -> ssl.SSLContext:
+        """TLS with the client's certificate; machines can be replaced, so a pool may live longer than one is valid."""
+        now = time.monotonic()
+        if self._tls is None or now > self._tls[1]:
+            identity = self.authority.issue(CLIENT)
+            self._tls = context(identity, server=False), now + self.authority.lifetime / 2
+        return self._tls[0]
+
+    def of_node(self, node: int) -> dict[str, str]:
+        """What a node's agent shows to others, and whom it trusts."""
+        return vars(self.authority.issue(node_role(node)))

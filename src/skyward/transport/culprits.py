@@ -24,7 +24,7 @@ class StaysHere(TypeError):
 def explained(value: object, what: str, exc: BaseException, pickle: Pickle) -> str:
     """Why `value`, which is called `what`, cannot travel; `pickle` tries whether a part of it can."""
     path, culprit = _culprit(value, what, pickle)
-    path = re.sub(r"arguments of (.+?)\[(?:0|1)\]\[(.+?)\]", r"argument \2 of \1", path)
+    path = re.sub(r"arguments of (.+?)\[(?:0|1)\]\[(.+?)\]((?:\.\w+)*)", _argument, path)
     own = _own_words(culprit, pickle)
     if own is not None:
         return f"{path} cannot be sent: {own}"
@@ -32,6 +32,11 @@ def explained(value: object, what: str, exc: BaseException, pickle: Pickle) -> s
         f"{path} cannot be pickled: it is a {type(culprit).__module__}.{type(culprit).__qualname__} "
         f"({type(exc).__name__}: {exc}). {_advice(culprit)}"
     )
+
+
+def _argument(found: re.Match[str]) -> str:
+    inner = f", attribute {found[3][1:]}" if found[3] else ""
+    return f"argument {found[2]} of {found[1]}{inner}"
 
 
 def _culprit(value: object, label: str, pickle: Pickle) -> tuple[str, object]:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from skyward.api.masking import any_hidden, hide, hide_bytes
+from skyward.api.base_errors import REMOTE
+from skyward.api.secret import any_hidden, hide, hide_bytes
 from skyward.errors import RemoteError, SkywardError
 from skyward.transport.payload import Pickler, unpack
 
@@ -33,10 +34,14 @@ Advice = Callable[[BaseException], str]
 _MAX_PICKLE = 1 << 20
 _MAX_TEXT = 256 << 10
 _MAX_CHAIN = 16
+_MAX_NOTES, _MAX_NOTE = 16, 4 << 10
 _MAX_SOURCE = 2 << 20
 _MAX_FILLED = 100
 _MAX_FRAMES = 20
 _MAX_STACK = 8 << 10
+_MAX_ARGUMENT = 16 << 10
+_CUT = re.compile(r"\.\.\. (\d[\d,]{0,20}) characters left out \.\.\.\n")
+_CUT_ROOM = 64
 _FRAME = re.compile(r'  File "(.+)", line (\d{1,9})\b')
 _OURS = (str(Path(__file__).parents[1]) + os.sep, os.path.join(sysconfig.get_path("stdlib"), "asyncio") + os.sep)
 
@@ -72,27 +77,43 @@ def capture(exc: BaseException) -> tuple[dict[str, Any], bytes]:
     _hide_ours(told)
     if data:
         told.__notes__ = None  # they travel with the exception, and are shown below it
-    described = {
+    described: dict[str, Any] = {
         "type": _type_name(exc),
         "message": _tail(_str(exc), _MAX_TEXT),
         "traceback": _tail("".join(told.format()), _MAX_TEXT),
     }
+    if data and (notes := _notes(exc)):
+        described["notes"] = notes  # should its class not exist at home
     return described, data
+
+
+def _notes(exc: BaseException) -> list[str]:
+    notes = getattr(exc, "__notes__", None)
+    if not isinstance(notes, list):
+        return []
+    texts = [note for note in cast("list[object]", notes) if isinstance(note, str)]
+    return [_tail(note, _MAX_NOTE) for note in texts[:_MAX_NOTES]]
 
 
 def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseException:
     """The exception again, or a RemoteError that says what it was."""
+    error: BaseException | None = None
     if len(data):
         try:
-            return _without_secrets(_chained(unpack(data, [], keep_classes=True)))
+            error = _without_secrets(_chained(unpack(data, [], keep_classes=True)))
         except BaseException as exc:  # a class that only exists there, or does harm: the text says all that is known
             described = {**described, "message": f"{described['message']} (its class could not be rebuilt here: {exc})"}
-    return RemoteError(described["type"], hide(described["message"]), hide(described["traceback"]))
+    if error is None:
+        error = RemoteError(described["type"], hide(described["message"]), hide(described["traceback"]))
+    if not getattr(error, "__notes__", None):  # its class was not there, or its __reduce__ forgets them
+        for note in described.get("notes", ()):
+            noted(error, hide(note))
+    return error
 
 
 def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseException:
     """Adds the note that says where it happened, with the remote traceback."""
-    note = f"{where}\n\nremote traceback:\n{hide(_with_source(described['traceback'])).rstrip()}"
+    note = f"{where}\n\n{REMOTE}\n{hide(_with_source(described['traceback'])).rstrip()}"
     return exc if noted(exc, note) else RemoteError(described["type"], hide(described["message"]), note)
 
 
@@ -168,6 +189,8 @@ class _Parts:
     def join(self) -> BaseException:
         try:
             made = self.cls.__new__(self.cls, *self.args)
+            if self.cls.__module__ == "builtins":
+                made.__init__(*self.args)  # what it says is made of more than its args
         except TypeError:
             made = BaseException.__new__(self.cls)
         cast(Any, BaseException.args).__set__(made, self.args)
@@ -176,16 +199,33 @@ class _Parts:
 
 
 def _portable(exc: BaseException) -> BaseException | _Parts | None:
-    """The exception itself, if it survives the journey; or its parts, less attributes that cannot travel; or None."""
+    """The exception itself, if it survives the journey; or its parts, less attributes that cannot travel; or None.
+
+    Arguments that are too large are cut: the type says more than they do.
+    """
     if _travels(exc):
         return exc
     try:
         state = {k: v for k, v in vars(exc).items() if _travels(v)}
         parts = _Parts(type(exc), exc.args, state)
         data = _dumps(parts)
+        if len(data) > _MAX_PICKLE and not hasattr(exc, "exceptions"):  # a group is made of its parts
+            parts = _Parts(type(exc), tuple(map(_shortened, exc.args)), state)
+            data = _dumps(parts)
         return parts if len(data) <= _MAX_PICKLE and type(pickle.loads(data).join()) is type(exc) else None
     except BaseException:  # as in _travels
         return None
+
+
+def _shortened(value: object) -> object:
+    """An argument of an exception, or a part of it if it is large."""
+    if isinstance(value, str):
+        return _tail(value, _MAX_ARGUMENT)
+    if isinstance(value, bytes):
+        return value[:_MAX_ARGUMENT]  # of a UnicodeDecodeError, which names places in it
+    if len(_dumps(value)) <= _MAX_ARGUMENT:
+        return value
+    return f"<{type(value).__name__}, left out since it is too large for an exception>"
 
 
 def _dumps(value: object) -> bytes:
@@ -329,4 +369,10 @@ def _str(exc: BaseException) -> str:
 
 
 def _tail(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"... {len(text) - limit} characters left out ...\n{text[-limit:]}"
+    """The end of a text, and of how many characters; what was cut before is counted."""
+    if len(text) <= limit:
+        return text
+    cut = _CUT.match(text)
+    end = text[-max(0, limit - _CUT_ROOM) :]
+    left = len(text) - len(end) + (int(cut[1].replace(",", "")) - cut.end() if cut else 0)
+    return f"... {left:,} characters left out ...\n{end}"

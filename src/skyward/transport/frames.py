@@ -4,7 +4,8 @@
     header = JSON; what is in the buffers is never looked at here
 
 Control travels as JSON so that nothing is unpickled but what the user's own call asks for. What is no frame raises
-Malformed. What a frame says of its own size is believed up to limits, and memory is taken as its bytes arrive.
+Malformed. What a frame says of its own size is believed up to limits, and memory is taken as its bytes arrive. The same
+limits hold for what is sent: a frame that the other side would refuse raises TooLarge here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-__all__ = ["PREFIX", "Buffer", "Frame", "FrameReader", "FrameWriter", "Malformed", "encode", "loads", "nbytes"]
+__all__ = [
+    "FROM_NODE",
+    "PREFIX",
+    "Buffer",
+    "Frame",
+    "FrameReader",
+    "FrameWriter",
+    "Malformed",
+    "TooLarge",
+    "encode",
+    "loads",
+    "nbytes",
+]
 
 Buffer = bytes | bytearray | memoryview
 Frame = tuple[Any, list[memoryview]]
@@ -25,8 +38,12 @@ PREFIX = struct.Struct("!II")
 _CHUNK = 1 << 18
 _SMALL = 1 << 16
 _MAX_HEADER = 32 << 20  # as objects, JSON takes up to twenty times as much
+FROM_NODE = 4 << 20
+"""How long a header may be that a node sends to the client: while it is read, no thread of the user's program runs. The
+longest texts of an error fit; whatever can be larger is in buffers, or sent in parts."""
 _MAX_BUFFERS = 1 << 20
 _MAX_FRAME = 16 << 30
+_MAX_BYTES = _MAX_FRAME - (64 << 20)  # in buffers: their lengths and the header are part of the frame
 _STEP = 16 << 20  # how much is believed at first of the size that a frame names
 _decoder: Any = json.JSONDecoder()
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # what json.loads comes down to
@@ -34,6 +51,10 @@ _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # what json.l
 
 class Malformed(ValueError):
     """A peer has sent what is no frame or message of ours: its connection is broken, and nothing else."""
+
+
+class TooLarge(ValueError):
+    """What was to be sent is more than a frame may hold: the other side would refuse it."""
 
 
 def loads(data: Buffer) -> Any:
@@ -78,13 +99,22 @@ def nbytes(buffer: Buffer) -> int:
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
-def encode(header: Any, buffers: Sequence[Buffer] = ()) -> list[Buffer]:
-    """A frame as pieces ready to be sent; small buffers are joined, large ones are not copied."""
+def encode(header: Any, buffers: Sequence[Buffer] = (), most_header: int | None = None) -> list[Buffer]:
+    """A frame as pieces ready to be sent; small buffers are joined, large ones are not copied.
+
+    Raises TooLarge for what no reader takes, or a reader with the limit `most_header`.
+    """
     text = "".join(_encoder(header, 0)).encode("utf-8", "surrogatepass")
     lengths = [b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers]
-    count = len(lengths)
+    count, size = len(lengths), sum(lengths)
+    longest = _MAX_HEADER if most_header is None else min(most_header, _MAX_HEADER)
+    if len(text) > longest or count > _MAX_BUFFERS or size > _MAX_BYTES:
+        raise TooLarge(
+            f"a message of {len(text):,} bytes, {count:,} buffers and {size:,} bytes in these; messages have up to "
+            f"{longest:,}, {_MAX_BUFFERS:,} and {_MAX_BYTES:,}."
+        )
     head = _prefix(count).pack(len(text), count, *lengths)
-    if sum(lengths) <= _SMALL:
+    if size <= _SMALL:
         return [b"".join((head, text, *buffers))]
     return [head + text, *(b for b in buffers if nbytes(b))]
 
@@ -128,7 +158,8 @@ class FrameWriter:
 class FrameReader:
     """Turns what arrives on a socket into frames; large buffers are received in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_header: int | None = None) -> None:
+        self._most_header = _MAX_HEADER if most_header is None else most_header
         self._data = _EMPTY  # bytes of frames that are not complete yet
         self._chunk = memoryview(bytearray(_CHUNK))
         self._big: bytearray | None = None  # a frame too large for chunks, filled in place
@@ -165,7 +196,7 @@ class FrameReader:
         start, end = 0, len(data)
         while end - start >= PREFIX.size:
             head, count = PREFIX.unpack_from(view, start)
-            if head > _MAX_HEADER or count > _MAX_BUFFERS:
+            if head > self._most_header or count > _MAX_BUFFERS:
                 raise Malformed("this is not one of our frames: the peer speaks another protocol.")
             at = start + PREFIX.size + 8 * count
             if end < at:

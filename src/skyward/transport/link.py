@@ -32,14 +32,16 @@ class Broken(Exception):
 
 
 class Link:
-    """One side of a connection; thread-safe, never blocks."""
+    """One side of a connection; thread-safe, never blocks. `takes` and `sends` limit headers where that is needed."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, takes: int | None = None, sends: int | None = None
+    ) -> None:
         self.lock = threading.Lock()
         self.sock: socket.socket | None = None
-        self._clock = clock
+        self._clock, self._takes, self._sends = clock, takes, sends
         self.heard = clock()
-        self._reader = FrameReader()
+        self._reader = FrameReader(takes)
         self._writer = FrameWriter()
         self._sent = 0
         self._received = 0
@@ -48,11 +50,13 @@ class Link:
         self._unacked_frames = 0
         self._unacked_bytes = 0
         self._malformed: Exception | None = None
+        self.unread = 0
+        """How often in a row the next frame was one that cannot be read: the other side sends it again and again."""
         self._decrypted: Callable[[], int] = _nothing
 
     def fresh(self) -> Link:
-        """Another link with the same clock, over which nothing has been said."""
-        return Link(self._clock)
+        """Another link with the same clock and limits, over which nothing has been said."""
+        return Link(self._clock, self._takes, self._sends)
 
     @property
     def received(self) -> int:
@@ -76,7 +80,7 @@ class Link:
             self.sock = sock
             self._decrypted = getattr(sock, "pending", _nothing)  # bytes that the selector does not know of
             self.heard = self._clock()
-            self._reader = FrameReader()
+            self._reader = FrameReader(self._takes)
             self._writer.clear()
             self._forget(peer_received)
             for _, _, pieces in self._kept:
@@ -89,10 +93,13 @@ class Link:
             self._drop()
 
     def post(self, messages: Sequence[Any], buffers: Sequence[Buffer] = ()) -> bool:
-        """Sends messages, now or when there is a socket again; False if some bytes wait for the socket."""
+        """Sends messages, now or when there is a socket again; False if some bytes wait for the socket.
+
+        Raises TooLarge, and sends nothing, if the other side would refuse them.
+        """
         with self.lock:
+            pieces = encode({"s": self._sent + 1, "a": self._received, "m": messages}, buffers, self._sends)
             self._sent += 1
-            pieces = encode({"s": self._sent, "a": self._received, "m": messages}, buffers)
             size = len(pieces[0]) if len(pieces) == 1 else sum(map(nbytes, pieces))
             self._kept.append((self._sent, size, pieces))
             self._kept_bytes += size
@@ -129,6 +136,7 @@ class Link:
                 except OSError:
                     alive = False
                 except Malformed as exc:  # raised at the next read, after what came before it
+                    self.unread += 1
                     if not arrived:
                         raise
                     self._malformed = exc
@@ -151,18 +159,20 @@ class Link:
     def _accept(self, header: Any, buffers: list[memoryview], arrived: list[Message]) -> None:
         if header.__class__ is not dict:
             raise Malformed("the header of a frame is no object")
+        if len(header) != 3 and len(header) != 1:
+            raise Malformed("a frame with other fields than ours")
         acknowledged, number = header.get("a"), header.get("s", 0)
         if acknowledged.__class__ is not int or number.__class__ is not int:
             raise Malformed("a frame without its numbers")
         if acknowledged > self._sent:
             raise Malformed("a frame that acknowledges what was not sent")
+        if len(header) == 3 and ("s" not in header or "m" not in header):
+            raise Malformed("a frame with other fields than ours")
         self.heard = self._clock()
         self._forget(acknowledged)
         if number <= self._received:
             return
-        if "m" not in header:
-            raise Malformed("a frame without messages")
-        self._received = number
+        self._received, self.unread = number, 0
         arrived.append((header["m"], buffers))
         self._unacked_frames += 1
         self._unacked_bytes += sum(b.nbytes for b in buffers)

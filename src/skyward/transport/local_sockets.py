@@ -8,10 +8,10 @@ import struct
 from collections.abc import Generator
 from contextlib import contextmanager
 
-__all__ = ["check_peer", "connect", "listen"]
+__all__ = ["check_peer", "connect", "listen", "peer_pid"]
 
 _LONGEST_PATH = 103  # of what every kernel takes: 107 bytes on Linux, 103 on macOS
-_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE = 0, 1, 76  # macOS, sys/un.h
+_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE, _LOCAL_PEERPID = 0, 1, 76, 2  # macOS, sys/un.h
 
 
 def listen(path: str) -> socket.socket:
@@ -47,6 +47,13 @@ def check_peer(sock: socket.socket) -> None:
     uid = _peer_uid(sock)
     if uid != os.geteuid():
         raise PermissionError(f"the process at the other end belongs to user {uid}, not to {os.geteuid()}.")
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The process that listens at the other end, by the kernel's word; 0 if it cannot be seen from here."""
+    if hasattr(socket, "SO_PEERCRED"):
+        return struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return struct.unpack("i", sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, 4))[0]
 
 
 def _peer_uid(sock: socket.socket) -> int:

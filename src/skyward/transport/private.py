@@ -9,6 +9,8 @@ is sticky, as /tmp is. So every level counts, and so does every link on the way.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 from functools import lru_cache
@@ -16,7 +18,8 @@ from pathlib import Path
 
 from skyward.api.base_errors import SkywardError
 
-__all__ = ["NotPrivate", "check", "fresh", "is_private", "make"]
+__all__ = ["NotPrivate", "check", "check_file", "fresh", "hold", "is_locked", "is_private", "let_go", "make"]
+
 
 _NAME = "skyward"
 _LINKS = 40
@@ -47,6 +50,19 @@ def check(root: Path, *names: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def check_file(path: Path) -> None:
+    """Raises NotPrivate if another user could have written this file, or put it there: links on the way count."""
+    folder = _walk(path.parent, create=False)
+    _close(folder, ours=False)
+    found = os.lstat(folder / path.name)
+    if found.st_uid not in _trusted():
+        raise NotPrivate(f"{path} belongs to another user (uid {found.st_uid})")
+    if stat.S_ISLNK(found.st_mode):
+        check_file(folder / os.readlink(folder / path.name))
+    elif _others_write(found):
+        raise NotPrivate(f"others can write to {path} (mode {stat.S_IMODE(found.st_mode):o})")
 
 
 def fresh(prefix: str, *bases: str) -> str:
@@ -131,8 +147,12 @@ def _check_level(path: Path, found: os.stat_result) -> None:
         raise NotPrivate(f"{path} belongs to another user (uid {found.st_uid})")
     if found.st_mode & stat.S_ISVTX:
         return  # others may add to it, and not replace what is there
-    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _own_group(found.st_gid)):
+    if _others_write(found):
         raise NotPrivate(f"others can write into {path} (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+def _others_write(found: os.stat_result) -> bool:
+    return bool(found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _own_group(found.st_gid)))
 
 
 def _close(path: Path, ours: bool) -> None:
@@ -174,3 +194,66 @@ def _own_group(gid: int) -> bool:
     except KeyError:
         return False
     return group.gr_name == user and not set(group.gr_mem) - {user}
+
+
+# Files that are locked as long as a process lives: whether it does can be seen from every container and namespace.
+#
+# A process id says nothing in another PID namespace, and may belong to another process by now.
+
+
+_held: dict[str, int] = {}
+
+
+def hold(path: str) -> int:
+    """Makes a file that is locked from the moment others see it, until this process ends or calls `let_go`.
+
+    Returns its descriptor, to append to; in a forked child that is closed. Raises OSError where the file system has no
+    locks, and leaves no file then.
+    """
+    unseen = f"{path}.{os.urandom(6).hex()}"
+    fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(unseen, path)
+    except BaseException:
+        os.unlink(unseen)
+        os.close(fd)
+        raise
+    _held[path] = fd
+    return fd
+
+
+def let_go(path: str) -> None:
+    """Unlocks a file, if this process holds it."""
+    fd = _held.pop(path, None)
+    if fd is not None:
+        os.close(fd)
+
+
+def is_locked(path: str | Path) -> bool:
+    """Whether a process holds the lock of a file, or may hold it: we have too many files open to ask, for instance.
+
+    False if there is no such file, or a link in its place, which is none of ours.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as exc:
+        return exc.errno != errno.ELOOP
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # it is held, or the file system has no locks
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _in_child() -> None:
+    # The lock belongs to all copies of the descriptor: a child that outlives us must not make us look alive.
+    while _held:
+        os.close(_held.popitem()[1])
+
+
+os.register_at_fork(after_in_child=_in_child)

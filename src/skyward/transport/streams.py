@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import Malformed
@@ -98,7 +99,10 @@ class Producer:
 
 
 class Consumer(Iterator[Any]):
-    """The items of a stream, in order; grants credit as they are used, raises what the producer raised."""
+    """The items of a stream, in order; grants credit as they are used, raises what the producer raised.
+
+    Several threads may read it: each item goes to one of them, an error to the first that reaches it.
+    """
 
     def __init__(
         self,
@@ -106,14 +110,18 @@ class Consumer(Iterator[Any]):
         close: Callable[[], None],
         load: Callable[[Any], Any],
         window: int = WINDOW,
+        is_light: Callable[[Any], bool] = lambda item: False,
     ) -> None:
-        self._grant, self._close, self._load = grant, close, load
+        self._grant, self._close, self._load, self._is_light = grant, close, load, is_light
         self._step = max(1, window // 2)
         self._owed = window  # how many items the producer may still send
-        self._used = self._used_bytes = 0
-        self._items: deque[tuple[Any, int]] = deque()
-        self._taken: deque[tuple[Any, int]] = deque()
+        # Each item has its number, and the bytes of the stream up to its end. Readers take items without a lock; what
+        # to grant follows from the number of the last one taken, so nothing is counted per item.
+        self._items: deque[tuple[Any, int, int]] = deque()
+        self._arrived = self._arrived_bytes = 0
+        self._granted = self._granted_bytes = 0
         self._changed = threading.Condition()
+        self._wakes: set[Callable[[], None]] = set()
         self._ended = False
         self._error: BaseException | None = None
 
@@ -122,31 +130,70 @@ class Consumer(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            item, size = self._taken.popleft()
+            item, number, size = self._items.popleft()
         except IndexError:
-            item, size = self._take()
-        self._used += 1
-        self._used_bytes += size
-        if (self._used >= self._step or self._used_bytes >= WINDOW_BYTES // 4) and not self._ended:
-            due, self._used, self._used_bytes = self._used, 0, 0
-            with self._changed:
-                self._owed += due
-            self._grant(due)
+            item, number, size = self._take()
+        due = number - self._granted >= self._step or size - self._granted_bytes >= WINDOW_BYTES // 4
+        if due and not self._ended:
+            self._grant_up_to(number, size)
         return self._load(item)
 
-    def _take(self) -> tuple[Any, int]:
-        """Waits for items, and takes all that are there."""
+    def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], Any], bool] | None:
+        """What gives the next item or raises, and whether it takes no time worth a thread; takes the item.
+
+        None if there is no item yet: then `wake` is called once, from any thread, when there may be one.
+        """
         with self._changed:
-            while not self._items and not self._ended:
-                self._changed.wait()
-            if self._items:
-                self._taken, self._items = self._items, deque()
-                return self._taken.popleft()
+            try:
+                item, number, size = self._items.popleft()
+            except IndexError:
+                if self._ended:
+                    return self._end, self._error is None
+                self._wakes.add(wake)
+                return None
+        if number - self._granted >= self._step or size - self._granted_bytes >= WINDOW_BYTES // 4:
+            self._grant_up_to(number, size)
+        return partial(self._load, item), self._is_light(item)
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Takes back a `wake`: nobody waits for it any more."""
+        with self._changed:
+            self._wakes.discard(wake)
+
+    def _take(self) -> tuple[Any, int, int]:
+        """Waits for an item."""
+        with self._changed:
+            while True:
+                try:
+                    return self._items.popleft()
+                except IndexError:
+                    if self._ended:
+                        break
+                    self._changed.wait()
+        return self._end()
+
+    def _end(self) -> NoReturn:
+        with self._changed:
             error, self._error = self._error, None
         error = error.rebuilt() if isinstance(error, PackedError) else error
         if isinstance(error, StopIteration):  # as it is, it would end the loop as if all were well (PEP 479)
             raise RuntimeError("the body of the stream raised StopIteration") from error
         raise error or StopIteration
+
+    def _wake(self) -> None:
+        """Has all who wait look again; with the lock held."""
+        self._changed.notify_all()
+        while self._wakes:
+            self._wakes.pop()()
+
+    def _grant_up_to(self, number: int, size: int) -> None:
+        with self._changed:
+            due = number - self._granted
+            if due <= 0 or self._ended:  # another thread has granted more, or there is nothing more to send
+                return
+            self._granted, self._granted_bytes = number, size
+            self._owed += due
+        self._grant(due)
 
     @property
     def ended(self) -> bool:
@@ -160,26 +207,27 @@ class Consumer(Iterator[Any]):
             if self._owed < 0:
                 raise Malformed("more items of a stream than were asked for")
             if not self._ended:
-                self._items.extend(items)
-                self._changed.notify_all()
+                number, total = self._arrived, self._arrived_bytes
+                self._items.extend([(item, number := number + 1, total := total + size) for item, size in items])
+                self._arrived, self._arrived_bytes = number, total
+                self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
         """No more items will come; `error` is raised once those here are used up."""
         with self._changed:
             if not self._ended:
                 self._ended, self._error = True, error
-                self._changed.notify_all()
+                self._wake()
 
     def close(self) -> None:
         """Stops the producer; what has not been used is dropped."""
         with self._changed:
             self._items.clear()
-            self._taken.clear()
             self._error = None
             if self._ended:
                 return
             self._ended = True
-            self._changed.notify_all()
+            self._wake()
         self._close()
 
 
@@ -195,7 +243,7 @@ class Stream(Iterator[T]):
     def __aiter__(self) -> AsyncIterator[T]:
         from skyward.api.futures import AsyncItems  # only clients that use asyncio need it
 
-        return AsyncItems(self)
+        return AsyncItems(self, self._consumer)
 
     def __next__(self) -> T:
         return next(self._consumer)

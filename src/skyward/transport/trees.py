@@ -118,7 +118,7 @@ class Writer:
                 os.mkdir(name, 0o700, dir_fd=folder)
             except FileExistsError:
                 if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                    raise FileExistsError(errno.EEXIST, "there is something else than a folder", path) from None
+                    raise FileExistsError(errno.EEXIST, "something other than a folder is there", path) from None
 
     def finish_folder(self, path: str, mode: int) -> None:
         """Gives a folder its mode, when all that belongs into it is there."""

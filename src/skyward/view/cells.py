@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from skyward import events as on
 from skyward.api.html import State, bar, status
-from skyward.view.activity import group_text, progress_text
+from skyward.view.overview import group_text, progress_text
 
-__all__ = ["Cells", "Publish", "in_notebook"]
+__all__ = ["Cells", "in_notebook"]
 
 Publish = Callable[[str, str, str, bool], None]
 """Shows HTML, and the same as text, under an id; True if what has this id is to be replaced."""

@@ -15,19 +15,17 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 from skyward import events as on
+from skyward.client.output import is_repeated, shown_by_program
 from skyward.errors import InvalidArgument
-from skyward.view.activity import group_text, progress_text
 from skyward.view.cells import Cells, in_notebook
-from skyward.view.overview import NODE_COLOURS, Overview
+from skyward.view.overview import NODE_COLOURS, Overview, group_text, progress_text
 from skyward.view.terminal import Cell, Feed, Terminal, clean, is_terminal, plain, styled
 
-if TYPE_CHECKING:
-    from skyward.view.warned import WarningLines
+__all__ = ["Console", "WarningLines", "attach", "shown_by_program"]
 
-__all__ = ["Console", "attach"]
 
 log = logging.getLogger("skyward.console")
 
@@ -84,8 +82,8 @@ def _wants_view(how: str, file: TextIO | None) -> bool:
     )
 
 
-def _rows() -> list[list[Cell]]:
-    return [row for console in list(_attached) if console.live for row in console.rows()]
+def _rows(width: int) -> list[list[Cell]]:
+    return [row for console in list(_attached) if console.live for row in console.rows(width)]
 
 
 def _in_fork() -> None:
@@ -147,17 +145,16 @@ class Console:
         now = self._time(event)
         with self._lock:
             sentence = self._overview.follow(event, now)
-        if self._cells is not None and self._shown_in_cell(self._cells, feed, event, sentence, now):
-            return
-        if isinstance(event, on.GroupProgress):
+        shown = self._cells is not None and self._shown_in_cell(self._cells, feed, event, sentence, now)
+        is_group = isinstance(event, on.GroupProgress)
+        if is_group and not shown:
             self._tell_group(feed, event)
-        elif sentence:
+        if sentence and (is_group or not shown):
             # Without the lock: the feed may make this thread wait for the one that draws, and that one needs the lock.
             self._tell(feed, event, sentence)
 
     def _warn(self, feed: Feed, event: on.Warned) -> None:
         """Writes a warning of a body as Python would, unless the program has its own way to show warnings."""
-        from skyward.view.warned import WarningLines, shown_by_program  # most bodies warn of nothing
 
         if shown_by_program():
             return
@@ -216,14 +213,14 @@ class Console:
         """Show nothing from here on."""
         self._feed = None
 
-    def rows(self) -> list[list[Cell]]:
+    def rows(self, width: int = sys.maxsize) -> list[list[Cell]]:
         """The pool's part of the view."""
         with self._lock:
-            return self._overview.rows(time.monotonic())
+            return self._overview.rows(time.monotonic(), width)
 
     def _tell(self, feed: Feed, event: on.Event, sentence: str) -> None:
         """Writes a sentence, with the line breaks that it has."""
-        warns = isinstance(event, on.NodeDown | on.BroadcastStalled)
+        warns = isinstance(event, on.NodeDown | on.BroadcastStalled | on.CallEnded)
         warns = warns or (isinstance(event, on.Notice) and event.level == "warning")
         if isinstance(event, on.PoolClosed):
             sentence = f"pool {f'{event.pool} ' if len(_attached) > 1 else ''}{sentence}"
@@ -234,7 +231,7 @@ class Console:
             return
         # a notebook has a colour of warnings for all that comes on stderr
         feed.put("stdout" if self._cells is not None and not warns else "stderr", f"skyward: {sentence}\n")
-        if isinstance(event, on.PoolOpened | on.PoolClosed):
+        if isinstance(event, on.PoolOpened | on.PoolClosed | on.CallEnded):
             feed.flush()  # it is there before the program's next line, and in the same cell of a notebook
 
     def _tell_group(self, feed: Feed, event: on.GroupProgress) -> None:
@@ -297,3 +294,53 @@ class Console:
             tag = styled(f"{name:<{len(longest)}} │", NODE_COLOURS[colour % len(NODE_COLOURS)])
             self._tags[key] = f"{tag} " if self.live else f"[{name}] "
         return self._tags[key]
+
+
+_WAIT = 1.0
+_MOST = 1000
+
+_Place = tuple[str, str, int, str]
+
+
+class WarningLines:
+    """The warnings of one pool."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[Any, ...]] = set()
+        self._nodes: dict[_Place, set[int]] = {}  # that have given it
+        self._untold: dict[_Place, set[int]] = {}
+        self._since: float | None = None
+
+    def lines(self, event: on.Warned, now: float) -> list[str]:
+        """What is written now, as Python writes a warning; nothing if the same was written before."""
+        place = (event.category, event.path, event.line, event.text)
+        repeated = is_repeated(event, self._seen)
+        if len(self._nodes) >= _MOST:
+            self._nodes.clear()
+        known = self._nodes.setdefault(place, set())
+        if repeated and event.node not in known:
+            self._untold.setdefault(place, set()).add(event.node)
+            self._since = now if self._since is None else self._since
+        known.add(event.node)
+        if repeated:
+            return []
+        written = f"{event.path}:{event.line}: {event.category}: {event.text}"
+        return [*written.split("\n"), *([f"  {event.source}"] if event.source else [])]
+
+    def rest(self, now: float, at_once: bool = False) -> list[str]:
+        """Sentences about repeated ones, when they have waited for a moment."""
+        if self._since is None or not (at_once or now - self._since >= _WAIT):
+            return []
+        untold, self._untold, self._since = self._untold, {}, None
+        return [
+            f"the same {category} ({path}:{line}) on {_nodes(sorted(nodes))}"
+            for (category, path, line, _), nodes in untold.items()
+        ]
+
+
+def _nodes(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"node {numbers[0]}"
+    shown = [str(number) for number in numbers[:20]]
+    more = f" and {len(numbers) - 20} more" if len(numbers) > 20 else ""
+    return f"nodes {', '.join(shown)}{more}" if more else f"nodes {', '.join(shown[:-1])} and {shown[-1]}"

@@ -3,20 +3,113 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from skyward import events as on
-from skyward.machines.price import money
-from skyward.view.activity import Recent, counted, elapsed, group_text, progress_text
-from skyward.view.gpus import gpu_cell
+from skyward.events import GpuSample
+from skyward.machines.offers import money
 from skyward.view.terminal import Cell, clean
 
-__all__ = ["NODE_COLOURS", "Bar", "Overview"]
+__all__ = ["NODE_COLOURS", "Overview", "Recent", "counted", "gpu_cell", "group_text", "progress_text"]
+
+
+_SPAN = 2.0
+_MOST = 100_000
+_SHORT = 0.05
+
+
+class Recent:
+    """The calls that ended in the last two seconds."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, str, float]] = deque()
+        self._names: Counter[str] = Counter()
+        self._short = 0.0  # seconds of those that were short
+        self._long: deque[tuple[float, float]] = deque(maxlen=_MOST)  # the others: when they ended, and their seconds
+
+    def add(self, name: str, now: float, seconds: float = 0.0) -> None:
+        """A call has ended, which took so many seconds."""
+        if len(self._ended) == _MOST:
+            self._drop()
+        short = seconds if seconds < _SHORT else 0.0
+        self._ended.append((now, name, short))
+        self._names[name] += 1
+        self._short += short
+        if not short and seconds:
+            self._long.append((now, seconds))
+        self._forget(now)
+
+    def text(self, now: float) -> str:
+        """What the node was busy with: `double 140/s`; nothing if it was idle."""
+        self._forget(now)
+        busy = [(name, count) for name, count in self._names.most_common(3) if count > 0]
+        return ", ".join(f"{name} {count / _SPAN:,.3g}/s" for name, count in busy)
+
+    def busy(self, now: float, running: Iterable[float], slots: int, since: float) -> float:
+        """The share of its slots' time that a node has worked, in the last two seconds; 1 is all of it.
+
+        `running` are the times at which calls that run now began; the node takes calls since `since`.
+        """
+        self._forget(now)
+        span = min(_SPAN, max(now - since, 0.1))
+        ended = sum(max(0.0, min(seconds, span - (now - at))) for at, seconds in self._long)
+        current = sum(min(max(0.0, now - began), span) for began in running)
+        return min(1.0, (self._short + ended + current) / (span * max(slots, 1)))
+
+    def _forget(self, now: float) -> None:
+        while self._ended and self._ended[0][0] < now - _SPAN:
+            self._drop()
+        while self._long and self._long[0][0] < now - _SPAN:
+            self._long.popleft()
+        if not self._ended:
+            self._short = 0.0  # what rounding has left of it
+
+    def _drop(self) -> None:
+        _, name, short = self._ended.popleft()
+        self._short -= short
+        self._names[name] -= 1
+        if not self._names[name]:
+            del self._names[name]
+
+
+def elapsed(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def progress_text(event: on.Progress) -> str:
+    """A report of `sky.progress`: `120/1,000 (12 %) loss 0.31`."""
+    share = f"/{event.total:,g} ({event.step / event.total:.0%})" if event.total else ""
+    return " ".join([f"{event.step:,g}{share}", *(f"{name} {value:.4g}" for name, value in event.metrics.items())])
+
+
+def group_text(event: on.GroupProgress, age: float = 0.0) -> str:
+    """The progress of a group: `train: 34/100 (2 failed), 5.2/s, 13 s left`; `age`: how many seconds ago that was."""
+    ended = event.done + event.failed
+    total = " done" if event.total is None else f"/{event.total:,}"
+    parts = [f"{event.name}: {ended:,}{total}{f' ({event.failed:,} failed)' if event.failed else ''}"]
+    if event.over:
+        complete = ended == event.total
+        return ", ".join([*parts, f"{'' if complete else 'stopped after '}{elapsed(event.seconds)}"])
+    parts.append(f"{event.rate:,.1f}/s")
+    if event.left is not None:
+        parts.append(f"{elapsed(max(0.0, event.left - age))} left")
+    return ", ".join(parts)
+
 
 _BOLD, _DIM, _RED, _GREEN, _CYAN = "1", "2", "31", "32", "36"
 NODE_COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
+_MOST_FAILURES = 10  # lines on failed calls of a group
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 _Running = tuple[str, float, int | None]
@@ -90,6 +183,8 @@ class Overview:
         self.slots = self.done = self.failed = self.queued = 0
         self.began = time.monotonic()
         self.groups: dict[int, tuple[on.GroupProgress, float]] = {}  # with when it was told
+        self._told: Counter[str] = Counter()  # lines on failed calls, by function
+        self._untold: Counter[str] = Counter()  # failed calls that have no line
         self._hourly: float | None = None
         self._spent, self._priced = 0.0, 0.0  # dollars up to the time at which the price was last told
 
@@ -118,23 +213,39 @@ class Overview:
             return _rate(self._hourly)
         return f"{_rate(self._hourly)}, {money(self._spent_until(now))} so far"
 
-    def rows(self, now: float) -> list[list[Cell]]:
-        """The pool's part of the view."""
+    def rows(self, now: float, width: int = sys.maxsize) -> list[list[Cell]]:
+        """The pool's part of the view; in a narrow one the first row has what matters most."""
         if not self.stage:
             return []
         opening, ranked = self.stage == "opening", self.processes != 1
-        head = [f"skyward {self.pool}", self.provider, counted(len(self.nodes), "node"), self.cost(now)]
-        head += [] if opening else [counted(self.slots, "slot"), f"{self.done:,} done, {self.failed:,} failed"]
-        head += [f"{self.queued:,} queued"] if self.queued else []
-        head += [] if self.stage == "open" else [self.stage]
-        rows = [[(" · ".join([*filter(None, head), elapsed(now - self.began)]), _BOLD)]]
+        rows = [[(self._head(now, opening, width), _BOLD)]]
         rows += [[(f"  {group_text(event, now - told)}", "")] for event, told in self.groups.values()]
         for number, node in sorted(self.nodes.items()):
             rows.append(node.cells(number, opening, ranked, self.slots // max(1, len(self.nodes)), now))
             for rank, bar in sorted(node.bars.items()):
-                if bar.text:
+                if bar.text and node.running:  # a report may come after the end of its call
                     rows.append([(f"   rank-{rank} {bar.text}" if ranked else f"   {bar.text}", "")])
         return [[(clean(text, colours=False), style) for text, style in row] for row in rows]
+
+    def _head(self, now: float, opening: bool, width: int) -> str:
+        parts = {
+            "pool": f"skyward {self.pool}",
+            "provider": self.provider,
+            "nodes": counted(len(self.nodes), "node"),
+            "cost": self.cost(now),
+            "slots": "" if opening else counted(self.slots, "slot"),
+            "calls": "" if opening else f"{self.done:,} ok, {self.failed:,} failed",
+            "queued": f"{self.queued:,} queued" if self.queued else "",
+            "stage": "" if self.stage == "open" else self.stage,
+            "time": elapsed(now - self.began),
+        }
+        shown = " · ".join(filter(None, parts.values()))
+        for least in ("provider", "slots", "time", "nodes", "cost", "pool"):
+            if len(shown) <= width:
+                break
+            del parts[least]
+            shown = " · ".join(filter(None, parts.values()))
+        return shown
 
     def follow(self, event: on.Event, now: float) -> str | None:
         """Updates what is shown; returns a sentence for the user, if the event needs one."""
@@ -142,7 +253,7 @@ class Overview:
             case on.CallStarted(call=call, name=name, node=number, rank=rank):
                 self.node(number).running[call] = (name, now, rank)
             case on.CallEnded():
-                self._ended(event, now)
+                return self._ended(event, now)
             case on.NodeSample(node=number, cpu=cpu, memory=memory, gpus=gpus):
                 node = self.node(number)
                 node.cpu, node.memory, node.gpus = cpu, memory, gpus
@@ -151,8 +262,8 @@ class Overview:
             case on.GroupProgress(group=group, over=over):
                 if over:
                     self.groups.pop(group, None)
-                else:
-                    self.groups[group] = event, now
+                    return self._more_failures()
+                self.groups[group] = event, now
             case on.PoolOpening(nodes=count, provider=provider, processes_per_node=processes):
                 self.processes = processes
                 self.pool, self.provider, self.stage = event.pool, provider, "opening"
@@ -175,6 +286,8 @@ class Overview:
                 node = self.node(number)
                 node.down = reason
                 node.running.clear()
+                if self.live:
+                    node.bars.clear()
                 return f"node {number} is down: {reason}"
             case on.NodeLeaving(node=number, seconds=seconds):
                 self.node(number).phase = f"taken away in {elapsed(seconds)}"
@@ -188,12 +301,16 @@ class Overview:
                 return f"warning: {text}"
             case on.PoolClosing():
                 self.stage = "closing"
-            case on.PoolClosed(seconds=seconds, calls=calls):
+                return self._more_failures()
+            case on.PoolClosed(seconds=seconds, calls=calls, stopped=stopped):
                 self.stage = ""
                 if not (self.slots or calls):
                     return f"was not opened, {elapsed(seconds)}"
-                counts = f"{counted(calls, 'call')}, {self.failed:,} failed, {counted(len(self.nodes), 'node')}"
-                return f"closed: {counts}, {elapsed(seconds)}"
+                ended = f"{counted(calls, 'call')}, {self.failed:,} failed"
+                if stopped:
+                    done = max(0, calls - self.failed - stopped)
+                    ended = f"{counted(calls, 'call')} ({done:,} done, {self.failed:,} failed, {stopped:,} stopped)"
+                return f"closed: {ended}, {counted(len(self.nodes), 'node')}, {elapsed(seconds)}"
             case _:
                 pass
         return None
@@ -205,7 +322,7 @@ class Overview:
         else:
             self.follow(event, now)
 
-    def _ended(self, event: on.CallEnded, now: float) -> None:
+    def _ended(self, event: on.CallEnded, now: float) -> str | None:
         node = self.node(event.node)
         node.running.pop(event.call, None)
         node.recent.add(event.name, now, event.seconds)
@@ -215,6 +332,22 @@ class Overview:
                 bar.text = ""
         self.done += event.done
         self.failed += event.failed
+        if not event.failed_items:
+            return None  # the program gets the exception itself
+        self._told[event.name] += 1
+        if self._told[event.name] > _MOST_FAILURES:
+            self._untold[event.name] += event.failed_items
+            return None
+        from skyward.history.lines import failure  # most groups have none
+
+        return failure(event)
+
+    def _more_failures(self) -> str | None:
+        """How many calls have failed of which no line was written; the next group begins again."""
+        more = [f"{counted(count, 'more call')} of {name}" for name, count in self._untold.items()]
+        self._told.clear()
+        self._untold.clear()
+        return f"{' and '.join(more)} failed" if more else None
 
     def _phase(self, number: int | None, phase: str, now: float) -> str | None:
         told = list(self.nodes.values()) if number is None else [self.node(number)]
@@ -239,3 +372,41 @@ def _ranks(running: Sequence[_Running]) -> str:
     """The ranks that run a call, for the view."""
     ranks = sorted({rank for _, _, rank in running if rank is not None})
     return f" (rank{'' if len(ranks) == 1 else 's'} {' '.join(map(str, ranks))})" if ranks else ""
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_UNKNOWN = "·"
+_MOST_BARS = 16
+_GB = 1 << 30
+
+
+def gpu_cell(gpus: Sequence[GpuSample]) -> str:
+    """Such as "GPU 87% 61/141GB 64° 512W" or "8 GPU ▇▇▅▁▇▇▇▇ 77% 402/640GB 71° 3.2kW".
+
+    Use is the mean of all, memory (in GiB) and power their sums, temperature that of the hottest; n/a stands for a use
+    that the driver does not say, as for MIG slices.
+    """
+    used = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+    parts = ["GPU"] if len(gpus) == 1 else [f"{len(gpus)} GPU"]
+    if 1 < len(gpus) <= _MOST_BARS and used:
+        parts.append("".join(map(_bar, gpus)))
+    parts.append(f"{sum(used) / len(used):.0f}%" if used else "n/a")
+    if all(gpu.memory_used is not None and gpu.memory_total for gpu in gpus):
+        full = sum(gpu.memory_used or 0 for gpu in gpus) / _GB
+        parts.append(f"{full:.0f}/{sum(gpu.memory_total or 0 for gpu in gpus) / _GB:.0f}GB")
+    cards = {gpu.index: gpu for gpu in gpus}.values()  # slices of one card have its temperature and power
+    heat = [gpu.temperature for gpu in cards if gpu.temperature is not None]
+    power = [gpu.power for gpu in cards if gpu.power is not None]
+    parts += [f"{max(heat):.0f}°"] if heat else []
+    parts += [_watts(sum(power))] if power else []
+    return " ".join(parts)
+
+
+def _bar(gpu: GpuSample) -> str:
+    if gpu.utilization is None:
+        return _UNKNOWN
+    return _BARS[min(len(_BARS) - 1, int(gpu.utilization / 100 * len(_BARS)))]
+
+
+def _watts(power: float) -> str:
+    return f"{power:.0f}W" if power < 1000 else f"{power / 1000:.1f}kW"

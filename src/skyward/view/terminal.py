@@ -21,7 +21,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TextIO, cast
 
-__all__ = ["Cell", "Feed", "Line", "Terminal", "clean", "coloured", "is_terminal", "plain", "styled", "table"]
+__all__ = ["Cell", "Feed", "Terminal", "clean", "coloured", "is_terminal", "plain", "styled", "table"]
 
 Line = tuple[str, str]
 """Where it goes ("stdout", "stderr", or "print" for what the script itself prints), and the text with its line end."""
@@ -43,6 +43,7 @@ _ERASE_VIEW = f"{_ERASE_RIGHT}{_DOWN}\x1b[2K\x1b[J\x1b[A"
 _CONTROL = re.compile(
     r"(?P<colour>\x1b\[[0-9;:]*m)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P_^X][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+    r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # they turn the direction of what follows around
 )
 
 
@@ -71,6 +72,8 @@ def plain(file: TextIO | None) -> Callable[[list[Line]], None]:
             if stream is None:
                 continue
             text = "".join(map(itemgetter(1), lines))
+            if is_terminal(stream):  # a file gets all that nodes have written
+                text = "\n".join(map(clean, text.split("\n")))
             try:
                 stream.write(text)
             except UnicodeEncodeError:
@@ -82,7 +85,7 @@ def plain(file: TextIO | None) -> Callable[[list[Line]], None]:
 
 
 def clean(text: str, *, colours: bool = True) -> str:
-    """The text without what moves the cursor or rings the bell; without colours also if the user wants none."""
+    """The text without what moves the cursor, rings the bell or turns words around; without colours if asked."""
     if text.isprintable():
         return text
     if not colours or os.environ.get("NO_COLOR"):
@@ -216,9 +219,9 @@ class Feed:
 
 
 class Terminal:
-    """A terminal with a view, made of the rows that `rows()` gives, below all that is written."""
+    """A terminal with a view, made of the rows that `rows(width)` gives, below all that is written."""
 
-    def __init__(self, out: TextIO, rows: Callable[[], list[list[Cell]]]) -> None:
+    def __init__(self, out: TextIO, rows: Callable[[int], list[list[Cell]]]) -> None:
         self.out = out
         self._fd, self._rows, self._open, self._drawn, self._unfinished = out.fileno(), rows, True, False, ""
         out.flush()
@@ -257,7 +260,7 @@ class Terminal:
     def _paint(self, batch: list[Line]) -> None:
         size = os.get_terminal_size(self._fd)
         width, height = size.columns or 80, size.lines or 24
-        rows, room = self._rows() if self._open else [], max(1, height - 2)
+        rows, room = self._rows(width - 1) if self._open else [], max(1, height - 2)
         if len(rows) > room:
             rows[room - 1 :] = [[(f"… {len(rows) - room + 1} more", "2")]]
         text = self._woven(batch, width)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.testing import Cloud
 from tests.cloud.machines import CACHE, Hosts
 from tests.cloud.spot import Seen, instance, who
 from tests.ssh.places import TORCH, torch_plugin
+from tests.support.cloud import Cloud
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(480)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "guides" / "12_aws.py"
 HERE = ["--ssh-from", "192.0.2.1", "--username", "sky"]

@@ -49,13 +49,3 @@ def test_an_example_refuses_a_provider_that_is_not_there(name: str) -> None:
     done = run(name, "--provider", "nowhere")
     assert done.returncode == 2
     assert "local" in done.stderr
-
-
-@pytest.mark.parametrize("page", ["data-sharding.md", "keras-training.md", "jax.md"])
-def test_a_guide_shows_lines_of_its_example(page: str) -> None:
-    text = (ROOT / "docs" / "guides" / page).read_text()
-    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
-    assert blocks
-    for block in blocks:
-        first, _, shown = block.partition("\n")
-        assert shown in (ROOT / first.removeprefix("# from ")).read_text()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.plugins._rendezvous import Rendezvous
+from skyward.plugins._ranks import Rendezvous
 from tests.support.waiting import until
 
 STRANGER = """

@@ -31,6 +31,10 @@ def test_one_slot_is_still_a_node() -> None:
         with Parallel(n_jobs=-1) as parallel:
             assert os.getpid() not in parallel(delayed(pid)() for _ in range(3))
             assert parallel(delayed(square)(i) for i in range(3)) == [0, 1, 4]
+            sent = sky.compute(square)
+            with pytest.raises(InvalidArgument, match=r"delayed\(square\.local\)"):
+                parallel(delayed(sent)(i) for i in range(300))
+            assert parallel(delayed(sent.local)(i) for i in range(3)) == [0, 1, 4]
 
 
 def test_leaving_restores_the_backend_and_ends_the_nodes() -> None:
@@ -154,3 +158,9 @@ def test_a_pool_for_joblib_keeps_what_the_user_said() -> None:
     assert sky.integrations.JoblibPool(worker=threads).worker is threads
     with pytest.raises(InvalidArgument, match="max_inflight"):
         sky.integrations.JoblibPool(max_inflight=0)
+    with pytest.raises(InvalidArgument, match="not both"):
+        sky.integrations.ScikitLearnPool(concurrency=1, worker=threads)
+    with pytest.raises(InvalidArgument, match=r"1\.5 is no version of scikit-learn"):
+        sky.integrations.ScikitLearnPool(sklearn_version=1.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"1\.5 is no version of joblib"):
+        sky.integrations.JoblibPool(joblib_version=1.5)  # type: ignore[arg-type]

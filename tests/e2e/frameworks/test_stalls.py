@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -87,3 +89,36 @@ def test_a_jax_rank_with_a_step_too_many_is_stopped_and_its_runners_are_replaced
             gather([1, 1]) >> pool
         until(lambda: any("gather is sent to one node (>>)" in text for text in warnings(found)))
         assert gather([1, 1]) @ pool == [1, 1]
+
+
+def beat() -> None:
+    """What trackers of experiments have a thread do."""
+    while True:
+        time.sleep(1)
+
+
+@sky.compute
+def fit(rows: int) -> int:
+    import keras
+    import numpy as np
+
+    Thread(target=beat, daemon=True).start()
+    x, y = sky.shard(np.ones((rows, 4), "float32"), np.arange(rows) % 2)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    model.fit(x, y, epochs=2, batch_size=64, verbose=0)
+    return len(x)
+
+
+def test_keras_ranks_with_unequal_shards_are_stopped_in_words_and_the_next_broadcast_works() -> None:
+    """S3-22, S1-20: Keras waits for a thread of its own, which waits in JAX for a rank that has made fewer steps.
+
+    Threads of others, such as one that wakes now and then, do not hide that.
+    """
+    with sky.ComputePool(nodes=2, plugins=[sky.plugins.keras()], stall_timeout=6, console=False) as pool:
+        with pytest.raises(sky.errors.Stalled, match=r"Keras' fit\(\), in JAX") as ended:
+            fit(129) @ pool
+        assert "sky.shard gave rank 0 65, rank 1 64 of 129 elements" in str(ended.value)
+        assert "test_stalls.py" in str(ended.value).partition("\n")[0]
+        assert fit(128) @ pool == [64, 64]

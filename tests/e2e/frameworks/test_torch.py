@@ -280,6 +280,13 @@ def test_a_group_of_one_is_formed_by_the_decorator_and_none_by_the_plugin() -> N
         assert integrated_sum() @ one == [1.0]
 
 
+def test_a_group_of_one_is_formed_by_the_plugin_where_processes_per_node_is_given() -> None:
+    """As under `torchrun --nproc-per-node 1`."""
+    with sky.ComputePool(processes_per_node=1, plugins=[sky.plugins.torch()], console=False) as one:
+        check([plain() >> one])
+        assert summed() @ one == [1.0]
+
+
 def test_two_pools_hold_groups_at_the_same_time(torch_pool: sky.ComputePool) -> None:
     """T15."""
     with sky.ComputePool(nodes=2, plugins=[sky.plugins.torch(backend="gloo")], console=False) as other:
@@ -316,6 +323,33 @@ def test_variables_that_the_user_set_are_kept() -> None:
         for found in integrated() @ two:
             assert [found["variables"][name] for name in INTERFACES] == ["lo", "mine0", "lo"]
             assert found["threads"] == 2
+
+
+def test_no_rank_begins_before_all_ranks_have_formed_the_group() -> None:
+    """A body without a collective ends at once. Its rank then closed connections that another one still made."""
+
+    @sky.compute
+    def slow_in_rank_1() -> None:
+        import torch.distributed as dist
+
+        c10d = dist.distributed_c10d
+
+        def late(*args: Any, really: Any = c10d._store_based_barrier, **kwargs: Any) -> None:
+            time.sleep(0.5 * (sky.instance_info().node == 1))
+            os.environ["FORMED_AT"] = str(time.monotonic())
+            really(*args, **kwargs)
+
+        c10d._store_based_barrier = late
+
+    @sky.compute
+    @sky.integrations.torch
+    def times() -> tuple[float, float]:
+        return time.monotonic(), float(os.environ["FORMED_AT"])
+
+    with sky.ComputePool(nodes=2, console=False) as two:
+        slow_in_rank_1() @ two
+        found = times() @ two
+    assert min(began for began, _ in found) > max(formed for _, formed in found)
 
 
 def test_the_group_is_destroyed_when_the_pool_closes(tmp_path: Path) -> None:

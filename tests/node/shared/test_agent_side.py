@@ -51,3 +51,25 @@ def test_a_node_speaks_for_its_own_processes_only(head: Head, asker: str, known:
     """SEC-4: with its own certificate it cannot take the locks of others, or stand at barriers for them."""
     head.hear(["share", asker, ["withdraw", 1, 0], 0])
     assert (head.shared._made is not None) is known
+
+
+def test_a_node_that_hears_that_node_0_is_gone_tells_those_who_wait_and_asks_the_client_from_then_on() -> None:
+    clock, sent, told = time.monotonic, list[Any](), list[Any]()
+
+    def dial(host: str, port: int) -> socket.socket:
+        raise ConnectionRefusedError
+
+    nothing: Any = lambda *_: None  # noqa: E731
+    with selectors.DefaultSelector() as selector:
+        shared = Shared(1, "token", selector, clock, Timers(clock), lambda *each: sent.append(each), dial, nothing)
+        shared.tell = lambda *each: told.append(each)
+        shared.settings = {"head": ["node-0", 1]}
+        runner: Any = type("Runner", (), {"name": "r"})()
+        shared._from_runner_share(runner, ["ask", 1, "", "event", "e", "wait", [], None, 0], [])
+        assert (sent, told) == ([], [])
+        shared._from_client_head(None)
+        shared._from_client_lost(0, None, "it was taken away")
+        [(name, message, _)] = sent
+        assert (name, message[1][:2], message[1][3]) == ("r", ["answer", 1], "lost")
+        shared._from_runner_share(runner, ["ask", 2, "", "event", "e", "wait", [], None, 0], [])
+        assert [(message[0], message[2][1]) for message, _ in told] == [("share", 2)]

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from skyward.errors import InvalidArgument
-from skyward.node.shared.keys import read_key, written_key
+from skyward.errors import InvalidArgument, SharedTooLarge
+from skyward.node.shared.protocol import joined_keys, read_key, split_keys, written_key
 
 
 class Colour(enum.IntEnum):
@@ -44,3 +46,26 @@ def test_keys_that_python_calls_equal_are_one_key(one: Any, other: Any) -> None:
 def test_what_cannot_be_a_key_is_named(key: Any) -> None:
     with pytest.raises(InvalidArgument, match="cannot be a key of a shared collection"):
         written_key(key)
+
+
+PLAIN = st.none() | st.text() | st.binary() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(keys=st.lists(st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)))
+def test_whatever_is_taken_as_a_key_comes_back_alone_and_among_many(keys: list[Any]) -> None:
+    texts = [written_key(key) for key in keys]
+    assert [read_key(text) for text in texts] == keys
+    assert split_keys(joined_keys(texts)) == texts
+
+
+def test_keys_at_the_limits_come_back_and_beyond_them_are_refused_in_words() -> None:
+    deep: Any = ()
+    for _ in range(19):
+        deep = (deep,)
+    for key in (deep, 2**8192 - 1, "x" * ((1 << 20) - 2)):
+        assert read_key(written_key(key)) == key
+    for key in ((deep,), 2**8192, 10**5000):
+        with pytest.raises(InvalidArgument, match="key"):
+            written_key(key)
+    with pytest.raises(SharedTooLarge, match="keys have up to"):
+        written_key("x" * (1 << 20))

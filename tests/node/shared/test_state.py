@@ -67,9 +67,9 @@ DICT = [
     ("r2", "swap", ["'a'", 1], (b"3",), ("", True)),
     ("r0", "swap", ["'a'", 1], (b"4",), ("", False)),
     ("r0", "swap", ["'c'", 0], (b"5",), ("", True)),
-    ("r0", "keys", [], (), ("", ["'a'", "'b'", "'c'"])),
-    ("r0", "items", [], (), ("", ["'a'", "'b'", "'c'"], b"3", b"2", b"5")),
-    ("r0", "update", [["'a'", "'d'"]], (b"6", b"7"), ("", None)),
+    ("r0", "keys", [], (), ("", None, b"'a'\n'b'\n'c'")),
+    ("r0", "items", [], (), ("", None, b"'a'\n'b'\n'c'", b"3", b"2", b"5")),
+    ("r0", "update", [], (b"'a'\n'd'", b"6", b"7"), ("", None)),
     ("r0", "contains", ["'d'"], (), ("", True)),
     ("r0", "pop", ["'d'"], (), ("", True, b"7")),
     ("r1", "pop", ["'d'"], (), ("", False)),
@@ -78,13 +78,15 @@ DICT = [
     ("r1", "len", [], (), ("", 0)),
 ]
 SET = [
-    ("r0", "add", [["1"]], (), ("", 1)),
-    ("r1", "add", [["1"]], (), ("", 0)),
-    ("r1", "add", [["1", "2", "2", "3"]], (), ("", 2)),
+    ("r0", "keys", [], (), ("", None, b"")),
+    ("r0", "add", [], (b"",), ("", 0)),
+    ("r0", "add", [], (b"1",), ("", 1)),
+    ("r1", "add", [], (b"1",), ("", 0)),
+    ("r1", "add", [], (b"1\n2\n2\n3",), ("", 2)),
     ("r0", "contains", ["3"], (), ("", True)),
     ("r0", "discard", ["3"], (), ("", True)),
     ("r0", "discard", ["3"], (), ("", False)),
-    ("r0", "keys", [], (), ("", ["1", "2"])),
+    ("r0", "keys", [], (), ("", None, b"1\n2")),
     ("r0", "pop", [], (), ("", ["1"])),
     ("r0", "len", [], (), ("", 1)),
     ("r0", "clear", [], (), ("", None)),
@@ -95,6 +97,10 @@ COUNTER = [
     ("r1", "add", [5], (), ("", 6)),
     ("r1", "set", [2], (), ("", 6)),
     ("r1", "add", [-3], (), ("", -1)),
+    ("r1", "set", [2**63 - 1], (), ("", -1)),
+    ("r1", "add", [1], (), ("argument", "counter 'x' stays as it is: it takes whole numbers of up to 64 bits.")),
+    ("r1", "set", [1.5], (), ("argument", "counter 'x' stays as it is: it takes whole numbers of up to 64 bits.")),
+    ("r1", "set", [0], (), ("", 2**63 - 1)),
 ]
 QUEUE = [
     ("r0", "put", [2], (b"a",), ("", None)),
@@ -307,10 +313,25 @@ def test_every_kind_counts_the_bytes_that_it_keeps(world: World) -> None:
         world.state._find("", kind, kind, [])
     world.ask("r0", "dict", "set", "'a'", values=(b"123",), name="dict")
     world.ask("r0", "dict", "set", "'a'", values=(b"1",), name="dict")
-    world.ask("r0", "set", "add", ["'a'", "'b'"], name="set")
+    world.ask("r0", "set", "add", values=(b"'a'\n'b'",), name="set")
     world.ask("r0", "queue", "put", None, values=(b"12345",), name="queue")
     assert world.state._size == 4 + 6 + 5
     world.ask("r0", "dict", "pop", "'a'", name="dict")
     world.ask("r0", "set", "clear", name="set")
     world.ask("r0", "queue", "get", None, name="queue")
     assert world.state._size == 0
+
+
+def test_a_set_takes_no_more_than_there_is_room_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyward.node.shared.state.ROOM", 10)
+    assert world.ask("r0", "set", "add", values=(b"12345678",)) == [("r0", "", 1)]
+    assert world.ask("r0", "set", "add", values=(b"abcdefgh",))[0][1] == "too large"
+
+
+def test_more_values_than_one_answer_takes_are_refused_in_words(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyward.node.shared.state._MOST_ITEMS", 2)
+    world.ask("r0", "dict", "update", values=(b"1\n2\n3", b"a", b"b", b"c"))
+    [(_, code, text)] = world.ask("r0", "dict", "items")
+    assert code == "too large"
+    assert "keys()" in text
+    assert world.ask("r0", "dict", "keys") == [("r0", "", None, b"1\n2\n3")]

@@ -12,7 +12,7 @@ from skyward.api.spec import Spec
 from skyward.errors import PermissionDenied
 from skyward.machines.ledger import Ledger
 from skyward.providers.aws import network
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 
 class Echo(HTTPServer):

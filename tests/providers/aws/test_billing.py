@@ -8,12 +8,12 @@ import time
 import pytest
 
 from skyward.api.spec import Spec
+from skyward.machines.cloud import CloudReceipt, price_of, price_tags
 from skyward.machines.ledger import Ledger, remove
-from skyward.machines.price import Price
-from skyward.providers.aws.billing import Bill, Receipt, charge
-from skyward.providers.aws.disk import LIST_PRICES, Disk, root_disk
-from skyward.providers.aws.tags import price_of, price_tags
-from skyward.testing import Cloud
+from skyward.machines.offers import Price
+from skyward.providers.aws.billing import AwsBill, charge
+from skyward.providers.aws.prices import LIST_PRICES, Disk, root_disk
+from tests.support.cloud import Cloud
 
 SMALL = Price(0.0765, 4 / 730, 0.005)  # c6a.large, 50 GB
 T4 = Price(0.1578, 0.02, 0.005)  # g4dn.xlarge as spot, 95 GB at 300 MiB/s
@@ -49,7 +49,7 @@ def test_a_machine_costs_what_aws_bills(
 ) -> None:
     costs = charge(hourly, market, seconds, taken_back)  # type: ignore[arg-type]
     assert (costs.machine, costs.disk, costs.address) == pytest.approx((machine, disk, address), abs=1e-9)
-    bill = Bill("i", "k", "z", market, seconds, hourly, taken_back)  # type: ignore[arg-type]
+    bill = AwsBill("i", "k", "z", market, seconds, hourly, taken_back)  # type: ignore[arg-type]
     assert bill.cost == pytest.approx(machine + disk + address)
 
 
@@ -74,10 +74,10 @@ def test_a_disk_is_large_and_fast_enough_for_its_image(
 
 def test_a_receipt_adds_up_and_says_what_is_not_in_it() -> None:
     bills = (
-        Bill("i-1", "g4dn.xlarge", "us-east-1a", "spot", 1800, T4),
-        Bill("i-2", "g4dn.xlarge", "us-east-1a", "spot", 1800, T4, taken_back=True),
+        AwsBill("i-1", "g4dn.xlarge", "us-east-1a", "spot", 1800, T4),
+        AwsBill("i-2", "g4dn.xlarge", "us-east-1a", "spot", 1800, T4, taken_back=True),
     )
-    receipt = Receipt("p", "us-east-1", bills)
+    receipt = CloudReceipt("p", "us-east-1", bills)
     assert receipt.total == pytest.approx(0.0789 + 0.02 + 0.005)
     assert str(receipt).splitlines()[1:] == [
         "  i-1  g4dn.xlarge (spot, us-east-1a)  1,800 s  $0.0914",
@@ -87,9 +87,9 @@ def test_a_receipt_adds_up_and_says_what_is_not_in_it() -> None:
 
 
 def test_a_price_that_is_not_known_is_not_counted_as_nothing() -> None:
-    unknown = Bill("i-1", "x", "z", "on-demand", 3600, Price(math.inf, 0.01, 0.005))
+    unknown = AwsBill("i-1", "x", "z", "on-demand", 3600, Price(math.inf, 0.01, 0.005))
     assert unknown.cost == pytest.approx(0.015)
-    text = str(Receipt("p", "r", (unknown,)))
+    text = str(CloudReceipt("p", "r", (unknown,)))
     assert "$0.015 and the machine, whose price is not known" in text
     assert "total $0.015 and 1 machine of unknown price" in text
 

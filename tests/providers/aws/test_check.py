@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import pytest
 
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,12 +14,12 @@ from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoOffer
 from skyward.machines.offers import CloudOffer
 from skyward.providers.aws import prices
+from skyward.providers.aws.api import kind_of, quota_of
 from skyward.providers.aws.choose import attempts
-from skyward.providers.aws.errors import kind_of, quota_of
 from skyward.providers.aws.images import image_parameter
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud
-from skyward.testing.prices import TABLE
+from tests.support.cloud import Cloud
+from tests.support.cloud.prices import TABLE
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +172,8 @@ def test_the_first_inferentia_leads_to_the_second_or_to_an_image_of_ones_own(clo
 
 
 def test_nothing_that_fits_is_an_error_before_anything_is_created(cloud: Cloud) -> None:
-    with pytest.raises(NoOffer, match="has nothing for 1 node with 1 x RTX_4090") as caught:
+    with pytest.raises(NoOffer, match="has nothing for 1 node with 1 x RTX_4090"):
         cloud.aws().acquire(Spec(accelerator="RTX_4090"), "p")
-    assert isinstance(caught.value, InvalidArgument)
     assert cloud.leftovers() == []
     with pytest.raises(NoOffer, match="max_hourly_cost=1e-06"):
         cloud.aws().acquire(Spec(max_hourly_cost=1e-6), "p")
@@ -322,7 +321,7 @@ def test_what_cannot_be_had_is_told_with_what_there_is_instead(cloud: Cloud, spe
 def test_places_and_types_that_do_not_exist_are_told_before_anything_is_created(
     cloud: Cloud, settings: dict[str, object], spec: Spec, words: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=words):
+    with pytest.raises((InvalidArgument, NoOffer), match=words):
         cloud.aws(**settings).acquire(spec, "p")
     assert cloud.leftovers() == []
 

@@ -18,8 +18,8 @@ from skyward.errors import SkywardError
 from skyward.machines.ledger import histories, state_dir
 from skyward.machines.reaper import down
 from skyward.providers.aws.api import Pace
-from skyward.testing import Cloud
 from skyward.testing.faults import Call
+from tests.support.cloud import Cloud
 from tests.support.programs import USUAL_SIGNALS
 
 HASTY = Pace(base=0.002, cap=0.02, budget=1.5, poll=0.01, settle=0.05, unanswered=1.0)

@@ -9,9 +9,9 @@ import pytest
 from skyward.api.spec import Spec
 from skyward.errors import NoCapacity, NoOffer
 from skyward.machines.offers import CloudOffer
-from skyward.providers.aws.efa import EfaChoice, interfaces
-from skyward.testing import Cloud
+from skyward.providers.aws.choose import EfaChoice, interfaces
 from skyward.testing.faults import Call
+from tests.support.cloud import Cloud
 
 P5 = CloudOffer("", kind="p5.48xlarge", zone="a", accelerator="H100", accelerators=8, efa_cards=tuple(range(32)))
 B300 = CloudOffer("", kind="p6-b300.48xlarge", zone="a", accelerator="B300", efa_cards=tuple(range(1, 17)))

@@ -14,7 +14,7 @@ from skyward.machines.ledger import Ledger
 from skyward.machines.reaper import down, pools, renting_providers
 from skyward.providers.aws import AWS
 from skyward.providers.aws.checks import check_endpoint
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 
 class Trap:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from skyward import errors
-from skyward.providers.aws.errors import refusal
+from skyward.providers.aws.api import refusal
 
 CODES = {
     "UnauthorizedOperation": ("PermissionDenied", "aws-policy.json"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from skyward.api.spec import Spec
-from skyward.testing import Cloud
 from tests.support import cloud_init
+from tests.support.cloud import Cloud
 from tests.support.userdata import check, keep, settings
 
 CYCLE = "ordering cycle"

@@ -12,7 +12,7 @@ from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 from skyward.machines.ledger import Ledger, histories, in_use, pool_dir
 from skyward.providers.aws.api import Pace
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 T4 = Spec(accelerator="T4", nodes=2)
 # A group of ours cannot be deleted while a machine stands in it: a net that the ledger must not rely upon.

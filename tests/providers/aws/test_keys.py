@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from skyward.api.shell import Finished, Shell, SshTarget
-from skyward.providers.aws.keys import make_keys, replace_host_key, trust
+from skyward.machines.cloud import make_keys, replace_host_key, trust
 
 
 class Stuck:

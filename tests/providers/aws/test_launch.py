@@ -18,8 +18,9 @@ from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import histories, pool_dir
 from skyward.providers.aws.api import Api, Pace
 from skyward.providers.aws.provider import Holding
-from skyward.testing import Cloud, Fault
+from skyward.testing import Fault
 from skyward.testing.faults import Call
+from tests.support.cloud import Cloud
 
 T4 = Spec(accelerator="T4", nodes=3)
 
@@ -324,7 +325,7 @@ def test_an_answer_that_never_comes_leaves_nothing(cloud: Cloud) -> None:
     cloud.times.visible = 0.3
     cloud.fail("RunInstances", mode="lose", times=-1)
     with pytest.raises(errors.CloudRefused):
-        cloud.aws(pace=Pace(0.01, 0.02, 0.2, 0.02, 0.1, 1.0)).acquire(T4, "p")
+        cloud.aws(pace=Pace(0.01, 0.02, 0.2, 0.02, 0.1, 4.0)).acquire(T4, "p")
     assert len(cloud.machines.all) == 3
     assert nothing_left(cloud)
 
@@ -559,7 +560,7 @@ def test_the_library_reads_as_an_ssh_key_the_ssh_program_takes(cloud: Cloud) -> 
 
 def test_a_host_key_that_was_replaced_is_pinned_and_stays_so(cloud: Cloud) -> None:
     """SEC-5: the key of the user data is not accepted any more where it has been replaced."""
-    from skyward.providers.aws.keys import pin
+    from skyward.machines.cloud import pin
 
     aws = cloud.aws()
     held = aws.acquire(T4, "p")
@@ -660,7 +661,7 @@ def test_errors_travel_and_say_what_to_do(error: SkywardError) -> None:
 
 
 def test_the_role_that_spot_needs_once_is_named() -> None:
-    from skyward.providers.aws.errors import refusal
+    from skyward.providers.aws.api import refusal
 
     refused = refusal("ec2:RunInstances", "AuthFailure.ServiceLinkedRoleCreationNotPermitted", "m", "r", 403)
     assert isinstance(refused, errors.PermissionDenied)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skyward.api.spec import Spec
-from skyward.providers.aws.login import login_user
-from skyward.testing import Cloud
+from skyward.providers.aws.images import login_user
+from tests.support.cloud import Cloud
 
 T4 = Spec(accelerator="T4", nodes=1)
 DEBIAN, AMAZON = "ami-0000000000000de12", "ami-0000000000000a123"

@@ -22,8 +22,8 @@ import pytest
 from skyward import errors
 from skyward.api.spec import Spec
 from skyward.providers.aws import notices
-from skyward.testing import Cloud, Instance, metadata
-from skyward.testing.metadata import Metadata
+from tests.support.cloud import Cloud, Instance, metadata
+from tests.support.cloud.metadata import Metadata
 from tests.support.waiting import until
 
 ACTION = "/latest/meta-data/spot/instance-action"

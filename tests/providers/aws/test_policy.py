@@ -13,8 +13,8 @@ import skyward.providers.aws as parts
 from skyward.api.spec import Spec
 from skyward.machines.ledger import Ledger
 from skyward.machines.reaper import down
-from skyward.providers.aws.inventory import KINDS
-from skyward.testing import Cloud
+from skyward.providers.aws.giveback import KINDS
+from tests.support.cloud import Cloud
 
 POLICY = Path(__file__).parents[3] / "docs" / "aws-policy.json"
 # Asked for by AWS itself behind our calls, or without need of permission.

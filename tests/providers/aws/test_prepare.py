@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers.aws.prepare import FABRIC, LOCAL_DISK
+from skyward.providers.aws.keys import FABRIC, LOCAL_DISK
 
 ID = "i-0123456789abcdef0"
 _LINK = "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS1234567890"

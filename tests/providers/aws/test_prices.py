@@ -13,8 +13,8 @@ from skyward.api.spec import Spec
 from skyward.errors import NoOffer
 from skyward.providers.aws import prices
 from skyward.providers.aws.provider import AWS
-from skyward.testing import Cloud
 from skyward.testing.faults import Call
+from tests.support.cloud import Cloud
 
 
 @pytest.fixture(autouse=True)

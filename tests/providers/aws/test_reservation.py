@@ -6,7 +6,7 @@ import pytest
 
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, NoOffer
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 _TARGET = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
 H100 = Spec(accelerator="H100:8", nodes=2)

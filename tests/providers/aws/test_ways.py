@@ -13,11 +13,11 @@ import pytest
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 from skyward.machines.ledger import Ledger
+from skyward.providers.aws.machines import proxy_command
 from skyward.providers.aws.provider import AWS
-from skyward.providers.aws.ways import proxy_command
 from skyward.setup.ssh.connection import options
 from skyward.setup.ssh.errors import by_hand
-from skyward.testing import Cloud
+from tests.support.cloud import Cloud
 
 
 @pytest.fixture

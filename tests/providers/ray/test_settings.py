@@ -6,7 +6,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import InvalidArgument
-from skyward.providers.ray.settings import accelerator_types, demand, parse_address
+from skyward.providers.ray.jobs import Jobs, RayRefused
+from skyward.providers.ray.provider import accelerator_types, demand, parse_address
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +74,21 @@ def test_what_cannot_be_meant_is_refused_when_it_is_written(options: dict[str, o
 
 def test_its_token_is_not_shown() -> None:
     assert "s3cret" not in repr(sky.Ray("http://head:8265", token="s3cret"))
+
+
+def test_a_runtime_env_is_answered_with_the_image_of_the_pool() -> None:
+    with pytest.raises(TypeError, match=r"image=sky\.Image\(pip="):
+        sky.Ray(runtime_env={"pip": ["numpy"]})  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"3", b"null", b'"x"'])
+def test_an_answer_that_is_not_of_the_jobs_api_is_named(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs("http://head:8265")
+    monkeypatch.setattr(Jobs, "_ask", lambda *_: answer)
+    for ask in (lambda: jobs.job("a"), lambda: jobs.log("a"), jobs.listed):
+        with pytest.raises(RayRefused, match="not Ray's Jobs API"):
+            ask()
+    monkeypatch.setattr(Jobs, "_ask", lambda *_: b"[]")
+    assert jobs.listed() == []
+    with pytest.raises(RayRefused, match="not Ray's Jobs API"):
+        jobs.job("a")

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from skyward.providers.slurm.errors import refusal
+from skyward.providers.slurm.commands import refusal
 
 SETTINGS = {
     "partition": "gpuu",
@@ -37,7 +37,6 @@ SETTINGS = {
         ("User's group not permitted to use this partition", "permission", "you may not use the partition gpuu"),
         ("Unable to contact slurm controller (connect failure)", "server", "controller does not answer"),
         ("Could not establish a configuration source", "other", 'sky.Slurm(login="user@login")'),
-        ("something that nobody has seen before", "other", "does not say more"),
     ],
 )
 def test_each_refusal_says_what_is_wrong_and_what_sbatch_said(said: str, kind: str, expected: str) -> None:
@@ -45,6 +44,13 @@ def test_each_refusal_says_what_is_wrong_and_what_sbatch_said(said: str, kind: s
     assert error.kind == kind
     assert expected in str(error)
     assert f"(sbatch on this computer said: Batch job submission failed: {said})" in str(error)
+
+
+def test_what_a_site_s_own_filter_says_comes_first_and_whole() -> None:
+    said = "sbatch: error: Project ada has no budget left.\nsbatch: error: Ask at https://site.example. " + "x" * 900
+    text = str(refusal("sbatch", 1, said, "this computer", SETTINGS))
+    assert text.startswith("Slurm refused the job: Project ada has no budget left. / Ask at https://site.example. xxx")
+    assert text.endswith("xxx (sbatch on this computer said this)")
 
 
 def test_a_computer_without_slurm_says_where_to_go() -> None:

@@ -104,3 +104,10 @@ def test_the_end_of_a_job_is_told_in_words() -> None:
     assert "time limit" in Job("7", "TIMEOUT").ended()
     assert "put back into the queue" in Job("7", "PENDING").ended()
     assert Job("7", "SOMETHING_NEW").ended() == "job 7 is something new"
+
+
+def test_a_job_that_is_preempted_has_not_reached_its_time_limit() -> None:
+    """Slurm sets the end of a job that it preempts to the end of the grace time."""
+    assert not Job("1", "RUNNING", start=1000.0, end=2010.0, limit=7200.0).time_over(2000.0)
+    assert Job("1", "RUNNING", start=1000.0, end=2200.0, limit=1200.0).time_over(2080.0), "its nodes were told so"
+    assert Job("1", "TIMEOUT").time_over(0.0)

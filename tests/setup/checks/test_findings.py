@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.errors import HostUnreachable
-from skyward.setup.checks.facts import Facts, printable, read
 from skyward.setup.checks.findings import (
     Clock,
+    Facts,
     Finding,
     Reached,
     agreement,
@@ -20,6 +20,8 @@ from skyward.setup.checks.findings import (
     facts_of,
     network_of,
     not_reached,
+    printable,
+    read,
 )
 
 HEALTHY = (

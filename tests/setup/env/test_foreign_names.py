@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from skyward.api.image import Image
 from skyward.api.shell import Finished
 from skyward.errors import BootstrapError
-from skyward.setup.env.download import fetch
-from skyward.setup.env.foreign_names import check_digest, check_platform, file_name
 from skyward.setup.env.remote import Packages, prepare_host
+from skyward.setup.env.requirements import check_digest, check_platform, file_name
+from skyward.setup.env.resolve import fetch
 from skyward.setup.local_shell import LocalShell
 from tests.support.indexes import Index
 
@@ -105,7 +105,7 @@ class Liar(LocalShell):
     "facts",
     [
         {"platform": "../../../../pwned", "stage": "/home/me/c/stage/x"},
-        {"platform": "/tmp/pwned", "stage": "/home/me/c/stage/x"},
+        {"platform": "/no/such/place", "stage": "/home/me/c/stage/x"},
         {"platform": "x86_64-manylinux_2_28/../x", "stage": "/home/me/c/stage/x"},
         {"platform": "--index-url=https://evil", "stage": "/home/me/c/stage/x"},
         {"platform": "", "stage": "/home/me/c/stage/x"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,11 +19,10 @@ import skyward
 from skyward.api.image import Image, PipIndex
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
 from skyward.setup.env import local, wheel
-from skyward.setup.env.environment import Environment
-from skyward.setup.env.installed import missing_apt, missing_pip
-from skyward.setup.env.local import prepare
-from skyward.setup.env.pip_settings import no_index, uv_environment
+from skyward.setup.env.local import Environment, prepare
+from skyward.setup.env.uv import missing_apt, missing_pip, no_index, uv_environment
 from skyward.setup.env.wheel import build_wheel, tree_hash
+from tests.support.processes import gone
 
 PROJECT = Path(__file__).parents[3]
 
@@ -217,18 +215,9 @@ def test_what_takes_too_long_is_stopped_with_all_that_it_started(tmp_path: Path)
         build.run("a step", ["sh", "-c", script, "sh", str(child)], os.environ)
     pid = int(child.read_text())
     deadline = time.monotonic() + 60
-    while is_alive(pid):
+    while not gone(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIG_DFL)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_apt_packages_that_are_missing_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +259,7 @@ def test_without_dpkg_an_image_with_apt_says_so(monkeypatch: pytest.MonkeyPatch,
 def test_the_settings_of_pip_hold_for_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "pip.conf"
     config.write_text("[global]\nindex-url = https://a/simple\nextra-index-url =\n  https://b\n  https://c%20d\n")
-    monkeypatch.setattr("skyward.setup.env.pip_settings._files", lambda environ: [tmp_path / "missing", config])
+    monkeypatch.setattr("skyward.setup.env.uv._files", lambda environ: [tmp_path / "missing", config])
     assert uv_environment({}) == {
         "UV_DEFAULT_INDEX": "https://a/simple",
         "UV_INDEX": "https://b https://c%20d",
@@ -319,11 +308,10 @@ def test_the_wheel_is_what_is_imported(tmp_path: Path) -> None:
 def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == list(wheel.REQUIRES)
-    assert project["version"] == wheel.VERSION
     # Nothing is installed where nothing is looked for.
     monkeypatch.setattr(sys, "path", [])
     version, about = wheel._about()
-    assert version == wheel.VERSION
+    assert version == skyward.__version__
     assert about["METADATA"].count("Requires-Dist") == len(wheel.REQUIRES)
 
 

@@ -21,9 +21,8 @@ from skyward.errors import BootstrapError, InvalidArgument
 from skyward.setup.env import local, resolve
 from skyward.setup.env.local import prepare
 from skyward.setup.env.lock import Locked, check_asked, lock_path, only_locked, read_pylock_file, read_requirements
-from skyward.setup.env.pip_settings import uv_environment
 from skyward.setup.env.remote import Packages, prepare_host
-from skyward.setup.env.uv import find_uv
+from skyward.setup.env.uv import find_uv, uv_environment
 from skyward.setup.env.wheel import build_wheel
 from skyward.setup.local_shell import LocalShell
 from tests.support.indexes import Index, wheel

@@ -17,15 +17,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
 from skyward.api.image import Image, PipIndex
 from skyward.api.shell import Finished, Shell, SshTarget
 from skyward.errors import BootstrapError, InvalidArgument, PythonMismatch
-from skyward.setup.env import remote, resolve
-from skyward.setup.env.environment import Environment
+from skyward.setup.env import remote, resolve, uv
+from skyward.setup.env.local import Environment
 from skyward.setup.env.remote import Packages, Patience, prepare_host
 from skyward.setup.env.script import look_script
 from skyward.setup.env.wheel import build_wheel
@@ -224,17 +224,48 @@ def test_a_host_without_a_fitting_python_says_so(cache: Path, tmp_path: Path, mo
     """Row 10: and what to do about it."""
     few = tmp_path / "few"
     few.mkdir()
-    for name in "sh chmod df find getconf grep id ln mkdir mktemp mv readlink rm sed tail tar touch uname".split():
+    for name in "sh chmod df find getconf grep id ln mkdir mktemp mv readlink rm sed sort tail tar touch uname".split():
         (few / name).symlink_to(shutil.which(name) or name)
     image = Image()
     packages = Packages(image)
     packages.recipe(own_platform(), "/x", time.monotonic() + 300)
     monkeypatch.setenv("PATH", str(few))
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
-    with pytest.raises(PythonMismatch, match="UV_PYTHON_INSTALL_MIRROR") as caught:
+    with pytest.raises(PythonMismatch, match=r"that works, and uv .*UV_PYTHON_INSTALL_MIRROR") as caught:
         ready(image, packages=packages)
     assert caught.value.step == f"looking for Python 3.{sys.version_info[1]}"
     assert caught.value.exit_code == 31
+
+    (uv,) = (cache / "bin").iterdir()  # now it finds two others
+    listed = "cpython-3.9.2-linux-x86_64-gnu /usr/bin/python3\\ncpython-3.6.8-linux-x86_64-gnu /usr/bin/python3.6\\n"
+    uv.write_text(
+        f'#!/bin/sh\ncase $* in --version) echo uv 99.0.0 ;; *list*) printf "{listed}" ;; *) exit 1 ;; esac\n'
+    )
+    with pytest.raises(PythonMismatch, match=r"that works \(it has 3\.6\.8, 3\.9\.2\), and uv could not"):
+        ready(image, packages=packages)
+
+
+def test_the_python_that_a_host_names_for_us_is_used_first(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own-python"
+    own.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\nexec {os.path.realpath(sys.executable)} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("SKYWARD_PYTHON", str(own))
+    ready(Image())
+    assert len((tmp_path / "asked").read_text().splitlines()) > 1, "it was asked by us, and then by uv"
+
+
+def test_an_index_that_does_not_answer_is_named_with_the_setting_for_a_mirror(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    image = Image(pip=["torch"], pip_indexes=[PipIndex("http://127.0.0.1:9/whl/cpu", ["torch"])])
+    with pytest.raises(
+        BootstrapError, match=r"mirror, name it: sky\.Image\(pip_indexes=\[sky\.PipIndex\(URL, \['torch'\]"
+    ):
+        Packages(image).recipe(own_platform(), "/x", time.monotonic() + 60)
 
 
 def test_all_problems_of_a_host_come_in_one_error(cache: Path) -> None:
@@ -378,11 +409,27 @@ def test_what_is_resolved_serves_without_a_network(cache: Path, no_network: Call
     assert kept.known() == {}
 
 
-def test_a_host_of_another_kind_gets_a_uv_that_runs_there(cache: Path) -> None:
+def test_a_host_of_another_kind_gets_a_uv_that_runs_there_by_its_hash(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEC-26"""
+    installed: list[str] = []
+    run = uv.run
+
+    def watched(step: str, command: list[str], *rest: Any) -> str:
+        if "install" in command:
+            assert "--require-hashes" in command
+            installed.append(Path(command[-1]).read_text())
+        return run(step, command, *rest)
+
+    monkeypatch.setattr(uv, "run", watched)
     packages = Packages(Image())
     deadline = time.monotonic() + 300
     found = packages.uv("aarch64-unknown-linux-musl", deadline)
     assert found is not None
+    (asked,) = installed
+    assert f"uv=={packages.uv_version}" in asked
+    assert "--hash=sha256:" in asked
     assert found.read_bytes()[:20].endswith(b"\xb7\x00")  # ELF's number for 64-bit ARM
     assert packages.uv("aarch64-unknown-linux-musl", deadline) == found
     assert packages.uv("no-such-platform", deadline) is None

@@ -867,7 +867,7 @@ def test_a_host_with_dnf_says_what_it_cannot_do_before_anything_is_sent(played: 
 
 
 @pytest.mark.parametrize(
-    ("version", "fits"), [("0.13.0", True), ("0.14.1", True), ("1.0.0", True), ("0.12.9", False), ("x", False)]
+    ("version", "fits"), [("0.12.0", True), ("0.14.1", True), ("1.0.0", True), ("0.11.9", False), ("x", False)]
 )
 def test_a_uv_on_the_path_serves_if_it_is_new_enough(played: Played, version: str, fits: bool) -> None:
     played.program("uv", f"echo 'uv {version} (of today)'")
@@ -942,6 +942,18 @@ def test_stopping_touches_no_process_that_is_not_the_pools(tmp_path: Path) -> No
         assert other.poll() is None
         other.kill()
     assert not directory.exists()
-    for wrong in ("", "/", "/home", str(tmp_path), "pools/x"):
-        assert subprocess.run(stop_script(wrong)).returncode == 2
-    assert tmp_path.exists()
+
+
+def test_stopping_removes_nothing_but_directories_of_pools(tmp_path: Path) -> None:
+    """Its `rm` only writes down what it was told, so that a mistake in the script removes nothing here."""
+    programs, removed = tmp_path / "bin", tmp_path / "removed"
+    programs.mkdir()
+    (programs / "rm").write_text(f'#!/bin/sh\necho "$@" >> {removed}\n')
+    (programs / "rm").chmod(0o755)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    (tmp_path / "pools" / "p").mkdir(parents=True)
+    for wrong in ("", str(tmp_path), f"{tmp_path}/", f"{tmp_path}/pools", f"{tmp_path}/pools/", "pools/x"):
+        assert subprocess.run(stop_script(wrong), env=env, timeout=180).returncode == 2
+    assert not removed.exists()
+    subprocess.run(stop_script(f"{tmp_path}/pools/p"), env=env, timeout=180)
+    assert f"-rf {tmp_path}/pools/p" in removed.read_text().splitlines()

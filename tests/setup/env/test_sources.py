@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -18,14 +19,15 @@ from pathlib import Path
 
 import pytest
 
+import skyward
 from skyward.api.image import Image, PipIndex
 from skyward.errors import BootstrapError
-from skyward.setup.env import local, resolve
+from skyward.setup.env import local, resolve, uv
 from skyward.setup.env.local import prepare
-from skyward.setup.env.pip_settings import uv_environment
 from skyward.setup.env.remote import Packages, prepare_host
 from skyward.setup.env.requirements import Pin
 from skyward.setup.env.script import look_script
+from skyward.setup.env.uv import uv_environment
 from skyward.setup.env.wheel import build_wheel
 from skyward.setup.local_shell import LocalShell
 from tests.support.indexes import Index, sources, wheel
@@ -250,6 +252,94 @@ def test_a_password_with_an_at_sign_is_shown_nowhere_and_is_in_no_file(
     assert second not in shown
     for secret in (first, second):
         assert subprocess.run(["grep", "-r", secret, tmp_path], capture_output=True).stdout == b""
+
+
+@pytest.mark.parametrize("install", [on_client, on_host])
+def test_settings_of_uv_in_directories_above_are_not_read(
+    install: Callable[[Image], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, witness: Path
+) -> None:
+    """SEC-21, SEC-28: in /tmp they may be another user's, and say where build tools come from."""
+    tree = tmp_path / "mine"
+    tree.mkdir()
+    for path, text in sources("mine", "1.0", witness).items():
+        (tree / path).write_text(text)
+    shared = tmp_path / "shared"
+    cache, work, temporary, here = (shared / name for name in ("cache", "cache/work", "tmp", "here"))
+    for directory in (shared, cache, work, temporary, here):
+        directory.mkdir(mode=0o700)
+        (directory / "uv.toml").write_text("this is no TOML, so uv fails if it reads it")
+        (directory / "pyproject.toml").write_text(
+            '[project]\nname = "theirs"\nversion = "0"\n'
+            '[tool.uv.workspace]\nmembers = ["*", "*/*", "*/*/*", "*/*/*/*"]\n'
+        )
+    monkeypatch.setenv("SKYWARD_CACHE", str(cache))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.chdir(here)
+    assert run(install(Image(pip=[str(tree)])), "import mine; print(mine.built)") == "True\n"
+
+
+@pytest.mark.parametrize(("mode", "version"), [(0o755, "99.0"), (0o1777, "1.0")], ids=["own", "shared"])
+def test_a_workspace_of_another_user_says_nothing_of_build_tools(
+    tmp_path: Path, public: Index, witness: Path, mode: int, version: str
+) -> None:
+    """SEC-21, SEC-28: a pyproject.toml in /tmp above a source tree of the user's."""
+    public.add("skytool", "1.0")
+    hostile = wheel(tmp_path / "links", "skytool", "99.0")
+    shared = tmp_path / "shared"
+    tree = shared / "mine"
+    tree.mkdir(parents=True)
+    shared.chmod(mode)
+    (shared / "pyproject.toml").write_text(
+        '[project]\nname = "theirs"\nversion = "0"\n[tool.uv.workspace]\nmembers = ["mine"]\n'
+        f'[tool.uv.sources]\nskytool = {{ path = "{hostile}" }}\n'
+    )
+    for path, text in sources("mine", "1.0", witness, ["skytool"]).items():
+        (tree / path).write_text(text)
+    with (tree / "pyproject.toml").open("a") as file:
+        file.write('[project]\nname = "mine"\nversion = "1.0"\n')
+    used = tmp_path / "used"
+    with (tree / "backend.py").open("a") as file:
+        file.write(f"\nimport skytool\nopen({str(used)!r}, 'w').write(skytool.version)\n")
+    assert resolved(Image(pip=[str(tree)]))["mine"].wanted == "mine==1.0"
+    assert used.read_text() == version
+
+
+def test_uv_always_runs_in_a_private_directory_with_settings_of_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEC-21: never in the directory where the program was started, also for what hosts cannot get themselves."""
+    seen: list[Path] = []
+
+    def stopped(step: str, command: list[str], variables: object, image: object, deadline: float, cwd: Path) -> str:
+        assert "[tool.uv.workspace]" in (cwd / "pyproject.toml").read_text()
+        seen.append(cwd)
+        raise BootstrapError(step, "enough for this test")
+
+    monkeypatch.setattr(uv, "run", stopped)
+    deadline = time.monotonic() + 300
+    assert Packages(Image()).uv("riscv64-manylinux_2_39", deadline) is None
+    assert Packages(Image()).python("riscv64-manylinux_2_39", deadline) is None
+    for install in (resolved, on_client):
+        with pytest.raises(BootstrapError):
+            install(Image(pip=["skyfriend"]))
+    assert len(seen) == 4
+    assert all(cache in directory.parents for directory in seen)
+
+
+def test_uv_is_started_in_one_place_only() -> None:
+    """Others send the program to hosts, or ask for its version, which reads no settings."""
+    package = Path(skyward.__file__).parent
+    known = {"setup/env/uv.py", "setup/env/resolve.py", "cli/doctor.py"}
+    naming = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"\bfind_uv|-m.{1,5}\buv\b|(?:\[|\(\()\"uv\",|which\(\"uv", path.read_text())
+    }
+    assert naming == known
+    assert (package / "setup/env/uv.py").read_text().count("find_uv()") == 2  # its definition, and run_uv
+    assert re.findall(r"find_uv\(\).*", (package / "setup/env/resolve.py").read_text()) == ["find_uv())"]
+    assert re.findall(r"find_uv\(\).*", (package / "cli/doctor.py").read_text()) == ['find_uv(), "--version")']
 
 
 def test_what_skyward_itself_needs_is_refused_if_it_was_altered(private: Index) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,13 +22,16 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import BootstrapError, SkywardError
+import skyward as sky
+from skyward.errors import BootstrapError, InvalidArgument, SkywardError
 from skyward.node import join
+from skyward.node.join import Over, read_text
 from skyward.setup.joined import arrivals as arrivals_file
-from skyward.setup.joined import listener, places
+from skyward.setup.joined import members
 from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals, refreshed, shell_for
 from skyward.setup.joined.program import join_file, join_program
 from skyward.setup.joined.shell import JoinShell
+from tests.support.dask_scheduler import client_of_a_scheduler
 from tests.support.waiting import until
 
 
@@ -39,7 +44,7 @@ def arrivals(request: pytest.FixtureRequest) -> Iterator[Arrivals]:
 
 @pytest.fixture
 def interchangeable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arrivals]:
-    monkeypatch.setattr(places, "_ABSENT", 0.2)
+    monkeypatch.setattr(arrivals_file, "_ABSENT", 0.2)
     monkeypatch.setattr(arrivals_file, "_SETTLED", 0.2)
     name = f"interchangeable-{id(request)}"
     yield open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1", interchangeable=True)
@@ -107,8 +112,8 @@ def test_programs_get_their_input_and_their_output_and_end_come_back(machine: Jo
 
 def test_a_program_that_takes_too_long_is_ended(machine: JoinShell) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
-        machine.run(["sh", "-c", "echo $$; exec sleep 1003"], timeout=1.0)
-    until(lambda: not _running("sleep 1003"), 20)
+        machine.run(["sh", "-c", f"echo $$; exec sleep 1003.{os.getpid()}"], timeout=1.0)
+    until(lambda: not _running(f"sleep 1003.{os.getpid()}"), 20)
 
 
 def test_a_started_program_has_pipes_and_outlives_the_connection_to_it(machine: JoinShell, tmp_path: Path) -> None:
@@ -132,12 +137,15 @@ def test_connections_go_to_ports_of_the_machine(machine: JoinShell) -> None:
         threading.Thread(target=_answer, args=(server, b"hello"), daemon=True).start()
         with machine.reach("127.0.0.1", server.getsockname()[1]) as sock:
             assert sock.recv(100) == b"hello"
-        threading.Thread(target=_answer, args=(server, b"again"), daemon=True).start()
-        with socket.create_connection(machine.forward("127.0.0.1", server.getsockname()[1]), 30) as sock:
-            assert sock.recv(100) == b"again"
         port = server.getsockname()[1]
     with pytest.raises(ConnectionRefusedError):
         machine.reach("127.0.0.1", port)
+
+
+def test_dask_is_reached_through_the_machine_and_no_port_of_ours(machine: JoinShell, tmp_path: Path) -> None:
+    """SEC-25."""
+    with client_of_a_scheduler(tmp_path, machine.reach) as client:
+        assert client.run_on_scheduler(os.getpid) != os.getpid()
 
 
 def test_no_program_of_a_machine_sees_the_secret(arrivals: Arrivals, tmp_path: Path) -> None:
@@ -215,6 +223,15 @@ def test_places_that_nobody_took_in_time_cannot_be_taken_later(arrivals: Arrival
     assert "time to take it is over" in answer["refused"]
 
 
+def test_machines_that_do_not_come_are_told_with_the_addresses_and_what_to_do() -> None:
+    made = open_arrivals("unreached", ttl=3600, lease=60, advertise=["10.1.2.3", "192.0.2.7"], hint="Use login=.")
+    try:
+        with pytest.raises(BootstrapError, match=r"port \d+ of 10\.1\.2\.3, 192\.0\.2\.7; .* Use login=\.$"):
+            made.wait([0], time.monotonic(), lambda text: None)
+    finally:
+        close_arrivals("unreached")
+
+
 def test_waiting_ends_when_the_engine_says_that_nobody_will_come(arrivals: Arrivals) -> None:
     with pytest.raises(BootstrapError, match="the job was cancelled"):
         arrivals.wait([0], time.monotonic() + 60, lambda text: None, failed=lambda: "the job was cancelled")
@@ -262,6 +279,33 @@ def test_a_file_that_others_can_read_is_refused(arrivals: Arrivals, tmp_path: Pa
     assert f"chmod 600 {path}" in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_file_of_another_user_is_refused(arrivals: Arrivals, tmp_path: Path) -> None:
+    """SEC-21, SEC-34: it would lead this machine to a pool of theirs."""
+    path = tmp_path / "join.txt"
+    path.write_text(arrivals.text)
+    path.chmod(0o600)
+    os.chown(path, 65533, 65533)
+    with pytest.raises(Over, match="belongs to another user"):
+        read_text(str(path), False, "")
+    os.chown(path, 0, 0)
+    assert read_text(str(path), False, "")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777], ids=["open", "sticky"])
+def test_the_file_is_not_written_where_others_could_put_another_in_its_place(
+    arrivals: Arrivals, tmp_path: Path, mode: int
+) -> None:
+    """SEC-21, SEC-34: `python3 join.py` in a shared directory ran another user's program; that attack worked."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(mode)
+    with pytest.raises(InvalidArgument, match=r'others can write into .*file="~/join.py"'):
+        sky.Join(file=tmp_path / "shared" / "join.py")._write(arrivals)
+    assert not [*(tmp_path / "shared").iterdir()]
+    path = sky.Join(file=tmp_path / "own" / "join.py")._write(arrivals)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+
+
 def test_the_listener_answers_neither_plain_text_nor_old_tls_nor_nonsense(arrivals: Arrivals) -> None:
     """SEC-3, SEC-34."""
     address = told(arrivals)["addresses"][0]
@@ -295,7 +339,7 @@ def test_a_crowd_that_says_nothing_shuts_no_machine_out(arrivals: Arrivals) -> N
         for _ in range(600):
             crowd.enter_context(socket.create_connection(address, 30))
         waiting = arrivals._listener._waiting  # pyright: ignore[reportPrivateUsage]
-        until(lambda: len(waiting) <= listener._PER_NETWORK, 30)  # pyright: ignore[reportPrivateUsage]
+        until(lambda: len(waiting) <= members._PER_NETWORK, 30)  # pyright: ignore[reportPrivateUsage]
         sock, answer = greet(arrivals, 0, "key")
         sock.close()
         assert answer["welcome"]["place"] == 0

@@ -20,7 +20,7 @@ import pytest
 
 from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToJoiner
-from skyward.setup.joined import listener, relay
+from skyward.setup.joined import members, relay
 from skyward.setup.joined import shell as shell_module
 from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals
 from skyward.setup.joined.program import join_file
@@ -45,8 +45,8 @@ def test_a_crowd_that_begins_a_handshake_and_stops_takes_no_more_than_one_that_s
 ) -> None:
     """SEC-3, SEC-34."""
     address = told(arrivals)["addresses"][0]
-    most = listener._PER_NETWORK  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(listener, "_HANDSHAKE", 300.0)
+    most = members._PER_NETWORK  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(members, "_HANDSHAKE", 300.0)
     sent: list[socket.socket] = []
     arrivals.expect([0])
     with ExitStack() as crowd:
@@ -167,8 +167,8 @@ def test_a_crowd_that_has_a_whole_ipv6_network_takes_no_more_than_one_address(
     arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SEC-3, SEC-34."""
-    monkeypatch.setattr(listener, "_HANDSHAKE", 300.0)
-    most = listener._PER_NETWORK  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(members, "_HANDSHAKE", 300.0)
+    most = members._PER_NETWORK  # pyright: ignore[reportPrivateUsage]
     with ExitStack() as crowd:
         near: list[socket.socket] = []
         for number in range(most + 20):

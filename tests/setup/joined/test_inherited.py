@@ -19,6 +19,14 @@ from tests.support.waiting import until
 
 IGNORED = [signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM, signal.SIGTSTP]
 
+STEP = {
+    **dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_STEP_ID"), "0"),
+    **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE"), "1"),
+    **dict.fromkeys(("SLURM_STEP_NUM_NODES", "SLURM_TASKS_PER_NODE", "SLURM_JOB_NUM_NODES"), "1"),
+    **dict.fromkeys(("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "0"),
+}
+JOB = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm/slurm.conf", "SLURM_CPUS_PER_TASK": "4"}
+
 
 def _as_engines_do() -> None:
     for number in IGNORED:
@@ -31,7 +39,7 @@ def joined(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], JoinShell]
     """A machine whose engine blocks and ignores signals, and counts cores its own way."""
     (tmp_path / "join.py").write_text(join_program())
     arrivals = open_arrivals("inherited", ttl=3600, lease=60, host="127.0.0.1")
-    env = {**os.environ, "SKYWARD_JOIN": arrivals.text, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "SKYWARD_JOIN": arrivals.text, "OMP_NUM_THREADS": "1", **STEP, **JOB}
     argv = [sys.executable, "-I", str(tmp_path / "join.py")]
     process = subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL, preexec_fn=_as_engines_do)
     try:
@@ -59,6 +67,15 @@ def test_blocked_and_ignored_signals_are_as_usual_in_the_joiner_and_in_what_it_s
     assert started == {"SigBlk": set(), "SigIgn": set()}
     assert machine.run(["sh", "-c", "exit 7"]).code == 7  # is not known where SIGCHLD is ignored
     assert b"OMP_NUM_THREADS" not in machine.run(["env"]).out
+
+
+def test_the_ranks_of_a_launcher_are_taken_away_and_what_it_says_of_the_job_stays(
+    joined: tuple[subprocess.Popen[bytes], JoinShell],
+) -> None:
+    _, machine = joined
+    seen = dict(line.partition("=")[::2] for line in machine.run(["env"]).out.decode().splitlines())
+    assert not set(STEP) & set(seen)
+    assert seen.items() >= JOB.items()
 
 
 def test_a_joiner_that_nohup_started_stays_when_the_terminal_is_closed(

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from skyward.setup.joined.members import Member
+from skyward.errors import HostUnreachable
+from skyward.setup.joined.members import MachineLeft, Member
+from skyward.setup.joined.shell import JoinShell
 
 
 def lost(seconds: float) -> Member:
@@ -38,3 +40,14 @@ def test_a_machine_that_has_left_is_not_waited_for() -> None:
     member.leave("it said so")
     with pytest.raises(ConnectionRefusedError, match="has left: it said so"):
         member.stream(order, False, timeout=600)
+
+
+def test_a_machine_that_has_left_is_told_from_one_that_only_does_not_answer() -> None:
+    member = lost(60)
+    shell = JoinShell(member, lambda: ([], [], None))
+    with pytest.raises(HostUnreachable, match="has not come back") as silent:
+        shell.run(["true"])
+    assert not isinstance(silent.value, MachineLeft)
+    member.leave("its machine was taken away")
+    with pytest.raises(MachineLeft, match="its machine was taken away"):
+        shell.run(["true"])

@@ -32,11 +32,13 @@ from hypothesis import strategies as st
 import skyward
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable, InvalidArgument
-from skyward.setup.copying import RECEIVE
+from skyward.setup.hosts import RECEIVE
 from skyward.setup.ssh import errors
 from skyward.setup.ssh.connection import options, remote_line
 from skyward.setup.ssh.shell import SshShell
+from tests.support.dask_scheduler import client_of_a_scheduler
 from tests.support.hosts import Network, unavailable
+from tests.support.processes import gone
 from tests.support.waiting import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -375,8 +377,9 @@ def test_variables_reach_neither_a_command_line_nor_the_host(shell: SshShell, mo
 @needs_sshd
 def test_a_lost_connection_is_told_from_a_program_that_failed(shell: SshShell, place: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(shell.run, ["sleep", "60"])
-        until(lambda: [p for p in psutil.process_iter() if "exec sleep 60" in " ".join(_cmdline(p))])
+        seconds = f"60.{os.getpid()}"  # tells it from those of other runs of this test
+        running = threads.submit(shell.run, ["sleep", seconds])
+        until(lambda: [p for p in psutil.process_iter() if f"exec sleep {seconds}" in " ".join(_cmdline(p))])
         masters(place)[0].kill()
         with pytest.raises(HostUnreachable, match="lost while sleep ran"):
             running.result()
@@ -474,15 +477,23 @@ def test_a_port_that_nobody_listens_on_shows_as_an_end_of_file(shell: SshShell) 
 
 
 @needs_sshd
-def test_an_address_on_this_computer_leads_there(shell: SshShell, echo: int, place: Path) -> None:
-    host, port = shell.forward("127.0.0.1", echo)
-    assert shell.forward("127.0.0.1", echo) == (host, port)
-    assert host == "127.0.0.1"
-    assert ask(socket.create_connection((host, port)), b"hello") == b"hello"
-    masters(place)[0].kill()
-    until(lambda: not masters(place))
-    assert shell.run(["true"]).code == 0
-    assert ask(socket.create_connection((host, port)), b"still there") == b"still there"
+def test_dask_is_reached_through_the_connection_and_no_port_of_ours(
+    shell: SshShell, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SEC-25: also by a connection that was made again; dask says nothing of options that only TCP has."""
+    with client_of_a_scheduler(tmp_path, shell.reach) as client:
+        pid = client.run_on_scheduler(os.getpid)
+
+        def answers_again() -> bool:
+            with contextlib.suppress(OSError):  # what goes over the lost connection
+                return client.status == "running" and client.run_on_scheduler(os.getpid) == pid
+            return False
+
+        (old,) = masters(place)
+        old.kill()
+        until(lambda: gone(old.pid))
+        until(answers_again)
+    assert "Could not set timeout" not in capfd.readouterr().err
 
 
 @needs_sshd
@@ -494,7 +505,7 @@ def test_a_lost_connection_is_made_again_once_for_all_who_ask(
     (old,) = masters(place)
     for _ in range(3):
         old.kill()
-        until(lambda gone=old: not gone.is_running() or gone.status() == psutil.STATUS_ZOMBIE)
+        until(lambda old=old: gone(old.pid))
         with ThreadPoolExecutor(16) as threads:
             answers = list(threads.map(lambda n: ask(shell.reach("127.0.0.1", echo), b"%d" % n), range(32)))
         assert answers == [b"%d" % n for n in range(32)]
@@ -547,7 +558,7 @@ def test_a_link_that_falls_silent_is_noticed_and_one_that_comes_back_is_used() -
 
 @needs_sshd
 @needs_root
-def test_another_user_of_this_computer_can_use_neither_the_connection_nor_a_port(
+def test_another_user_of_this_computer_can_use_neither_the_connection_nor_what_leads_through_it(
     shell: SshShell, echo: int, place: Path
 ) -> None:
     """SEC-25: the same attempts work for ourselves."""
@@ -918,7 +929,7 @@ WEAK = """
     ForwardX11Trusted yes
     GSSAPIDelegateCredentials yes
     PermitLocalCommand yes
-    LocalCommand touch /tmp/pwned
+    LocalCommand false
     RemoteCommand id
     Tunnel yes
     GatewayPorts yes

@@ -57,7 +57,7 @@ def test_a_search_on_a_plain_pool_finds_scikit_learn_on_the_hosts(whole: Network
 
 def come_back(host: Host, pool: sky.ComputePool, cache: Path) -> None:
     """A machine that was set up again has what was added, too."""
-    (path,) = pool.add_packages(packages_with("sklearn"))
+    (path,) = pool._add_packages(packages_with("sklearn"))
     home = cache / Path(path).relative_to(CACHE).parents[2]
     assert (home / "bin" / "python").is_symlink()
     host.kill()

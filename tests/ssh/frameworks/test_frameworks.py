@@ -259,9 +259,9 @@ def test_joblib_and_searches_of_sklearn_run_on_the_hosts(net: Network) -> None:
         found = Parallel(n_jobs=-1, batch_size=1)(delayed(slow_host)(i) for i in range(18))
         assert set(found) == {"h0", "h1", "h2"}
         assert Parallel(n_jobs=-1)(delayed(pow)(i, 2) for i in range(200)) == [i * i for i in range(200)]
-        before = pool._engine.settled
+        before = pool._engine.totals()[0]
         there = search.fit(X, y).cv_results_["mean_test_score"]
-        assert pool._engine.settled > before
+        assert pool._engine.totals()[0] > before
     assert np.array_equal(here, there)
 
 

@@ -9,7 +9,10 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-__all__ = ["documents", "problems"]
+__all__ = ["VERSIONS", "documents", "problems"]
+
+VERSIONS = ("1.27", "1.37")
+"""The oldest and the newest whose schemas are here."""
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -17,9 +20,9 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [item for item in yaml.safe_load_all(path.read_text()) if item is not None]
 
 
-def problems(item: dict[str, Any]) -> list[str]:
-    """What Kubernetes' schema finds wrong with an object: fields that do not exist, types, what is missing."""
-    schema = json.loads(Path(__file__).with_name("schema.json").read_text())
+def problems(item: dict[str, Any], version: str = VERSIONS[-1]) -> list[str]:
+    """What the schema of a version finds wrong with an object: fields that do not exist, types, what is missing."""
+    schema = json.loads(Path(__file__).with_name(f"schema-{version}.json").read_text())
     name = schema["kinds"][f"{item['apiVersion']} {item['kind']}"]
     validator = Draft202012Validator({"$defs": schema["$defs"], "$ref": f"#/$defs/{name}"})
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(item)]

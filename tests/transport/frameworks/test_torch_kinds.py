@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from skyward.transport import blobs, tensors
+from skyward.transport.blobs import Spill
 from skyward.transport.payload import Packer, unpack
-from skyward.transport.spill import Spill
 from tests.support.journeys import travel
 
 SMALL = 4096

@@ -25,11 +25,11 @@ from skyward.node.runners import RunnerProcess
 from skyward.node.timers import Timers
 
 if TYPE_CHECKING:  # imported with the first question
-    from skyward.node.shared.relay import Relay
+    from skyward.node.shared.links import Relay, Uplink
     from skyward.node.shared.server import Server
-    from skyward.node.shared.uplink import Uplink
 
 __all__ = ["Shared"]
+
 
 log = logging.getLogger("skyward.engine")
 
@@ -132,7 +132,9 @@ class Shared:
             self._passing.lost(f"node 0, which kept the shared collections of the pool, is lost ({why}).", direct=False)
 
     def _from_client_head(self, place: list[Any] | None) -> None:
-        self.settings["head"] = place
+        before, self.settings["head"] = self.settings.get("head"), place
+        if before is not None and place is None and self._up is not None:
+            self._up.renounce("node 0, which kept the shared collections of the pool, is lost.")
 
     def _from_runner_share(self, runner: RunnerProcess, message: Message, buffers: list[Any]) -> None:
         asker = self._asker(runner.name)
@@ -207,7 +209,7 @@ class Shared:
 
     def _look_at_peers(self) -> None:
         """Gives nodes up whose links have been broken for too long."""
-        from skyward.node.shared.uplink import PATIENCE
+        from skyward.node.shared.links import PATIENCE
 
         now = self._clock()
         for node, (link, away) in list(self._peers.items()):
@@ -225,15 +227,15 @@ class Shared:
 
     def _relay(self) -> Relay:
         if self._passing is None:
-            from skyward.node.shared.relay import Relay
+            from skyward.node.shared.links import Relay
 
             self._passing = Relay(self._send, self.tell, self._post, lambda: self.settings.get("head") is not None)
         return self._passing
 
     def _post(self, message: Message, buffers: list[Any]) -> None:
         if self._up is None:
+            from skyward.node.shared.links import Uplink
             from skyward.node.shared.protocol import HeadToAgent
-            from skyward.node.shared.uplink import Uplink
 
             relay = self._relay()
             self._up = Uplink(

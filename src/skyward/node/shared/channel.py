@@ -1,5 +1,9 @@
 """How one process asks the server of shared collections: numbered questions, threads that wait for their answers.
 
+The server watches the time-outs, and says at their end what was the matter. The asker watches them too, and waits a
+little longer: the server may be silent. A thread that gives up withdraws its question, and what a late answer brings is
+given back.
+
 It shares its process with the user, so it uses nothing but the standard library and cloudpickle. The same class serves
 runners and the client; how messages travel is passed in.
 """
@@ -8,7 +12,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -24,11 +30,18 @@ from skyward.errors import (
 )
 from skyward.node.receiver import Message, Receiver
 from skyward.node.shared.protocol import LARGEST, AskerToServer, ServerToAsker
-from skyward.transport.frames import nbytes
+from skyward.transport.frames import TooLarge, nbytes
+from skyward.transport.payload import Packer, unpack
 
-__all__ = ["Channel", "Post", "refuse_child"]
+__all__ = ["LATE", "Channel", "Post", "no_answer", "pack_value", "refuse_child", "unpack_value"]
+
 
 Post = Callable[[Message, list[Any]], None]
+
+LATE = 3.0
+"""How much later than a time-out its answer may come."""
+_NAP = 3600.0  # a lock cannot be waited for as long as users may say
+_OVERHEAD = 16  # bytes, for each value: many small ones are much to keep
 
 _ERRORS: dict[str, type[Exception]] = {
     "argument": InvalidArgument,
@@ -103,30 +116,45 @@ class Channel:
         """The server's answer: a result and values; raises what went wrong."""
         if os.getpid() != self._pid:
             refuse_child()
-        if self._closed:
-            raise PoolClosed(self._closed)
         values = values or []
-        if values and (size := sum(map(nbytes, values))) > LARGEST:
-            raise SharedTooLarge(
-                f"what was to be put into {kind} '{name}' takes {size:,} bytes; collections take up to {LARGEST:,} at "
-                "a time. Pass large data as arguments and results of calls, or put a path or a key into the collection."
-            )
-        id, wait = next(self._ids), _Wait((kind, name, operation))
-        self._waits[id] = wait
+        if values and (size := sum(map(nbytes, values)) + _OVERHEAD * len(values)) > LARGEST:
+            raise _too_large(kind, name, f"{size:,} bytes")
+        id, wait, sent = next(self._ids), _Wait((kind, name, operation)), False
+        with self._lock:
+            self._waits[id] = wait
         try:
+            if self._closed:  # by now it is known who waits, and `close` answers all of them
+                raise PoolClosed(self._closed)
             self._open()
             self._post(
                 AskerToServer.ask(id, self._epoch, kind, name, operation, arguments, timeout, len(values)), values
             )
-            while wait.answer is None:  # `wake` has us come by here, for an exception that waits for this thread
-                wait.lock.acquire()
-        except BaseException:
-            self._leave(id, wait)
+            sent = True
+            code, result, found = self._wait(wait, timeout)
+        except BaseException as exc:
+            if sent or not isinstance(exc, PoolClosed | SharedError | TooLarge):
+                self._leave(id, wait)
+                raise
+            with self._lock:
+                self._waits.pop(id, None)
+            if isinstance(exc, TooLarge):
+                raise _too_large(kind, name, str(exc)) from None
             raise
-        code, result, found = wait.answer
         if code:
             _raise(code, result)
         return result, found
+
+    def _wait(self, wait: _Wait, timeout: float | None) -> tuple[str, Any, list[Any]]:
+        """Waits for an answer; `wake` has us look again, for an exception that waits for this thread."""
+        end = None if timeout is None else time.monotonic() + timeout + LATE
+        while wait.answer is None:
+            if timeout is None or end is None:
+                wait.lock.acquire()
+            elif (left := end - time.monotonic()) > 0:
+                wait.lock.acquire(timeout=min(left, _NAP))
+            else:
+                raise no_answer(timeout)
+        return wait.answer
 
     def _open(self) -> None:
         if not self._opened and self._opening is not None:
@@ -139,7 +167,13 @@ class Channel:
         """Asks for something whose answer nobody wants."""
         id, values = next(self._ids), values or []
         self._left[id] = kind, name, operation
-        self._post(AskerToServer.ask(id, self._epoch, kind, name, operation, arguments, None, len(values)), values)
+        self._tell(AskerToServer.ask(id, self._epoch, kind, name, operation, arguments, None, len(values)), values)
+
+    def _tell(self, message: Message, values: list[Any]) -> None:
+        try:
+            self._post(message, values)
+        except SharedError:
+            self._left.pop(message[1], None)  # the server is gone, with all that this was about
 
     def wake(self, thread: int) -> None:
         """Has a thread that waits run a little, so that an exception is raised that was set for it."""
@@ -193,7 +227,7 @@ class Channel:
             if still:
                 self._left[id] = wait.question
         if still:
-            self._post(AskerToServer.withdraw(id), [])
+            self._tell(AskerToServer.withdraw(id), [])
         elif wait.answer is not None:
             self._undo(wait.question, *wait.answer)
 
@@ -208,6 +242,22 @@ class Channel:
             self.tell(kind, name, "unget", [], values)
 
 
+def _too_large(kind: str, name: str, what: str) -> SharedTooLarge:
+    return SharedTooLarge(
+        f"what was to be put into {kind} '{name}' takes {what}; collections take up to {LARGEST:,} bytes at a time. "
+        "Put less at a time. Pass large data as arguments and results of calls, and put a path or a key into the "
+        "collection."
+    )
+
+
+def no_answer(timeout: float) -> SharedTimeout:
+    """The error of a thread that has waited and got no answer at all."""
+    return SharedTimeout(
+        f"node 0, which keeps the shared collections of the pool, has not answered within {timeout:g} s: it is busy, "
+        "or cannot be reached now. What a late answer brings is given back; whether something was put is not known."
+    )
+
+
 def _raise(code: str, result: Any) -> NoReturn:
     if code == "broken":
         raise BarrierBroken(*result)
@@ -220,3 +270,25 @@ def refuse_child() -> NoReturn:
         "shared collections cannot be used here: this process was forked from the one that runs the body. Use them in "
         "the body itself, or in threads of it."
     )
+
+
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+_BUFFERS = b"B"  # what a pickle does not begin with
+
+
+def pack_value(packer: Packer, value: object, what: str) -> bytes:
+    """Bytes for a value, called `what` in errors."""
+    if type(value) in _PLAIN:
+        return pickle.dumps(value, 5)
+    head, buffers = packer.pack(value, what)
+    if not buffers:
+        return head
+    return _BUFFERS + pickle.dumps((head, [bytearray(buffer) for buffer in buffers]), 5)
+
+
+def unpack_value(data: Any, *, keep_classes: bool = False) -> Any:
+    """The value again; arrays can be written to."""
+    if data[:1] != _BUFFERS:
+        return unpack(data, (), keep_classes=keep_classes)
+    head, buffers = pickle.loads(memoryview(data)[1:])
+    return unpack(head, buffers, keep_classes=keep_classes)

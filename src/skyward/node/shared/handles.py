@@ -6,14 +6,34 @@ means the collection of the same name there.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast, overload
 
-from skyward.errors import InvalidArgument
+from skyward.errors import InvalidArgument, LockLost
 from skyward.node.shared.channel import Channel
-from skyward.node.shared.keys import read_key, written_key
+from skyward.node.shared.protocol import COUNTER_END, joined_keys, read_key, split_keys, written_key
 
-__all__ = ["Handle", "SharedCounter", "SharedDict", "SharedQueue", "SharedSet", "checked_timeout"]
+__all__ = [
+    "Asker",
+    "Collection",
+    "Handle",
+    "Refused",
+    "Reply",
+    "Request",
+    "SharedBarrier",
+    "SharedCounter",
+    "SharedDict",
+    "SharedEvent",
+    "SharedLock",
+    "SharedQueue",
+    "SharedSet",
+    "Surroundings",
+    "done",
+    "seconds",
+]
+
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -21,6 +41,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _LONGEST = 200
+_NO_LIMIT = 1e15  # seconds: nobody waits that long
 _NONE = object()
 
 
@@ -119,8 +140,8 @@ class SharedDict(Handle, Generic[K, V]):
 
     def update(self, values: Mapping[K, V]) -> None:
         """Sets the keys of `values` at once: nobody sees some of them without the others."""
-        keys = [written_key(key) for key in values]
-        self._ask("update", [keys], [self._pack(value) for value in values.values()])
+        keys = joined_keys(written_key(key) for key in values)
+        self._ask("update", [], [keys, *(self._pack(value) for value in values.values())])
 
     def compare_and_set(self, key: K, expected: V, value: V) -> bool:
         """Sets a key if its value equals `expected` (==, in this process) at that moment; False if it does not."""
@@ -146,18 +167,18 @@ class SharedDict(Handle, Generic[K, V]):
 
     def keys(self) -> list[K]:
         """All keys at one moment, in the order in which they came."""
-        return [read_key(text) for text in self._ask("keys", [])[0]]
+        return [read_key(text) for text in split_keys(self._ask("keys", [])[1][0])]
 
     def values(self) -> list[V]:
         """All values at one moment."""
         unpack = self._channel().unpack
-        return [unpack(value) for value in self._ask("items", [])[1]]
+        return [unpack(value) for value in self._ask("items", [])[1][1:]]
 
     def items(self) -> list[tuple[K, V]]:
         """All keys and values at one moment."""
-        texts, values = self._ask("items", [])
+        texts, *values = self._ask("items", [])[1]
         unpack = self._channel().unpack
-        return [(read_key(text), unpack(value)) for text, value in zip(texts, values, strict=True)]
+        return [(read_key(text), unpack(value)) for text, value in zip(split_keys(texts), values, strict=True)]
 
     def clear(self) -> None:
         """Removes everything."""
@@ -171,11 +192,11 @@ class SharedSet(Handle, Generic[T]):
 
     def add(self, member: T) -> bool:
         """Adds a member; True if it was new: of several who add the same one, one is told so."""
-        return self._ask("add", [[written_key(member)]])[0] > 0
+        return self.update([member]) > 0
 
     def update(self, members: Iterable[T]) -> int:
         """Adds several members at once, and says how many of them were new."""
-        return self._ask("add", [[written_key(member) for member in members]])[0]
+        return self._ask("add", [], [joined_keys(written_key(member) for member in members)])[0]
 
     def discard(self, member: T) -> bool:
         """Removes a member; False if it was not there."""
@@ -195,13 +216,13 @@ class SharedSet(Handle, Generic[T]):
 
     def members(self) -> set[T]:
         """All members at one moment."""
-        return {read_key(text) for text in self._ask("keys", [])[0]}
+        return set(self)
 
     def __contains__(self, member: object) -> bool:
         return self._ask("contains", [written_key(member)])[0]
 
     def __iter__(self) -> Iterator[T]:
-        return iter([cast("T", read_key(text)) for text in self._ask("keys", [])[0]])
+        return iter([cast("T", read_key(text)) for text in split_keys(self._ask("keys", [])[1][0])])
 
     def __len__(self) -> int:
         return self._ask("len", [])[0]
@@ -212,7 +233,7 @@ class SharedSet(Handle, Generic[T]):
 
 
 class SharedCounter(Handle):
-    """A whole number that all ranks and the client see; it begins with 0."""
+    """A whole number of up to 64 bits that all ranks and the client see; it begins with 0."""
 
     kind = "counter"
 
@@ -274,11 +295,213 @@ def checked_timeout(seconds: float | None) -> float | None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         raise InvalidArgument(f"timeout={seconds!r}: a number of seconds, 0 for not waiting, or None for no limit.")
-    return float(seconds)
+    return float(seconds) if seconds < _NO_LIMIT else None
 
 
 def _whole(number: Any) -> int:
     try:
-        return number.__index__()
+        whole = int(number.__index__())
     except AttributeError:
         raise InvalidArgument(f"{number!r} cannot be added to a counter: a whole number can.") from None
+    if not -COUNTER_END <= whole < COUNTER_END:
+        raise InvalidArgument(f"a number of {whole.bit_length()} bits is too large for a counter, which has 64.")
+    return whole
+
+
+# What all kinds of shared collections have in common: questions, replies, and questions that wait.
+#
+# No clock, socket or thread here. Each method `do_...` is one operation: it is told who asks, and returns replies. An
+# asker that is not among the replies waits. Keys are texts, values are bytes; nothing is unpickled.
+
+
+@dataclass(eq=False, slots=True)
+class Asker:
+    """A process that uses collections."""
+
+    name: str
+    label: str = "a process"
+    rank: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One question of a process."""
+
+    asker: Asker
+    id: int
+    arguments: list[Any]
+    values: list[bytes]
+    since: float
+    """When it came."""
+    timeout: float | None = None
+    """How long it may wait; None: as long as it takes."""
+
+
+@dataclass
+class Surroundings:
+    """What the collections of a pool share."""
+
+    ranks: int = 1
+    """How many ranks the pool has."""
+    losses: dict[int, tuple[float, str]] = field(default_factory=dict[int, tuple[float, str]])
+    """When ranks were lost last, and why."""
+
+
+Reply = tuple[Request, str, Any, list[bytes]]
+"""Who is answered, an error code or nothing, the result, and values."""
+
+
+class Refused(Exception):
+    """An operation that cannot be done; code and text of the answer."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text = code, text
+
+
+def done(request: Request, result: Any = None, values: list[bytes] | None = None) -> Reply:
+    """The answer to a question."""
+    return request, "", result, values or []
+
+
+def seconds(value: float) -> str:
+    """A time for people."""
+    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+
+
+class Collection:
+    """What all kinds have: a name, a size in bytes, and questions that wait."""
+
+    kind: ClassVar[str]
+    lasting: ClassVar[bool] = True
+    """Whether it is kept when nobody waits there."""
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        self.name, self.around = name, around
+        self.size = 0
+        self.waiting: deque[Request] = deque()
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}'"
+
+    def late(self, request: Request) -> tuple[str | list[int], list[Reply]]:
+        """The time-out of a question is over: says why it has waited, and who else is answered."""
+        raise NotImplementedError
+
+    def leave(self, request: Request, why: str) -> list[Reply]:
+        """Takes a waiting question away; returns answers for others."""
+        self.waiting.remove(request)
+        return []
+
+    def gone(self, asker: Asker, now: float) -> list[Reply]:
+        """A process has ended; what it waited for was taken away before."""
+        return []
+
+    def lost(self, rank: int, why: str) -> list[Reply]:
+        """A rank was lost."""
+        return []
+
+
+class SharedLock(Handle):
+    """A lock that one call of the whole pool, or the client, holds at a time: `with sky.lock("x"): ...`
+
+    It is not reentrant: who acquires it twice waits for itself. Whoever waits first gets it first. A holder that ends
+    releases it: a call that returns, a process or node that is lost. `timeout` is how many seconds `with` waits at most
+    (default: without a limit); `acquire` has its own.
+    """
+
+    kind = "lock"
+
+    def __init__(self, name: str, channel: Callable[[], Channel], timeout: float | None = None) -> None:
+        super().__init__(name, channel)
+        self._timeout = checked_timeout(timeout)
+
+    def acquire(self, timeout: float | None = None) -> int:
+        """Waits for the lock, at most `timeout` seconds (None: without a limit), and returns its fencing token.
+
+        Each holder has a larger token than all before. A store that refuses smaller ones than it has seen is safe from
+        a holder that was given up for lost and goes on. Raises `sky.errors.SharedTimeout`, which says who holds it.
+        """
+        channel = self._channel()
+        token = self._ask("acquire", [], None, checked_timeout(timeout))[0]
+        channel.held[self.name] = token, channel.call()
+        return token
+
+    def release(self) -> None:
+        """Lets the next one have it; raises LockLost if this process does not hold it (any more)."""
+        held = self._channel().held.pop(self.name, None)
+        if held is None:
+            raise LockLost(f"lock '{self.name}' is not held by this process: acquire it first.")
+        self._ask("release", [held[0]])
+
+    def holder(self) -> str | None:
+        """Who holds it at this moment ("rank 2", "the client"); None if nobody does."""
+        found = self._ask("state", [])[0]
+        return found and found[0]
+
+    def locked(self) -> bool:
+        """Whether somebody holds it at this moment."""
+        return self.holder() is not None
+
+    def __enter__(self) -> int:
+        return self.acquire(self._timeout)
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def _options(self) -> tuple[Any, ...]:
+        return (self._timeout,)
+
+
+class SharedBarrier(Handle):
+    """A place where ranks wait for each other: `sky.barrier("epoch").wait()`. It can be passed again and again.
+
+    It waits for all ranks of the pool, or for `parties` of whoever comes. If a rank is lost while others wait for it,
+    or one gives up waiting, it raises `sky.errors.BarrierBroken` in all of them, which names the rank.
+    """
+
+    kind = "barrier"
+
+    def __init__(self, name: str, channel: Callable[[], Channel], parties: int | None = None) -> None:
+        super().__init__(name, channel)
+        if parties is not None and (isinstance(parties, bool) or not isinstance(parties, int) or parties < 1):
+            raise InvalidArgument(f"parties={parties!r}: a whole number, or None for all ranks of the pool.")
+        self._parties = parties
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until all have come, at most `timeout` seconds (None: without a limit); says how many came before.
+
+        Raises `sky.errors.SharedTimeout`, which says who is missing; the others get `sky.errors.BarrierBroken` then.
+        """
+        age = self._channel().age()
+        return self._ask("wait", [self._parties, age], None, checked_timeout(timeout))[0]
+
+    @property
+    def waiting(self) -> int:
+        """How many wait at this moment."""
+        return self._ask("waiting", [])[0]
+
+    def _options(self) -> tuple[Any, ...]:
+        return (self._parties,)
+
+
+class SharedEvent(Handle):
+    """A flag that somebody sets and others wait for."""
+
+    kind = "event"
+
+    def set(self) -> None:
+        """Sets it: all who wait go on, and who comes later does not wait."""
+        self._ask("set", [])
+
+    def clear(self) -> None:
+        """Takes it back: who comes from now on waits."""
+        self._ask("clear", [])
+
+    def is_set(self) -> bool:
+        """Whether it is set at this moment."""
+        return self._ask("is_set", [])[0]
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until it is set, at most `timeout` seconds (None: without a limit)."""
+        self._ask("wait", [], None, checked_timeout(timeout))

@@ -14,8 +14,16 @@ from skyward.errors import PoolClosed, SharedError
 
 if TYPE_CHECKING:  # imported when a collection is used: every runner and every client imports this file
     from skyward.node.shared.channel import Channel
-    from skyward.node.shared.handles import Handle, SharedCounter, SharedDict, SharedQueue, SharedSet
-    from skyward.node.shared.wait_handles import SharedBarrier, SharedEvent, SharedLock
+    from skyward.node.shared.handles import (
+        Handle,
+        SharedBarrier,
+        SharedCounter,
+        SharedDict,
+        SharedEvent,
+        SharedLock,
+        SharedQueue,
+        SharedSet,
+    )
 
 __all__ = [
     "Collections",
@@ -84,19 +92,19 @@ class Collections:
 
     def lock(self, name: str, *, timeout: float | None = None) -> SharedLock:
         """The shared lock of this name; `with` waits for it at most `timeout` seconds (None: without a limit)."""
-        from skyward.node.shared.wait_handles import SharedLock
+        from skyward.node.shared.handles import SharedLock
 
         return SharedLock(name, self._shared_channel, timeout)
 
     def barrier(self, name: str, parties: int | None = None) -> SharedBarrier:
         """The shared barrier of this name, for all ranks, or for so many `parties`."""
-        from skyward.node.shared.wait_handles import SharedBarrier
+        from skyward.node.shared.handles import SharedBarrier
 
         return SharedBarrier(name, self._shared_channel, parties)
 
     def event(self, name: str) -> SharedEvent:
         """The shared event of this name."""
-        from skyward.node.shared.wait_handles import SharedEvent
+        from skyward.node.shared.handles import SharedEvent
 
         return SharedEvent(name, self._shared_channel)
 
@@ -119,7 +127,7 @@ def current_channel() -> Channel:
             "shared collections can be used in the process that runs the body, not in others that it has started. Use "
             "them in the body, or in threads of it."
         )
-    from skyward.api.targets import innermost
+    from skyward.api.compute import innermost
 
     try:
         pool: Any = innermost()

@@ -1,19 +1,110 @@
-"""The messages about shared collections: between a process that uses them and the server on node 0.
+"""The messages about shared collections, and how keys are written in them.
 
-A runner of a local pool has a connection of its own to the server. All others send these messages inside `share`
-messages of links that exist (`node/protocol.py`), or over the link of their agent to that of node 0.
+Keys of dicts and members of sets are texts: the same text if and only if Python calls them equal. They are plain
+values, so that the server can compare them without unpickling anything. Many keys travel as one buffer, since the
+header of a frame has a limit; no text of a key has a line end in it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from operator import index
 from typing import Any
 
+from skyward.errors import (
+    InvalidArgument,
+    SharedTooLarge,
+)
 from skyward.node.receiver import Direction, Message
 
-__all__ = ["LARGEST", "AgentToHead", "AskerToServer", "HeadToAgent", "ServerToAsker"]
+__all__ = [
+    "COUNTER_END",
+    "AgentToHead",
+    "AskerToServer",
+    "HeadToAgent",
+    "ServerToAsker",
+    "joined_keys",
+    "read_key",
+    "split_keys",
+    "written_key",
+]
+
+_LONGEST = 1 << 20  # characters of its text
+_DEEPEST = 20  # tuples within tuples; the parser that reads them takes some more
+_MOST_BITS = 1 << 13  # Python turns numbers of up to 4300 digits into text
+
+
+def written_key(key: object) -> str:
+    """The text of a key; raises InvalidArgument for what cannot be one."""
+    text = repr(key if type(key) is str else _plain(key, key))
+    if len(text) > _LONGEST:
+        raise SharedTooLarge(
+            f"a key of a shared collection takes {len(text):,} characters; keys have up to {_LONGEST:,}. Use something "
+            "short that stands for it, such as its hash."
+        )
+    return text
+
+
+def read_key(text: str) -> Any:
+    """The key again."""
+    if text[:1] in ("'", '"') and "\\" not in text:
+        return text[1:-1]  # a plain text, as most keys are
+    import ast  # not needed by those who only look things up
+
+    return ast.literal_eval(text)
+
+
+def joined_keys(texts: Iterable[str]) -> bytes:
+    """The texts of many keys as one buffer."""
+    return "\n".join(texts).encode("utf-8", "surrogatepass")
+
+
+def split_keys(data: Any) -> list[str]:
+    """The texts again; raises ValueError for what is none."""
+    return str(data, "utf-8", "surrogatepass").split("\n") if len(data) else []
+
+
+def _plain(key: Any, whole: object, depth: int = 0) -> object:
+    """The key in the form that all equal keys have: 1.0 and True are 1."""
+    if key is None:
+        return None
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, bytes):
+        return bytes(key)
+    if isinstance(key, tuple):
+        if depth == _DEEPEST:
+            raise InvalidArgument(f"a key of a shared collection has at most {_DEEPEST} tuples within each other.")
+        return tuple(_plain(part, whole, depth + 1) for part in key)  # pyright: ignore[reportUnknownVariableType] - any parts
+    if isinstance(key, float):
+        if not math.isfinite(key):
+            raise InvalidArgument(f"{whole!r} cannot be a key of a shared collection: {key} is no number to look up.")
+        return int(key) if key.is_integer() else float(key)
+    try:
+        number = index(key)  # whole numbers of numpy, too
+    except TypeError:
+        raise InvalidArgument(
+            f"{whole!r} cannot be a key of a shared collection: a {type(key).__name__} is no text, number, bytes, None "
+            "or tuple of these. Use its name, or something else that stands for it."
+        ) from None
+    if number.bit_length() > _MOST_BITS:
+        raise InvalidArgument(
+            f"a whole number of {number.bit_length():,} bits cannot be a key: up to {_MOST_BITS:,} can."
+        )
+    return int(number)
+
+
+# The messages about shared collections: between a process that uses them and the server on node 0.
+#
+# A runner of a local pool has a connection of its own to the server. All others send these messages inside `share`
+# messages of links that exist (`node/protocol.py`), or over the link of their agent to that of node 0.
+
 
 LARGEST = 16 << 20
 """How many bytes one question may bring."""
+COUNTER_END = 1 << 63
+"""Counters are smaller than this, and not smaller than its negative."""
 
 
 class AskerToServer(Direction):
@@ -36,7 +127,7 @@ class AskerToServer(Direction):
         buffers: int,
     ) -> Message:
         """Do this with the collection of this name; there is one answer. `epoch` is that of the last answer, if any.
-        The operations, with their arguments, are methods in `node/shared/containers.py` and `node/shared/waits.py`.
+        The operations, with their arguments, are methods in `node/shared/state.py` and `node/shared/state.py`.
         Buffers: values, pickled."""
         return ["ask", id, epoch, kind, name, operation, arguments, timeout, buffers]
 

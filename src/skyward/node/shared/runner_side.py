@@ -6,11 +6,14 @@ socket to the node's own agent, which passes them on: keys of the pool never com
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from skyward.api.info import current_call, instance_info
@@ -44,7 +47,7 @@ class RunnerShared:
         self,
         send: Callable[[Message, list[Any]], None],
         write: Write,
-        calls: Callable[[], list[tuple[str, float]]],
+        calls: Callable[[], list[tuple[str, float, float]]],
     ) -> None:
         self._send, self._write, self._calls = send, write, calls
         self._settings: dict[str, Any] = {}
@@ -74,8 +77,7 @@ class RunnerShared:
             self._channel.end_call(call)
 
     def _make_channel(self) -> Channel:
-        from skyward.node.shared.channel import Channel, refuse_child
-        from skyward.node.shared.values import pack_value, unpack_value
+        from skyward.node.shared.channel import Channel, pack_value, refuse_child, unpack_value
         from skyward.transport.payload import Packer
 
         if os.getpid() != self._pid:
@@ -98,8 +100,8 @@ class RunnerShared:
     def _age(self) -> float:
         """Since how many seconds the current call runs."""
         call = current_call()
-        began = dict(self._calls()).get(call[0]) if call is not None else None
-        return time.monotonic() - began if began is not None else 0.0
+        ages = [time.monotonic() - began for id, began, _ in self._calls() if call is not None and id == call[0]]
+        return ages[0] if ages else 0.0
 
     def _opening(self) -> Message:
         from skyward.node.shared.protocol import AskerToServer
@@ -119,34 +121,47 @@ class RunnerShared:
     # over a connection of its own
 
     def _post_direct(self, message: Message, values: list[Any]) -> None:
-        sock = self._sock or self._connect()
+        sock = self._sock or self._connect(message[7] if message[0] == "ask" else None)
         try:
             self._write(sock, self._send_lock, frames.encode([message], values))
         except OSError as exc:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # half of it may have gone out: nothing can follow that
             raise SharedLost(_LOST) from exc
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, timeout: float | None) -> socket.socket:
+        from skyward.node.shared.channel import LATE, no_answer
         from skyward.transport.link import greet
         from skyward.transport.local_sockets import connect
 
         with self._lock:
             if self._sock is not None:
                 return self._sock
+            patience = _TIMEOUT if timeout is None else min(_TIMEOUT, timeout + LATE)
+            sock: socket.socket | None = None
+            channel = self.channel()
             try:
-                sock = connect(self._settings["shared"], _TIMEOUT)
-                greet(sock, {"share": os.getpid()}, time.monotonic() + _TIMEOUT)
-            except (OSError, ValueError) as exc:
+                sock = connect(self._settings["shared"], patience)
+                greet(sock, {"share": os.getpid()}, time.monotonic() + patience)
+                sock.settimeout(None)
+                # a server that reads nothing must not hold a body up for ever; reading may take any time
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", math.ceil(_TIMEOUT), 0))
+                self._write(sock, self._send_lock, frames.encode([self._opening()], []))
+                reader = threading.Thread(target=self._read, args=(sock, channel), name="skyward-shared", daemon=True)
+                reader.start()
+            except (OSError, ValueError, RuntimeError) as exc:  # the last: no more threads can be started
+                if sock is not None:
+                    sock.close()
+                if timeout is not None and timeout < patience and isinstance(exc, TimeoutError):
+                    raise no_answer(timeout) from None
                 raise SharedLost(
                     f"node 0, which keeps the shared collections of the pool, cannot be reached: {exc}"
                 ) from exc
-            sock.settimeout(None)
-            self._write(sock, self._send_lock, frames.encode([self._opening()], []))
-            threading.Thread(target=self._read, args=(sock, self.channel()), name="skyward-shared", daemon=True).start()
             self._sock = sock
             return sock
 
     def _read(self, sock: socket.socket, channel: Channel) -> None:
-        reader, alive = frames.FrameReader(), True
+        reader, alive, why = frames.FrameReader(), True, _LOST
         try:
             while alive:
                 got, alive = reader.read(sock.recv_into)
@@ -154,7 +169,9 @@ class RunnerShared:
                     channel.hear_all(messages, buffers)
         except OSError:
             pass
+        except Exception as exc:  # what no server of ours sends; nobody would hear anything any more
+            why = f"what node 0 has sent of the shared collections of the pool cannot be read: {exc}"
         with self._lock:
             self._sock = None  # the next question makes another one
         sock.close()
-        channel.fail("lost", _LOST)
+        channel.fail("lost", why)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from skyward.api.info import InstanceInfo
-from skyward.node.receiver import Message, Receiver
-from skyward.node.shared.protocol import AskerToServer
+from skyward.node.receiver import Message, Receiver, halves
+from skyward.node.shared.protocol import AskerToServer, ServerToAsker
 from skyward.node.shared.state import Answer, SharedState
 from skyward.node.timers import Timers
-from skyward.transport.frames import FrameReader, FrameWriter, encode
+from skyward.transport.frames import Buffer, FrameReader, FrameWriter, encode
 
 __all__ = ["Route", "Server"]
 
@@ -185,7 +185,7 @@ class Server:
         for direct in unsent.values():
             messages, direct.messages = direct.messages, []
             buffers, direct.buffers = direct.buffers, []
-            pieces = encode(messages, buffers)
+            pieces = _encoded(messages, buffers)
             if len(pieces) == 1 and not direct.writer.pending:  # nearly always: it goes at once
                 try:
                     sent = direct.sock.send(pieces[0])
@@ -207,6 +207,18 @@ class Server:
             direct.waits = not done
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if direct.waits else 0)
             self._selector.modify(direct.sock, events, partial(self._on_direct, direct))
+
+
+def _encoded(messages: list[Message], buffers: Sequence[Any]) -> list[Buffer]:
+    """Answers as a frame, or as several where they are too much for one."""
+    try:
+        return encode(messages, buffers)
+    except (RecursionError, TypeError, ValueError) as exc:
+        if len(messages) > 1:
+            return [piece for half in halves(messages, buffers) for piece in _encoded(*half)]
+        log.error("an answer about shared collections cannot be sent: %.200s", exc)
+        _, id, epoch, *_ = messages[0]
+        return encode([ServerToAsker.answer(id, epoch, "too large", f"the answer cannot be sent: {exc}", 0)])
 
 
 def _may_be(asker: str, rank: int, info: InstanceInfo) -> bool:

@@ -10,16 +10,471 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from skyward.node.receiver import Message
-from skyward.node.shared.collection import Asker, Collection, Refused, Reply, Request, Surroundings
-from skyward.node.shared.containers import Counter, Dict, Queue, Set
-from skyward.node.shared.protocol import ServerToAsker
-from skyward.node.shared.waits import Barrier, Event, Lock, Meeting
+from skyward.node.shared.handles import Asker, Collection, Refused, Reply, Request, Surroundings, done, seconds
+from skyward.node.shared.protocol import COUNTER_END, ServerToAsker, joined_keys, split_keys
 
-__all__ = ["KINDS", "ROOM", "Answer", "SharedState"]
+__all__ = ["KINDS", "ROOM", "Answer", "Barrier", "Counter", "Event", "Lock", "Meeting", "Queue", "Set", "SharedState"]
+
+
+# Shared collections that keep values: dict, set, counter, queue.
+#
+# No clock, socket or thread here; keys are texts, values are bytes.
+
+
+_MOST_ITEMS = 1_000_000  # in one answer: a frame has a limit
+
+
+class Dict(Collection):
+    """Keys with values; each value has a number that grows with every change."""
+
+    kind = "dict"
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._items: dict[str, tuple[int, bytes]] = {}
+        self._count = 0
+
+    def do_get(self, request: Request) -> list[Reply]:
+        """[key] -> the number of the value and the value; 0 if there is none."""
+        found = self._items.get(request.arguments[0])
+        return [done(request, 0) if found is None else done(request, found[0], [found[1]])]
+
+    def do_set(self, request: Request) -> list[Reply]:
+        """[key], value"""
+        self._put(request.arguments[0], request.values[0])
+        return [done(request)]
+
+    def do_update(self, request: Request) -> list[Reply]:
+        """keys, joined, and values: all of them at once."""
+        keys, *values = request.values
+        for key, value in list(zip(split_keys(keys), values, strict=True)):
+            self._put(key, value)
+        return [done(request)]
+
+    def do_setdefault(self, request: Request) -> list[Reply]:
+        """[key], value -> whether it was set; if not, the value that is there."""
+        found = self._items.get(request.arguments[0])
+        if found is not None:
+            return [done(request, False, [found[1]])]
+        self._put(request.arguments[0], request.values[0])
+        return [done(request, True)]
+
+    def do_swap(self, request: Request) -> list[Reply]:
+        """[key, number], value -> whether it was set: only if the value that is there has this number."""
+        key, number = request.arguments
+        same = self._items.get(key, (0, b""))[0] == number
+        if same:
+            self._put(key, request.values[0])
+        return [done(request, same)]
+
+    def do_pop(self, request: Request) -> list[Reply]:
+        """[key] -> whether it was there, and the value that was."""
+        found = self._items.pop(request.arguments[0], None)
+        if found is None:
+            return [done(request, False)]
+        self.size -= len(found[1]) + len(request.arguments[0])
+        return [done(request, True, [found[1]])]
+
+    def do_contains(self, request: Request) -> list[Reply]:
+        """[key] -> whether it is there."""
+        return [done(request, request.arguments[0] in self._items)]
+
+    def do_len(self, request: Request) -> list[Reply]:
+        """-> how many there are."""
+        return [done(request, len(self._items))]
+
+    def do_keys(self, request: Request) -> list[Reply]:
+        """-> all keys, joined, in the order in which they came."""
+        return [done(request, None, [joined_keys(self._items)])]
+
+    def do_items(self, request: Request) -> list[Reply]:
+        """-> all keys, joined, and all values in the same order."""
+        if len(self._items) > _MOST_ITEMS:
+            raise Refused(
+                "too large",
+                f"{self} has {len(self._items):,} items, and values are read {_MOST_ITEMS:,} at a time: take its "
+                "keys(), and get them one by one.",
+            )
+        return [done(request, None, [joined_keys(self._items), *(value for _, value in self._items.values())])]
+
+    def do_clear(self, request: Request) -> list[Reply]:
+        """Removes everything."""
+        self._items.clear()
+        self.size = 0
+        return [done(request)]
+
+    def _put(self, key: str, value: bytes) -> None:
+        old = self._items.get(key)
+        self.size += len(value) + (len(key) if old is None else -len(old[1]))
+        self._count += 1
+        self._items[key] = self._count, value
+
+
+class Set(Collection):
+    """Members, each of them once."""
+
+    kind = "set"
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._members: dict[str, None] = {}
+
+    def do_add(self, request: Request) -> list[Reply]:
+        """members, joined -> how many of them were new."""
+        new = [key for key in dict.fromkeys(split_keys(request.values[0])) if key not in self._members]
+        self._members.update(dict.fromkeys(new))
+        self.size += sum(map(len, new))
+        return [done(request, len(new))]
+
+    def do_discard(self, request: Request) -> list[Reply]:
+        """[member] -> whether it was there."""
+        there = request.arguments[0] in self._members
+        if there:
+            self._remove(request.arguments[0])
+        return [done(request, there)]
+
+    def do_pop(self, request: Request) -> list[Reply]:
+        """-> a list of the member that came first, which is removed; empty if there is none."""
+        found = next(iter(self._members), None)
+        if found is None:
+            return [done(request, [])]
+        self._remove(found)
+        return [done(request, [found])]
+
+    def do_contains(self, request: Request) -> list[Reply]:
+        """[member] -> whether it is there."""
+        return [done(request, request.arguments[0] in self._members)]
+
+    def do_len(self, request: Request) -> list[Reply]:
+        """-> how many there are."""
+        return [done(request, len(self._members))]
+
+    def do_keys(self, request: Request) -> list[Reply]:
+        """-> all members, joined, in the order in which they came."""
+        return [done(request, None, [joined_keys(self._members)])]
+
+    def do_clear(self, request: Request) -> list[Reply]:
+        """Removes everything."""
+        self._members.clear()
+        self.size = 0
+        return [done(request)]
+
+    def _remove(self, key: str) -> None:
+        del self._members[key]
+        self.size -= len(key)
+
+
+class Counter(Collection):
+    """A whole number."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._value = 0
+
+    def do_add(self, request: Request) -> list[Reply]:
+        """[number] -> the new value."""
+        self._value = self._checked(self._value + request.arguments[0])
+        return [done(request, self._value)]
+
+    def do_set(self, request: Request) -> list[Reply]:
+        """[number] -> the value before."""
+        before, self._value = self._value, self._checked(request.arguments[0])
+        return [done(request, before)]
+
+    def _checked(self, value: int) -> int:
+        if value.__class__ is not int or not -COUNTER_END <= value < COUNTER_END:
+            raise Refused("argument", f"{self} stays as it is: it takes whole numbers of up to 64 bits.")
+        return value
+
+
+class Queue(Collection):
+    """Values in the order in which they came, each of them for one asker."""
+
+    kind = "queue"
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._values: deque[bytes] = deque()
+        self._limit: int | None = None  # 0: none; None: nobody has said
+
+    def do_put(self, request: Request) -> list[Reply]:
+        """[limit], value; waits while the queue is full. The limit is 0 for none, None for whatever it is."""
+        self._agree(request.arguments[0])
+        if self._limit and len(self._values) >= self._limit:
+            self.waiting.append(request)
+            return []
+        return [done(request), *self._add(request.values[0])]
+
+    def do_get(self, request: Request) -> list[Reply]:
+        """[limit] -> the value that came first; waits while there is none."""
+        self._agree(request.arguments[0])
+        if not self._values:
+            self.waiting.append(request)
+            return []
+        value = self._values.popleft()
+        self.size -= len(value)
+        replies = [done(request, None, [value])]
+        if self.waiting and self._limit and len(self._values) < self._limit:
+            putter = self.waiting.popleft()  # whoever waits while there are values wants to put
+            self._values.append(putter.values[0])
+            self.size += len(putter.values[0])
+            replies.append(done(putter))
+        return replies
+
+    def do_unget(self, request: Request) -> list[Reply]:
+        """value: puts back in front what was given to somebody who did not wait any more."""
+        return [done(request), *self._add(request.values[0], first=True)]
+
+    def do_len(self, request: Request) -> list[Reply]:
+        """-> how many values there are."""
+        return [done(request, len(self._values))]
+
+    def do_clear(self, request: Request) -> list[Reply]:
+        """-> how many values were removed; whoever waits to put goes on."""
+        count = len(self._values)
+        if not count:
+            return [done(request, 0)]  # whoever waits wants to get
+        self._values.clear()
+        self.size = 0
+        replies = [done(request, count)]
+        while self.waiting and (not self._limit or len(self._values) < self._limit):
+            putter = self.waiting.popleft()
+            replies += [done(putter), *self._add(putter.values[0])]
+        return replies
+
+    def late(self, request: Request) -> tuple[str, list[Reply]]:
+        others = len(self.waiting) - 1
+        also = f"; {others} others wait, too" if others > 0 else ""
+        self.waiting.remove(request)
+        within = seconds(request.timeout or 0)
+        if request.values:
+            return f"{self} was full for {within}: it has {len(self._values)} of {self._limit} items{also}.", []
+        return f"{self} was empty for {within}{also}.", []
+
+    def _agree(self, limit: int | None) -> None:
+        if limit is None:
+            return
+        if self._limit is not None and limit != self._limit:
+            raise Refused(
+                "argument", f"{self} has maxsize={self._limit} already; say maxsize={self._limit}, or leave it out."
+            )
+        self._limit = limit
+
+    def _add(self, value: bytes, *, first: bool = False) -> list[Reply]:
+        if not self._values and self.waiting:
+            return [done(self.waiting.popleft(), None, [value])]
+        (self._values.appendleft if first else self._values.append)(value)
+        self.size += len(value)
+        return []
+
+
+class Lock(Collection):
+    """Held by one process at a time; each time with a larger token."""
+
+    kind = "lock"
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._holder: Request | None = None
+        self._token = 0
+        self._since = 0.0
+
+    def do_acquire(self, request: Request) -> list[Reply]:
+        """-> the token; waits while somebody holds the lock."""
+        if self._holder is not None:
+            self.waiting.append(request)
+            return []
+        return [self._grant(request, request.since)]
+
+    def do_release(self, request: Request) -> list[Reply]:
+        """[token]"""
+        holder = self._holder
+        if holder is None or holder.asker is not request.asker or self._token != request.arguments[0]:
+            now = "nobody holds it now" if holder is None else f"{holder.asker.label} holds it now"
+            raise Refused(
+                "lock lost", f"{self} is not held by this process any more ({now}): it was given up for lost meanwhile."
+            )
+        return [done(request), *self._pass_on(request.since)]
+
+    def do_state(self, request: Request) -> list[Reply]:
+        """-> who holds it, and for how many seconds; None if nobody does."""
+        holder = self._holder
+        return [done(request, holder and [holder.asker.label, request.since - self._since])]
+
+    def late(self, request: Request) -> tuple[str, list[Reply]]:
+        self.waiting.remove(request)
+        holder, timeout = self._holder, request.timeout or 0
+        assert holder is not None
+        held = seconds(max(0.0, request.since + timeout - self._since))
+        text = f"{self} was not free within {seconds(timeout)}: {holder.asker.label} has held it for {held}"
+        if holder.asker is request.asker:
+            return f"{text}, and that is this process itself; a lock cannot be acquired twice.", []
+        others = len(self.waiting)
+        return text + (f"; {others} others wait for it, too." if others else "."), []
+
+    def gone(self, asker: Asker, now: float) -> list[Reply]:
+        held = self._holder is not None and self._holder.asker is asker
+        return self._pass_on(now) if held else []
+
+    def _pass_on(self, now: float) -> list[Reply]:
+        self._holder = None
+        return [self._grant(self.waiting.popleft(), now)] if self.waiting else []
+
+    def _grant(self, request: Request, now: float) -> Reply:
+        self._holder, self._since = request, now
+        self._token += 1
+        return done(request, self._token)
+
+
+class Barrier(Collection):
+    """A place where processes wait until all have arrived; then it begins again."""
+
+    kind = "barrier"
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._parties: int | None = None  # None: all ranks
+        self._known = False
+        self._ranks: set[int] = set()  # which have ever come
+
+    def do_wait(self, request: Request) -> list[Reply]:
+        """[parties, age] -> how many came before; waits for the others. Parties: None for all ranks. Age: since how
+        many seconds the call runs that asks; a rank that was lost since then does not come."""
+        parties, age = request.arguments
+        if self._known and parties != self._parties:
+            other = "all ranks" if self._parties is None else f"{self._parties} parties"
+            raise Refused("argument", f"{self} is one of {other} already; use another name for another number.")
+        self._parties, self._known = parties, True
+        for rank, (when, why) in self.around.losses.items():
+            if self._expects(rank) and when > request.since - age:
+                return [self._broken(request, f"{why} since this call began", rank)]
+        if request.asker.rank is not None:
+            self._ranks.add(request.asker.rank)
+        self.waiting.append(request)
+        if len(self.waiting) < self._needed:
+            return []
+        arrived, self.waiting = self.waiting, deque()
+        return [done(each, index) for index, each in enumerate(arrived)]
+
+    def do_waiting(self, request: Request) -> list[Reply]:
+        """-> how many wait."""
+        return [done(request, len(self.waiting))]
+
+    def late(self, request: Request) -> tuple[str, list[Reply]]:
+        text = f"{self}: within {seconds(request.timeout or 0)} {self._progress()}."
+        self.waiting.remove(request)
+        return text, self._break(f"{request.asker.label} has given up after {seconds(request.timeout or 0)}", request)
+
+    def leave(self, request: Request, why: str) -> list[Reply]:
+        self.waiting.remove(request)
+        return self._break(f"{request.asker.label} {why}", request)
+
+    def lost(self, rank: int, why: str) -> list[Reply]:
+        return self._break(why, None, rank) if self._expects(rank) else []
+
+    @property
+    def _needed(self) -> int:
+        return self.around.ranks if self._parties is None else self._parties
+
+    def _expects(self, rank: int) -> bool:
+        return self._parties is None or rank in self._ranks
+
+    def _progress(self) -> str:
+        labels = [each.asker.label for each in self.waiting]
+        text = f"{len(labels)} of {self._needed} have arrived ({listed(labels)})"
+        if self._parties is not None:
+            return text
+        here = {each.asker.rank for each in self.waiting}
+        missing = [f"rank {rank}" for rank in range(self._needed) if rank not in here]
+        return f"{text}; {listed(missing)} did not come" if missing else text
+
+    def _break(self, why: str, cause: Request | None, rank: int | None = None) -> list[Reply]:
+        left, self.waiting = self.waiting, deque()
+        return [self._broken(each, why, cause.asker.rank if cause is not None else rank) for each in left]
+
+    def _broken(self, request: Request, why: str, rank: int | None) -> Reply:
+        return request, "broken", [f"{self} is broken: {why}. The next wait begins again.", rank], []
+
+
+class Event(Collection):
+    """A flag that can be waited for."""
+
+    kind = "event"
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._set = False
+
+    def do_set(self, request: Request) -> list[Reply]:
+        """Sets the flag; whoever waits goes on."""
+        self._set = True
+        waiting, self.waiting = self.waiting, deque()
+        return [done(request), *map(done, waiting)]
+
+    def do_clear(self, request: Request) -> list[Reply]:
+        """Takes the flag back."""
+        self._set = False
+        return [done(request)]
+
+    def do_is_set(self, request: Request) -> list[Reply]:
+        """-> whether it is set."""
+        return [done(request, self._set)]
+
+    def do_wait(self, request: Request) -> list[Reply]:
+        """Waits until the flag is set."""
+        if self._set:
+            return [done(request)]
+        self.waiting.append(request)
+        return []
+
+    def late(self, request: Request) -> tuple[str, list[Reply]]:
+        self.waiting.remove(request)
+        return f"{self} was not set within {seconds(request.timeout or 0)}.", []
+
+
+class Meeting(Collection):
+    """Where the ranks of a group come together, once each: all of them get what rank 0 brings."""
+
+    kind = "meeting"
+    lasting = False
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        super().__init__(name, around)
+        self._came: set[int] = set()
+
+    def do_join(self, request: Request) -> list[Reply]:
+        """[value] -> the value of rank 0; waits for all ranks. The time-out has a list of those that never came."""
+        rank = request.asker.rank
+        if rank is None or any(each.asker.rank == rank for each in self.waiting):
+            who = f"{request.asker.label} is none" if rank is None else f"rank {rank} is there already"
+            raise Refused("argument", f"{self} takes one process for each rank of the pool, and {who}.")
+        self._came.add(rank)
+        self.waiting.append(request)
+        if len(self.waiting) < self.around.ranks:
+            return []
+        arrived, self.waiting = self.waiting, deque()
+        value = next(each.arguments[0] for each in arrived if each.asker.rank == 0)
+        return [done(each, value) for each in arrived]
+
+    def late(self, request: Request) -> tuple[list[int], list[Reply]]:
+        self.waiting.remove(request)
+        here = {request.asker.rank, *(each.asker.rank for each in self.waiting)}
+        never = [rank for rank in range(self.around.ranks) if rank not in self._came]
+        return never or [rank for rank in range(self.around.ranks) if rank not in here], []
+
+
+def listed(labels: Iterable[str]) -> str:
+    """Names in a sentence: "rank 1, rank 2 and the client"."""
+    *most, last = labels
+    return f"{', '.join(most)} and {last}" if most else last
+
 
 _ALL = Dict, Set, Counter, Queue, Lock, Barrier, Event, Meeting
 KINDS: dict[str, type[Collection]] = {kind.kind: kind for kind in _ALL}

@@ -1,14 +1,18 @@
-"""What machines came to, as AWS bills them: a receipt of a pool, with a bill for every machine."""
+"""What machines come to, as AWS bills them, and what its quotas allow."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from skyward.machines.offers import Market
-from skyward.machines.price import Price, money
-from skyward.machines.spent import Charge
+from skyward.api.provider import Availability, Offer
+from skyward.errors import CloudError
+from skyward.machines.cloud import Bill
+from skyward.machines.offers import CloudOffer, Market, Price
+from skyward.providers.aws.api import Api, quota_code, quota_of
 
-__all__ = ["Bill", "Receipt", "charge"]
+__all__ = ["AwsBill", "allowed", "charge", "verdict"]
+
 
 # Linux machines, gp3 volumes and public addresses are billed by the second, for a minute at least:
 # https://aws.amazon.com/ec2/pricing/on-demand, https://aws.amazon.com/ebs/pricing, https://aws.amazon.com/vpc/pricing
@@ -27,111 +31,51 @@ def charge(hourly: Price, market: Market, seconds: float, taken_back: bool = Fal
 
 
 @dataclass(frozen=True)
-class Bill:
-    """What one machine cost, from its launch to its end."""
-
-    id: str
-    kind: str
-    zone: str
-    market: Market
-    seconds: float
-    hourly: Price = field(default_factory=Price)
-    taken_back: bool = False
-    """Whether AWS has ended it, as it does with spot machines."""
-    began: float = 0.0
-    """When it was launched, in seconds since 1970; 0 where that is not known."""
-
-    @property
-    def hourly_cost(self) -> float:
-        """Dollars an hour, with disk and public address; what is not known counts nothing."""
-        return self.hourly.known_total
+class AwsBill(Bill):
+    """What one machine cost, as AWS bills it."""
 
     @property
     def charged(self) -> Price:
-        """Dollars, in parts; the machine's is infinite where its price is not known."""
         return charge(self.hourly, self.market, self.seconds, self.taken_back)
 
     @property
-    def cost(self) -> float:
-        """Dollars, traffic not counted; where the machine's price is not known, what the rest of it cost."""
-        return self.charged.known_total
-
-    @property
     def where(self) -> str:
-        """In which zone, and how it was bought."""
-        return f"{self.market}, {self.zone}{', taken back by AWS' if self.taken_back else ''}"
-
-    @property
-    def price(self) -> str:
-        """The cost in words."""
-        return f"{money(self.cost)}{'' if self.charged.known else ' and the machine, whose price is not known'}"
-
-    def __str__(self) -> str:
-        return f"{self.id}  {self.kind} ({self.where})  {self.seconds:,.0f} s  {self.price}"
+        return f"{super().where} by AWS" if self.taken_back else super().where
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """What a pool created, what of it was read back as gone, and what it cost."""
+_CAPACITY = "capacity not known"
 
-    pool: str
-    region: str
-    machines: tuple[Bill, ...] = ()
-    created: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """What the user should know, such as that something strange carries the pool's tag."""
 
-    def charges(self) -> list[Charge]:
-        """What `sky cost` counts."""
-        return [
-            Charge(
-                pool=self.pool,
-                provider="AWS",
-                began=bill.began,
-                ended=bill.began + bill.seconds,
-                dollars=bill.cost,
-                machine=bill.id,
-                market=bill.market,
-                unknown=not bill.charged.known,
-            )
-            for bill in self.machines
-            if bill.began
-        ]
+def allowed(connect: Callable[[str], Api], offers: Sequence[Offer], count: int) -> list[Availability]:
+    """What the quotas of the account say about `count` machines of each offer; `connect` is told the region."""
+    limits: dict[tuple[str, str], float | None] = {}
+    found: list[Availability] = []
+    for offer in offers:
+        code = quota_code(offer.kind, offer.market) if isinstance(offer, CloudOffer) else ""
+        if not isinstance(offer, CloudOffer) or not code or offer.reservation:
+            found.append(Availability(_CAPACITY))
+            continue
+        place = (offer.region, code)
+        if place not in limits:
+            limits[place] = _limit(connect(offer.region), code)
+        found.append(verdict(offer, count, limits[place]))
+    return found
 
-    def _repr_html_(self) -> str:
-        from skyward.api.html import table
 
-        columns = ["machine", "kind", "where", "seconds", "cost"]
-        rows = [(bill.id, bill.kind, bill.where, f"{bill.seconds:,.0f}", bill.price) for bill in self.machines]
-        return table(self._head, columns, rows, [self._total, *self.remarks])
+def verdict(offer: CloudOffer, count: int, limit: float | None) -> Availability:
+    """Whether a quota of `limit` vCPUs has room for `count` machines, if nothing else runs; None: not known."""
+    if limit is None:
+        return Availability(f"quota not known; {_CAPACITY}")
+    asked = count * (offer.vcpus or 0)
+    if asked > limit:
+        quota = quota_of(offer.kind, offer.market)
+        return Availability(f"quota {quota} allows {limit:g} vCPUs, {asked:g} asked", possible=False)
+    return Availability(f"within the quota of {limit:g} vCPUs; {_CAPACITY}")
 
-    @property
-    def costs(self) -> Price:
-        """Dollars for all machines, in parts, as far as prices are known; traffic is not in it."""
-        known = [bill.charged for bill in self.machines]
-        return Price(
-            sum(costs.machine for costs in known if costs.known),
-            sum(costs.disk for costs in known),
-            sum(costs.address for costs in known),
-        )
 
-    @property
-    def total(self) -> float:
-        """Dollars for all machines with disks and public addresses; traffic is not in it."""
-        return self.costs.total
-
-    def __str__(self) -> str:
-        return "\n".join([self._head, *(f"  {line}" for line in (*self.machines, self._total, *self.remarks))])
-
-    @property
-    def _head(self) -> str:
-        things = f"{len(self.created)} thing{'' if len(self.created) == 1 else 's'}"
-        return f"pool {self.pool} in {self.region}: {things} created, {len(self.gone)} confirmed gone"
-
-    @property
-    def _total(self) -> str:
-        unknown = sum(not bill.charged.known for bill in self.machines)
-        least = f" and {unknown} {'machine' if unknown == 1 else 'machines'} of unknown price" if unknown else ""
-        parts = f" ({self.costs}; traffic is not counted)" if self.machines else ""
-        return f"total {money(self.total)}{least}{parts}"
+def _limit(api: Api, code: str) -> float | None:
+    try:
+        answer = api.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)
+        return float(answer["Quota"]["Value"])
+    except (CloudError, KeyError, TypeError, ValueError):  # not allowed to ask: Skyward does not need it to launch
+        return None

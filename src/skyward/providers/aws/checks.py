@@ -13,20 +13,7 @@ from typing import Any, cast
 from skyward.api.image import check_number
 from skyward.errors import InvalidArgument
 
-__all__ = [
-    "check_burstable",
-    "check_endpoint",
-    "check_flag",
-    "check_lease",
-    "check_region",
-    "check_settings",
-    "check_text",
-    "check_throughput",
-    "check_zones",
-    "tag_pairs",
-    "texts",
-    "usual_region",
-]
+__all__ = ["check_endpoint", "check_region", "check_settings", "check_zones", "tag_pairs", "texts", "usual_region"]
 
 # What a value looks like, and an example that says it to people.
 _FORMS = {
@@ -75,14 +62,20 @@ def check_text(name: str, value: object) -> None:
         raise InvalidArgument(f'{name}={value!r} is {what}. Write it like "{example}".')
 
 
-def check_endpoint(recorded: str, known: str | None, environ: Mapping[str, str]) -> None:
-    """Refuses to send signed requests where only a ledger says so: its word alone could be anybody's."""
+def check_endpoint(recorded: str, known: str | None, environ: Mapping[str, str], settings: str = "") -> None:
+    """Refuses to send signed requests where only a ledger or a file of settings says so: it could be anybody's word."""
     from urllib.parse import urlsplit
 
     own = {value for name, value in environ.items() if name.startswith("AWS_ENDPOINT_URL")}
     parts = urlsplit(recorded)
     if recorded == known or recorded in own or (parts.scheme == "https" and _AMAZON.search(parts.netloc)):
         return
+    if settings:
+        raise InvalidArgument(
+            f"{settings} names the endpoint {recorded!r}. Requests to it would be signed with your credentials, and "
+            "such a file may come from somebody else. If the endpoint is yours, say so: "
+            f"export AWS_ENDPOINT_URL={shlex.quote(recorded)}."
+        )
     raise InvalidArgument(
         f"the ledger of this pool names the endpoint {recorded!r}, and your settings do not. Requests to it would be "
         f"signed with your credentials. If it is yours, say so: sky down --endpoint-url {shlex.quote(recorded)}, or "

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from skyward.accelerators import Accelerator
 from skyward.api.spec import Spec
-from skyward.errors import InvalidArgument
+from skyward.errors import CloudRefused, InvalidArgument
 from skyward.machines.offers import (
     CloudOffer,
     Market,
     Plan,
+    Price,
     RuledOut,
     Shape,
     affordable,
@@ -23,17 +26,206 @@ from skyward.machines.offers import (
     variant,
     wish,
 )
-from skyward.machines.price import Price
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.catalogue import offerings, shapes
-from skyward.providers.aws.disk import Disk, root_disk
-from skyward.providers.aws.efa import EfaChoice
 from skyward.providers.aws.images import MachineImage, image_parameter, without_image
 from skyward.providers.aws.network import Subnet
-from skyward.providers.aws.prices import PUBLIC_ADDRESS, Prices, ask
-from skyward.providers.aws.reservation import Reservation
+from skyward.providers.aws.prices import PUBLIC_ADDRESS, Disk, Prices, ask, root_disk
 
-__all__ = ["Choice", "attempts", "make_plan", "variant_of"]
+__all__ = [
+    "Choice",
+    "EfaChoice",
+    "attempts",
+    "find_reservation",
+    "interfaces",
+    "make_plan",
+    "shape",
+    "shapes",
+    "variant_of",
+]
+
+
+# EC2 has no filter for accelerators; these families have all of them, and those to come.
+_ACCELERATED = ("g*", "p*", "trn*", "inf*", "dl*")
+_SIZES = (2, 4, 8, 16, 24, 32, 36, 48, 64, 72, 96, 128, 144, 176, 192, 224, 256, 384, 448, 768, 896)
+# The API reports the memory of a whole node there, not of a chip.
+_UNRELIABLE_MEMORY = ("Trainium2", "Trainium3")
+
+_known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+_lock = threading.Lock()
+
+
+def shapes(api: Api, spec: Spec, kinds: Sequence[str] = ()) -> list[Shape]:
+    """The shapes among which to choose: named kinds (wildcards count), accelerated ones, or CPUs of about the size."""
+    requested: dict[str, tuple[str, ...]]
+    if kinds:
+        requested = {"instance-type": tuple(kinds)}
+    elif spec.accelerator is not None:
+        requested = {"instance-type": _ACCELERATED}
+    else:
+        requested = {
+            "current-generation": ("true",),
+            "bare-metal": ("false",),
+            "processor-info.supported-architecture": (spec.architecture or "x86_64",),
+            "vcpu-info.default-vcpus": _sizes(spec.vcpus, spec.memory_gb),
+        }
+    return [shape(item) for item in _described(api, requested)]
+
+
+def shape(described: dict[str, Any]) -> Shape:
+    """A shape from one item of DescribeInstanceTypes."""
+    kind: str = described["InstanceType"]
+    name, count, memory, fraction = _accelerator(described)
+    classes: list[str] = described.get("SupportedUsageClasses") or []
+    markets: list[Market] = [market for market in ("on-demand", "spot") if market in classes]
+    return Shape(
+        kind=kind,
+        vcpus=described["VCpuInfo"]["DefaultVCpus"],
+        memory_gb=described["MemoryInfo"]["SizeInMiB"] / 1024,
+        architectures=tuple(described["ProcessorInfo"]["SupportedArchitectures"]),
+        accelerator=name,
+        accelerators=count,
+        accelerator_gb=memory,
+        fraction=fraction,
+        bare_metal=bool(described.get("BareMetal")),
+        outdated=not described.get("CurrentGeneration", True),
+        burstable=bool(described.get("BurstablePerformanceSupported")),
+        cluster="cluster" in (described.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
+        disk_mbps=float(described.get("EbsInfo", {}).get("EbsOptimizedInfo", {}).get("MaximumThroughputInMBps") or 0.0),
+        efa_cards=_efa_cards(described.get("NetworkInfo") or {}),
+        markets=tuple(markets),
+    )
+
+
+def offerings(api: Api, kinds: Sequence[str]) -> dict[str, set[str]]:
+    """The zones in which each kind is offered at all."""
+    zones: dict[str, set[str]] = {}
+    for start in range(0, len(kinds), 100):
+        some = [{"Name": "instance-type", "Values": list(kinds[start : start + 100])}]
+        found = api.pages(
+            "ec2",
+            "describe_instance_type_offerings",
+            "InstanceTypeOfferings",
+            LocationType="availability-zone",
+            Filters=some,
+        )
+        for item in found:
+            zones.setdefault(item["InstanceType"], set()).add(item["Location"])
+    return zones
+
+
+def _described(api: Api, requested: dict[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+    # What types exist does not change while a program runs: asked once.
+    key = (api.account.endpoint_url, api.account.region, tuple(sorted(requested.items())))
+    with _lock:
+        if key not in _known:
+            filters = [{"Name": name, "Values": list(values)} for name, values in requested.items()]
+            _known[key] = api.pages("ec2", "describe_instance_types", "InstanceTypes", Filters=filters)
+        return _known[key]
+
+
+def _sizes(vcpus: float | None, memory_gb: float | None) -> tuple[str, ...]:
+    least = vcpus or 2
+    # few machines have less than 2 GB a vCPU, so more of them than this are not needed for the memory either
+    most = max(4 * least, (memory_gb or 0) / 2, 4)
+    fitting = [size for size in _SIZES if least <= size <= most]
+    return tuple(str(size) for size in fitting or [size for size in _SIZES if size >= least][:1] or _SIZES[-1:])
+
+
+def _efa_cards(network: dict[str, Any]) -> tuple[int, ...]:
+    if not network.get("EfaSupported"):
+        return ()
+    cards: list[dict[str, Any]] = network.get("NetworkCards") or []
+    info: dict[str, int] = network.get("EfaInfo") or {}
+    most = info.get("MaximumEfaInterfaces") or 1
+    able = [int(card["NetworkCardIndex"]) for card in cards if "efa" in " ".join(card.get("InterfaceTypes") or ["efa"])]
+    return tuple(sorted(able)[:most])
+
+
+def _accelerator(described: dict[str, Any]) -> tuple[str, int, float, bool]:
+    gpus: dict[str, Any] = described.get("GpuInfo") or {}
+    neurons: dict[str, Any] = described.get("NeuronInfo") or {}
+    devices: list[dict[str, Any]] = gpus.get("Gpus") or neurons.get("NeuronDevices") or []
+    for device in devices:
+        name, count = str(device["Name"]), int(device.get("Count") or 0)
+        memory = float(device.get("MemoryInfo", {}).get("SizeInMiB", 0)) * 1.048576 / 1000
+        fraction = count == 0 or float(device.get("GpuPartitionSize") or 1) < 1
+        return name, count, 0.0 if name in _UNRELIABLE_MEMORY else memory, fraction
+    return "", 0, 0.0, False
+
+
+# EFA, the network adapter that NCCL uses between machines: where it is used, and the interfaces that it takes.
+#
+# One interface may have a public address only if it is the only one, so machines with such an address use one card.
+
+
+@dataclass(frozen=True)
+class EfaChoice:
+    """What decides on EFA, beside the type of a machine."""
+
+    asked: bool | None = None
+    """What the user said; None: where it helps and nothing is against it."""
+    nodes: int = 1
+    own_image: bool = False
+    own_group: bool = False
+    private: bool = False
+
+    def why_not(self, offer: CloudOffer) -> str | None:
+        """Why machines of this offer do not use EFA; None if they do."""
+        if self.asked is False:
+            return "efa=False"
+        if not offer.efa_cards:
+            return f"{offer.kind} has none"
+        if self.nodes < 2 and not self.asked:
+            return "there is one node"
+        if not self.private and 0 not in offer.efa_cards:
+            return (
+                f"{offer.kind} has none on the card with the public address; use_private_ip=True uses its other cards"
+            )
+        if self.asked:
+            return None
+        if not offer.accelerator or offer.accelerator.startswith(("Trainium", "Inferentia")):
+            return "it is used between NVIDIA GPUs only, unless efa=True"
+        if self.own_image:
+            return "it is not known whether the image of ami=... has its driver; efa=True says so"
+        if self.own_group:
+            return "the group would have to allow all traffic from and to itself; efa=True says that it does"
+        return None
+
+    def sentence(self, offer: CloudOffer) -> str | None:
+        """What the user is told of EFA; None where nobody would ask."""
+        if not offer.efa_cards or (self.nodes < 2 and not self.asked):
+            return None
+        why = self.why_not(offer)
+        if why is not None:
+            return f"EFA is not used: {why}"
+        cards = len(offer.efa_cards)
+        if self.private or cards == 1:
+            return f"EFA is used between machines of one zone, {cards} network card{'' if cards == 1 else 's'} each"
+        return (
+            f"EFA is used between machines of one zone, on 1 of {cards} network cards, since only machines with one "
+            "interface get a public address; use_private_ip=True uses all"
+        )
+
+
+def interfaces(offer: CloudOffer, subnet: str, group: str, private: bool, efa: bool) -> list[dict[str, Any]]:
+    """The network interfaces of a machine, as RunInstances takes them."""
+    common = {"SubnetId": subnet, "Groups": [group]}
+    first: dict[str, Any] = {"DeviceIndex": 0, **common}
+    if efa and 0 in offer.efa_cards:
+        first["InterfaceType"] = "efa"
+    others = [card for card in offer.efa_cards if card] if efa and private else []
+    if not others:
+        return [{**first, "AssociatePublicIpAddress": not private}]
+    first |= {"NetworkCardIndex": 0, "DeleteOnTermination": True}
+    return [
+        first,
+        *(
+            {"DeviceIndex": 1, "NetworkCardIndex": card, "InterfaceType": "efa-only", "DeleteOnTermination": True}
+            | common
+            for card in others
+        ),
+    ]
+
 
 # Trying more kinds of machines than these when there is no capacity only delays the error.
 _KINDS = 8
@@ -265,3 +457,54 @@ def _near(shape: Shape, spec: Spec) -> bool:
         return False  # hundreds of sizes that are too small or too large say nothing
     reason = unfit(shape, spec) or ""
     return not reason.endswith(f", {spec.accelerator.name} asked")
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Room for machines of one kind in one zone."""
+
+    id: str
+    kind: str
+    zone: str
+    free: int
+    """How many machines there is room for now."""
+    block: bool = False
+    """Whether it is a capacity block: for a time, and paid in advance."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return f"{'capacity block' if self.block else 'reservation'} {self.id}"
+
+
+def find_reservation(api: Api, id: str) -> Reservation:
+    """The reservation with this id, if machines can be launched into it now."""
+    region = api.account.region
+    try:
+        answer = api.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[id])
+    except CloudRefused as exc:
+        if exc.kind != "missing" and not exc.code.startswith("InvalidCapacityReservation"):
+            raise
+        answer = {}
+    found: list[dict[str, Any]] = answer.get("CapacityReservations") or []
+    if not found:
+        raise InvalidArgument(
+            f"capacity_reservation={id!r}: there is none in {region} that this account may use. Nothing was created. "
+            "Give the id of one there, as `aws ec2 describe-capacity-reservations` lists them."
+        )
+    item = found[0]
+    state = str(item.get("State", ""))
+    if state != "active":
+        begins = item.get("StartDate")
+        when = f" It begins at {begins:%Y-%m-%d %H:%M} UTC." if state == "scheduled" and begins is not None else ""
+        raise InvalidArgument(
+            f"capacity_reservation={id!r} is {state}: no machine can be launched into it.{when} Nothing was created. "
+            "Open the pool when it is active, or give another."
+        )
+    return Reservation(
+        id,
+        str(item["InstanceType"]),
+        str(item["AvailabilityZone"]),
+        int(item.get("AvailableInstanceCount") or 0),
+        item.get("ReservationType") == "capacity-block",
+    )

@@ -2,23 +2,105 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from shlex import quote
+from typing import Any, cast
 
+from skyward.api.provider import Leftover
 from skyward.errors import CloudRefused, NotGivenBack
-from skyward.machines.ledger import History, Ledger, Record
-from skyward.machines.price import Price, money
+from skyward.machines.cloud import OWNER, POOL, Claim, CloudReceipt, ends, expiry, remark
+from skyward.machines.ledger import History, Ledger, Record, read
+from skyward.machines.offers import Price, money
 from skyward.machines.spent import keep
-from skyward.providers.aws.api import Api, Report
-from skyward.providers.aws.billing import Bill, Receipt
-from skyward.providers.aws.ends import ends
-from skyward.providers.aws.inventory import Thing, delete, things
+from skyward.providers.aws.api import Api, Report, as_dict, filters
+from skyward.providers.aws.billing import AwsBill
 from skyward.providers.aws.machines import CloudMachine, described, end, tagged
-from skyward.providers.aws.ownership import Claim, remark
 
-__all__ = ["give_back"]
+__all__ = ["KINDS", "Thing", "delete", "found_leftovers", "give_back", "things"]
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something of a pool that is no machine."""
+
+    kind: str
+    id: str
+    tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    name: str = ""
+    """What it was called when it was made; empty for what has no name."""
+    resource: str = ""
+    """The id by which it is tagged, where that is another one."""
+
+    def leftover(self) -> Leftover:
+        """It as `sky ps` lists it."""
+        return Leftover(self.tags.get(POOL, ""), self.id, self.kind, expires=expiry(self.tags))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    describe: str
+    key: str
+    id: str
+    delete: str
+    parameter: str
+    name: str = ""
+    resource: str = ""
+
+
+# In the order in which they can be deleted: a group outlives what stands in it.
+KINDS: dict[str, _Kind] = {
+    "volume": _Kind("describe_volumes", "Volumes", "VolumeId", "delete_volume", "VolumeId"),
+    "key-pair": _Kind(
+        "describe_key_pairs", "KeyPairs", "KeyName", "delete_key_pair", "KeyName", "KeyName", "KeyPairId"
+    ),
+    "placement-group": _Kind(
+        "describe_placement_groups",
+        "PlacementGroups",
+        "GroupName",
+        "delete_placement_group",
+        "GroupName",
+        "GroupName",
+        "GroupId",
+    ),
+    "security-group": _Kind(
+        "describe_security_groups", "SecurityGroups", "GroupId", "delete_security_group", "GroupId", "GroupName"
+    ),
+}
+
+
+def things(api: Api, **requested: str) -> list[Thing]:
+    """What carries a tag (`pool=`, `owner=`) and is no machine."""
+    found: list[Thing] = []
+    for kind, how in KINDS.items():
+        items = api.pages("ec2", how.describe, how.key, Filters=filters(**requested))
+        found += [
+            Thing(kind, item[how.id], as_dict(item), item.get(how.name, ""), item.get(how.resource, ""))
+            for item in items
+            if not _leaving(item)
+        ]
+    return found
+
+
+def delete(api: Api, thing: Thing) -> bool:
+    """Deletes something; False while something else still needs it. What is gone already is gone."""
+    how = KINDS[thing.kind]
+    try:
+        api.call("ec2", how.delete, True, **{how.parameter: thing.id})
+    except CloudRefused as exc:
+        if exc.kind == "missing":
+            return True
+        if exc.kind == "in use" or exc.code in ("VolumeInUse", "IncorrectState"):
+            return False
+        raise
+    return True
+
+
+def _leaving(item: dict[str, Any]) -> bool:
+    # A volume that is attached goes with its machine; one being deleted is on its way.
+    return item.get("State") in ("deleting", "deleted")
 
 
 @dataclass
@@ -26,7 +108,7 @@ class _Work:
     """What is known while a pool is given back."""
 
     history: History
-    claim: Claim
+    claim: PoolClaim
     machines: dict[str, CloudMachine] = field(default_factory=dict[str, CloudMachine])
     ended: dict[str, float] = field(default_factory=dict[str, float])
     gone: list[str] = field(default_factory=list[str])
@@ -38,7 +120,9 @@ class _Work:
     why: str = ""
 
 
-def give_back(api: Api, pool: str, owner: str, ledger: Ledger | None, report: Report = lambda text: None) -> Receipt:
+def give_back(
+    api: Api, pool: str, owner: str, ledger: Ledger | None, report: Report = lambda text: None
+) -> CloudReceipt:
     """Ends everything of a pool and confirms it; if it cannot finish, the error says what is left and how to end it.
 
     Without a ledger, or with one that lacks an answer, tags are watched for things that appear late. What carries the
@@ -46,7 +130,7 @@ def give_back(api: Api, pool: str, owner: str, ledger: Ledger | None, report: Re
     """
     pace, began = api.account.pace, time.monotonic()
     history = ledger.history if ledger is not None else History(pool)
-    work = _Work(history, Claim(pool, owner, history))
+    work = _Work(history, PoolClaim(pool, owner, history))
     certain, quiet = work.history.certain, None
     watch = max((record.time for record in work.history.unanswered), default=0.0) + pace.unanswered
     try:
@@ -148,7 +232,7 @@ def _cost(work: _Work) -> float:
     return sum(price for id, price in prices.items() if id not in work.ended and price != float("inf"))
 
 
-def _receipt(api: Api, work: _Work) -> Receipt:
+def _receipt(api: Api, work: _Work) -> CloudReceipt:
     made = work.history.made("instance")
     bills = [
         _bill(
@@ -161,8 +245,8 @@ def _receipt(api: Api, work: _Work) -> Receipt:
     created = [*_things(work.history.records, "answer"), *machines, *work.deleted]
     gone = [*_things(work.history.records, "gone"), *ended, *work.deleted]
     region = api.account.region
-    told = [remark(work.history.pool, region, work.strange)] if work.strange else []
-    return Receipt(work.history.pool, region, tuple(bills), _names(created), _names(gone), tuple(told))
+    told = [_remark(work.history.pool, region, work.strange)] if work.strange else []
+    return CloudReceipt(work.history.pool, region, tuple(bills), _names(created), _names(gone), tuple(told), "AWS")
 
 
 def _things(records: Iterable[Record], fact: str) -> list[Thing]:
@@ -173,12 +257,12 @@ def _names(some: Iterable[Thing]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_named(thing) for thing in some))
 
 
-def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, Any], asked: float, work: _Work) -> Bill:
+def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, Any], asked: float, work: _Work) -> AwsBill:
     began = machine.launched if machine is not None and machine.launched else asked
     noted = ends(work.history).get(id)
     seen = machine.ended if machine is not None else None
     ended = seen or (noted.time if noted is not None else None) or work.ended.get(id) or time.time()
-    return Bill(
+    return AwsBill(
         id,
         machine.kind if machine is not None else str(details.get("type", "")),
         machine.zone if machine is not None else str(details.get("zone", "")),
@@ -197,3 +281,72 @@ def _price(machine: CloudMachine | None, details: Mapping[str, Any]) -> Price:
         return Price.read(recorded) if recorded else machine.price if machine is not None else Price()
     except ValueError:
         return machine.price if machine is not None else Price()
+
+
+@dataclass(frozen=True)
+class PoolClaim(Claim):
+    """A claim that also knows disks, which have neither name nor token: they are proven by their machines."""
+
+    volumes: set[str] = field(default_factory=set[str], hash=False)
+    """Disks that go with machines of the pool: those in the ledger, and those of machines that were seen."""
+
+    def __post_init__(self) -> None:
+        noted = (record.data.get("volumes") for record in self.history.records if record.fact == "note")
+        self.volumes.update(str(id) for ids in noted if isinstance(ids, list) for id in cast("list[object]", ids))
+
+    def owns_machine(self, machine: CloudMachine) -> bool:
+        """Whether a machine was launched for the pool; if so, its disks are the pool's as well."""
+        owned = self.owns("instance", machine.id, machine.tags, machine.key_name, machine.token)
+        if owned:
+            self.volumes.update(machine.volumes)
+        return owned
+
+    def owns_thing(self, thing: Thing) -> bool:
+        """Whether something else was made for the pool."""
+        if thing.kind == "volume":
+            return self.tagged(thing.tags) and thing.id in self.volumes
+        return self.owns(thing.kind, thing.id, thing.tags, thing.name)
+
+
+def _remark(pool: str, region: str, strange: Mapping[str, str]) -> str:
+    """What the user is told of things that are not the pool's; ids by which they are tagged -> names."""
+    ids = [id for id in strange if re.fullmatch(r"[A-Za-z0-9-]+", id)]
+    command = f"aws ec2 delete-tags --region {quote(region)} --resources {' '.join(ids)} --tags Key={POOL}"
+    return remark(pool, list(strange.values()), command)
+
+
+def found_leftovers(api: Api, owner: str) -> list[Leftover]:
+    """Everything that carries the owner's tag, and what others have tagged as part of the owner's pools.
+
+    What is not proven to be the owner's has a reason in `foreign`.
+    """
+    machines = [machine for machine in tagged(api, tag_key=POOL) if machine.state != "terminated"]
+    others = things(api, tag_key=POOL)
+    mine = owner[:256]
+    tags = [item.tags for item in (*machines, *others)]
+    pools = {tag.get(POOL, "") for tag in tags if tag.get(OWNER) == mine}
+    pools |= {name for tag in tags if (name := tag.get(POOL, "")) not in pools and read(name) is not None}
+    claims = {pool: PoolClaim(pool, owner, read(pool) or History(pool)) for pool in pools}
+    found: list[Leftover] = []
+    strange: list[tuple[Leftover, str]] = []
+    for machine in machines:
+        claim = claims.get(machine.tags.get(POOL, ""))
+        if claim is not None and claim.owns_machine(machine):
+            found.append(machine.leftover())
+        elif claim is not None:
+            strange.append((machine.leftover(), machine.id))
+    for thing in others:
+        claim = claims.get(thing.tags.get(POOL, ""))
+        if claim is not None and claim.owns_thing(thing):
+            found.append(thing.leftover())
+        elif claim is not None:
+            strange.append((thing.leftover(), thing.resource or thing.id))
+    for pool in pools:
+        ids = {
+            id: item.id if item.kind == "machine" else f"{item.kind} {item.id}"
+            for item, id in strange
+            if item.pool == pool
+        }
+        why = _remark(pool, api.account.region, ids) if ids else ""
+        found += [replace(item, foreign=why) for item, _ in strange if item.pool == pool]
+    return found

@@ -1,132 +1,23 @@
-"""Keys of one pool, made for it and removed with it: one to log in with, one by which machines are known at first."""
+"""The pool's key pair at AWS, and what is done on a machine before and while it is set up."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-
 from skyward.api.shell import Shell, SshTarget
 from skyward.errors import CloudRefused
+from skyward.machines.cloud import PoolKeys, Terms, replace_host_key, resource_name
 from skyward.machines.ledger import Ledger
-from skyward.providers.aws.api import Api
-from skyward.providers.aws.tags import Terms, filters, resource_name, specification
+from skyward.providers.aws.api import Api, filters, specification
 
-__all__ = ["PoolKeys", "ensure_key", "forget", "make_keys", "pin", "replace_host_key", "trust"]
+__all__ = [
+    "FABRIC",
+    "LOCAL_DISK",
+    "ensure_key",
+    "prepare",
+    "settle",
+]
 
-_CHANGING = threading.Lock()  # machines are set up at the same time, and share a known_hosts
-_HOST = "host_ed25519"
+
 _SUDO = "Name a user of the image who may use sudo without a password: sky.AWS(username=...)."
-_AS_ROOT = """\
-set -e
-umask 077
-key=/etc/ssh/ssh_host_ed25519_key
-root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
-"""
-_MAKE_HOST_KEY = f"""{_AS_ROOT}
-root rm -f $key.new $key.new.pub
-root ssh-keygen -q -t ed25519 -N '' -C '' -f $key.new
-root cat $key.new.pub
-"""
-# A reloaded sshd reads its keys again, soon after; connections that are open stay.
-_TAKE_HOST_KEY = f"""{_AS_ROOT}
-root mv -f $key.new.pub $key.pub
-root mv -f $key.new $key
-root systemctl reload ssh 2>/dev/null || root systemctl reload sshd 2>/dev/null || \\
-  root sh -c 'kill -HUP "$(cat /run/sshd.pid)"'
-for _ in $(seq 100); do
-  ssh-keyscan -t ed25519 -p "$2" 127.0.0.1 2>/dev/null | grep -qF "$1" && exit 0
-  sleep 0.1
-done
-echo "it still shows the old one" >&2
-exit 1
-"""
-
-
-@dataclass(frozen=True)
-class PoolKeys:
-    """Files of a pool's keys; private ones are readable by this user only."""
-
-    login: Path
-    known_hosts: Path
-    login_public: str
-    host_private: str
-    host_public: str
-
-
-def make_keys(directory: Path) -> PoolKeys:
-    """The keys in a pool's directory, made if they are not there."""
-    login, host = directory / "id_ed25519", directory / _HOST
-    for path in (login, host):
-        if not path.exists():
-            _generate(path)
-    known = directory / "known_hosts"
-    if not known.exists():
-        _write(known, "")
-    return PoolKeys(login, known, _public(login), host.read_text(), _public(host))
-
-
-def trust(keys: PoolKeys, addresses: Iterable[str]) -> None:
-    """Has ssh expect the pool's throw-away host key at these addresses, unless it knows another one there already."""
-    with _CHANGING:
-        known = keys.known_hosts.read_text().splitlines()
-        named = {line.split(" ", 1)[0] for line in known}
-        fresh = [f"{address} {keys.host_public}" for address in addresses if address not in named]
-        if fresh:
-            _replace(keys.known_hosts, "".join(f"{line}\n" for line in [*known, *fresh]))
-
-
-def pin(known_hosts: Path, address: str, *host_keys: str) -> None:
-    """Has ssh expect these host keys at an address and no others, such as the one that replaced the throw-away key."""
-    with _CHANGING:
-        known = known_hosts.read_text().splitlines()
-        kept = [line for line in known if line.split(" ", 1)[0] != address]
-        fresh = [f"{address} {key.strip()}" for key in host_keys]
-        _replace(known_hosts, "".join(f"{line}\n" for line in [*kept, *fresh]))
-
-
-def replace_host_key(shell: Shell, target: SshTarget, timeout: float = 120.0) -> str | None:
-    """Has a machine make a host key of its own, over its first connection; says why where that cannot be.
-
-    The one that came with the user data can be read there by whoever asks the metadata service. A machine that is still
-    busy with its boot may take `timeout` seconds for each of two commands; it is set up meanwhile.
-    """
-    try:
-        return _replaced(shell, target, timeout)
-    except subprocess.TimeoutExpired:
-        return _kept(f"it did not do so within {timeout:.0f} s", "", "Open the pool again if that matters to you.")
-
-
-def _replaced(shell: Shell, target: SshTarget, timeout: float) -> str | None:
-    assert target.known_hosts is not None
-    known = Path(target.known_hosts)
-    given = _public(known.with_name(_HOST))
-    before = [line.split(" ", 1)[1] for line in known.read_text().splitlines() if line.split(" ", 1)[0] == target.host]
-    if given not in before:
-        return None  # it has been, by an earlier connection
-    made = shell.run(["sh", "-c", _MAKE_HOST_KEY], timeout=timeout)
-    fresh = made.out.decode("ascii", "replace").strip()
-    if made.code != 0 or not fresh.startswith("ssh-ed25519 "):
-        return _kept("making another there failed", made.err)
-    pin(known, target.host, *before, fresh)  # whatever happens next, one of them is right
-    done = shell.run(["sh", "-c", _TAKE_HOST_KEY, "sh", fresh, str(target.port or 22)], timeout=timeout)
-    if done.code != 0:
-        return _kept("its sshd could not be told to take another", done.err)
-    pin(known, target.host, fresh)
-    return None
-
-
-def forget(keys: PoolKeys, addresses: Iterable[str]) -> None:
-    """Has ssh forget machines that are gone: their addresses may come back as others."""
-    gone = set(addresses)
-    with _CHANGING:
-        known = keys.known_hosts.read_text().splitlines()
-        kept = [line for line in known if line.split(" ", 1)[0] not in gone]
-        if len(kept) != len(known):
-            _replace(keys.known_hosts, "".join(f"{line}\n" for line in kept))
 
 
 def ensure_key(api: Api, ledger: Ledger, terms: Terms, keys: PoolKeys) -> str:
@@ -159,38 +50,111 @@ def _is_ours(api: Api, terms: Terms, public: str) -> bool:
     return any(str(key.get("PublicKey", "")).split()[:2] == public.split()[:2] for key in found)
 
 
-def _kept(why: str, error: str, hint: str = _SUDO) -> str:
-    last = error.strip().splitlines()[-1:]
-    return (
-        f"machines keep the host key of their user data, which whoever may read that can use to pass for them: {why}"
-        f"{f' ({last[0]})' if last else ''}. {hint}"
+# What is done on a machine before it is set up, local disks and EFA, and what is waited for: the fabric manager.
+#
+# Nothing of it is in the user data: a machine on which it fails still lets us in, and says why.
+
+
+_ROOT = """\
+root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+"""
+
+# Prints the directory on a local disk that is ours, if the machine has such a disk; $1 is the id of the machine.
+LOCAL_DISK = f"""{_ROOT}
+dev=${{2:-/dev/disk/by-id}} base=${{3:-/opt/dlami}} own=${{4:-/mnt/skyward}} tag=${{5:-/sys/devices/virtual/dmi/id}}
+set -e
+# No disk of any other computer is ever formatted, wherever this is run: EC2 machines know their id.
+[ "$(cat "$tag/board_asset_tag" 2>/dev/null)" = "$1" ] || exit 0
+set -- "$dev"/nvme-Amazon_EC2_NVMe_Instance_Storage_*
+[ -e "$1" ] || exit 0
+cache=$HOME/.cache/skyward
+place=
+if [ -d "$base" ]; then
+  # AWS's own images mount them, soon after boot
+  for _ in $(seq 100); do mountpoint -q "$base/nvme" && break; sleep 0.2; done
+  mountpoint -q "$base/nvme" || {{ echo "$base/nvme is not mounted" >&2; exit 1; }}
+  place=$base/nvme
+elif mountpoint -q "$own"; then
+  place=$own
+else
+  for disk; do
+    disk=$(readlink -f "$disk")
+    # never one that somebody has put something on, or uses
+    ! root blkid -p "$disk" >/dev/null 2>&1 && [ -z "$(lsblk -nro MOUNTPOINT "$disk" | tr -d '\\n')" ] || continue
+    root mkfs.ext4 -q -F -m 0 -E lazy_itable_init=1,lazy_journal_init=1 "$disk"
+    root mkdir -p "$own"
+    root mount -o nosuid,nodev,noatime "$disk" "$own"
+    place=$own
+    break
+  done
+fi
+[ -n "$place" ] || exit 0
+ours=$place/skyward-$(id -un)
+root install -d -o "$(id -u)" -g "$(id -g)" -m 700 "$ours"
+mkdir -p "$ours/cache" "$ours/tmp"
+# What the image brings stays: an environment that is there already is quicker than any disk.
+if [ -z "${{SKYWARD_CACHE:-}}" ] && ! mountpoint -q "$cache" && [ -z "$(ls -A "$cache/envs" 2>/dev/null)" ]; then
+  mkdir -p "$cache"
+  chmod 700 "$ours/cache"
+  root mount --bind "$ours/cache" "$cache"
+fi
+echo "$ours"
+"""
+
+# NCCL looks for its plugin where the linker does; EFA's installer leaves that to the user.
+_EFA = """\
+if [ -d /opt/amazon/ofi-nccl/lib ] && [ -n "$(ls -A /sys/class/infiniband 2>/dev/null)" ] &&
+  ! ldconfig -p | grep -q libnccl-net.so; then
+  find /opt/amazon/ofi-nccl/lib /opt/amazon/efa/lib* -name '*.so' -printf '%h\\n' 2>/dev/null | sort -u |
+    root tee /etc/ld.so.conf.d/skyward-efa.conf >/dev/null && root ldconfig
+fi
+"""
+
+FABRIC = """\
+# Waits until the GPUs of a machine with NVSwitches can reach each other; before, CUDA fails with error 802.
+kind=$(cat "${1:-/sys/devices/virtual/dmi/id/product_name}" 2>/dev/null) || exit 0
+case $kind in p4d.* | p4de.* | p5.48* | p5e.* | p5en.* | p6-*) ;; *) exit 0 ;; esac
+unit=nvidia-fabricmanager
+state=
+for _ in $(seq "${2:-180}"); do
+  state=$(systemctl is-active $unit 2>/dev/null)
+  case $state in
+    active)
+      nvidia-smi --query-gpu=fabric.state --format=csv,noheader 2>/dev/null |
+        grep -qi 'in progress\\|not started' || exit 0
+      state='active, but the fabric is not ready' ;;
+    failed) break ;;
+  esac
+  sleep 1
+done
+echo "$unit is ${state:-not there}" >&2
+systemctl status --no-pager --lines=1 $unit 2>/dev/null | tail -n 1 >&2
+exit 1
+"""
+
+
+def prepare(shell: Shell, id: str) -> tuple[dict[str, str], str | None]:
+    """Mounts the machine's local disk, if it has one, and has temporary files go there; says what did not work."""
+    done = shell.run(["sh", "-c", _ROOT + _EFA + LOCAL_DISK, "sh", id], timeout=60)
+    if done.code != 0:
+        return {}, f"the machine's local disk is not used: {_last(done.err)}. Environments are on its root disk"
+    ours = done.out.decode("utf-8", "replace").strip()
+    return ({"TMPDIR": f"{ours}/tmp"} if ours else {}), None
+
+
+def settle(shell: Shell, target: SshTarget) -> str | None:
+    """Gives the machine a host key of its own and waits for what its GPUs need; says what did not work."""
+    kept = replace_host_key(shell, target, hint=_SUDO)
+    done = shell.run(["sh", "-c", FABRIC], timeout=300)
+    if done.code == 0:
+        return kept
+    fabric = (
+        f"GPUs of this machine cannot be used together: {_last(done.err)}. CUDA says error 802 there. Look at "
+        "`journalctl -u nvidia-fabricmanager` on the machine, or use AWS's own image"
     )
+    return f"{kept} {fabric}" if kept else fabric
 
 
-def _generate(path: Path) -> None:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
-    key = Ed25519PrivateKey.generate()
-    _write(
-        path.with_name(f"{path.name}.pub"),
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(),
-    )
-    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode())
-
-
-def _public(path: Path) -> str:
-    return path.with_name(f"{path.name}.pub").read_text().strip()
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    _write(part, text)
-    os.replace(part, path)
-
-
-def _write(path: Path, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "w") as file:
-        file.write(text)
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(lines[-2:]) or "no reason given"

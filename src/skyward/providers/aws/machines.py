@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from skyward.api.provider import Leftover, Machine
-from skyward.api.shell import SshTarget
+from skyward.api.provider import Admission, Leftover, Machine
 from skyward.errors import CloudRefused, InvalidArgument
-from skyward.machines.ledger import pool_dir
-from skyward.machines.offers import Market
-from skyward.machines.price import Price
-from skyward.providers.aws.api import Api
-from skyward.providers.aws.tags import POOL, as_dict, expiry, filters, price_of
-from skyward.providers.aws.ways import LOGINS
+from skyward.machines.cloud import POOL, ends, expiry, note_end, price_of, ssh_target
+from skyward.machines.ledger import Ledger
+from skyward.machines.offers import Market, Price
+from skyward.providers.aws.api import Api, as_dict, filters
 
-__all__ = ["CloudMachine", "State", "described", "end", "machine", "tagged"]
+__all__ = [
+    "CloudMachine",
+    "State",
+    "Way",
+    "admission",
+    "check_programs",
+    "check_way",
+    "described",
+    "end",
+    "entrance",
+    "find_endpoint",
+    "machine",
+    "note_ends",
+    "proxy_command",
+    "tagged",
+]
+
 
 _VALUES = 200  # that many values one filter takes
 State = Literal["pending", "running", "stopping", "stopped", "shutting-down", "terminated"]
@@ -120,7 +137,7 @@ def machine(
     state: State = item["State"]["Name"]
     public_ip, private_ip = item.get("PublicIpAddress"), item.get("PrivateIpAddress") or ""
     address = private_ip if private or proxy else public_ip
-    target = _target(address, user, tags.get(POOL, "")) if address else None
+    target = ssh_target(address, user, tags.get(POOL, "")) if address else None
     if target is not None and proxy is not None:
         target = replace(target, proxy=proxy(item["InstanceId"]), proxy_logins=LOGINS)
     launched = item.get("LaunchTime")
@@ -157,17 +174,6 @@ def _asked(api: Api, requested: list[dict[str, Any]], **how: Any) -> list[CloudM
     return [machine(item, api.account.region, **how) for item in items]
 
 
-def _target(address: str, user: str, pool: str) -> SshTarget | None:
-    try:
-        directory = pool_dir(pool)
-    except InvalidArgument:
-        return None  # nothing that we have named
-    if not directory.exists():
-        return None  # a pool of another computer: its keys are there
-    key, known = str(directory / "id_ed25519"), str(directory / "known_hosts")
-    return SshTarget(host=address, user=user, key=key, known_hosts=known, config=False)
-
-
 def _volumes(item: dict[str, Any]) -> tuple[str, ...]:
     mappings: list[dict[str, Any]] = item.get("BlockDeviceMappings") or []
     disks: list[dict[str, Any]] = [mapping.get("Ebs") or {} for mapping in mappings]
@@ -178,3 +184,131 @@ def _ended(reason: str) -> float | None:
     # "User initiated (2026-05-06 12:34:56 GMT)"
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
     return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp() if found else None
+
+
+# Ways in without an open address: ssh through Session Manager, or through an EC2 Instance Connect endpoint.
+#
+#     ssh ── ProxyCommand: aws ... ═══ HTTPS ═══ AWS ─┬─ SSM's agent on the machine ── its own port 22       "ssm"
+#                                                     └─ the endpoint in the VPC ───── port 22              "eice"
+#
+# The program `aws` carries the bytes; ssh's own keys and host keys count on both ways.
+
+
+Way = Literal["eice", "ssm"]
+LOGINS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
+"""The variables by which the program `aws` may log in."""
+_INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
+_PLUGIN = (
+    "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
+)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An EC2 Instance Connect endpoint of a VPC."""
+
+    id: str
+    groups: tuple[str, ...]
+    keeps_address: bool
+    """Whether machines see the caller's address, and not the endpoint's."""
+
+
+def check_way(via: object) -> None:
+    """Refuses a way that there is not."""
+    if via is not None and via not in get_args(Way):
+        raise InvalidArgument(
+            f'via={via!r} is no way to a machine. Say via="ssm" (Session Manager) or via="eice" (an EC2 Instance '
+            "Connect endpoint), or leave it out: ssh then goes to the machine's own address."
+        )
+
+
+def check_programs(via: Way) -> None:
+    """Refuses to begin where the programs are missing that carry ssh's bytes."""
+    if shutil.which("aws") is None:
+        raise InvalidArgument(
+            f'via="{via}" needs the program `aws`, which is not on the PATH. Nothing was created. '
+            f"Install it: {_INSTALL}"
+        )
+    if via == "ssm" and shutil.which("session-manager-plugin") is None:
+        raise InvalidArgument(
+            'via="ssm" needs the program `session-manager-plugin` beside `aws`, and it is not on the PATH. Nothing was '
+            f"created. Install it: {_PLUGIN}"
+        )
+    if via == "eice" and (version := _version()).startswith("1."):
+        raise InvalidArgument(
+            f'via="eice" needs version 2 of the program `aws`; this is {version}. Nothing was created. '
+            f"Install it: {_INSTALL}"
+        )
+
+
+def proxy_command(via: Way, region: str, profile: str | None, id: str) -> str:
+    """What ssh runs to reach a machine, as a value of its option ProxyCommand."""
+    argv = ["aws"]
+    if via == "ssm":
+        argv += ["ssm", "start-session", "--target", id, "--document-name", "AWS-StartSSHSession"]
+        argv += ["--parameters", "portNumber=22"]
+    else:
+        argv += ["ec2-instance-connect", "open-tunnel", "--instance-id", id, "--remote-port", "22"]
+    argv += ["--region", region]
+    argv += ["--profile", profile] if profile is not None else []
+    return shlex.join(argv).replace("%", "%%")
+
+
+def find_endpoint(api: Api, vpc: str) -> Endpoint:
+    """The VPC's endpoint, which has to be there before anything is created."""
+    found = [
+        item
+        for item in api.pages("ec2", "describe_instance_connect_endpoints", "InstanceConnectEndpoints")
+        if item.get("VpcId") == vpc and item.get("State") == "create-complete"
+    ]
+    if not found:
+        raise InvalidArgument(
+            f'via="eice": {vpc} has no EC2 Instance Connect endpoint that is ready. Nothing was created. Make one, '
+            "once for the VPC and free of charge: aws ec2 create-instance-connect-endpoint --region "
+            f"{api.account.region} --subnet-id subnet-..."
+        )
+    first = found[0]
+    groups = tuple(first.get("SecurityGroupIds") or ())
+    return Endpoint(str(first["InstanceConnectEndpointId"]), groups, bool(first.get("PreserveClientIp")))
+
+
+def entrance(endpoint: Endpoint | None) -> list[dict[str, Any]]:
+    """The rules by which ssh gets in: from the endpoint; none for SSM, whose agent is on the machine itself."""
+    if endpoint is None:
+        return []
+    pairs = [{"GroupId": group, "Description": f"endpoint {endpoint.id}"} for group in endpoint.groups]
+    return [{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "UserIdGroupPairs": pairs}]
+
+
+def admission(via: Way) -> Admission:
+    """What has to be right for this way, for the message about a machine that does not answer."""
+    if via == "ssm":
+        return Admission(
+            allowed="ssh goes through Session Manager. The machine needs SSM's agent (AWS's and Ubuntu's images have "
+            "it), a role that allows it (instance_profile=..., with the policy AmazonSSMManagedInstanceCore), and a "
+            "way to SSM: a public address, NAT, or VPC endpoints for ssm, ssmmessages and ec2messages. You need "
+            "ssm:StartSession."
+        )
+    return Admission(
+        allowed="ssh goes through the VPC's EC2 Instance Connect endpoint. The endpoint's security group must let out "
+        "tcp port 22 to the machines, and you need ec2-instance-connect:OpenTunnel."
+    )
+
+
+def _version() -> str:
+    try:
+        done = subprocess.run(["aws", "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # it may still work, and says why if it does not
+    found = re.search(r"aws-cli/(\S+)", done.stdout + done.stderr)
+    return found[1] if found else ""
+
+
+def note_ends(machines: Sequence[CloudMachine], by_us: bool = False) -> None:
+    """Writes down which of these machines have ended; `by_us`: all of them have, just now."""
+    for machine in machines:
+        ledger = Ledger.held(machine.tags.get(POOL, ""))
+        if ledger is None or not (by_us or machine.gone) or machine.id in ends(ledger.history):
+            continue
+        when = time.time() if by_us else machine.ended or time.time()
+        note_end(ledger, machine.id, when, machine.taken_back and not by_us)

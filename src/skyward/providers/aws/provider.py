@@ -9,43 +9,46 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from skyward.api.keywords import FOR_MACHINES, corrects
 from skyward.api.provider import Admission, Availability, Holding, Leftover, Machine, Offer, Provider
 from skyward.api.shell import Access, Shell
 from skyward.api.spec import Spec
+from skyward.api.usage_errors import FOR_MACHINES, corrects
 from skyward.errors import InvalidArgument, NoOffer
+from skyward.machines.cloud import LEASE_FILE, CloudReceipt
 from skyward.machines.ledger import Ledger, remove
 from skyward.machines.offers import CloudOffer, Plan
-from skyward.providers.aws.admission import readmit, utc_now, your_group
-from skyward.providers.aws.api import Account, Api, Pace, Report, connect, recalled
-from skyward.providers.aws.billing import Receipt
+from skyward.providers.aws.api import Account, Api, Pace, Report, connect, only_errors_of_ours, recalled
+from skyward.providers.aws.billing import allowed
 from skyward.providers.aws.checks import check_endpoint, check_settings, check_zones, tag_pairs, texts, usual_region
-from skyward.providers.aws.choose import Choice, attempts, make_plan, variant_of
-from skyward.providers.aws.efa import EfaChoice
-from skyward.providers.aws.ends import note_ends
-from skyward.providers.aws.errors import only_errors_of_ours
-from skyward.providers.aws.giveback import give_back
-from skyward.providers.aws.images import MachineImage, image_finder, known_user
-from skyward.providers.aws.launch import Order, wait_ready
-from skyward.providers.aws.leftovers import found_leftovers
-from skyward.providers.aws.login import LOGIN
-from skyward.providers.aws.machines import CloudMachine, described, end
-from skyward.providers.aws.network import ADDRESS_SERVICE, Subnet, checked_cidr, own_address, subnets
-from skyward.providers.aws.opening import Settings, forget_machines, open_pool, trust_machines
-from skyward.providers.aws.prepare import prepare, settle
-from skyward.providers.aws.quotas import allowed
-from skyward.providers.aws.reservation import find_reservation
-from skyward.providers.aws.userdata import LEASE_FILE
-from skyward.providers.aws.warm import UNUSED, Kept, delete, keep, kept, listed, warm_finder
-from skyward.providers.aws.ways import (
+from skyward.providers.aws.choose import Choice, EfaChoice, attempts, find_reservation, make_plan, variant_of
+from skyward.providers.aws.giveback import found_leftovers, give_back
+from skyward.providers.aws.images import LOGIN, MachineImage, image_finder, known_user
+from skyward.providers.aws.keys import prepare, settle
+from skyward.providers.aws.launch import Order, Settings, forget_machines, open_pool, trust_machines, wait_ready
+from skyward.providers.aws.machines import (
+    CloudMachine,
     Way,
     admission,
     check_programs,
     check_way,
+    described,
+    end,
     entrance,
     find_endpoint,
+    note_ends,
     proxy_command,
 )
+from skyward.providers.aws.network import (
+    ADDRESS_SERVICE,
+    Subnet,
+    checked_cidr,
+    own_address,
+    readmit,
+    subnets,
+    utc_now,
+    your_group,
+)
+from skyward.providers.aws.warm import UNUSED, Kept, delete, keep, kept, listed, warm_finder
 
 __all__ = ["AWS"]
 
@@ -222,7 +225,7 @@ class AWS(Provider):
 
     # closing, and what is left
 
-    def give_back(self, pool: str, report: Report | None = None) -> Receipt:
+    def give_back(self, pool: str, report: Report | None = None) -> CloudReceipt:
         """Ends everything of a pool and confirms it by reading back; may be repeated, and works without the ledger.
 
         What only carries the pool's tag, and is not proven to have been made for it, is left alone.

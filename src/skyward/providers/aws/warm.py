@@ -22,14 +22,13 @@ from typing import Any
 from skyward.api.provider import Leftover
 from skyward.api.shell import Shell
 from skyward.errors import CloudRefused, SkywardError
-from skyward.machines.ledger import state_dir
-from skyward.machines.names import usable
+from skyward.machines.cloud import OWNER
+from skyward.machines.ledger import state_dir, usable
 from skyward.machines.offers import CloudOffer
-from skyward.providers.aws.api import Api
-from skyward.providers.aws.disk import ROOM_GB
+from skyward.providers.aws.api import Api, filters, specification
 from skyward.providers.aws.images import MachineImage
 from skyward.providers.aws.machines import CloudMachine
-from skyward.providers.aws.tags import OWNER, filters, specification
+from skyward.providers.aws.prices import ROOM_GB
 
 __all__ = ["UNUSED", "WARM", "Kept", "delete", "keep", "kept", "listed", "warm_finder"]
 

@@ -28,6 +28,7 @@ _PAUSES = (1.0, 2.0, 5.0, 10.0, 15.0)
 _LASTING = 60.0
 """A joiner that ran for so many seconds was in its place; what ends it then is not a mistake of the beginning."""
 _LOOK = 2.0
+_SHOWN = 8
 _GRACE = 30.0
 """Seconds that a node has left of which Ray does not say when it is taken away."""
 
@@ -57,6 +58,12 @@ def main() -> None:
 def say(message: dict[str, Any]) -> None:
     """Tells the client, which reads our output or the job's log."""
     print(MARK + json.dumps(message), flush=True)
+
+
+def reason(text: str) -> str:
+    """Why an actor has ended, of all that Ray says: its first line is always the same, those with tabs are ids."""
+    said = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("\t")]
+    return " ".join(said[1:] or said or [text.strip()])[:300]
 
 
 class Joiner:
@@ -168,7 +175,7 @@ class Holder:
         )
         self._await_group(demand)
         bundles = [Bundle(index, self._order["first"] + index) for index in range(self._order["count"])]
-        say({"placed": len(bundles)})
+        say({"placed": len(bundles), "head": _module("ray.util").get_node_ip_address()})
         looked = 0.0
         while self._waits or any(bundle.due is not None for bundle in bundles):
             now = time.monotonic()
@@ -214,7 +221,8 @@ class Holder:
         return {**self._order["resources"], **dict.fromkeys(fitting[:1], 0.001)}
 
     def _await_group(self, demand: dict[str, float]) -> None:
-        began, last = time.monotonic(), ""
+        began, last, due = time.monotonic(), "", 0.0
+        known: list[dict[str, Any]] = []
         while not self._group.wait(0.5):
             state = _module("ray.util").placement_group_table(self._group)["stats"]["scheduling_state"]
             hopeless = state == "INFEASIBLE" and time.monotonic() - began > _INFEASIBLE
@@ -224,6 +232,10 @@ class Holder:
             if state != last:
                 say({"waiting": state, "nodes": _nodes()})
             last = state
+            if time.monotonic() >= due and (free := _free(demand)) != known:
+                say({"free": free})
+                # seldom later on: the client reads all lines again and again
+                known, due = free, time.monotonic() + max(5.0, (time.monotonic() - began) / 20)
 
     def _start(self, bundle: Bundle, demand: dict[str, float]) -> None:
         ray, strategies = _module("ray"), _module("ray.util.scheduling_strategies")
@@ -250,7 +262,7 @@ class Holder:
                 return
             why = "the machine did not answer"
         except ray.exceptions.RayError as exc:
-            why = str(exc).strip().replace("\n", " ")[:500]
+            why = reason(str(exc))
         else:
             if what == "start":
                 bundle.node, bundle.began = result["node"], time.monotonic()
@@ -307,6 +319,25 @@ def _nodes() -> list[dict[str, Any]]:
         }
         for node in alive
     ]
+
+
+def _free(demand: dict[str, float]) -> list[dict[str, Any]]:
+    """What nodes have of what is asked for, and how much of that is free; those first on which most is."""
+    try:
+        found: dict[str, dict[str, float]] = _module("ray._private.state").available_resources_per_node()
+    except Exception:  # an older or newer Ray: then it is not said
+        return []
+    names = [name for name in demand if not name.startswith("accelerator_type:")]
+    nodes = [
+        {
+            "address": node["NodeManagerAddress"],
+            "resources": {name: node["Resources"].get(name, 0.0) for name in names},
+            "free": {name: found.get(node["NodeID"], {}).get(name, 0.0) for name in names},
+        }
+        for node in _module("ray").nodes()
+        if node["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: ([-node["free"][name] for name in names], node["address"]))[:_SHOWN]
 
 
 if __name__ == "__main__":

@@ -6,15 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from skyward.api.provider import Machine, Report
 from skyward.errors import BootstrapError, SkywardError
-from skyward.providers.ray.drivers import Driver
-from skyward.providers.ray.reports import Busy, NothingFits, amounts
+from skyward.node.check_network import addresses
+from skyward.providers.ray.jobs import Busy, Driver, NothingFits, amounts
 from skyward.setup.joined.arrivals import Arrivals
 from skyward.setup.joined.members import JoinedMachine
 
 __all__ = ["HeldPool", "RayMachine"]
+
+_HEADLESS = 20.0
+"""Seconds for which the head refuses connections, and no node is connected, before all nodes are given up."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,11 @@ class HeldPool:
         self.drivers: list[Driver] = []
         self._places: dict[int, _Place] = {}
         self._next = 0
-        self._lock = threading.Lock()
+        self._head = ""
+        self._refused: float | None = None
+        self.headless = ""
+        """Why no node will come back; empty unless the head of the cluster is gone."""
+        self._lock = threading.RLock()
 
     def get(
         self, count: int, demand: Mapping[str, float], timeout: float, report: Report, start: Callable[[int], Driver]
@@ -60,6 +68,8 @@ class HeldPool:
         New ones are what `start` gets, which is told the number of the first place.
         """
         deadline = time.monotonic() + timeout
+        if self.headless:
+            raise SkywardError("the Ray cluster has no head any more")
         with self._lock:
             lost = [number for number, place in self._places.items() if not place.awaited and self._gone(number, place)]
             moved = len(lost) >= count
@@ -81,7 +91,8 @@ class HeldPool:
             with self._lock:
                 for bundle, number in enumerate(numbers):
                     place = self._places.setdefault(number, _Place(driver, bundle))
-                    place.losses = len(place.driver.glance().losses.get(place.bundle, ()))
+                    seen = place.driver.glance()
+                    place.losses, self._head = len(seen.losses.get(place.bundle, ())), seen.head or self._head
             return [self._machine(machine, number) for machine, number in zip(machines, numbers, strict=True)]
         finally:
             with self._lock:
@@ -110,7 +121,7 @@ class HeldPool:
         """Whether machines are away, so that others may ask for their places."""
         with self._lock:
             numbers = list(self._places)
-        return any(not self.arrivals.member(number).connected for number in numbers)
+        return not all(map(self.arrivals.is_connected, numbers))
 
     def _gone(self, number: int, place: _Place) -> str:
         """Why it is gone, as it has said itself, or as Ray knows."""
@@ -118,7 +129,36 @@ class HeldPool:
             return why
         seen = place.driver.glance()
         losses = seen.losses.get(place.bundle, ())
+        if self._without_head(seen.refused):
+            return self.headless
         return losses[-1] if len(losses) > place.losses else seen.ended
+
+    def _without_head(self, refused: bool) -> bool:
+        """Whether the head is gone: the network is there, as its machine refuses us, and yet no node is connected."""
+        if self.headless:
+            return True
+        if not refused or self._forwarded() or any(map(self.arrivals.is_connected, list(self._places))):
+            self._refused = None
+            return False
+        now = time.monotonic()
+        if self._refused is None:
+            self._refused = now
+            self.arrivals.tell(
+                f"the head of the Ray cluster seems to have ended: {self._where} refuses connections, and no node is "
+                f"connected. If that lasts for {_HEADLESS:.0f} s, calls on these nodes end with an error."
+            )
+        if now - self._refused >= _HEADLESS:
+            self.headless = (
+                f"the head of the Ray cluster has ended, and with it all nodes ({self._where} refuses connections)"
+            )
+            for number in list(self._places):
+                self.arrivals.dismiss(number, self.headless)
+        return bool(self.headless)
+
+    def _forwarded(self) -> bool:
+        """Whether the head is asked through a port of this computer, which may also have ended by itself."""
+        local = urlsplit(self._where).hostname in ("localhost", "127.0.0.1", "::1")
+        return local and not self._head.startswith("127.") and self._head not in [entry[1] for entry in addresses()]
 
     def _machine(self, machine: Machine, number: int) -> RayMachine:
         turn = self._places[number].turn
@@ -152,12 +192,15 @@ class _Watch:
             raise SkywardError(f"the nodes on Ray at {self._where} could not be had: {found.failed or ended}")
         if found.hopeless or (found.losses and not self._moved):
             raise BootstrapError("joining", _not_joined(found.hopeless or next(iter(found.losses.values()))[-1]))
-        if time.monotonic() > self._deadline and found.waiting:
-            raise Busy(self._wish, found.nodes)
-        text = "waiting for Ray to give another machine" if self._moved else found.progress(self._count)
+        text = "waiting for Ray to give another machine" if self._moved else found.progress(self._count, self._wish)
+        over = time.monotonic() > self._deadline
         if text != self._told:
             self._told = text
             self._report(text)
+        if over and found.waiting:
+            raise Busy(self._wish, found.free or found.nodes)
+        if over:
+            raise BootstrapError("joining", f"the time for it is over (provision_timeout=). Last seen: {text}.")
 
 
 def _not_joined(why: str) -> str:

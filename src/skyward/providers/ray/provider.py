@@ -7,34 +7,36 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.keywords import check_port, corrects
 from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
+from skyward.api.usage_errors import check_pairs, check_port, corrects
 from skyward.errors import InvalidArgument, NotGivenBack, SkywardError
 from skyward.machines.ledger import Ledger, pool_dir, read, remove
-from skyward.providers.ray.drivers import BesideDriver, Driver, JobDriver, driver_source
 from skyward.providers.ray.held import HeldPool, RayMachine
-from skyward.providers.ray.jobs import Jobs, RayRefused, known_token
-from skyward.providers.ray.reports import amounts
-from skyward.providers.ray.settings import (
-    Strategy,
-    accelerator_types,
-    check_token,
-    demand,
-    parse_address,
-    parse_resources,
+from skyward.providers.ray.jobs import (
+    REFUSED,
+    BesideDriver,
+    Driver,
+    JobDriver,
+    Jobs,
+    RayRefused,
+    amounts,
+    driver_source,
+    known_token,
 )
 from skyward.setup.joined.arrivals import NOTICES, close_arrivals, open_arrivals
 from skyward.setup.joined.program import join_program
 
-__all__ = ["Ray"]
+__all__ = ["Ray", "Strategy", "accelerator_types", "demand", "parse_address"]
+
 
 _ENDING = 30.0
 _TOKEN = "ray-token"
+_JOBS_API = ("http://", "https://")
 _HELD: dict[str, HeldPool] = {}
 
 
@@ -42,6 +44,7 @@ _HELD: dict[str, HeldPool] = {}
     {
         **dict.fromkeys(("num_cpus", "num_gpus", "cpus", "gpus"), '`resources={"CPU": 4, "GPU": 1}`'),
         "nodes": "`sky.ComputePool(provider=sky.Ray(), nodes=4)`",
+        "runtime_env": '`sky.ComputePool(provider=sky.Ray(), image=sky.Image(pip=["numpy"], env={"DEBUG": "1"}))`',
     }
 )
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Ray(Provider):
     @property
     def rented(self) -> bool:
         """Whether a job holds the places, which could outlive us; a driver beside us cannot."""
-        return self.address.startswith(("http://", "https://"))
+        return self.address.startswith(_JOBS_API)
 
     @property
     def elastic(self) -> bool:
@@ -150,9 +153,7 @@ class Ray(Provider):
         for driver in held.drivers if held is not None else ():
             if isinstance(driver, BesideDriver):
                 driver.stop(_ENDING)
-        if self.rented:
-            self._stop_jobs(pool, report)
-        return None
+        return self._stop_jobs(pool, "" if held is None else held.headless, report) if self.rented else None
 
     def find(self) -> list[Leftover]:
         if not self.rented:
@@ -172,9 +173,13 @@ class Ray(Provider):
     def reopened(self, metadata: Mapping[str, Any]) -> Provider:
         if "address" not in metadata:
             return self
+        address: Any = metadata["address"]
+        # nobody else has a ledger: the driver beside a program ends with it
+        if not isinstance(address, str) or not address.isprintable() or not address.startswith(_JOBS_API):
+            raise InvalidArgument(f"the ledger of the pool names no Jobs API of Ray: {address!r}.")
         # a token of this user's variables never goes to an address that only a ledger says
         token = _kept_token(str(metadata.get("pool", "")))
-        return replace(self, address=str(metadata["address"]), token=self.token or token)
+        return replace(self, address=address, token=self.token or token)
 
     def _start(self, spec: Spec, pool: str, count: int, first: int, text: str) -> Driver:
         """Starts a driver for places from `first` on: as a job, or beside us."""
@@ -220,30 +225,40 @@ class Ray(Provider):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
             file.write(self._known_token() or "")
 
-    def _stop_jobs(self, pool: str, report: Report) -> None:
-        """Stops the jobs of a pool, those that we know of and those that carry its name, and reads that back."""
+    def _stop_jobs(self, pool: str, headless: str, report: Report) -> str | None:
+        """Stops the jobs of a pool, those that we know of and those that carry its name, and reads that back.
+
+        If the head is known to be gone, so are its jobs, and that is what is said.
+        """
         ledger = Ledger.held(pool) or Ledger.resume(pool)
         history = None if ledger is None else ledger.history
         ids = list(history.left("job")) if history is not None else []
         if ledger is not None and history is not None and not ids and not history.unanswered:
             ledger.remove()  # nothing was ever created
-            return
+            return None
+        receipt = None
         try:
             jobs = self._jobs()
             named = [job["submission_id"] for job in jobs.listed() if job["metadata"]["skyward"] == pool]
-            for id in dict.fromkeys([*ids, *named]):
+            stopped = list(dict.fromkeys([*ids, *named]))
+            for id in stopped:
                 report(f"stopping the job {id}")
                 jobs.stop(id, _ENDING)
                 if ledger is not None:
                     ledger.gone("job", id)
+            if stopped:
+                receipt = f"Ray has ended {', '.join(f'job {id}' for id in stopped)} of pool {pool}."
         except RayRefused as exc:
-            if ledger is not None:
-                ledger.let_go()  # so that `sky down` can take it over
-            raise NotGivenBack(pool, self.address, ids, 0.0, str(exc)) from exc
+            if not headless or exc.code != REFUSED:
+                if ledger is not None:
+                    ledger.let_go()  # so that `sky down` can take it over
+                raise NotGivenBack(pool, f"Ray at {self.address}", ids, 0.0, str(exc)) from exc
+            receipt = f"{headless}. No job of pool {pool} is left to be stopped."
         if ledger is not None:
             ledger.remove()
         else:
             remove(pool)
+        return receipt
 
     def _jobs(self) -> Jobs:
         return Jobs(self.address, self._known_token(), self.request_timeout)
@@ -294,3 +309,61 @@ def _kept_token(pool: str) -> str:
 
 def _ignore(text: str) -> None:
     """Nobody is told."""
+
+
+Strategy = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
+
+
+def parse_address(given: object) -> str:
+    """The address of a cluster; "auto" is what the variables of Ray's own programs say, if they say it."""
+    if not isinstance(given, str) or not given.strip():
+        raise InvalidArgument(f'address={given!r} is no address. Write "auto", "http://head:8265" or "head:6379".')
+    given = given.strip()
+    if given == "auto":
+        known = (os.environ.get("RAY_API_SERVER_ADDRESS"), os.environ.get("RAY_ADDRESS"))
+        given = next((found for found in known if found and found.startswith("http")), "auto")
+    if given.startswith("ray://"):
+        raise InvalidArgument(
+            f"address={given!r} is that of Ray Client, which needs the same Ray and the same Python on both sides, and "
+            'is not used here. Give the address of the Jobs API, where Ray\'s dashboard is: "http://<head>:8265".'
+        )
+    return given.rstrip("/")
+
+
+def parse_resources(given: object) -> tuple[tuple[str, float], ...]:
+    """What each node asks for, as pairs."""
+    pairs = check_pairs("resources", given, '{"CPU": 4, "GPU": 1}')
+    for name, amount in pairs:
+        if not isinstance(name, str) or not isinstance(amount, int | float) or isinstance(amount, bool) or amount < 0:
+            raise InvalidArgument(
+                f'resources: {name!r}: {amount!r} cannot be asked of Ray. Write {{"CPU": 4, "GPU": 1}}.'
+            )
+    return tuple(sorted((str(name), float(amount)) for name, amount in pairs))
+
+
+def accelerator_types(spec: Spec) -> list[str]:
+    """The resources by which Ray's nodes say which accelerator they have, the exact one first."""
+    if spec.accelerator is None:
+        return []
+    name, exact = spec.accelerator.name, f"{spec.accelerator.name}-{spec.accelerator.memory_gb}G"
+    return [f"accelerator_type:{kind}" for kind in ((exact,) if spec.accelerator.exact else ()) + (name,)]
+
+
+def demand(resources: Mapping[str, float], spec: Spec) -> dict[str, float]:
+    """What a bundle asks for: what the user said in Ray's words, and for the rest what the spec says."""
+    asked = dict(resources)
+    if not asked or spec.vcpus is not None:
+        asked.setdefault("CPU", spec.vcpus or 1)
+    if spec.memory_gb is not None:
+        asked.setdefault("memory", round(spec.memory_gb * 1e9))
+    if spec.accelerator is not None and not {"GPU", "TPU", "neuron_cores"} & asked.keys():
+        asked["GPU"] = spec.accelerator.count
+    return asked
+
+
+def check_token(token: object) -> None:
+    """Refuses what cannot be a token, without showing it."""
+    if token is not None and (
+        not isinstance(token, str) or not token.isascii() or not token.isprintable() or (token and not token.strip())
+    ):
+        raise InvalidArgument("token= is no token. Leave it out, or give the cluster's.")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
+from skyward import errors
+from skyward.api.secret import slurm_environment
 from skyward.api.shell import Finished, Shell, SshTarget
 from skyward.errors import SkywardError
-from skyward.providers.slurm.errors import SlurmRefused, refusal
 
-__all__ = ["Commands"]
+__all__ = ["Commands", "SlurmRefused", "refusal"]
+
 
 # Some sites put the commands on the path only for logins that people type at. Variables by which people adapt the
 # commands to their taste must not change what we read.
@@ -34,11 +38,20 @@ class Commands:
     def __init__(self, login: SshTarget | None, ssh_timeout: float, settings: Mapping[str, object]) -> None:
         self._login, self._ssh_timeout, self._settings = login, ssh_timeout, settings
         self._shell: Shell | None = None
+        self.cancelled: set[str] = set()
+        """The jobs that were cancelled by us."""
+        self.final = ""
+        """Which job somebody else has cancelled: then the pool gets no other nodes."""
 
     @property
     def where(self) -> str:
         """Where the commands are run, for people."""
         return "this computer" if self._login is None else str(self._login)
+
+    @cached_property
+    def user(self) -> str:
+        """The number of the user whose jobs these are."""
+        return self.run("id", "-u").strip()
 
     def run(self, *argv: str, check: bool = True) -> str:
         """What a command says; SlurmRefused if it fails."""
@@ -74,7 +87,10 @@ class Commands:
     def _finished(self, argv: Sequence[str], data: bytes) -> Finished:
         try:
             if self._login is None:
-                done = subprocess.run(argv, input=data, capture_output=True, timeout=_TIMEOUT, check=False, cwd=os.sep)
+                env = slurm_environment(os.environ)
+                done = subprocess.run(
+                    argv, input=data, capture_output=True, timeout=_TIMEOUT, check=False, cwd=os.sep, env=env
+                )
                 return Finished(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
             return self._connected(self._login).run(argv, data, _TIMEOUT)
         except subprocess.TimeoutExpired as exc:
@@ -91,3 +107,90 @@ class Commands:
             shell.connect(time.monotonic() + self._ssh_timeout)
             self._shell = shell
         return self._shell
+
+
+class SlurmRefused(errors.CloudRefused):
+    """A command of Slurm that was not carried out; `code` is how it ended, `region` is where it was run."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+# What sbatch says, which kind that is, and what it means; {names} are the provider's settings.
+_MEANT = (
+    ("invalid partition", "other", "there is no partition {partition}. These exist: {partitions}"),
+    (
+        "invalid account",
+        "permission",
+        "the account {account} does not exist, or may not use the partition {partition}. Give sky.Slurm(account=...) "
+        "one of yours; where accounts are kept, `sacctmgr show assoc user=$USER format=account,qos` lists them",
+    ),
+    ("invalid qos", "permission", "the QOS {qos} does not exist, or your account may not use it. Give another qos="),
+    ("time limit is invalid", "other", "the time limit {time} is longer than the partition {partition} allows"),
+    ("invalid --time", "other", 'time={time} is no time. Write it as Slurm does: "2:00:00", "1-12:00:00"'),
+    (
+        "invalid node name",
+        "other",
+        "a node in nodelist={nodelist} or exclude={exclude} does not exist. `sinfo -N` lists the nodes",
+    ),
+    (
+        "invalid feature",
+        "other",
+        "no node has the feature constraint={constraint}. `sinfo -o '%N %f'` lists features",
+    ),
+    (
+        "invalid generic resource|invalid (?:gres|tres)",
+        "other",
+        "no node has the resources gres={gres}. `sinfo -o '%N %G'` lists what nodes have",
+    ),
+    (
+        "node configuration is not available|node count specification invalid|more processors requested",
+        "capacity",
+        "no nodes of the partition {partition} have what is asked for, in this number. `sinfo -N -o '%N %c %m %G'` "
+        "lists CPUs, memory in MB and GPUs of each node",
+    ),
+    (
+        "violates accounting/qos policy|exceed|submit limit",
+        "quota",
+        "the job is over a limit of your account or QOS: too many jobs, nodes, GPUs, or too much time. Ask for less, "
+        "or wait until other jobs of yours are over",
+    ),
+    ("not permitted|permission denied", "permission", "you may not use the partition {partition}. Choose another"),
+    ("partition.*(?:down|inactive|not avail)", "capacity", "the partition {partition} takes no jobs now"),
+    ("unrecognized option|invalid option", "other", "this sbatch does not know one of the options={options}"),
+    (
+        "configuration source|process configuration file",
+        "other",
+        "there are commands of Slurm, but no cluster that they belong to. Run this on a login node of the cluster, or "
+        'name one that you reach by ssh: sky.Slurm(login="user@login")',
+    ),
+    (
+        "unable to contact slurm|connection refused|zero bytes|timed out|backup controller",
+        "server",
+        "Slurm's controller does not answer. Try again later; `scontrol ping` tells whether it is back",
+    ),
+)
+
+
+def refusal(program: str, code: int, said: str, where: str, settings: Mapping[str, object]) -> SlurmRefused:
+    """The error for a command that failed; `settings` are the provider's, "partitions" and "options" among them."""
+    if code == 127 or re.search(rf"{program}: (?:command )?not found", said):
+        message = (
+            f"there is no {program} on {where}, so there is no Slurm to ask. Run this on a login node of the cluster, "
+            'or name one that you reach by ssh: sky.Slurm(login="user@login").'
+        )
+        return SlurmRefused(program, str(code), message, where, "other")
+    found = ((kind, meaning) for says, kind, meaning in _MEANT if re.search(says, said, re.IGNORECASE))
+    kind, meaning = next(found, ("other", ""))
+    names = {name: "(the default)" if value is None else str(value) for name, value in settings.items()}
+    what = "Slurm refused the job" if program == "sbatch" else "Slurm did not answer"
+    cleaned = _cleaned(program, said) or "nothing"
+    text = f"{what}: {meaning.format(**names)}. ({program} on {where} said: {cleaned})"
+    if not meaning:  # such as what a site's own filter of jobs says
+        text = f"{what}: {cleaned} ({program} on {where} said this)"
+    return SlurmRefused(program, str(code), text, where, kind)
+
+
+def _cleaned(program: str, said: str) -> str:
+    lines = [re.sub(rf"^{program}: (?:error: )?", "", line).strip() for line in said.splitlines()]
+    return " / ".join(dict.fromkeys(line for line in lines if line))[:2000]

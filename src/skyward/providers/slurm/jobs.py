@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 import re
+import shlex
+import threading
 import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
-from skyward.machines.names import usable
-from skyward.providers.slurm.options import seconds
+from skyward.api import provider
+from skyward.api.provider import Leftover, Machine, Report
+from skyward.api.spec import Spec
+from skyward.errors import BootstrapError, NoPlace, NotGivenBack, SkywardError
+from skyward.machines.ledger import usable
+from skyward.providers.slurm.commands import Commands, SlurmRefused
+from skyward.providers.slurm.notices import WARNING
+from skyward.providers.slurm.options import meaning, seconds
 
-__all__ = ["ENDING", "FORMAT", "Job", "comment", "expand", "job_name", "never", "parse_jobs", "waiting"]
+if TYPE_CHECKING:
+    from skyward.setup.joined.arrivals import Arrivals
+
+__all__ = [
+    "UNANSWERED",
+    "Job",
+    "Receipt",
+    "SlurmMachine",
+    "Taken",
+    "answered",
+    "by_pool",
+    "cancel",
+    "check_wanted",
+    "comment",
+    "end",
+    "end_machines",
+    "expand",
+    "granted",
+    "job_name",
+    "kill_wait",
+    "leftovers",
+    "listed",
+    "never",
+    "parse_jobs",
+    "pauses",
+    "waiting",
+    "when_started",
+    "why_ended",
+    "why_gone",
+]
+
 
 FORMAT = "%i|%T|%r|%S|%e|%D|%N|%l|%j|%k"
 """What squeue is asked for: the order of `parse_jobs`. Times are seconds since 1970, by SLURM_TIME_FORMAT."""
@@ -79,8 +120,13 @@ class Job:
         return not self.waits and not self.runs and self.state not in ENDING
 
     def time_over(self, now: float) -> bool:
-        """Whether its time limit is what ended it, or will within a minute."""
-        return self.state == "TIMEOUT" or (self.runs and self.end is not None and self.end - now < 60)
+        """Whether its time limit is what ended it, or will soon: its nodes have been told by then.
+
+        That it ends is not enough: Slurm also sets the end of a job that it preempts.
+        """
+        return self.state == "TIMEOUT" or (
+            self.runs and self.start is not None and self.start + self.limit - now < WARNING + 60
+        )
 
     def ended(self) -> str:
         """What became of a job that does not run any more, for people."""
@@ -187,3 +233,381 @@ def _reason(job: Job) -> str:
 def _moment(at: float, now: float) -> str:
     here, today = time.localtime(at), time.localtime(now)
     return time.strftime("%H:%M" if here[:3] == today[:3] else "%d %b %H:%M", here)
+
+
+_T = TypeVar("_T")
+UNANSWERED = (SlurmRefused, BootstrapError)
+"""How a command ends that Slurm did not answer, or that could not be run on the login node."""
+
+_ENDING = 120.0
+_SILENCE = 90.0  # as long as Slurm may not answer when a pool is closed; each try may take a minute
+_AGAIN = 10.0  # a scancel may have been lost with a controller that was just restarting
+_BY_ITSELF = 5.0  # as long as steps may take that were told to end; then they are cancelled
+_CERTAIN = 3.0  # a reason is believed once it has stood for so long: Slurm says some of them before it has looked
+
+
+@dataclass(frozen=True)
+class Receipt(provider.Receipt):
+    """Which jobs a pool had: all of them are over, or only Slurm's own clean-up is left of them."""
+
+    jobs: tuple[str, ...]
+    rest: tuple[str, ...] = ()
+    """Where Slurm still has to clean up, and why it cannot yet."""
+
+    def __str__(self) -> str:
+        ended = ", ".join(self.jobs)
+        text = f"Slurm has ended {'job' if len(self.jobs) == 1 else 'jobs'} {ended} of pool {self.pool}."
+        if self.rest:
+            text += (
+                f" All of its steps have ended; Slurm shows it as completing until its own clean-up is done, and that "
+                f"waits: {', '.join(self.rest)}."
+            )
+        return text
+
+
+def listed(commands: Commands, id: str | None = None) -> list[Job]:
+    """Jobs of this user's pools, or one of them; also those that are over, as long as Slurm knows them."""
+    which = ["-u", commands.user] if id is None else ["-j", id]  # --me came with Slurm 20.02
+    try:
+        return parse_jobs(commands.run("squeue", "-h", "-t", "all", *which, "-o", FORMAT))
+    except SlurmRefused as exc:
+        if "Invalid job id" in str(exc):
+            return []  # it has been over for so long that Slurm has forgotten it
+        raise
+
+
+def jobs_of(commands: Commands, pool: str) -> list[Job]:
+    """The jobs of a pool."""
+    return [job for job in listed(commands) if job.pool == pool]
+
+
+def answered(ask: Callable[[], _T], seconds: float | None, report: Report, meanwhile: str) -> _T:
+    """What Slurm answers. It is asked again while it does not, for so many seconds: controllers are restarted."""
+    began = time.monotonic()
+    for pause in pauses():
+        try:
+            return ask()
+        except UNANSWERED as exc:
+            absent = isinstance(exc, SlurmRefused) and exc.code == "127"  # nor will it be there later
+            if absent or (seconds is not None and time.monotonic() - began > seconds):
+                raise
+            report(f"Slurm does not answer; {meanwhile}. It is asked again. ({exc})")
+        time.sleep(pause)
+    raise AssertionError("pauses do not end")
+
+
+def when_started(commands: Commands, id: str, patience: float | None, report: Report) -> Job:
+    """The job once it runs; tells why it waits. An error ends the wait if it will never run, or not in time."""
+    began, since, last = time.monotonic(), 0.0, ""
+    for pause in pauses():
+        left = None if patience is None else max(0.0, began + patience - time.monotonic())
+        kept = f"job {id} keeps its place in the queue"
+        job = next(iter(answered(lambda: listed(commands, id), left, report, kept)), None)
+        now = time.monotonic()
+        if job is not None and job.state == "CANCELLED" and not _failed_prologs(commands, job):
+            commands.final = f"job {id} was cancelled"
+            raise SkywardError(f"{job.ended()}, before it had nodes.")
+        if job is None or job.over:
+            when = " before it had nodes" if job is None or not job.nodes else ""
+            raise BootstrapError("waiting for nodes", f"{why_ended(commands, id, job)}{when}.")
+        if job.runs:
+            return job
+        why = never(job)
+        since = 0.0 if why != last or not why else since or now
+        last = why
+        if why and since and now - since >= _CERTAIN:
+            raise NoPlace("Slurm has no nodes for this pool", [why.rstrip(".")])
+        if patience is not None and now - began > patience:
+            told = f"job {id} was still {waiting(job, time.time())} after wait={patience:g} seconds"
+            raise NoPlace(
+                "Slurm had no nodes for this pool", [f"{told}. Give sky.Slurm(wait=...) more, or ask for less"]
+            )
+        report(f"job {id} is {waiting(job, time.time())}")
+        time.sleep(min(pause, 1.0) if why else pause)
+    raise AssertionError("pauses do not end")
+
+
+def check_wanted(commands: Commands, pool: str, known: Collection[str], report: Report) -> None:
+    """Refuses other nodes for a pool whose time is over, or of which somebody else has cancelled a job.
+
+    Slurm says how a job has ended only when it is over: while one is ending, that is waited for.
+    """
+    began = time.monotonic()
+    for pause in pauses():
+        jobs = [job for job in jobs_of(commands, pool) if job.id in known and job.id not in commands.cancelled]
+        for job in jobs:
+            if job.state == "CANCELLED":
+                commands.final = f"job {job.id} was cancelled"
+            if job.time_over(time.time()):
+                raise SkywardError(
+                    f"the time limit of job {job.id} is reached, so the pool gets no other nodes. Give "
+                    "sky.Slurm(time=...) a longer one, or open the pool again."
+                )
+        if commands.final:
+            raise SkywardError(f"{commands.final}, so the pool gets no other nodes.")
+        ending = [job.id for job in jobs if job.state in ENDING and not _preempted(commands, job.id)]
+        if not ending or time.monotonic() - began > _ENDING:
+            return
+        report(f"waiting until Slurm says why it has ended job {', '.join(ending)}")
+        time.sleep(pause)
+
+
+def _preempted(commands: Commands, id: str) -> bool:
+    return re.search(r"\bPreemptTime=\d", commands.run("scontrol", "show", "job", "-o", id, check=False)) is not None
+
+
+def granted(commands: Commands, id: str, spec: Spec) -> str:
+    """What each node of a job got, for people; with how to ask for more if nobody has asked for anything."""
+    said = ""
+    with suppress(*UNANSWERED):
+        said = commands.run("scontrol", "show", "job", "-o", id, check=False)
+    found = re.search(r"\b(?:Alloc)?TRES=(\S+)", said)
+    got: dict[str, str] = dict(re.findall(r"([^=,]+)=([^,]+)", found[1] if found else ""))
+    nodes, cpus = int(got.get("node", "1")), got.get("cpu", "")
+    if not cpus.isdigit():
+        return ""
+    each = int(cpus) // nodes
+    memory = re.fullmatch(r"([\d.]+)([KMGT]?)", got.get("mem", ""))
+    room = f" and {float(memory[1]) / nodes:g}{memory[2]}B of memory" if memory else ""
+    more = "; vcpus= and memory_gb= ask for more" if spec.vcpus is None and each == 1 else ""
+    return f" with {each} CPU{'' if each == 1 else 's'}{room} each{more}"
+
+
+def pauses() -> Iterator[float]:
+    """How long to wait between two looks at the queue: seldom, as all users of a cluster ask one controller."""
+    began, pause = time.monotonic(), 0.1
+    while True:
+        yield pause
+        waited = time.monotonic() - began
+        pause = min(pause * 1.5, 1.0 if waited < 20 else 5.0 if waited < 300 else 15.0)
+
+
+def cancel(commands: Commands, jobs: Sequence[Job]) -> None:
+    """Has Slurm end jobs; those that are over already are no error. Whoever has to be certain looks at them again."""
+    commands.cancelled.update(job.id for job in jobs)
+    for start in range(0, len(jobs), 50):
+        with suppress(*UNANSWERED):
+            commands.run("scancel", *[job.id for job in jobs[start : start + 50]], check=False)
+
+
+def end(
+    commands: Commands, pool: str, known: Sequence[str], told: bool, uncertain: bool, report: Report
+) -> Receipt | None:
+    """Ends all jobs of a pool, `known` and others, and waits until none is left.
+
+    `told`: its nodes were just told to end, so a job may end by itself. `uncertain`: a job may have been submitted of
+    which we know nothing yet.
+    """
+    began, cancelled, seen = time.monotonic(), dict[str, float](), dict.fromkeys(known)
+    told_to = "its nodes were told to end" if told else "it has to end the jobs of the pool"
+    for pause in pauses():
+        listing = answered(lambda: jobs_of(commands, pool), _SILENCE, report, told_to)
+        jobs = [job for job in listing if not job.over]
+        seen |= {job.id: None for job in jobs}
+        waited = time.monotonic() - began
+        if not jobs and not (uncertain and waited < _CERTAIN):
+            return Receipt(pool, tuple(seen)) if seen else None
+        due = [job for job in jobs if job.waits or not told or waited > _BY_ITSELF]
+        due = [job for job in due if job.state not in ENDING and waited - cancelled.get(job.id, -_AGAIN) >= _AGAIN]
+        if due:
+            cancel(commands, due)
+            cancelled |= {job.id: waited for job in due}
+        if waited > _BY_ITSELF and (rest := _only_clean_up(commands, jobs)):
+            return Receipt(pool, tuple(seen), rest)
+        if waited > _ENDING:
+            states = [f"{job.id} is {job.state.lower()}" for job in jobs]
+            states += failed_nodes(commands, [node for job in jobs for node in job.nodes]).values()
+            text = f"Slurm was told to end its jobs {waited:.0f} s ago: {', '.join(states)}."
+            raise NotGivenBack(pool, "Slurm's queue", [f"job {job.id}" for job in jobs], 0.0, text)
+        if waited > _BY_ITSELF:
+            report(f"waiting for Slurm to end {', '.join(f'job {job.id}' for job in jobs)}")
+        time.sleep(pause)
+    raise AssertionError("pauses do not end")
+
+
+def _only_clean_up(commands: Commands, jobs: Sequence[Job]) -> tuple[str, ...]:
+    """Which nodes Slurm cannot clean up, if that is all that is left of jobs: then none of them runs anything.
+
+    A step counts until the node itself has told the controller that it has ended, also without its slurmd. Empty if
+    anything else is left, or if that is not known.
+    """
+    if not jobs or any(job.state not in ENDING or not job.nodes for job in jobs):
+        return ()
+    try:
+        if any(steps_of(commands, job.id, check=True) for job in jobs):
+            return ()
+        nodes = [node for job in jobs for node in job.nodes]
+        failed = failed_nodes(commands, nodes)
+    except UNANSWERED:
+        return ()  # it ended just now, or Slurm does not answer
+    return tuple(failed.values()) if set(nodes) <= set(failed) else ()
+
+
+def why_ended(commands: Commands, id: str, job: Job | None, tried: str = "") -> str:
+    """What became of a job, with what its script says by its exit code; `tried` is where its nodes were to connect."""
+    if job is None:
+        return f"job {id} is not known to Slurm any more: it ended, or was removed,"
+    if job.state == "CANCELLED" and (nodes := _failed_prologs(commands, job)):
+        return f"Slurm has ended job {id}, because the site's prolog failed on {', '.join(nodes)}"
+    if job.state != "FAILED":
+        return job.ended()
+    said = commands.run("scontrol", "show", "job", "-o", id, check=False)
+    code = re.search(r"\bExitCode=(\d+):", said)
+    reason = job.reason if job.reason not in ("", "NonZeroExitCode", "RaisedSignal") else ""
+    why = meaning(int(code[1]), tried) if code else None
+    return f"{job.ended()}: {why}" if why else job.ended() + (f" ({reason})" if reason else "")
+
+
+def steps_of(commands: Commands, id: str, check: bool = False) -> dict[int, tuple[str, str]]:
+    """The steps of a job that run, by the places that they hold: the id of each, and its node."""
+    rows = commands.run("squeue", "-h", "-s", "-j", id, "-o", "%i|%N|%j", check=check).splitlines()
+    found = [(row.split("|", 2), re.fullmatch(r".*\|place-(\d+)", row)) for row in rows]
+    return {int(place[1]): (parts[0], parts[1]) for parts, place in found if place is not None}
+
+
+def kill_wait(commands: Commands) -> float:
+    """How many seconds processes have between SIGTERM and SIGKILL."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", commands.run("scontrol", "show", "config", check=False), re.MULTILINE)
+    return float(found[1]) if found else 30.0
+
+
+def failed_nodes(commands: Commands, nodes: Sequence[str]) -> dict[str, str]:
+    """Which of these nodes cannot run anything now, and why, as Slurm knows."""
+    found: dict[str, str] = {}
+    for name, state, why in _states(commands, nodes):
+        reason = "" if why in ("", "none") else f" ({why})"
+        if re.match(r"down|fail|not_responding|no_respond|unknown|error", state):
+            found[name] = f"node {name} is {state.rstrip('*')}{reason}"
+        elif state.endswith("*"):
+            found[name] = f"node {name} does not answer Slurm{reason}"
+    return found
+
+
+def _failed_prologs(commands: Commands, job: Job) -> list[str]:
+    """On which nodes of a job the site's prolog failed: then Slurm cancels the job, as nobody else did."""
+    return sorted({name for name, _, why in _states(commands, job.nodes) if "prolog" in why.lower()})
+
+
+def _states(commands: Commands, nodes: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Names, states and the reasons for them, as sinfo says; a node is listed for each of its partitions."""
+    if not nodes:
+        return []
+    said = commands.run("sinfo", "-h", "-N", "-n", ",".join(sorted(set(nodes))), "-o", "%N|%T|%E", check=False)
+    return [
+        (name, state, why)
+        for name, _, rest in (row.partition("|") for row in said.splitlines())
+        for state, _, why in [rest.partition("|")]
+    ]
+
+
+@dataclass(frozen=True)
+class SlurmMachine(Machine):
+    """A node of a job."""
+
+    job: str = ""
+    node: str = ""
+    reason: str = ""
+    """Why it is not the pool's any more."""
+
+    @property
+    def preemptible(self) -> bool:
+        """Slurm may take a node away at any time; where it can, the pool gets another."""
+        return True
+
+    @property
+    def gone(self) -> str:
+        return self.reason
+
+    @property
+    def shell_command(self) -> str:
+        return shlex.join(["srun", f"--jobid={self.job}", f"--nodelist={self.node}", "--overlap", "--pty", "bash"])
+
+
+def by_pool(machines: Sequence[Machine]) -> dict[str, list[SlurmMachine]]:
+    """Machines of Slurm, by the pools that they belong to."""
+    found: dict[str, list[SlurmMachine]] = {}
+    for machine in machines:
+        if isinstance(machine, SlurmMachine) and machine.joined is not None:
+            found.setdefault(machine.joined.pool, []).append(machine)
+    return found
+
+
+def why_gone(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMachine]) -> dict[str, str]:
+    """Why machines of a pool are gone, by their ids; empty for those that are there."""
+    jobs = {job.id: job for job in jobs_of(commands, arrivals.pool)}
+    steps = {id: steps_of(commands, id) for id in {machine.job for machine in machines}}
+    down = failed_nodes(commands, [machine.node for machine in machines])
+    found: dict[str, str] = {}
+    for machine in machines:
+        job, place = jobs.get(machine.job), _place(machine)
+        if job is not None and job.state in ENDING:  # why it ends is known when it is over
+            found[machine.id] = down.get(machine.node) or arrivals.gone(place)
+        elif job is None or not job.runs:
+            found[machine.id] = why_ended(commands, machine.job, job)
+            arrivals.dismiss(place, found[machine.id])  # nothing runs there: nobody waits for it at closing
+        elif machine.node in down:
+            found[machine.id] = down[machine.node]
+        elif place not in steps[machine.job]:
+            found[machine.id] = f"its step of job {job.id} has ended on node {machine.node}"
+        else:
+            found[machine.id] = arrivals.gone(place)
+    return found
+
+
+def end_machines(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMachine]) -> None:
+    """Ends some machines of a pool that stays open: the job of a single node, or a step of a larger one.
+
+    A job that Slurm has put back into the queue has none of them any more, and would start for nothing.
+    """
+    known = {job.id: job for job in jobs_of(commands, arrivals.pool) if not job.over}
+    for machine in machines:
+        job, place = known.get(machine.job), _place(machine)
+        arrivals.dismiss(place)
+        if job is not None and (job.count == 1 or job.waits):
+            cancel(commands, [job])
+        elif job is not None and (step := steps_of(commands, job.id).get(place)):
+            commands.run("scancel", step[0], check=False)
+
+
+def leftovers(job: Job) -> list[Leftover]:
+    """What a job has: its nodes, or itself while it has none."""
+    detail = f"job {job.id}, {job.state.lower()}"
+    if not job.nodes:
+        return [Leftover(job.pool, job.id, "job", job.state.lower(), expires=job.expires)]
+    return [Leftover(job.pool, f"{job.id}/{node}", "machine", detail, expires=job.expires) for node in job.nodes]
+
+
+def _place(machine: SlurmMachine) -> int:
+    assert machine.joined is not None
+    return machine.joined.place
+
+
+class Taken:
+    """The nodes of a pool's jobs; usable from many threads. A job is submitted while `submitting` is held."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._starting: dict[str, tuple[str, ...]] = {}  # by jobs: they run, and their steps may not do so yet
+        self.submitting = threading.RLock()
+
+    def nodes(self, commands: Commands, but: str = "") -> list[str]:
+        """The nodes that are taken now, but by one job. A job that waits has none: where it will run is not known."""
+        with self.submitting:
+            jobs = [job.id for job in jobs_of(commands, self._pool) if job.runs and job.id != but]
+            running = [node for job in jobs for _, node in steps_of(commands, job).values()]
+            starting = [node for job, nodes in self._starting.items() if job != but for node in nodes]
+            return list(dict.fromkeys([*running, *starting]))
+
+    def claim(self, commands: Commands, job: Job) -> list[str]:
+        """Takes the nodes of a job that has just started; those that another job was quicker to take, if there are."""
+        with self.submitting:
+            known = set(self.nodes(commands, but=job.id))
+            lost = [node for node in job.nodes if node in known]
+            if not lost:
+                self._starting[job.id] = job.nodes
+            return lost
+
+    def settle(self, id: str) -> None:
+        """The nodes of a job have joined, or will not: from now on its steps tell what it has."""
+        with self.submitting:
+            self._starting.pop(id, None)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skyward.accelerators import Accelerator
-from skyward.api.keywords import check_pairs
 from skyward.api.spec import WEEK, Spec
+from skyward.api.usage_errors import check_pairs
 from skyward.errors import InvalidArgument, NoOffer
 
 __all__ = [
     "SETTINGS",
+    "VARIABLE",
     "Gpus",
+    "batch_script",
+    "check_setup",
     "check_time",
     "extra_options",
     "gpu_request",
     "job_options",
+    "meaning",
     "parse_gpus",
     "seconds",
 ]
+
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d{1,2}){0,2})")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -56,6 +63,16 @@ def check_time(time: Any) -> None:
             f'time={time!r} is no time limit. Write it as Slurm does: "2:00:00" is two hours, "1-12:00:00" a day and a '
             'half, "90" ninety minutes.'
         )
+
+
+def check_setup(python: Any, modules: Any, setup: Any) -> tuple[str, ...]:
+    """Refuses what nodes could not run before they join; gives the modules."""
+    for name, value in (("python", python or "python3"), *(("modules", module) for module in modules)):
+        if not isinstance(value, str) or not value.isprintable() or not value or value.startswith("-"):
+            raise InvalidArgument(f'{name}: {value!r} is no name. Write python="/sw/bin/python3.11", modules=["cuda"].')
+    if not isinstance(setup, str) or "\0" in setup or "END-OF-" in setup:
+        raise InvalidArgument(f'setup={setup!r}: lines of bash are wanted, like setup="source /sw/env.sh".')
+    return tuple(modules)
 
 
 def seconds(time: str) -> float:
@@ -156,3 +173,142 @@ def _means(type: str, accelerator: Accelerator) -> bool:
         return False
     sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
     return not sizes or not accelerator.exact or accelerator.memory_gb in sizes
+
+
+# The batch script of a pool's job: it starts one step a node, and each step runs the program that joins the pool.
+#
+# What joins is in the script itself; what it may join with is a secret, and comes in a variable of the job instead.
+
+
+VARIABLE = "SKYWARD_JOIN"
+# How the script ends if no node has a Python that runs the program, if none could join, if the user's own lines failed.
+# If Pythons are too old, that of the newest is _OLD and its minor version.
+_NO_PYTHON, _CANNOT_JOIN, _SETUP_FAILED, _OLD = 41, 42, 43, 50
+
+# A place knows by the end of its standard input that it is gone. srun passes on what it reads, so it reads from a pipe
+# that stays open, and nobody writes to.
+_SCRIPT = """\
+#!/bin/sh
+umask 077
+SKYWARD_PROGRAM=$(cat <<'END-OF-PROGRAM'
+{program}
+END-OF-PROGRAM
+)
+export SKYWARD_PROGRAM
+held=$(mktemp -d "${{TMPDIR:-/tmp}}/skyward-XXXXXX") || exit 1
+mkfifo "$held/pipe" && exec 3<>"$held/pipe"
+rm -rf "$held"
+
+start=$(cat <<'END-OF-START'
+{start}
+END-OF-START
+)
+
+SKYWARD_JOB_END=${{SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null)}}
+export SKYWARD_JOB_END
+place={first}
+steps=
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+  srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$node" --job-name="place-$place" --export=ALL --mpi=none \\
+    --cpu-bind=none --no-kill --unbuffered {shell} -c "$start" place "$place" "$SLURM_JOB_NAME" <&3 &
+  steps="$steps $!"
+  place=$((place + 1))
+done
+unset SKYWARD_PROGRAM {variable}
+ended={cannot_join}
+for step in $steps; do
+  wait "$step"
+  code=$?
+  case $code in
+    0) ended=0 ;;
+    {no_python} | {setup_failed} | 5[0-7]) [ "$ended" -eq 0 ] || ended=$code ;;
+  esac
+done
+exit "$ended"
+"""
+# What a step runs. In a directory to which everybody may write, whoever came first has made what lies there.
+_START = """\
+export SLURM_JOB_NAME="$2"
+skyward_place=$1
+{setup}
+is_safe() {{
+  case $1 in /*) at=$1 ;; *) return 0 ;; esac
+  while above=${{at%/*}} && [ -n "$above" ]; do
+    [ -z "$(find "$above/." -prune -perm -0002 2>/dev/null)" ] ||
+      [ -n "$(find "$at" -prune \\( -user 0 -o -user "$(id -u)" \\) 2>/dev/null)" ] || return 1
+    at=$above
+  done
+}}
+newest=0
+for SKYWARD_PYTHON in {pythons}; do
+  {check}
+  found=$("$SKYWARD_PYTHON" -c 'import sys; print(sys.version_info[0] * 100 + sys.version_info[1])' 2>/dev/null)
+  case $found in '' | *[!0-9]*) continue ;; esac
+  [ "$found" -le "$newest" ] || newest=$found
+  [ "$found" -ge 308 ] || continue
+  SKYWARD_PYTHON=$(command -v "$SKYWARD_PYTHON")
+  export SKYWARD_PYTHON
+  exec "$SKYWARD_PYTHON" -E -s -c 'import os; exec(os.environ.pop("SKYWARD_PROGRAM"))' --stdin --place "$skyward_place"
+done
+[ "$newest" -lt 300 ] || exit "$((newest - 300 + {old}))"
+exit {no_python}"""
+_SETUP = """\
+trap 'exit {setup_failed}' EXIT
+{lines}
+[ "$?" -eq 0 ] || exit
+trap - EXIT
+set +eu"""
+_LOAD = """\
+command -v module >/dev/null 2>&1 || [ ! -r /etc/profile ] || . /etc/profile
+command -v module >/dev/null 2>&1 || [ ! -r "$MODULESHOME/init/bash" ] || . "$MODULESHOME/init/bash"
+module load {modules} || exit
+"""
+
+
+def batch_script(
+    program: str, first: int, python: str | None = None, modules: Sequence[str] = (), setup: str = ""
+) -> str:
+    """The script of a job whose nodes are the places from `first` on.
+
+    Each loads `modules`, runs the lines of `setup`, and joins with `python`; without one, with that of this program if
+    the node has it as well, else with its own.
+    """
+    lines = (_LOAD.format(modules=shlex.join(modules)) if modules else "") + setup
+    own = dict.fromkeys([getattr(sys, "_base_executable", ""), sys.executable, "python3"])
+    pythons = [python] if python else [*filter(None, own), "/usr/bin/python3", "/usr/local/bin/python3"]
+    start = _START.format(
+        setup=_SETUP.format(lines=lines, setup_failed=_SETUP_FAILED) if lines else "",
+        pythons=shlex.join(pythons),
+        check="" if python else 'is_safe "$SKYWARD_PYTHON" || continue',
+        old=_OLD,
+        no_python=_NO_PYTHON,
+    )
+    assert "END-OF-" not in program + start
+    return _SCRIPT.format(
+        program=program,
+        start=start,
+        first=first,
+        shell="bash" if lines else "sh",
+        variable=VARIABLE,
+        no_python=_NO_PYTHON,
+        cannot_join=_CANNOT_JOIN,
+        setup_failed=_SETUP_FAILED,
+    )
+
+
+def meaning(code: int, tried: str = "") -> str | None:
+    """What the script says by its exit code; `tried` is where nodes were to connect, and what to do if they cannot."""
+    if code == _CANNOT_JOIN:
+        return f"no node could connect to the pool. {tried}".rstrip(". ")
+    if code == _SETUP_FAILED:
+        return (
+            "what sky.Slurm has in modules= or setup= failed on a node. "
+            'sky.Slurm(options={"output": "/path/of/a/file"}) keeps what it says'
+        )
+    old = f"; the newest that was found is 3.{code - _OLD}" if _OLD <= code < _OLD + 8 else ""
+    if code == _NO_PYTHON or old:
+        return (
+            f"no node has a Python from 3.8 on{old}. sky.Slurm(python=...) was tried or, without it, {sys.executable} "
+            "and python3. Give python= the path of one that nodes have, or load one: modules=['python/3.11']"
+        )
+    return None

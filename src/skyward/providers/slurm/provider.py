@@ -6,28 +6,57 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from skyward.api.image import check_number
-from skyward.api.keywords import corrects
 from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
-from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NotGivenBack, SkywardError
+from skyward.api.usage_errors import corrects
+from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NoPlace, NotGivenBack, SkywardError
 from skyward.machines.ledger import History, Ledger, remove
-from skyward.providers.slurm.commands import Commands
-from skyward.providers.slurm.errors import SlurmRefused
-from skyward.providers.slurm.jobs import Job, comment, expand, job_name
-from skyward.providers.slurm.machines import SlurmMachine, by_pool, end_machines, leftovers, why_gone
-from skyward.providers.slurm.options import SETTINGS, check_time, extra_options, gpu_request, job_options, parse_gpus
-from skyward.providers.slurm.queue import cancel, end, jobs_of, kill_wait, listed, when_started, why_ended
-from skyward.providers.slurm.script import VARIABLE, batch_script
-from skyward.providers.slurm.taken import Taken
+from skyward.providers.slurm.commands import Commands, SlurmRefused
+from skyward.providers.slurm.jobs import (
+    UNANSWERED,
+    Job,
+    SlurmMachine,
+    Taken,
+    answered,
+    by_pool,
+    cancel,
+    check_wanted,
+    comment,
+    end,
+    end_machines,
+    expand,
+    granted,
+    job_name,
+    kill_wait,
+    leftovers,
+    listed,
+    when_started,
+    why_ended,
+    why_gone,
+)
+from skyward.providers.slurm.options import (
+    SETTINGS,
+    VARIABLE,
+    batch_script,
+    check_setup,
+    check_time,
+    extra_options,
+    gpu_request,
+    job_options,
+    parse_gpus,
+)
 from skyward.providers.ssh import parse_host
 
 __all__ = ["Slurm"]
 
+_LOGIN = ("host", "user", "port", "key", "host_keys", "known_hosts", "config")
+_NOT_IN_NAMES = " /\\'\"`$;&|<>(){}"
 _NOTICES = "skyward.providers.slurm.notices:wait"
+_NOT_REACHED = 'Run the program on a login node, or use sky.Slurm(login="user@login"), which meets them there.'
 _OPEN: dict[str, Commands] = {}
 _TAKEN: dict[str, Taken] = {}
 
@@ -54,10 +83,14 @@ class Slurm(Provider):
             limit if that was given, and the partition's own limit if not.
         constraint: features that nodes must have.
         gres: what each node must have, such as "gpu:a100:2"; without it, that follows from the pool's accelerator.
-        nodelist: nodes that must be among them.
+        nodelist: nodes that must be among them; if these are more than the pool asks for, the only ones that may be.
         exclude: nodes that must not.
         login: "user@login" or an SshTarget: the login node on which the commands of Slurm are run. Default: None, this
             computer.
+        python: the Python of nodes, by name or path. It joins the pool, and environments are made with it if it has the
+            version of this program's. Default: that of this program where nodes have its path, else their python3.
+        modules: what each node loads first, ["python/3.11", "cuda"].
+        setup: lines of bash that each node runs then, such as "source /sw/env.sh". What both set holds in bodies, too.
         options: further long options of sbatch, {"reservation": "course", "exclusive": True}.
         wait: how many seconds the job may wait in the queue. Default: None, as long as it takes.
         lease: how many seconds nodes go on when they hear nothing of us. Default: 900.
@@ -73,6 +106,9 @@ class Slurm(Provider):
     nodelist: str | None = None
     exclude: str | None = None
     login: str | SshTarget | None = None
+    python: str | None = None
+    modules: Sequence[str] = ()
+    setup: str = ""
     options: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
     wait: float | None = None
     lease: float = 900.0
@@ -89,6 +125,8 @@ class Slurm(Provider):
                 raise InvalidArgument(f"{name}={value!r}: a text as sbatch takes it is wanted, like {name}='...'.")
         if self.time is not None:
             check_time(self.time)
+        modules = self.modules.split() if isinstance(self.modules, str) else self.modules
+        object.__setattr__(self, "modules", check_setup(self.python, modules, self.setup))
         object.__setattr__(self, "options", extra_options(self.options))
         for name in ("wait", "lease", "ssh_timeout"):
             if getattr(self, name) is not None:
@@ -110,6 +148,10 @@ class Slurm(Provider):
     @property
     def elastic(self) -> bool:
         return True
+
+    @property
+    def replaces_together(self) -> bool:
+        return True  # jobs of one node each could start on one machine, and have to be submitted again then
 
     # opening
 
@@ -143,11 +185,12 @@ class Slurm(Provider):
         try:
             gpus = self._gpu_request(commands, spec)
             expires = time.time() + spec.ttl
-            login = None if self._target is None else asdict(self._target)
+            login = None if self._target is None else _login_record(self._target)
             ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, "login": login})
             _OPEN[pool] = commands
             grace = kill_wait(commands)
-            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=grace, relay=self._target)
+            hint = "" if self._target else _NOT_REACHED
+            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=grace, relay=self._target, hint=hint)
             held = self._job(ledger, commands, spec, count, gpus, timeout, report)
             assert held is not None, "there is no other job of the pool yet"
             return held
@@ -166,17 +209,19 @@ class Slurm(Provider):
         ledger, commands = Ledger.held(pool), _OPEN.get(pool)
         if ledger is None or commands is None:
             raise InvalidArgument(f"no pool {pool!r} is open in this process, so none can be given more nodes.")
-        for job in jobs_of(commands, pool):
-            if job.id in ledger.history.made("job") and job.time_over(time.time()):
-                raise SkywardError(
-                    f"the time limit of job {job.id} is reached, so the pool gets no other nodes. Give "
-                    "sky.Slurm(time=...) a longer one, or open the pool again."
-                )
-        gpus = self._gpu_request(commands, spec)
-        while True:
-            held = self._job(ledger, commands, spec, count, gpus, timeout, report)
-            if held is not None:
-                return held
+        try:
+            check_wanted(commands, pool, ledger.history.made("job"), report)
+            gpus = self._gpu_request(commands, spec)
+            while True:
+                held = self._job(ledger, commands, spec, count, gpus, timeout, report)
+                if held is not None:
+                    return held
+        except SlurmRefused as exc:  # what may pass is tried again
+            if exc.kind == "server":
+                raise BootstrapError("asking Slurm", str(exc)) from exc
+            if exc.kind in ("capacity", "quota"):
+                raise NoPlace("Slurm has no other node for this pool now", [str(exc).rstrip(".")]) from exc
+            raise
 
     # while a pool is open
 
@@ -210,8 +255,8 @@ class Slurm(Provider):
         ledger = Ledger.held(pool) or Ledger.resume(pool)
         commands = _OPEN.pop(pool, None)
         _TAKEN.pop(pool, None)
-        here = self if ledger is None or commands is not None else self.reopened(ledger.history.metadata)
         try:
+            here = self if ledger is None or commands is not None else self.reopened(ledger.history.metadata)
             commands = commands or here._commands()
             history = History(pool) if ledger is None else ledger.history
             receipt = end(commands, pool, list(history.made("job")), told, bool(history.unanswered), report)
@@ -220,9 +265,9 @@ class Slurm(Provider):
         except BaseException as exc:
             if ledger is not None:
                 ledger.let_go()  # whoever finishes it has to be able to take it over
-            if isinstance(exc, SlurmRefused | BootstrapError):
+            if isinstance(exc, UNANSWERED):
                 jobs = [] if ledger is None else [f"job {id}" for id in ledger.history.left("job")]
-                raise NotGivenBack(pool, here.where, jobs, 0.0, f"Slurm could not be asked: {exc}") from exc
+                raise NotGivenBack(pool, "Slurm's queue", jobs, 0.0, f"Slurm could not be asked: {exc}") from exc
             raise
         finally:
             if commands is not None:
@@ -239,11 +284,8 @@ class Slurm(Provider):
         return [item for job in jobs for item in leftovers(job)]
 
     def reopened(self, metadata: Mapping[str, Any]) -> Slurm:
-        login: Any = metadata.get("login")
-        if not login:
-            return self
-        known: dict[str, Any] = {**login, "proxy_logins": tuple[str, ...](login["proxy_logins"])}
-        return replace(self, login=SshTarget(**known))
+        login = metadata.get("login")
+        return self if login is None else replace(self, login=_recorded_login(login))
 
     # how
 
@@ -255,11 +297,6 @@ class Slurm(Provider):
         return SshTarget(host, user, port)
 
     @property
-    def where(self) -> str:
-        """Where the commands of Slurm are run, for people."""
-        return str(self._target or "this computer")
-
-    @property
     def _partition(self) -> list[str]:
         return [] if self.partition is None else ["-p", self.partition]
 
@@ -267,15 +304,22 @@ class Slurm(Provider):
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS}
 
-    def _elsewhere(self, taken: Sequence[str]) -> Slurm:
-        """This provider without the nodes that the pool has: no two of its nodes are on one machine."""
-        if not taken:
-            return self
-        wanted = self.nodelist
-        if wanted is not None and "/" not in wanted:  # else it is the name of a file
-            wanted = ",".join(node for node in expand(wanted) if node not in taken) or None
-        exclude = ",".join(dict.fromkeys([*filter(None, [self.exclude]), *taken]))
-        return replace(self, nodelist=wanted, exclude=exclude)
+    def _elsewhere(self, commands: Commands, taken: Sequence[str], count: int) -> Slurm:
+        """This provider without the nodes that the pool has: no two of its nodes are on one machine.
+
+        If more nodes are named than are asked for, which sbatch would refuse, all others are excluded instead.
+        """
+        wanted, exclude = self.nodelist, [*filter(None, [self.exclude]), *taken]
+        if wanted is not None:
+            named = wanted if "/" not in wanted else commands.run("scontrol", "show", "hostlist", wanted)  # a file
+            free = [node for node in expand(named.strip()) if node not in taken]
+            if len(free) > count:
+                wanted = None
+                nodes = commands.run("sinfo", "-h", "-N", *self._partition, "-o", "%N").split()
+                exclude += [node for node in nodes if node not in free]
+            elif taken:
+                wanted = ",".join(free) or None
+        return replace(self, nodelist=wanted, exclude=",".join(dict.fromkeys(exclude)) or None)
 
     def _commands(self) -> Commands:
         told = {**self._settings, "options": dict(self.options), "partitions": "`sinfo -s` lists them"}
@@ -288,6 +332,18 @@ class Slurm(Provider):
         said = commands.run("sinfo", "-h", *self._partition, "-o", "%D|%G")
         where = f"Slurm's partition {self.partition}" if self.partition else "Slurm's default partition"
         return gpu_request(spec.accelerator, parse_gpus(said), where)
+
+    def _other_partitions(self, commands: Commands, gpus: str | None) -> str:
+        """Which partitions have the GPUs that the default one does not have."""
+        if gpus is None or self.partition is not None:
+            return ""
+        rows = [row.partition("|") for row in commands.run("sinfo", "-h", "-o", "%R|%G", check=False).splitlines()]
+        kinds = {name: {known.type for known in parse_gpus(f"1|{rest}")} for name, _, rest in rows}
+        type = "".join(gpus.split(":")[1:-1])
+        having = [name for name, types in kinds.items() if types and (not type or type in types)]
+        return (
+            f"These partitions have {gpus}: {', '.join(having)}. Give sky.Slurm(partition=...) one." if having else ""
+        )
 
     def _job(
         self,
@@ -314,24 +370,30 @@ class Slurm(Provider):
                 (r.data["first"] + r.data["count"] for r in ledger.history.records if "first" in r.data), default=0
             )
             places = range(first, first + count)
-            here = self._elsewhere(taken.nodes(commands)) if first else self
+            here = self._elsewhere(commands, taken.nodes(commands) if first else [], count)
             options = here._options(ledger, spec, count, gpus)
             arrivals.expect(places)
             report("submitting a job to Slurm")
             call = ledger.intent("job", first=first, count=count)
             try:
-                id = commands.submit(options, VARIABLE, arrivals.text, batch_script(join_program(), first))
+                script = batch_script(join_program(), first, self.python, self.modules, self.setup)
+                id = commands.submit(options, VARIABLE, arrivals.text, script)
             except SlurmRefused as exc:
                 if not exc.unanswered:
                     ledger.refused(call, "job", str(exc))
+                if exc.kind == "capacity" and (hint := here._other_partitions(commands, gpus)):
+                    raise SlurmRefused(exc.action, exc.code, f"{exc} {hint}", exc.region, exc.kind) from exc
                 raise
             ledger.answer(call, "job", id)
         try:
             job = when_started(commands, id, self.wait, report)
-            if first and (lost := taken.claim(commands, job)):
+            if first and (lost := answered(lambda: taken.claim(commands, job), None, report, f"job {id} has nodes")):
                 raise _Occupied(lost)
-            report(f"job {id} has {', '.join(job.nodes[:3])}{', ...' if len(job.nodes) > 3 else ''}")
-            machines = arrivals.wait(places, time.monotonic() + timeout, report, lambda: self._failed(commands, id))
+            got = granted(commands, id, spec)
+            report(f"job {id} has {', '.join(job.nodes[:3])}{', ...' if len(job.nodes) > 3 else ''}{got}")
+            machines = arrivals.wait(
+                places, time.monotonic() + timeout, report, lambda: _failed(commands, id, arrivals.tried)
+            )
         except BaseException as exc:
             for place in places:
                 arrivals.dismiss(place)
@@ -354,10 +416,14 @@ class Slurm(Provider):
         options = job_options(self._settings, extra_options(self.options), spec, count, gpus)
         return [*options, f"--job-name={job_name(ledger.pool)}", f"--comment={comment(ledger.pool, expires)}"]
 
-    def _failed(self, commands: Commands, id: str) -> str | None:
-        """Why the nodes of a job that ran will not connect any more."""
+
+def _failed(commands: Commands, id: str, tried: str) -> str | None:
+    """Why the nodes of a job that ran will not connect any more; `tried` is where they were to connect."""
+    try:
         job = next(iter(listed(commands, id)), None)
-        return f"{why_ended(commands, id, job)}." if job is None or job.over else None
+        return f"{why_ended(commands, id, job, tried)}." if job is None or job.over else None
+    except UNANSWERED:
+        return None  # asked again
 
 
 class _Occupied(Exception):
@@ -377,3 +443,30 @@ def _idle(counts: str) -> str:
     """How many nodes of a partition are idle, from what sinfo says: allocated/idle/other/total."""
     parts = counts.split("/")
     return f", {parts[1]} idle" if len(parts) == 4 and parts[1].isdigit() else ""
+
+
+def _login_record(target: SshTarget) -> dict[str, Any]:
+    """What a ledger says of the login node: no command, as nobody would run one that a file names."""
+    known = asdict(target)
+    return {**{name: known[name] for name in _LOGIN}, "proxied": target.proxy is not None}
+
+
+def _recorded_login(record: object) -> SshTarget:
+    """The login node that a ledger names; every field is checked, as anybody could have written it."""
+    told: Mapping[str, Any] = cast("Mapping[str, Any]", record) if isinstance(record, dict) else {}
+    if told.get("proxy") or told.get("proxied"):
+        raise InvalidArgument(
+            "the pool was opened through a proxy command, and commands are not taken from a ledger. Put ProxyCommand "
+            "into ~/.ssh/config and open pools without proxy=, or end the job on the login node: scancel."
+        )
+    host, user, port, key, host_keys, known_hosts, config = (cast(Any, told.get(name)) for name in _LOGIN)
+    names = [host, *(value for value in (user, key, known_hosts) if value is not None)]
+    if not (
+        all(isinstance(name, str) and name and name.isprintable() and not name.startswith("-") for name in names)
+        and not any(character in f"{host}{user}" for character in _NOT_IN_NAMES)
+        and (port is None or (type(port) is int and 0 < port < 65536))
+        and host_keys in ("strict", "accept-new")
+        and type(config) is bool
+    ):
+        raise InvalidArgument(f"the ledger of the pool names no login node: {record!r}.")
+    return SshTarget(host, user, port, key, host_keys, known_hosts, config)

@@ -14,11 +14,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from skyward.api.image import Image, requirement_path
+from skyward.api.image import Image, mask, requirement_path
 from skyward.errors import BootstrapError, InvalidArgument
-from skyward.setup.env.install_files import closed_to_builds, project, without_builds
 from skyward.setup.env.lock import (
     EXPORT,
     Locked,
@@ -29,7 +29,6 @@ from skyward.setup.env.lock import (
     read_requirements,
 )
 from skyward.setup.env.lock import STEP as LOCKING
-from skyward.setup.env.pip_settings import uv_environment
 from skyward.setup.env.requirements import (
     DESCRIPTION,
     Pin,
@@ -40,8 +39,10 @@ from skyward.setup.env.requirements import (
     read_pylock,
     sorted_out,
 )
-from skyward.setup.env.uv import RESOLVING, run_uv
+from skyward.setup.env.script import closed_to_builds, project, without_builds
+from skyward.setup.env.uv import RESOLVING, run_uv, uv_environment
 from skyward.setup.env.wheel import stub_wheel
+from skyward.transport import private
 
 __all__ = ["Resolution"]
 
@@ -190,6 +191,14 @@ class Resolution:
             first = [index.address for index in self.image.pip_indexes if needs.intersection(index.packages)]
             more = {"UV_INDEX": " ".join(first), "UV_INDEX_STRATEGY": "first-index"}
         limits = ["--build-constraints", str(self.work / f"{out.name}.txt")]
+        if (foreign := _foreign_workspace(path)) is not None:
+            if _said(path).get("tool", {}).get("uv", {}).get("sources"):
+                raise BootstrapError(
+                    RESOLVING,
+                    f"{path} names sources of its own, and {foreign} above it, which could replace them, may be "
+                    "another user's. Move the tree, or make that file writable for you only.",
+                )
+            limits.append("--no-sources")
         self._uv(f"building {path.name}", [*order, sys.executable, *limits], more)
         return self.keep(next(out.glob("*.whl")))
 
@@ -197,7 +206,7 @@ class Resolution:
         try:
             return run_uv(step, order, self.image, self.deadline, self.work, more)
         except BootstrapError as exc:
-            if advice := _advice(str(exc)):
+            if advice := _advice(str(exc), self.image):
                 raise BootstrapError(step, f"{exc.detail}\n{advice}", exit_code=exc.exit_code) from None
             raise
 
@@ -209,8 +218,8 @@ def _with(option: str, file: str) -> list[str]:
     return [word for path in (file, *own.split()) for word in (option, path)]
 
 
-def _advice(said: str) -> str:
-    """What to do about a build that was not allowed."""
+def _advice(said: str, image: Image) -> str:
+    """What to do about a build that was not allowed, or an index that cannot be reached."""
     if found := _NO_WHEEL.search(said):
         return (
             f"There is no wheel of {found[1]} that fits. Building it from source would run its code, and is done only "
@@ -221,6 +230,12 @@ def _advice(said: str) -> str:
             f"A build needs {found[1]}, a package of one of the image's pip_indexes, from which builds cannot take it. "
             "Build a wheel yourself, and give its path in Image(pip=...)."
         )
+    for index in image.pip_indexes:
+        if "Failed to fetch" in said and mask(index.url) in said:
+            return (
+                f"{mask(index.url)}, from which {', '.join(index.packages)} are to come, could not be asked. If your "
+                f"site has a mirror, name it: sky.Image(pip_indexes=[sky.PipIndex(URL, {list(index.packages)})])."
+            )
     return ""
 
 
@@ -243,10 +258,28 @@ def _wheel_name(address: str) -> str | None:
     return re.sub(r"[-_.]+", "-", file.partition("-")[0]).lower()
 
 
+def _foreign_workspace(path: Path) -> Path | None:
+    """A project above a source tree that another user may have written: it could say where build tools come from."""
+    for file in (folder / "pyproject.toml" for folder in path.resolve().parents):
+        try:
+            if file.exists():
+                private.check_file(file)
+        except OSError:
+            return file
+    return None
+
+
 def _build_needs(path: Path) -> set[str]:
     """The packages that a source tree says it is built with."""
     try:
-        said = tomllib.loads((path / "pyproject.toml").read_text())
-        return _names(said.get("build-system", {}).get("requires", ()))
-    except (OSError, ValueError):  # an archive, or a tree of the old kind; uv complains about a file that is wrong
+        return _names(_said(path).get("build-system", {}).get("requires", ()))
+    except ValueError:
         return set()
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What the pyproject.toml of a source tree says."""
+    try:
+        return tomllib.loads((path / "pyproject.toml").read_text())
+    except (OSError, ValueError):  # an archive, or a tree of the old kind; uv complains about a file that is wrong
+        return {}

@@ -19,21 +19,45 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from skyward.api.image import Image, mask
 from skyward.api.secret import revealed
 from skyward.errors import BootstrapError
-from skyward.setup.env.environment import MARKER, Environment
-from skyward.setup.env.installed import missing_apt, missing_pip
 from skyward.setup.env.requirements import DESCRIPTION, check_python, listed, question, with_hash
-from skyward.setup.env.uv import cache_root, index_options, own_directory, run, run_uv, too_late
+from skyward.setup.env.uv import (
+    cache_root,
+    index_options,
+    missing_apt,
+    missing_pip,
+    own_directory,
+    run,
+    run_uv,
+    too_late,
+)
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
 
-__all__ = ["prepare"]
+__all__ = ["Environment", "prepare"]
 
+_MARKER = ".complete"  # the file that an environment has when all of it is there; the scripts know it by the same name
 _LOCKED = re.compile(r"Could not get lock .*|.* lock(?:ed)? .*by another process.*")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where user code runs: an interpreter, the variables that lead programs to it, and the pool's directory there.
+
+    On this computer the pool has its directory elsewhere, and the image's own `env` is among the variables. `record` is
+    the file that lists its packages, if they were resolved just now.
+    """
+
+    python: str
+    env: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    directory: str = ""
+    record: str = field(default="", compare=False)
+    fresh: bool = False
+    """Whether it was made just now, and not found."""
 
 
 def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
@@ -59,7 +83,7 @@ def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], 
 
 def _is_complete(home: Path) -> bool:
     # The interpreter is a link to one that may have been removed since.
-    return (home / MARKER).exists() and (home / "bin" / "python").exists()
+    return (home / _MARKER).exists() and (home / "bin" / "python").exists()
 
 
 def _key(image: Image) -> str:
@@ -88,7 +112,7 @@ class _Build:
                 f"Run: sudo {shlex.join(install)}",
             )
         self.report(f"installing {', '.join(missing)}")
-        from skyward.api.program_env import installer_environment
+        from skyward.api.secret import installer_environment
 
         variables = {
             **installer_environment(os.environ),
@@ -147,7 +171,7 @@ class _Build:
         work = Path(tempfile.mkdtemp(prefix=f"{home.name}.tmp-", dir=home.parent))
         try:
             self.install(work)
-            (work / "env" / MARKER).touch()
+            (work / "env" / _MARKER).touch()
             (work / "env").rename(home)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -161,7 +185,7 @@ class _Build:
 
         # Most pools on this computer do not get here.
         from skyward.setup.env.compile import Resolution
-        from skyward.setup.env.install_files import Logins, lines, project, record, strictness
+        from skyward.setup.env.script import Logins, lines, project, record, strictness
 
         options = ["--python", "env/bin/python", *index_options()]
         resolution = Resolution(self.image, work, options, self.deadline, keep=lambda wheel: wheel, report=self.report)

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from skyward.api.image import Image, mask
-from skyward.api.program_env import installer_environment
+from skyward.api.secret import installer_environment
 from skyward.api.shell import Process, Shell
 from skyward.errors import BootstrapError, PythonMismatch
-from skyward.setup.env.environment import Environment
-from skyward.setup.env.foreign_names import check_host_path, check_platform
-from skyward.setup.env.requirements import check_python, tools
+from skyward.setup.env.local import Environment
+from skyward.setup.env.requirements import check_host_path, check_platform, check_python, tools
 from skyward.setup.env.resolve import Packages
 from skyward.setup.env.script import Recipe, look_script, stop_script
 from skyward.setup.env.uv import RESOLVING, too_late

@@ -6,40 +6,55 @@ image --(question)--> <cache>/resolved/<question>/<platform>.json   pins: names,
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
 import logging
 import os
 import platform as this
+import re
 import shutil
 import sys
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit
 
-from skyward.api.image import Image
+from skyward.api.image import Image, mask
 from skyward.errors import BootstrapError
 from skyward.machines.parallel import each
-from skyward.setup.env.bring_python import fetch_python
 from skyward.setup.env.compile import Resolution
-from skyward.setup.env.download import fetch, logins
-from skyward.setup.env.foreign_names import check_digest
-from skyward.setup.env.install_files import record, requirement
-from skyward.setup.env.pip_settings import uv_environment
-from skyward.setup.env.requirements import Pin, question, with_hash
-from skyward.setup.env.script import Carried, Recipe, environment_key, recipe
-from skyward.setup.env.uv import RESOLVING, cache_root, find_uv, index_options, own_directory, run_uv, too_late
+from skyward.setup.env.requirements import Pin, check_digest, file_name, question, with_hash
+from skyward.setup.env.script import Carried, Recipe, environment_key, recipe, record, requirement
+from skyward.setup.env.uv import (
+    RESOLVING,
+    cache_root,
+    find_uv,
+    index_options,
+    own_directory,
+    run_uv,
+    too_late,
+    uv_environment,
+)
 from skyward.setup.env.wheel import build_wheel, source_hash, tree_hash
 
-__all__ = ["Packages"]
+if TYPE_CHECKING:
+    from ssl import SSLContext
+    from urllib.request import Request
+
+__all__ = ["Packages", "fetch", "logins"]
+
 
 _KEPT_DAYS = 90
 _log = logging.getLogger("skyward.resolve")
@@ -106,12 +121,15 @@ class Packages:
             if kept.exists():
                 return kept
             with tempfile.TemporaryDirectory(dir=kept.parent) as work:
-                asked = Path(work) / "uv.txt"
-                asked.write_text(self._pinned_uv(platform))
-                wanted = ["--no-deps", "--only-binary", ":all:", "--requirements", str(asked)]
-                order = ["pip", "install", "--quiet", "--target", work, "--python-platform", platform, *wanted]
+                asked, wanted = Path(work) / "uv.txt", f"uv=={self.uv_version}"
+                pin = next((pin for pin in self._load(platform) or () if pin.wanted == wanted and pin.hashes), None)
+                asked.write_text(wanted if pin is None else requirement(wanted, pin))
+                how = ["--quiet", "--no-deps", "--only-binary", ":all:", "--python-platform", platform]
+                finding = ["pip", "compile", *how, "--generate-hashes", "--output-file", str(asked), str(asked)]
+                getting = ["pip", "install", *how, "--require-hashes", "--target", work, "--requirements", str(asked)]
                 try:
-                    run_uv("getting uv for the host", order, self._image, deadline)
+                    for order in [getting] if pin is not None else [finding, getting]:
+                        run_uv("getting uv for the host", order, self._image, deadline, Path(work))
                 except BootstrapError as exc:
                     _log.info("no uv for %s: %s", platform, exc)
                     return None
@@ -122,12 +140,6 @@ class Packages:
         """A Python for hosts of that platform, or None where this computer cannot get it."""
         with self._fetching:
             return fetch_python(self._image, platform, deadline)
-
-    def _pinned_uv(self, platform: str) -> str:
-        """The requirement for uv, with its hash if this very version was resolved for the platform."""
-        wanted = f"uv=={self.uv_version}"
-        known = next((pin for pin in self._load(platform) or () if pin.wanted == wanted and not pin.file), None)
-        return requirement(wanted, known or Pin("uv", wanted))
 
     def bundle(self, recipe: Recipe, carried: Sequence[Carried]) -> bytes:
         """The small files of `recipe` and those of `carried`, as one archive."""
@@ -160,7 +172,7 @@ class Packages:
             directory.mkdir(mode=0o700, exist_ok=True)
         major, minor = self._image.python_version
         # Its mode, 0700, guards addresses in `pip` entries, which may hold passwords.
-        with tempfile.TemporaryDirectory(prefix="skyward-") as directory:
+        with tempfile.TemporaryDirectory(dir=own_directory(cache_root(), "work")) as directory:
             work = Path(directory)
             options = ["--python", sys.executable, "--python-version", f"{major}.{minor}"]
             options += ["--python-platform", platform, *index_options()]
@@ -199,9 +211,11 @@ class Packages:
 
     def _forget(self) -> None:
         """Removes what has not been used for long: every change of Skyward or of a package makes a new entry."""
-        for old in self._home.parent.iterdir():
-            if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
-                shutil.rmtree(old, ignore_errors=True)
+        work = own_directory(cache_root(), "work")  # of processes that were killed
+        for old in (*self._home.parent.iterdir(), *work.iterdir()):
+            with suppress(FileNotFoundError):  # another process has removed its own
+                if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
+                    shutil.rmtree(old, ignore_errors=True)
 
 
 def _packed(recipe: Recipe, carried: Sequence[Carried]) -> bytes:
@@ -219,3 +233,94 @@ def _packed(recipe: Recipe, carried: Sequence[Carried]) -> bytes:
             with file.path.open("rb") as source:
                 tar.addfile(member, source)
     return packed.getvalue()
+
+
+_STEP = "fetching packages"
+_TRIES = 3
+_SILENCE = 30.0
+
+
+def fetch(
+    url: str, digest: str, directory: Path, known: Mapping[str, str], certificates: str | None, deadline: float
+) -> Path:
+    """The file at `url`, which must have that SHA-256, kept in `directory` under its own name."""
+    kept = directory / file_name(url, _STEP)
+    if kept.exists():
+        return kept
+    from ssl import create_default_context  # not for a pool that fetches nothing
+    from urllib.request import Request
+
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    request = Request(url)
+    if login := known.get(urlsplit(url).netloc):
+        # Not sent on to where the server may point us.
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(unquote(login).encode()).decode()}")
+    context = create_default_context(cafile=certificates)
+    for attempt in range(_TRIES):
+        try:
+            with tempfile.NamedTemporaryFile(dir=directory, delete=False) as part:
+                try:
+                    found = _copy(request, part.file.fileno(), context, deadline)
+                    if found != digest:
+                        raise BootstrapError(
+                            _STEP, f"{mask(url)} has the hash {found}, not {digest}. Look at the index."
+                        )
+                    os.rename(part.name, kept)
+                    return kept
+                except BaseException:
+                    os.unlink(part.name)
+                    raise
+        except (URLError, OSError) as exc:
+            if isinstance(exc, HTTPError):
+                exc.close()  # it holds the connection
+            if attempt + 1 == _TRIES or time.monotonic() > deadline:
+                raise BootstrapError(_STEP, f"{mask(url)} could not be fetched: {exc}. Look at your network.") from exc
+            time.sleep(2**attempt)
+    raise AssertionError
+
+
+def logins(texts: Iterable[str]) -> dict[str, str]:
+    """The user names and passwords in addresses, by the server that they are for."""
+    return {server: login for text in texts for login, server in re.findall(r"://([^/\s?#]+)@([^/@\s]+)", text)}
+
+
+def _copy(request: Request, file: int, context: SSLContext, deadline: float) -> str:
+    """Writes what the server sends into `file`; gives its hash."""
+    from urllib.request import urlopen
+
+    state = hashlib.sha256()
+    with urlopen(request, timeout=_SILENCE, context=context) as answer:
+        while piece := answer.read(1 << 20):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the time is over")
+            state.update(piece)
+            os.write(file, piece)
+    return state.hexdigest()
+
+
+_PYTHON_STEP = "getting Python for the host"
+_PYTHON_KEPT_DAYS = 30  # after which there may be a newer one
+
+
+def fetch_python(image: Image, platform: str, deadline: float) -> Path | None:
+    """An archive with a Python for hosts of that platform, or None where this computer cannot get it either."""
+    major, minor = image.python_version
+    arch, libc = platform.partition("-")[0], "musl" if "musl" in platform else "gnu"
+    name = f"cpython-{major}.{minor}-linux-{arch}-{libc}"
+    kept = own_directory(cache_root(), "pythons") / f"{name}.tar.gz"
+    if kept.exists() and time.time() - kept.stat().st_mtime < _PYTHON_KEPT_DAYS * 86400:
+        return kept
+    with tempfile.TemporaryDirectory(dir=kept.parent) as directory:
+        work = Path(directory)
+        order = ["python", "install", "--no-bin", "--install-dir", str(work / "all"), name]
+        try:
+            run_uv(_PYTHON_STEP, order, image, deadline, work)
+        except BootstrapError as exc:
+            _log.info("no Python for %s: %s", platform, exc)
+            return kept if kept.exists() else None
+        with tarfile.open(work / "python.tar.gz", "w:gz", compresslevel=6) as tar:
+            for made in (work / "all").glob("cpython-*"):
+                if not made.is_symlink():  # a link for the minor version leads to where it lies here
+                    tar.add(made, made.name)
+        (work / "python.tar.gz").replace(kept)
+    return kept

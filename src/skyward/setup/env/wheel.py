@@ -10,15 +10,13 @@ from pathlib import Path
 __all__ = ["build_wheel", "source_hash", "stub_wheel", "tree_hash"]
 
 # For a checkout that is on the import path without being installed; a test compares them with pyproject.toml.
-VERSION = "0.1.0"
 REQUIRES = (
-    "cloudpickle>=3.1",
-    "rich>=15",
-    "cryptography>=50",
-    "psutil>=7.2",
-    "packaging>=26",
-    "uv>=0.13",
-    "xxhash>=4.1",
+    "cloudpickle>=3.1,<3.2",
+    "rich>=13",
+    "cryptography>=42",
+    "packaging>=23.2",
+    "uv>=0.12.12",
+    "xxhash>=3.2",
 )
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -84,19 +82,20 @@ def _about() -> tuple[str, dict[str, str]]:
     """The version, and the files that describe the wheel."""
     from importlib import metadata
 
+    from skyward import __version__
+
     try:
         installed = metadata.distribution("skyward")
     except metadata.PackageNotFoundError:
-        version, requires, scripts = VERSION, list(REQUIRES), None
+        requires, scripts = list(REQUIRES), None
     else:
-        version, requires = installed.version, installed.requires or []
-        scripts = installed.read_text("entry_points.txt")
+        requires, scripts = installed.requires or [], installed.read_text("entry_points.txt")
     needs = "".join(f"Requires-Dist: {line}\n" for line in requires if "extra ==" not in line)
     about = {
-        "METADATA": f"Metadata-Version: 2.1\nName: skyward\nVersion: {version}\nRequires-Python: >=3.11\n{needs}",
+        "METADATA": f"Metadata-Version: 2.1\nName: skyward\nVersion: {__version__}\nRequires-Python: >=3.11\n{needs}",
         "WHEEL": _WHEEL,
     }
-    return version, about | ({"entry_points.txt": scripts} if scripts else {})
+    return __version__, about | ({"entry_points.txt": scripts} if scripts else {})
 
 
 def _digest(content: bytes) -> str:

@@ -8,6 +8,8 @@ close_arrivals(pool)                                     tells all of them to en
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -15,7 +17,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -23,21 +25,23 @@ from typing import TYPE_CHECKING, Any, cast
 from skyward.api.provider import Machine, Report
 from skyward.api.shell import JoinTarget, SshTarget
 from skyward.errors import BootstrapError, SkywardError
-from skyward.node.addresses import addresses, plain
+from skyward.node.check_network import addresses
+from skyward.node.join import token
 from skyward.node.orders import ClientToJoiner, JoinerToClient
+from skyward.node.peers import plain
 from skyward.node.receiver import Receiver
-from skyward.setup.joined.listener import Listener
-from skyward.setup.joined.members import Control, JoinedMachine, Member
-from skyward.setup.joined.places import Places, Refused
+from skyward.setup.joined.members import Control, JoinedMachine, Listener, Member
 from skyward.setup.joined.shell import JoinShell
 from skyward.transport.certificates import Authority
 
-if TYPE_CHECKING:  # needed only where machines cannot reach us
+if TYPE_CHECKING:
     from skyward.setup.joined.relay import RelayClient
 
 __all__ = [
     "NOTICES",
     "Arrivals",
+    "Places",
+    "Refused",
     "close_arrivals",
     "find_arrivals",
     "open_arrivals",
@@ -45,7 +49,8 @@ __all__ = [
     "shell_for",
 ]
 
-NOTICES = "skyward.node.join_notice:wait"
+
+NOTICES = "skyward.node.agent_main:wait"
 """For `Access.notices` of providers whose machines join."""
 
 _REFUSED = 10.0
@@ -68,6 +73,7 @@ def open_arrivals(
     advertise: Iterable[str] = (),
     warn: Callable[[str], None] | None = None,
     interchangeable: bool = False,
+    hint: str = "",
 ) -> Arrivals:
     """Listens for the machines of a pool, on `host` (all addresses of this computer if empty).
 
@@ -78,8 +84,10 @@ def open_arrivals(
 
     Where machines are `interchangeable`, who comes late, or is started again for a machine that was lost, gets any
     place that is open, whatever its number; otherwise only the place of its number.
+
+    `hint` is what to do if machines cannot reach us, in a sentence.
     """
-    made = Arrivals(pool, ttl, lease, grace, warn, interchangeable)
+    made = Arrivals(pool, ttl, lease, grace, warn, interchangeable, hint)
     try:
         if relay is None:
             made.listen(host, port, tuple(advertise))
@@ -146,7 +154,7 @@ class Arrivals:
     """Lets machines in, and knows who is there. Usable from many threads."""
 
     def __init__(
-        self, pool: str, ttl: float, lease: float, grace: float, warn: Report | None, interchangeable: bool
+        self, pool: str, ttl: float, lease: float, grace: float, warn: Report | None, interchangeable: bool, hint: str
     ) -> None:
         self.pool, self.lease, self._grace, self._interchangeable = pool, lease, grace, interchangeable
         self.warnings: list[str] = []
@@ -163,6 +171,7 @@ class Arrivals:
         self._control = Control(lambda member, message: receiver.hear(message, [], member))
         self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
         self._addresses: list[tuple[str, int]] = []
+        self._hint = hint
         self._relay: RelayClient | None = None
 
     def __repr__(self) -> str:
@@ -178,7 +187,7 @@ class Arrivals:
         """Has machines arrive at a host that we reach by ssh."""
         from skyward.setup.joined.relay import RelayClient
 
-        self._relay = RelayClient(target, self.lease, port, self._listener.take, self._tell)
+        self._relay = RelayClient(target, self.lease, port, self._listener.take, self.tell)
         self._addresses = [(name, self._relay.port) for name in advertise or self._relay.addresses]
 
     def if_we_die(self) -> tuple[list[str], list[str], str | None]:
@@ -196,6 +205,14 @@ class Arrivals:
             "patience": _REFUSED,
         }
         return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+
+    @property
+    def tried(self) -> str:
+        """Where machines try to reach us, and what to do if they cannot, for people."""
+        names, port = ", ".join(name for name, _ in self._addresses), self._addresses[0][1]
+        return (
+            f"Machines connect to port {port} of {names}; they must reach one of these addresses. {self._hint}".strip()
+        )
 
     def expect(self, places: Iterable[int]) -> None:
         """These places may be taken from now on, also those that a machine had before."""
@@ -234,14 +251,15 @@ class Arrivals:
                 if told != len(here):
                     told, last = len(here), time.monotonic()
                     report(f"{len(here)} of {len(places)} machines have joined")
-                why, now = failed(), time.monotonic()
+                now, why = time.monotonic(), failed()  # which is asked once more after the deadline
                 if least is not None and len(here) >= least and (why or now > min(deadline, last + _SETTLED)):
                     return self._machines(here)
                 if why:
                     raise BootstrapError("joining", why)
                 if now > deadline:
                     missing = len(places) - len(here)
-                    raise BootstrapError("joining", f"{missing} of {len(places)} machines did not join in time.")
+                    text = f"{missing} of {len(places)} machines did not join in time. {self.tried}"
+                    raise BootstrapError("joining", text)
                 with self._changed:
                     self._changed.wait_for(lambda told=told: len(self._here(places)) != told, 1.0)
         finally:
@@ -272,6 +290,11 @@ class Arrivals:
         if found is None:
             raise SkywardError(f"nobody has place {place} of {self.pool}.")
         return found
+
+    def is_connected(self, place: int) -> bool:
+        """Whether the machine of a place is connected now."""
+        found = self._members.get(place)
+        return found is not None and found.connected
 
     def gone(self, place: int) -> str:
         """Why the machine of a place will not come back; empty while it may."""
@@ -341,10 +364,10 @@ class Arrivals:
                     member = self._members[place] = Member(place, name, address, self._control.send)
         except Refused as exc:
             if exc.instead_of is not None:
-                self._tell(f"{name} ({address}) was started in place of machine {exc.instead_of}, which is given up.")
+                self.tell(f"{name} ({address}) was started in place of machine {exc.instead_of}, which is given up.")
                 self.dismiss(exc.instead_of, f"it was not there any more, and {name} was started in its place")
             if exc.known:
-                self._tell(f"{name} ({address}) was not let in: {exc.why}.")
+                self.tell(f"{name} ({address}) was not let in: {exc.why}.")
             _say(sock, {"refused": exc.why, "again": exc.again})
             sock.close()
             return
@@ -378,7 +401,8 @@ class Arrivals:
         for text in before:
             warn(text)
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Warns the user, once of each thing."""
         with self._changed:
             if text in self.warnings or len(self.warnings) > _MOST_WARNINGS:
                 return
@@ -397,3 +421,114 @@ def _shown(text: str, most: int) -> str:
 
 def _say(sock: ssl.SSLSocket, message: dict[str, Any]) -> None:
     sock.sendall(json.dumps(message).encode() + b"\n")
+
+
+_ABSENT = 20.0  # seconds; machines whose connection breaks are back sooner
+
+
+class Refused(Exception):
+    """Somebody is not let in; if it knows the pool's secret, the user is told of it. It may try `again` for a while.
+
+    One that was started `instead_of` a machine that is absent shows that nobody needs to wait for that machine.
+    """
+
+    def __init__(self, why: str, known: bool, again: bool = False, instead_of: int | None = None) -> None:
+        super().__init__(why, known, again, instead_of)
+        self.why, self.known, self.again, self.instead_of = why, known, again, instead_of
+
+
+class Places:
+    """The places of a pool. One is open until somebody takes it or its time is over, then bound to a key."""
+
+    def __init__(self, pool: str, secret: str) -> None:
+        self._pool, self._secret = pool, secret
+        self._open: list[int] = []
+        self._bound: dict[int, str] = {}
+        self._retired: set[int] = set()
+        self._used: set[int] = set()
+        self._followers: set[str] = set()
+
+    def open(self, places: Iterable[int]) -> None:
+        """These may be taken from now on; one that is bound is bound to whoever takes it next."""
+        for place in places:
+            self._bound.pop(place, None)
+            self._retired.discard(place)
+            self._used.discard(place)
+            if place not in self._open:
+                self._open.append(place)
+
+    def close(self, places: Iterable[int]) -> None:
+        """These may not be taken any more if nobody has taken them yet: their time is over."""
+        for place in places:
+            if place in self._open:
+                self._open.remove(place)
+
+    def retire(self, place: int) -> None:
+        """Whoever has this place may not come back either."""
+        self._retired.add(place)
+
+    def use(self, places: Iterable[int]) -> None:
+        """The pool has begun to use whoever has these places."""
+        self._used.update(places)
+
+    def is_used(self, place: int) -> bool:
+        """Whether the pool has begun to use whoever has a place."""
+        return place in self._used
+
+    def had_by(self, key: str) -> int | None:
+        """The place that is bound to a key."""
+        digest = _digest(key)
+        return next((place for place, bound in self._bound.items() if hmac.compare_digest(bound, digest)), None)
+
+    def admit(self, place: int | None, proof: str, key: str, away: Mapping[int, float] | None = None) -> int:
+        """The place of somebody who asks for it; raises Refused. Its first use binds a place to the key.
+
+        With `away`, which says of machines that are not there for how many seconds, any place is as good as another:
+        who comes late, or was started in place of a machine that was lost, gets one that is open.
+        """
+        if not hmac.compare_digest(proof.encode(), token(self._secret, self._pool, place).encode()):
+            raise Refused("it does not know this pool's secret", False)
+        mine = self.had_by(key)
+        if mine is not None and place in (None, mine):
+            if mine in self._retired:
+                raise Refused(f"place {mine} was given up", False)
+            return mine
+        place = self._asked(place) if away is None else self._any(place, _digest(key), away)
+        if place in self._open:
+            self._open.remove(place)
+        self._bound[place] = _digest(key)
+        return place
+
+    def _asked(self, place: int | None) -> int:
+        """The place that somebody asks for, or the next without a number."""
+        if place is None:
+            if not self._open:
+                raise Refused("every place is taken", True, again=True)
+            return self._open[0]
+        if place in self._bound:
+            raise Refused(f"place {place} is taken by another machine", True)
+        if place not in self._open:
+            raise Refused(f"there is no place {place}, or the time to take it is over", True)
+        return place
+
+    def _any(self, place: int | None, digest: str, away: Mapping[int, float]) -> int:
+        """The place that somebody asks for, or another; one of an absent machine if the pool has not used it yet."""
+        if place in self._open:
+            return place
+        if place in self._bound and place not in away and place not in self._retired:
+            raise Refused(f"place {place} is taken by another machine", True)
+        gone = {*self._retired, *(known for known, seconds in away.items() if seconds > _ABSENT)}
+        lost = [known for known in self._bound if known in gone and place in (None, known)]
+        unused = [known for known in lost if known not in self._used and known not in self._retired]
+        if found := [*self._open, *unused]:
+            return found[0]
+        used = [known for known in lost if known not in self._retired]
+        if used and digest not in self._followers:  # nobody has more than one machine given up
+            self._followers.add(digest)
+            raise Refused(f"the machine of place {used[0]} is being given up", False, again=True, instead_of=used[0])
+        # the user is told, unless there is a place soon: that of a machine that is given up, or may be
+        raise Refused("every place is taken", not (lost or away or digest in self._followers), again=True)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
@@ -13,13 +14,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, cast
 
 from skyward.api.provider import Machine
-from skyward.node.join_streams import WAIT
+from skyward.errors import HostUnreachable
+from skyward.node.join import WAIT
 from skyward.node.orders import ClientToJoiner
+from skyward.node.peers import Waiting, WaitingPeers, accept_all
 from skyward.node.receiver import Malformed, Message, split
+from skyward.transport.certificates import Authority, context
+from skyward.transport.link import tune
 
-__all__ = ["Control", "JoinedMachine", "Member", "NotStarted"]
+__all__ = ["Control", "JoinedMachine", "Listener", "MachineLeft", "Member", "NotStarted"]
+
 
 _PING = 5.0
 _SILENT = 20.0
@@ -32,6 +39,10 @@ _PIECES = 4  # from one machine, before others have their turn
 
 class NotStarted(Exception):
     """A machine could not do what was ordered: there is no such program, or nobody listens there."""
+
+
+class MachineLeft(HostUnreachable):
+    """A machine will not come back, as it has said itself, or as its provider knows: what ran there has ended."""
 
 
 @dataclass(frozen=True)
@@ -274,3 +285,131 @@ class Control:
                 line.sock.close()
         if current:
             line.member.set_connected(False)
+
+
+# Where machines arrive: accepts connections, and hands over those that have said what they are.
+#
+# A connection begins with a TLS handshake and a line of JSON (`join` or `stream`), or without TLS with the one-time
+# id of a stream that has TLS of its own inside. Nothing else is read from anybody before that.
+
+
+ID_LENGTH = 32
+_HANDSHAKE = 10.0
+_LONGEST = 4096
+_WAITING = 256  # connections that have not said yet what they are
+_PER_NETWORK = 128
+_TLS_HANDSHAKE = 0x16
+
+
+class Listener:
+    """Accepts connections on any number of sockets, each in a thread of its own until it has said what it is.
+
+    `joins` and `streams` are called with it, in that thread; they close what they do not want.
+    """
+
+    def __init__(
+        self,
+        authority: Authority,
+        joins: Callable[[ssl.SSLSocket, dict[str, Any]], None],
+        streams: Callable[[socket.socket, str], None],
+    ) -> None:
+        identity = authority.issue("listener")
+        self.fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(identity.cert)).hexdigest()
+        """What machines compare before they say anything: no name, and no other certificate, counts for them."""
+        self._tls = context(identity, server=True)
+        self._tls.verify_mode = ssl.CERT_NONE  # who arrives has a token, and no certificate yet
+        self._tls.num_tickets = 0
+        self._joins, self._streams = joins, streams
+        self._waiting = WaitingPeers(_WAITING, _PER_NETWORK)
+        self._listening: socket.socket | None = None
+
+    def listen(self, host: str, port: int) -> int:
+        """Listens on an address of this computer, an empty one for all; gives the port."""
+        if not host and socket.has_dualstack_ipv6():
+            made = socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+        else:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            made = socket.create_server((host, port), family=family, backlog=1024)
+        self._listening = made
+        threading.Thread(target=accept_all, args=(made, self.take), name="skyward-arrivals", daemon=True).start()
+        return made.getsockname()[1]
+
+    def take(self, sock: socket.socket, address: str) -> None:
+        """Hears what a new connection is, in a thread of its own."""
+        peer = self._waiting.add(sock, address)
+        try:
+            threading.Thread(target=self._hear, args=(peer,), name="skyward-arrival", daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._waiting.remove(peer)
+            sock.close()
+
+    def close(self) -> None:
+        """Accepts nobody any more."""
+        if self._listening is not None:
+            try:
+                self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            except OSError:
+                pass
+            self._listening.close()
+
+    def after_fork(self) -> None:
+        """Closes a forked child's copy."""
+        if self._listening is not None:
+            self._listening.close()
+
+    def _hear(self, peer: Waiting) -> None:
+        sock = peer.sock
+        try:
+            sock.settimeout(_HANDSHAKE)
+            deadline = time.monotonic() + _HANDSHAKE
+            if sock.family != socket.AF_UNIX:
+                tune(sock)
+            first = sock.recv(1, socket.MSG_PEEK)
+            if first and first[0] != _TLS_HANDSHAKE:
+                id = _exactly(sock, ID_LENGTH, deadline).decode("ascii")
+                self._waiting.remove(peer)
+                self._streams(sock, id)
+                return
+            secured = self._waiting.secure(peer, self._tls)
+            secured.do_handshake()
+            kind, hello = _greeting(_line(secured, deadline))
+            self._waiting.remove(peer)
+            if kind == "join" and type(hello) is dict:
+                self._joins(secured, cast("dict[str, Any]", hello))
+            elif kind == "stream" and type(hello) is str:
+                self._streams(secured, hello)
+            else:
+                raise ValueError("no greeting")
+        except (OSError, ValueError, RecursionError):
+            peer.sock.close()  # not one of ours, or too slow
+        finally:
+            self._waiting.remove(peer)
+
+
+def _greeting(line: bytes) -> tuple[str, object]:
+    """The only entry of a greeting."""
+    said: Any = json.loads(line)
+    if type(said) is not dict or len(cast("dict[str, Any]", said)) != 1:
+        raise ValueError("no greeting")
+    return next(iter(cast("dict[str, Any]", said).items()))
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    got = b""
+    while len(got) < count:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = sock.recv(count - len(got))
+        if not piece:
+            raise ConnectionError("it has ended")
+        got += piece
+    return got
+
+
+def _line(sock: socket.socket, deadline: float) -> bytes:
+    """One line, and not a byte more of what follows it."""
+    got = bytearray()
+    while not got.endswith(b"\n"):
+        if len(got) >= _LONGEST:
+            raise ValueError("the greeting is too long")
+        got += _exactly(sock, 1, deadline)
+    return bytes(got)

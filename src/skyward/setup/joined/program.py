@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
 from skyward.node import join, join_relay
-from skyward.node.join_text import MARK
+from skyward.node.join import MARK
 
 __all__ = ["join_file", "join_program", "relay_program"]
 
-_IMPORT = re.compile(r"^from skyward\.node\.(join_\w+) import .*\n", re.MULTILINE)
 _FUTURE = "from __future__ import annotations\n"
 _ALONE = """
 import sys
@@ -24,13 +22,7 @@ if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "saf
 @cache
 def join_program() -> str:
     """The source of the program; it holds no secret."""
-    home = Path(join.__file__).parent
-    parts = [(home / f"{name}.py").read_text() for name in _IMPORT.findall((home / "join.py").read_text())]
-    inserted = "".join(part.partition(_FUTURE)[2] for part in parts)
-    text = (home / "join.py").read_text()
-    first = _IMPORT.search(text)
-    assert first is not None
-    whole = text[: first.start()] + inserted + _IMPORT.sub("", text[first.start() :])
+    whole = Path(join.__file__).read_text()
     return whole.replace(_FUTURE, _FUTURE + _ALONE, 1)
 
 

@@ -14,12 +14,13 @@ from skyward.api.shell import Process, SshTarget
 from skyward.errors import BootstrapError, SkywardError
 from skyward.setup.joined.program import relay_program
 from skyward.setup.ssh.shell import SshShell
+from skyward.transport.backoff import backoff
 
 __all__ = ["RelayClient"]
 
 _START = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])).decode())"
 _CONNECT = 60.0
-_LONGEST_PAUSE = 10.0
+_PAUSES = 0.5, 10.0  # between attempts: the first one, and the longest
 _FETCHING = 32  # connections that are fetched at the same time
 _STEP = "meeting machines"
 
@@ -121,19 +122,18 @@ class RelayClient:
 
     def _serve(self) -> None:
         """Takes whoever comes; starts the relay again when it, or the connection to it, is gone."""
-        pause = 0.5
         while not self._closed.is_set():
             self._listen()
-            while not self._closed.wait(pause):
+            pauses = backoff(*_PAUSES)
+            while not self._closed.wait(next(pauses)):
                 try:
                     self._end_old()
                     self._start()
                     break
                 except (SkywardError, OSError):
-                    pause = min(pause * 2, _LONGEST_PAUSE)
+                    pass  # it is tried again
             else:
                 return
-            pause = 0.5
 
     def _listen(self) -> None:
         process = self._process

@@ -17,11 +17,11 @@ from typing import IO
 
 from skyward.api.shell import Finished
 from skyward.errors import BootstrapError, HostUnreachable
-from skyward.node.join_streams import STDERR, STDIN, STDOUT, Pump, splice
+from skyward.node.join import STDERR, STDIN, STDOUT, Pump
 from skyward.node.orders import ClientToJoiner
 from skyward.node.receiver import Message
-from skyward.setup.copying import RECEIVE, not_copied
-from skyward.setup.joined.members import Member, NotStarted
+from skyward.setup.hosts import RECEIVE, not_copied
+from skyward.setup.joined.members import MachineLeft, Member, NotStarted
 
 __all__ = ["JoinShell"]
 
@@ -35,8 +35,6 @@ class JoinShell:
     def __init__(self, member: Member, if_we_die: Callable[[], tuple[list[str], list[str], str | None]]) -> None:
         self._member, self._if_we_die = member, if_we_die
         self._closed = threading.Event()
-        self._forwards: dict[tuple[str, int], socket.socket] = {}
-        self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -73,14 +71,6 @@ class JoinShell:
         except NotStarted as exc:
             raise ConnectionRefusedError(f"{self.name}: {exc}") from exc
 
-    def forward(self, host: str, port: int) -> tuple[str, int]:
-        with self._lock:
-            known = self._forwards.get((host, port))
-            if known is None:
-                known = self._forwards[host, port] = socket.create_server(("127.0.0.1", 0))
-                threading.Thread(target=self._forward, args=(known, host, port), daemon=True).start()
-        return "127.0.0.1", known.getsockname()[1]
-
     def command(self, argv: Sequence[str]) -> list[str]:
         """Has the machine run this by itself when we are gone: no other process of this computer can reach it.
 
@@ -100,10 +90,6 @@ class JoinShell:
         self._closed.set()
         with self._member.changed:
             self._member.changed.notify_all()
-        with self._lock:
-            for listening in self._forwards.values():
-                listening.close()
-            self._forwards.clear()
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes], keep: bool) -> Joined:
         def order(id: str) -> Message:
@@ -114,7 +100,8 @@ class JoinShell:
         except NotStarted as exc:
             raise BootstrapError(f"starting {argv[0]}", f"{self.name}: {exc}.") from exc
         except OSError as exc:
-            raise HostUnreachable(f"starting {argv[0]}", f"{exc}.") from exc
+            kind = MachineLeft if self._member.gone else HostUnreachable
+            raise kind(f"starting {argv[0]}", f"{exc}.") from exc
 
     def _run(self, argv: Sequence[str], data: bytes | Path, timeout: float | None) -> Finished:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -141,19 +128,6 @@ class JoinShell:
                 raise HostUnreachable(f"running {argv[0]}", f"the connection of {self.name} was lost meanwhile.")
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MOST_ERRORS))
             return Finished(code, out[0], errors.read().decode("utf-8", "replace"))
-
-    def _forward(self, listening: socket.socket, host: str, port: int) -> None:
-        while not self._closed.is_set():
-            try:
-                near = listening.accept()[0]
-            except OSError:
-                return  # closed
-            try:
-                far = self.reach(host, port)
-            except OSError:
-                near.close()
-                continue
-            threading.Thread(target=splice, args=(near, far), daemon=True).start()
 
 
 class Joined:

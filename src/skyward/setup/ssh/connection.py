@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from skyward.api.program_env import ssh_environment
+from skyward.api.secret import ssh_environment
 from skyward.api.shell import SshTarget
 from skyward.errors import BootstrapError, HostUnreachable, InvalidArgument
 from skyward.transport import private
@@ -178,7 +178,7 @@ class Connection:
         return self.through("-T", "--", self._host, mark + remote_line(argv))
 
     def listen(self, local: str, host: str, port: int | None) -> None:
-        """Has connections to `local`, a path or address here, end at an address there, or without a port at a file."""
+        """Has connections to `local`, a path here, end at an address there, or without a port at a file."""
         far = host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         argv = self.through("-O", "forward", "-L", f"{local}:{far}", "--", self._host)
         env = ssh_environment(os.environ)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from skyward.api.shell import SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostKeyMismatch, HostUnreachable
 
-__all__ = ["Cause", "by_hand", "cause_of", "explain", "summary"]
+__all__ = ["by_hand", "cause_of", "explain", "summary"]
 
 
 @dataclass(frozen=True)

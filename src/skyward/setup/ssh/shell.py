@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import shutil
@@ -16,13 +15,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import IO
 
-from skyward.api.program_env import ssh_environment
+from skyward.api.secret import ssh_environment
 from skyward.api.shell import Finished, Process, SshTarget
 from skyward.errors import AuthenticationFailed, BootstrapError, HostUnreachable, InvalidArgument
-from skyward.setup.copying import RECEIVE, not_copied
+from skyward.setup.hosts import RECEIVE, not_copied
 from skyward.setup.local_shell import Program
 from skyward.setup.ssh.connection import READY, Connection, options, private_directory, remote_line, would_send
 from skyward.setup.ssh.errors import cause_of, explain, summary
+from skyward.transport.backoff import backoff
 
 __all__ = ["SshShell"]
 
@@ -51,7 +51,6 @@ class SshShell:
         self._dialled: Connection | None = None
         self._attempt: Future[str] | None = None
         self._sockets: dict[tuple[str, int | None], str] = {}
-        self._ports: dict[tuple[str, int], int] = {}
         self._fast = True
         self._at_home: list[str] | None = None
 
@@ -65,12 +64,12 @@ class SshShell:
         A machine that is `booting` for the first time refuses keys until it has been told them. `report` hears why it
         is tried again.
         """
-        began, pause = time.monotonic(), 1.0
-        since, last = began, None
+        began = since = time.monotonic()
+        last = None
         if self._target.host_keys == "accept-new":
             log.info('%s: with host_keys="accept-new" a host key that is not known yet is trusted.', self.name)
         try:
-            for tries in itertools.count(1):
+            for tries, pause in enumerate(backoff(1.0, _LONGEST_PAUSE), 1):
                 said = self._revive(min(_ATTEMPT, max(1.0, deadline - time.monotonic())))
                 if not said:
                     return
@@ -85,7 +84,6 @@ class SshShell:
                 left = left if booting else min(left, since + cause.lasting - now)
                 if (most is not None and tries >= most) or left <= 0 or self._closed.wait(min(pause, left)):
                     raise _repeated(explain(said, self._target), tries, time.monotonic() - began)
-                pause = min(pause * 2, _LONGEST_PAUSE)
         except BaseException:
             self._release()
             raise
@@ -150,16 +148,6 @@ class SshShell:
             raise _as_os_error(exc) from exc
         except (ConnectionRefusedError, FileNotFoundError) as exc:
             raise ConnectionResetError(f"the connection to {self.name} was lost at once.") from exc
-
-    def forward(self, host: str, port: int) -> tuple[str, int]:
-        connection = self._connected()
-        with self._lock:
-            if (host, port) not in self._ports:
-                with socket.create_server(("127.0.0.1", 0)) as free:
-                    local = free.getsockname()[1]
-                connection.listen(f"127.0.0.1:{local}", host, port)
-                self._ports[host, port] = local
-            return "127.0.0.1", self._ports[host, port]
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """A local command for `argv` there: over our connection while it lives, over one of its own after that."""
@@ -246,7 +234,6 @@ class SshShell:
                 self._dialled = None
                 if not said and not self._closed.is_set():
                     self._connection = dialled
-                    self._forward_again(dialled)
                     return ""
         finally:
             if self._connection is not dialled:
@@ -257,13 +244,6 @@ class SshShell:
             self._fast = False  # one side is old: let them agree on their own
             return self._dial(limit)
         return said
-
-    def _forward_again(self, connection: Connection) -> None:
-        for (host, port), local in self._ports.items():
-            try:
-                connection.listen(f"127.0.0.1:{local}", host, port)
-            except HostUnreachable as exc:
-                log.warning("port %d of this computer no longer leads to %s: %s", local, self.name, exc)
 
     def _run(self, argv: Sequence[str], data: bytes | IO[bytes], timeout: float | None) -> Finished:
         connection = self._connected()

@@ -6,21 +6,189 @@ Told what happened (`apply`), asked by the server: nothing here reads files, clo
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from skyward import events
-from skyward.events import Event
-from skyward.history.lines import Skipped
-from skyward.view.page.calls import PageCalls, died
-from skyward.view.page.curves import Curve
-from skyward.view.page.output import OutputLines
-from skyward.view.page.reports import Reports
-from skyward.view.page.timeline import PageCall, Timeline
+from skyward.events import CallEnded, Event
+from skyward.history.lines import Skipped, summary
+from skyward.view.page.timeline import FAILED, PageCall, Timeline
+from skyward.view.terminal import clean
 
-__all__ = ["PageModel"]
+__all__ = ["PageModel", "Reports", "died", "thinned"]
+
+
+@dataclass(slots=True)
+class Broadcast:
+    """The ranks of a broadcast, as far as they have begun."""
+
+    id: str
+    calls: list[PageCall]
+
+    def told(self) -> dict[str, Any]:
+        """What the page shows of it."""
+        ended = [call.ended for call in self.calls]
+        return {
+            "id": self.id,
+            "name": self.calls[0].name,
+            "ranks": len(self.calls),
+            "running": sum(call.outcome == "running" for call in self.calls),
+            "failed": sum(call.outcome in FAILED for call in self.calls),
+            "nodes": [min(call.node for call in self.calls), max(call.node for call in self.calls)],
+            "began": min(call.began for call in self.calls),
+            "ended": None if None in ended else max(end or 0.0 for end in ended),
+        }
+
+
+class PageCalls:
+    """Every attempt of every call, in the order in which they began to be known."""
+
+    def __init__(self) -> None:
+        self.all: list[PageCall] = []
+        self.broadcasts: dict[str, Broadcast] = {}
+        self._by_id: dict[str, PageCall] = {}
+
+    def add(self, call: PageCall) -> None:
+        """One more attempt of a call."""
+        call.before = self._by_id.get(call.id)
+        self.all.append(call)
+        self._by_id[call.id] = call
+        if call.group:
+            self.broadcasts.setdefault(call.group, Broadcast(call.group, [])).calls.append(call)
+
+    def get(self, id: str) -> PageCall | None:
+        """The last attempt of a call."""
+        return self._by_id.get(id)
+
+    def search(
+        self, text: str = "", node: int | None = None, outcome: str = "", before: int | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
+        """Calls, the newest first: those whose name, arguments or error have `text`; from number `before` down.
+
+        A broadcast is one row, that of its last rank, where nothing else is asked for.
+        """
+        found, wanted = list[dict[str, Any]](), text.lower()
+        whole = not (wanted or outcome or node is not None)
+        last = len(self.all) if before is None else max(0, min(before, len(self.all)))
+        for index in range(last - 1, -1, -1):
+            call = self.all[index]
+            if whole and call.group and self.broadcasts[call.group].calls[-1] is not call:
+                continue
+            if node is not None and call.node != node:
+                continue
+            if outcome and not (call.outcome == outcome or (outcome == "failed" and call.outcome in FAILED)):
+                continue
+            if wanted and not _has(call, wanted):
+                continue
+            row = shown(call)
+            if whole and call.group:
+                row["broadcast"] = self.broadcasts[call.group].told()
+            found.append(row)
+            if len(found) >= limit:
+                break
+        return found
+
+    def details(self, id: str) -> dict[str, Any] | None:
+        """What is known of one call, but for its output."""
+        call = self._by_id.get(id)
+        if call is None:
+            return None
+        earlier, attempts = call.before, list[dict[str, Any]]()
+        while earlier is not None and len(attempts) < 20:
+            attempts.append(shown(earlier))
+            earlier = earlier.before
+        group = self.broadcasts.get(call.group)
+        ranks = [shown(each) for each in group.calls[:200]] if group is not None else []
+        return {**shown(call), "error": call.error, "earlier": attempts, "ranks": ranks}
+
+
+def shown(call: PageCall) -> dict[str, Any]:
+    """A call as a row of a list."""
+    return {
+        "number": call.number,
+        "id": call.id,
+        "name": call.name[:200],
+        "arguments": call.arguments[:1000],
+        "node": call.node,
+        "rank": call.rank,
+        "began": call.began,
+        "seconds": call.seconds,
+        "waited": round(call.waited, 4),
+        "outcome": call.outcome,
+        "attempt": call.attempt,
+        "items": call.items,
+        "progress": call.progress,
+        "why": summary(call.outcome, call.error)[:300],
+    }
+
+
+def _has(call: PageCall, wanted: str) -> bool:
+    return (
+        wanted in call.name.lower()
+        or wanted in call.arguments.lower()
+        or wanted in f"{call.name}({call.arguments})".lower()
+        or (bool(call.error) and wanted in call.error.lower())
+        or wanted == call.id
+    )
+
+
+def died(event: CallEnded) -> str:
+    """What is said of a process that died while it ran a call."""
+    why = summary("crashed", event.error).removeprefix("TaskCrashed: ").partition(". ")[0]
+    return why or f"the process that ran {event.name} died"
+
+
+SAMPLES = 20_000
+"""How many figures of a kind are kept."""
+
+Point = tuple[float, float]
+
+
+class Curve:
+    """Figures in their order, the newest of them kept."""
+
+    __slots__ = ("at", "values")
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+        self.values: list[float] = []
+
+    def add(self, at: float, value: float) -> None:
+        """One more figure; what is no number is left out."""
+        if not math.isfinite(value) or not math.isfinite(at):
+            return
+        self.at.append(at)
+        self.values.append(value)
+        if len(self.at) >= 2 * SAMPLES:
+            del self.at[:SAMPLES], self.values[:SAMPLES]
+
+    def points(self, most: int, since: float = -math.inf) -> list[Point]:
+        """The curve from `since` on, with at most so many points."""
+        first = 0 if since == -math.inf else bisect_left(self.at, since)
+        return thinned(list(zip(self.at[first:], self.values[first:], strict=True)), most)
+
+
+def thinned(found: Sequence[Point], most: int) -> list[Point]:
+    """At most so many points: of each stretch the one that differs most from the one before."""
+    most = max(3, most)
+    if len(found) <= most:
+        return [_short(point) for point in found]
+    size, chosen = len(found) / (most - 2), [found[0]]
+    for index in range(most - 2):
+        stretch = found[int(index * size) : max(int((index + 1) * size), int(index * size) + 1)]
+        chosen.append(max(stretch, key=lambda point: abs(point[1] - chosen[-1][1])))
+    return [_short(point) for point in [*chosen, found[-1]]]
+
+
+def _short(point: Point) -> Point:
+    """A point with as many digits as can be seen."""
+    at, value = point
+    return round(at, 2), float(f"{value:.5g}")
+
 
 _MOMENTS = 5_000
 _BLOCKS = 12_000  # in one answer
@@ -28,6 +196,7 @@ _BROADCASTS = 300
 _NARROWEST = 3  # pixels that a block has at least
 _SPARK = 60  # points of a curve of a node
 _HOUR = 3600.0
+_SAMPLED = 1.0  # seconds between two samples of a node
 _WINDOW = 10  # seconds over which the rate of calls is taken
 
 
@@ -260,7 +429,8 @@ class PageModel:
     def _on_NodeSample(self, event: events.NodeSample) -> None:
         node = self._node(event.node)
         node.cpu.add(event.time, event.cpu)
-        node.memory.add(event.time, event.memory)
+        if event.memory:  # when a pool closes, its processes may be gone before the last sample
+            node.memory.add(event.time, event.memory)
         for gpu in event.gpus:
             known = node.gpus.get(gpu.index) or node.gpus.setdefault(gpu.index, _Gpu(gpu.name))
             known.total = gpu.memory_total
@@ -304,6 +474,8 @@ class PageModel:
 
     def _finish(self, call: PageCall, now: float, seconds: float, outcome: str, error: str) -> None:
         """A call has ended; how long it ran is not told of one that was lost or cancelled."""
+        if outcome == "lost" and (heard := self._node(call.node).cpu.at):  # not as long as it took to notice
+            now = min(now, heard[-1] + _SAMPLED)
         ended = max(call.began, min(now, call.began + seconds) if seconds else now)
         call.ended, call.seconds = ended, seconds or ended - call.began
         call.outcome, call.error = outcome, error
@@ -383,3 +555,104 @@ def _figures(node: _Node, since: float) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+_LINES = 200_000
+_LONGEST = 4_000
+_OF_A_CALL = 500
+_CHARACTERS = 200_000  # in one answer
+
+
+class _Line(NamedTuple):
+    number: int
+    time: float
+    node: int
+    stream: str
+    text: str
+    call: str | None
+
+
+class OutputLines:
+    """Lines in their order; the oldest go when there are too many."""
+
+    def __init__(self) -> None:
+        self._lines: deque[_Line] = deque(maxlen=_LINES)
+        self._written = 0
+
+    def add(self, time: float, node: int, stream: str, text: str, call: str | None) -> None:
+        """One more line."""
+        self._lines.append(_Line(self._written, time, node, stream, text, call))
+        self._written += 1
+
+    def of_call(self, call: str) -> list[dict[str, Any]]:
+        """The last lines of a call, in their order."""
+        return self.search(call=call, limit=_OF_A_CALL)[::-1]
+
+    def search(
+        self, text: str = "", node: int | None = None, call: str = "", before: int | None = None, limit: int = 200
+    ) -> list[dict[str, Any]]:
+        """Lines that have `text`, the newest first; from number `before` down."""
+        wanted, found, room = text.lower(), list[dict[str, Any]](), _CHARACTERS
+        newer = 0 if before is None else max(0, self._written - before)
+        for line in islice(reversed(self._lines), newer, None):
+            if (node is not None and line.node != node) or (call and line.call != call):
+                continue
+            if wanted and wanted not in line.text.lower():
+                continue
+            found.append(_shown(line))
+            room -= len(line.text)
+            if len(found) >= limit or room <= 0:
+                break
+        return found
+
+
+def _shown(line: _Line) -> dict[str, Any]:
+    text = line.text if len(line.text) <= _LONGEST else f"{line.text[:_LONGEST]} ... ({len(line.text):,} characters)"
+    shown = {"number": line.number, "time": line.time, "node": line.node, "stream": line.stream}
+    return {**shown, "text": clean(text, colours=False), "call": line.call}
+
+
+_CURVES = 400
+_POINTS = 12_000  # in one answer
+_OF_A_CURVE = 300
+
+Key = tuple[str, int, int | None, str | None]
+
+
+class Reports:
+    """Curves by name, node, rank and call; the calls that reported first go when there are too many."""
+
+    def __init__(self) -> None:
+        self._curves: dict[Key, Curve] = {}
+        self._shares: dict[Key, Curve] = {}
+        self._seen: dict[str, set[int]] = {}  # what has reported under each name, also what went
+
+    def add(self, event: events.Progress, began: float) -> None:
+        """A body has said how far it is; the pool was opened at `began`."""
+        where = (event.node, event.rank, event.call)
+        for name, value in event.metrics.items():
+            self._append(self._curves, (name[:200], *where), event.step, value)
+        if event.total and math.isfinite(event.total):
+            self._append(self._shares, ("progress", *where), event.time - began, 100.0 * event.step / event.total)
+
+    def curves(self) -> list[dict[str, Any]]:
+        """Those that are kept, with as many points as there is room for, by step or time; `of`: how many there were."""
+        found = [("time", key, curve) for key, curve in self._shares.items()]
+        found += [("step", key, curve) for key, curve in sorted(self._curves.items(), key=lambda item: item[0][:2])]
+        most = min(_OF_A_CURVE, max(20, _POINTS // max(1, len(found))))
+        return [
+            {"by": by, "name": name, "node": node, "rank": rank, "call": call, "points": curve.points(most)}
+            | {"of": len(self._seen.get(f"{by} {name}", ()))}
+            for by, (name, node, rank, call), curve in found
+        ]
+
+    def _append(self, curves: dict[Key, Curve], key: Key, at: float, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        by = "time" if curves is self._shares else "step"
+        self._seen.setdefault(f"{by} {key[0]}", set()).add(hash(key))
+        (curves.get(key) or curves.setdefault(key, Curve())).add(at, value)
+        while len(curves) > _CURVES:
+            del curves[next(iter(curves))]
+        while len(self._seen) > 2 * _CURVES:  # a body may report under any number of names
+            del self._seen[next(iter(self._seen))]

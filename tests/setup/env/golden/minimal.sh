@@ -5,7 +5,7 @@ apt=''
 tools=''
 strict='--no-deps --require-hashes --only-binary :all:'
 uv_version=0.0.0
-uv_oldest=0.13
+uv_oldest=0.12
 misleading='VIRTUAL_ENV CONDA_PREFIX PYTHONHOME PYTHONPATH UV_NO_SOURCES UV_PROJECT UV_WORKING_DIR UV_WORKING_DIRECTORY'
 # Makes the environment of an image on a host.
 # Run as: sh setup.sh STAGE TOKEN POOL KEY NEED [hold]
@@ -352,7 +352,7 @@ get_uv() {
     find_uv || {
         # The hash of uv is among those of the packages.
         grep -E '^uv( @|==)' "$stage/requirements.txt" >"$stage/uv.txt"
-        tool python3 -m venv "$stage/venv" &&
+        tool "${SKYWARD_PYTHON:-python3}" -m venv "$stage/venv" &&
             tool "$stage/venv/bin/python" -m pip install --no-deps --only-binary :all: --require-hashes -r "$stage/uv.txt" &&
             mv -f "$stage/venv/bin/uv" "$kept" && find_uv ||
             failed_install uv "there is no uv $uv_oldest or newer here, and python3 with pip could not install it."
@@ -364,7 +364,7 @@ find_python() {
     begin "looking for Python $python_version"
     found=$(find_installed_python) || { [ -f python.tar.gz ] && unpack_python && found=$(find_installed_python); } || {
         tool "$uv" python install --no-bin "$python_version" && found=$(find_installed_python) ||
-            fail python "this host has no Python $python_version that works, and uv could not install it. Functions can only go to the same minor version: install it there (python$python_version on the PATH), or let the host reach the servers of uv (UV_PYTHON_INSTALL_MIRROR)."
+            fail python "this host has no Python $python_version that works$(others), and uv could not install it. Functions can only go to the same minor version: install it there (python$python_version on the PATH), or let the host reach the servers of uv (UV_PYTHON_INSTALL_MIRROR)."
     }
     end
 }
@@ -378,9 +378,18 @@ unpack_python() {
     done
 }
 
+# SKYWARD_PYTHON is set where a cluster's settings, or the client's own path, name one.
 find_installed_python() {
-    candidate=$("$uv" python find --no-project --no-python-downloads --system "cpython@$python_version" 2>>"$log") &&
-        "$candidate" -I -c 'import ctypes, ssl' >>"$log" 2>&1 && printf '%s' "$candidate"
+    for candidate in "${SKYWARD_PYTHON:-}" "$("$uv" python find --no-project --no-python-downloads --system "cpython@$python_version" 2>>"$log")"; do
+        "${candidate:-false}" -I -c 'import ctypes, ssl, sys; sys.exit((sys.implementation.name, "%d.%d" % sys.version_info[:2]) != ("cpython", sys.argv[1]))' "$python_version" >>"$log" 2>&1 && printf '%s' "$candidate" && return
+    done
+    return 1
+}
+
+# The versions that the host has, for people.
+others() {
+    set -- $("$uv" python list --only-installed --no-project 2>/dev/null | sed -n 's/^[a-z]*-\([0-9.]*\).*/\1/p' | sort -u)
+    [ $# -eq 0 ] || printf ' (it has %s)' "$(printf '%s, ' "$@" | sed 's/, $//')"
 }
 
 # Whether the process HOST-PID that made something is gone; on another host with the same directory, its pulse tells.

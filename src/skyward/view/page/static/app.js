@@ -33,10 +33,10 @@ function showSummary(summary) {
   $("groups").replaceChildren(...summary.groups.filter((g) => !g.over || summary.state === "open").slice(-3).map((g) => {
     const row = make("div", "", "group"), bar = make("progress");
     if (g.total !== null) { bar.max = g.total; bar.value = g.done + g.failed; }
-    const complete = g.total !== null && g.done + g.failed >= g.total, failed = g.failed ? `, ${number(g.failed)} failed` : "";
+    const complete = g.total !== null && g.done + g.failed >= g.total, failed = g.failed ? ` (${number(g.failed)} failed)` : "";
     const left = complete ? "done" : g.over ? "stopped" : g.left === null ? "" : `${duration(g.left)} left`;
     const of = g.total === null ? "done" : `of ${number(g.total)}`;
-    row.append(make("span", g.name), bar, make("span", [`${number(g.done)} ${of}${failed}`, `${g.rate < 10 ? g.rate.toFixed(1) : number(Math.round(g.rate))}/s`, left].filter(Boolean).join(" · ")));
+    row.append(make("span", g.name), bar, make("span", [`${number(g.done + g.failed)} ${of}${failed}`, `${g.rate < 10 ? g.rate.toFixed(1) : number(Math.round(g.rate))}/s`, left].filter(Boolean).join(" · ")));
     return row;
   }));
   if (first) fillNodes(summary.nodes);

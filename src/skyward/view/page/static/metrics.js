@@ -6,7 +6,8 @@ const metricsShown = { large: new Set(), all: new Set(), pointed: null };
 
 function labels(series) {
   const several = (of) => new Set(series.map(of)).size, parts = [];
-  if (several((s) => s.arguments) > 1) parts.push((s) => `(${s.arguments})`);
+  const brief = (text) => text.replace(/\d*\.\d{5,}(e[+-]?\d+)?/gi, (digits) => short(Number(digits)));
+  if (several((s) => s.arguments) > 1) parts.push((s) => `(${brief(s.arguments)})`);
   if (several((s) => s.arguments) < series.length) {
     if (several((s) => s.rank) > 1) parts.push((s) => `rank ${s.rank}`);
     else if (several((s) => s.node) > 1) parts.push((s) => `node ${s.node}`);
@@ -39,7 +40,7 @@ function metricCard([name, series]) {
     return path;
   });
   const title = make("h3"), now = make("b", "", "now"), lasts = series.map(lastOf);
-  const values = lasts.length === 1 ? `last ${short(lasts[0])}${unit}` : `${series.length} curves, last ${short(Math.min(...lasts))} to ${short(Math.max(...lasts))}${unit}`;
+  const values = lasts.length === 1 ? `last ${short(lasts[0])}${unit}` : `${number(series.length)}${series[0].of > series.length ? ` of ${number(series[0].of)}` : ""} curves, last ${short(Math.min(...lasts))} to ${short(Math.max(...lasts))}${unit}`;
   const large = metricsShown.large.has(id), grow = toggle(large ? "smaller" : "larger", metricsShown.large, id, { label: `Show ${name} ${large ? "smaller" : "larger"}` });
   title.append(make("span", by === "time" ? "progress of calls over time" : name), grow, now);
   if (large) card.classList.add("large");
@@ -79,8 +80,9 @@ function metricCard([name, series]) {
   svg.addEventListener("click", (event) => { const each = point(event); if (each.call) showCall(each.call); });
   plot.append(scale, svg);
   const legend = make("div", "", "keys"), all = metricsShown.all.has(id);
-  series.slice(0, all ? series.length : FEW).forEach((each, index) => {
-    const entry = make("button", named[index]);
+  const ranked = series.map((_, index) => index).sort((a, b) => lasts[a] - lasts[b]);
+  ranked.slice(0, all ? series.length : FEW).forEach((index) => {
+    const each = series[index], entry = make("button", named[index]);
     entry.prepend(drawing("svg", { viewBox: "0 0 8 8", class: "dot" }));
     entry.firstChild.append(drawing("circle", { cx: 4, cy: 4, r: 4, fill: COLOURS[index % COLOURS.length] }));
     entry.append(make("b", ` ${short(lasts[index])}${unit}`));

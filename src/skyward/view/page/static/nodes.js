@@ -46,7 +46,7 @@ function showNodes(nodes) {
     const known = card(node), failed = node.failed ? `, ${number(node.failed)} failed` : "";
     write(known.state, node.state);
     known.state.className = node.state;
-    write(known.counts, `${over() ? "" : `${node.running} running, `}${number(node.done)} done${failed}`);
+    write(known.counts, `${over() ? "" : `${node.running} running, `}${number(node.done)} ok${failed}`);
     if (!node.cpu) continue;
     if (node.cpu.length) figure(known, "CPU", node.cpu, (v) => `${Math.round(v)} %`, 100, "CPU of the node's processes, in per cent of one core");
     if (node.memory.length) figure(known, "memory", node.memory, bytes, 1, "memory of the node's processes");

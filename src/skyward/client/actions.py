@@ -1,0 +1,243 @@
+"""What the pure logic of the client says is to be done. `Engine._do` does what `Action` names.
+
+Nodes, StallWatch --> Core --> Engine         Lose and Stall end in Core
+Kept --> ClientCalls --> Core                 Unblock, MakeAgain, Unwanted and CallBack end in ClientCalls
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from skyward.transport.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skyward import events
+    from skyward.client.call import Call, CallFuture
+    from skyward.client.kept import KeptResult
+    from skyward.client.output import Chunk
+    from skyward.errors import Stalled
+    from skyward.node.receiver import Message
+    from skyward.transport.blobs import Blob
+
+__all__ = [
+    "Action",
+    "CallBack",
+    "Discard",
+    "Emit",
+    "Fail",
+    "Feed",
+    "Fetch",
+    "ForgetBlobs",
+    "Free",
+    "GetFailed",
+    "Got",
+    "Inquire",
+    "KeptAction",
+    "Load",
+    "Lose",
+    "MakeAgain",
+    "NodeAction",
+    "Post",
+    "Reconnect",
+    "RecordEnd",
+    "Release",
+    "Renounce",
+    "Settle",
+    "SharedLost",
+    "Stall",
+    "StallAction",
+    "Unblock",
+    "Unwanted",
+    "Upload",
+]
+
+
+class Post(Record):
+    """Send messages to a node, in one frame."""
+
+    node: int
+    messages: list[Message]
+    buffers: list[Any]
+
+
+class Emit(Record):
+    """Tell listeners of an event."""
+
+    event: events.Event | Chunk
+
+
+# calls
+
+
+class Load(Record):
+    """Have a node get the large arguments of a call."""
+
+    node: int
+    files: Mapping[str, Blob]
+
+
+class Feed(Record):
+    """Begin to send the streams among the arguments of a call."""
+
+    call: Call
+    node: int
+
+
+class Settle(Record):
+    """A call has ended: let go of what it held, and give the user its result."""
+
+    call: Call
+    metadata: dict[str, Any]
+    pieces: list[Any]
+
+
+class Fail(Record):
+    """A call has ended: let go of what it held, and give the user its error."""
+
+    call: Call
+    error: BaseException
+
+
+class RecordEnd(Record):
+    """Note the end of a call, for listeners that need no event of it."""
+
+    keep: events.KeepEnd
+    end: events.EndOfCall
+
+
+class Discard(Record):
+    """Remove the blobs of a result that nobody waits for."""
+
+    metadata: dict[str, Any]
+
+
+# results that stay on nodes
+
+
+class Fetch(Record):
+    """Have a node get a result from other nodes."""
+
+    node: int
+    blobs: Sequence[Blob]
+    sources: Sequence[int]
+
+
+class Upload(Record):
+    """Send a node a result that it cannot get from other nodes."""
+
+    node: int
+    files: Mapping[str, Blob]
+
+
+class Got(Record):
+    """Give the user a result that lies in files here; `remove` if they are only for this."""
+
+    future: CallFuture[Any]
+    blobs: Sequence[Blob]
+    remove: bool
+
+
+class GetFailed(Record):
+    """A result cannot be brought here."""
+
+    future: CallFuture[Any]
+    error: BaseException
+
+
+class Release(Record):
+    """A call that is not made again needs its large arguments no longer."""
+
+    uploads: list[str]
+
+
+class Free(Record):
+    """Nobody wants a result any more: remove it from nodes and from here."""
+
+    key: str
+    nodes: Sequence[int]
+    paths: Sequence[str]
+    names: Sequence[str]
+
+
+class Unblock(Record):
+    """What a call waited for is there, or will never be."""
+
+    call: Call
+
+
+class MakeAgain(Record):
+    """Start the call again that makes a lost result."""
+
+    call: Call
+
+
+class Unwanted(Record):
+    """Stop a call whose result nobody wants."""
+
+    call: Call
+
+
+class CallBack(Record):
+    """Take back the calls that wait on a node for a result that does not come there."""
+
+    node: int
+    result: KeptResult
+
+
+# nodes
+
+
+class Reconnect(Record):
+    """Try to connect to a node again."""
+
+    node: int
+
+
+class Renounce(Record):
+    """Forget what was said to a node: its session is over."""
+
+    node: int
+
+
+class Inquire(Record):
+    """Ask the provider whether the machines of silent nodes are still there."""
+
+
+class ForgetBlobs(Record):
+    """A node has lost the large buffers that it had."""
+
+    node: int
+
+
+class SharedLost(Record):
+    """A process, or a node if `rank` is None, is gone: what it held of shared objects is free."""
+
+    node: int
+    rank: int | None
+    reason: str
+
+
+class Lose(Record):
+    """A node is gone with the calls that it had."""
+
+    node: int
+    reason: str
+
+
+class Stall(Record):
+    """Stop a call whose ranks wait for each other."""
+
+    call: Call
+    error: Stalled
+
+
+_OfKept = Post | Emit | Discard | Fetch | Upload | Got | GetFailed | Release | Free
+_OfNodes = Post | Emit | Reconnect | Renounce | Inquire | ForgetBlobs
+
+Action = _OfKept | _OfNodes | Load | Feed | Settle | Fail | RecordEnd | SharedLost
+"""What the engine is to do."""
+KeptAction = _OfKept | Unblock | MakeAgain | Unwanted | CallBack
+NodeAction = _OfNodes | Lose
+StallAction = Post | Emit | Stall
