@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 import skyward as sky
 from skyward import events
+from skyward.client.files import Pull, Push
 from skyward.errors import InvalidArgument, TransferError
 from tests.support.listener import Listener
 
@@ -218,8 +219,6 @@ def test_half_a_file_is_never_seen_and_the_rest_follows(pool: sky.ComputePool, t
     """What was written before an attempt ended is not sent again."""
     source = tmp_path / "big"
     source.write_bytes(os.urandom(40 << 20))  # more than may be under way
-    from skyward.client.files import Push
-
     settled, real = 0, Push._settle
 
     def stopped(self: Push) -> None:
@@ -240,26 +239,28 @@ def test_half_a_file_is_never_seen_and_the_rest_follows(pool: sky.ComputePool, t
     assert [path.name for path in (there / "halves").iterdir()] == ["big"]
 
 
+@contextmanager
+def growing(copying: type[Push] | type[Pull], path: Path) -> Iterator[None]:
+    """Appends to a file as soon as the first piece of it has been copied, whatever else the machine does."""
+    real = copying._settle
+
+    def settle(self: Any, *args: Any) -> None:
+        real(self, *args)
+        with path.open("ab") as file:
+            file.write(b"more")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying, "_settle", settle)
+        yield
+
+
 def test_a_file_that_changes_while_it_is_pushed_is_said_and_not_put_in_place(
     pool: sky.ComputePool, there: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "log"
-    source.write_bytes(b"x" * (40 << 20))
-    ended = threading.Event()
-
-    def write() -> None:
-        with source.open("ab", buffering=0) as file:
-            while not ended.wait(0.001):
-                file.write(b"more")
-
-    writing = threading.Thread(target=write)
-    writing.start()
-    try:
-        with pytest.raises(TransferError, match="changed while it was read"):
-            pool.push(source, "growing")
-    finally:
-        ended.set()
-        writing.join()
+    source.write_bytes(b"x" * (40 << 20))  # more than may be under way
+    with growing(Push, source), pytest.raises(TransferError, match="changed while it was read"):
+        pool.push(source, "growing")
     assert not (there / "growing").exists()
     pool.push(source, "growing")
     assert (there / "growing").stat().st_size == source.stat().st_size
@@ -268,19 +269,15 @@ def test_a_file_that_changes_while_it_is_pushed_is_said_and_not_put_in_place(
 def test_a_file_that_grows_while_it_is_pulled_comes_as_it_was_listed_and_is_said(
     pool: sky.ComputePool, there: Path, tmp_path: Path
 ) -> None:
-    (there / "growing.log").write_bytes(b"y" * (20 << 20))
-    listener = Listener(pool)
-    writing = grow("growing.log") > pool
-    while (there / "growing.log").stat().st_size == 20 << 20:
-        time.sleep(0.01)
-    pool.pull("growing.log", tmp_path / "log", node=0)
-    (there / "growing.log.stop").touch()
-    writing.result(60)
-    assert 20 << 20 < (tmp_path / "log").stat().st_size <= (there / "growing.log").stat().st_size
+    source, listener = there / "growing.log", Listener(pool)
+    source.write_bytes(b"y" * (20 << 20))  # more than may be under way
+    with growing(Pull, source):
+        pool.pull("growing.log", tmp_path / "log", node=0)
+    assert (tmp_path / "log").stat().st_size == 20 << 20
     pool._user.listeners.flush()
     assert "growing.log changed while it was read" in listener.notices()
     assert pool.pull("growing.log", tmp_path / "log", node=0).files == 1
-    assert (tmp_path / "log").read_bytes() == (there / "growing.log").read_bytes()
+    assert (tmp_path / "log").read_bytes() == source.read_bytes()
 
 
 def test_files_are_copied_while_all_slots_are_busy(pool: sky.ComputePool, there: Path, tmp_path: Path) -> None:
