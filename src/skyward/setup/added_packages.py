@@ -1,7 +1,7 @@
-"""Packages that calls turn out to need while their pool is open: an environment beside the one that nodes run in.
+"""Packages added while a pool is open: a second environment beside the one that nodes run in.
 
-The environment that nodes run in stays as it is, since other pools use it too. The added one has the same packages in
-the same versions, and more. Calls append its path, and find there what they miss.
+The first environment is shared with other pools, so it stays unchanged. The added one repeats its packages in the same
+versions; calls append its path to `sys.path`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ __all__ = ["AddedPackages"]
 
 
 class AddedPackages:
-    """The packages that were added to one pool, and where its nodes have them."""
-
     def __init__(self, context: PoolContext) -> None:
         self._context = context
         self._lock = threading.Lock()
@@ -37,10 +35,7 @@ class AddedPackages:
         self._paths: tuple[str, ...] = ()
 
     def add(self, pip: Sequence[str], hosts: Collection[Host]) -> tuple[str, ...]:
-        """Makes the environments; returns their paths, of which each node has one.
-
-        Nothing is done for packages that the nodes have, or that were added before.
-        """
+        """Returns one path per node. Does nothing for packages that the nodes already have."""
         with self._lock:
             if self._context.local:
                 return self._add_local(pip)
@@ -58,7 +53,6 @@ class AddedPackages:
             return self._paths
 
     def renew(self, host: Host) -> None:
-        """Makes the environment on a machine that was set up after packages had been added."""
         with self._lock:
             if self._packages is not None:
                 self._paths = tuple(dict.fromkeys([*self._paths, self._make(host)]))

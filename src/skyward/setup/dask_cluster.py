@@ -1,4 +1,4 @@
-"""dask on the nodes of a pool: has the keepers start it when it is first asked for, and connects to it."""
+"""dask on the nodes of a pool: started by the keepers on first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STARTING = 60.0
 
 
 class DaskCluster:
-    """A scheduler on node 0 and a worker on every node, with an authority of their own: tasks can read their keys."""
+    """A scheduler on node 0 and a worker per node, with their own certificate authority: tasks can read its keys."""
 
     def __init__(
         self, pool: str, ttl: float, hosts: Mapping[int, Host], addresses: Sequence[Address], blocked: str | None
@@ -55,13 +55,12 @@ class DaskCluster:
         return connect(scheduler, authority.issue(CLIENT), self._hosts[0].keeper.shell.reach)
 
     def rejoin(self, node: int) -> None:
-        """Starts the worker of a node that was set up again; without a scheduler, the next `connect` does so."""
+        """Starts the worker of a node that was set up again."""
         scheduler = self._hosts[0].keeper.scheduler
         if self._authority is not None and scheduler is not None:
             self._start_worker(node, scheduler, self._authority)
 
     def _scheduler(self, authority: Authority) -> str:
-        """The scheduler's address, as node 0 sees it."""
         keeper = self._hosts[0].keeper
         if keeper.scheduler is not None:
             return keeper.scheduler

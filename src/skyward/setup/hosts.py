@@ -1,4 +1,4 @@
-"""Sets machines up as hosts: reached, with an environment, the user's files, and a running keeper."""
+"""Sets up machines as hosts: connection, environment, the user's files, and a running keeper."""
 
 from __future__ import annotations
 
@@ -47,32 +47,24 @@ _UNREACHABLE = (SkywardError, OSError, subprocess.TimeoutExpired)
 
 @dataclass(frozen=True)
 class Host:
-    """A machine with a keeper, and what user code gets there."""
-
     keeper: KeeperClient
     nodes: tuple[int, ...]
     env: dict[str, str]
     paths: tuple[str, ...]
     cwd: str
-    """The working directory: where bodies start."""
+    """Working directory of bodies."""
     machine: Machine | None = None
-    """None for this computer."""
 
 
 @dataclass(frozen=True)
 class _Running:
-    """A keeper on another machine, and the command that stops it there."""
-
     key: str
     keeper: KeeperClient
     stop: Sequence[str]
 
 
 class HostSetup:
-    """Sets machines up, and again when one comes back; how they are left is on `steps`.
-
-    Each host has an order with the watchdog, which is dropped when nothing of ours is left there.
-    """
+    """Sets up machines. Cleanup goes on `steps`; the watchdog has an order per host until the host is clean."""
 
     def __init__(
         self,
@@ -94,10 +86,7 @@ class HostSetup:
         self._aborted = False
 
     def set_up(self, machines: Sequence[Machine], patience: float) -> list[Host | SkywardError]:
-        """All machines at once, or why one cannot be used; that is shown at once, while the others go on.
-
-        Raises if fewer than `min_nodes` of the pool are left.
-        """
+        """All machines in parallel: a host, or why one cannot be used. Raises if fewer than `min_nodes` remain."""
         if self._context.local:
             return [self._set_up_local(len(machines), time.monotonic() + patience)]
         from skyward.setup.env.remote import Packages
@@ -116,9 +105,9 @@ class HostSetup:
         return hosts
 
     def set_up_one(self, node: int, machine: Machine, patience: float, login: float | None = None) -> Host:
-        """Another machine, for one node: it lets us in within `ssh_timeout`, and is set up `patience` seconds later.
+        """Sets up one machine for a node: login within `ssh_timeout`, setup within `patience` seconds after that.
 
-        With `login` it has so many seconds to let us in, and nothing is said if it does not: it is tried again.
+        With `login`, it has that many seconds to let us in, and a failure is not reported because the caller retries.
         """
 
         shell, key = shell_of(machine), f"{node}-{time.monotonic()}"
@@ -185,7 +174,7 @@ class HostSetup:
         return Host(keeper, (node,), env, self._paths(made.directory), _work(made.directory))
 
     def _keep(self, machine: Machine, shell: Shell, node: int, settled: Callable[[], None], made: Environment) -> None:
-        """Has the environment kept for the next pool, before anything of the user's is on the machine."""
+        """Lets the provider keep the environment for the next pool, before any user data is on the machine."""
         if not self._context.image.warm or not made.fresh or node != 0:
             return
         settled()  # it changes files that are taken off the disk for a moment
@@ -215,20 +204,20 @@ class HostSetup:
         return Host(keeper, tuple(range(nodes)), made.env, self._paths(directory), _working_directory())
 
     def store(self) -> Store:
-        """The client's directory for large buffers; made late, because until a keeper runs nobody else removes it."""
+        """The client's blob directory; created late, because until a keeper runs nobody else removes it."""
         if self._store is None:
             self._store = Store()
             self._steps.callback(self._store.close)
         return self._store
 
     def stop(self, host: Host) -> None:
-        """Ends what a machine that was given up may still run of this pool."""
+        """Ends what an abandoned machine may still run of this pool."""
         from skyward.setup.env.remote import stop_script
 
         host.keeper.shell.run(stop_script(host.keeper.directory), timeout=_STOP_TIMEOUT)
 
     def release(self, host: Host) -> None:
-        """Disconnects from a machine that was replaced; what it runs ends with it."""
+        """Disconnects from a replaced machine; its processes end with it."""
         for running in [running for running in self._running if running.keeper is host.keeper]:
             self._running.remove(running)
             self._watchdog.drop(running.key)
@@ -236,7 +225,6 @@ class HostSetup:
             running.keeper.shell.close()
 
     def abort(self) -> None:
-        """Gives up machines that are still being set up."""
         self._aborted = True
         settled = {running.keeper.shell for running in self._running}
         for shell in [shell for shell in self._shells if shell not in settled]:
@@ -244,15 +232,14 @@ class HostSetup:
 
     @property
     def _disposable(self) -> bool:
-        """Whether machines end with the pool, so that what runs on them need not be ended, nor waited for."""
+        """Whether machines end with the pool, so that their processes need not be stopped."""
         return self._context.access.lease_file is not None
 
     def _end_keepers(self) -> None:
-        """Ends all keepers at once; those that cannot be reached are left to the watchdog, and to the lease."""
+        """Ends all keepers in parallel; unreachable ones are left to the watchdog and the lease."""
         each(self._end, self._running)
 
     def _end(self, running: _Running) -> None:
-        """Waits for a keeper to end by itself, and stops it if it does not."""
         keeper = running.keeper
         if self._context.hurried():
             keeper.end(0.0)
@@ -286,7 +273,6 @@ class HostSetup:
         return report
 
     def _tell_unlocked(self, records: Sequence[str]) -> None:
-        """Says that versions were chosen just now, and where the list of them is."""
         image = self._context.image
         if records and image.pip and image.lock is None:
             self._context.emit(
@@ -298,13 +284,13 @@ class HostSetup:
             )
 
     def _warn(self, what: str, text: str = "") -> None:
-        """Tells the user; what is wrong with all machines is told once."""
+        """Warns once per kind of problem, not once per machine."""
         if what not in self._warned:
             self._warned.add(what)
             self._context.warn(text or what)
 
     def _run_commands(self, shell: Shell, node: int, env: Mapping[str, str], deadline: float) -> None:
-        """Runs the shell lines of plugins, each plugin's in a shell of its own that stops at the first failure."""
+        """Runs the plugins' commands, one `set -e` shell per plugin."""
         for plugin, lines in self._commands.items():
             self._context.report(f"running the commands of {plugin}", node)
             exports = [f"export {name}={shlex.quote(env[name])}" for name in ("PATH", "VIRTUAL_ENV") if name in env]
@@ -315,7 +301,7 @@ class HostSetup:
                 raise PluginError(plugin, "bootstrap", f"a command ended with status {done.code}:\n{last}", node)
 
     def _pack_includes(self) -> None:
-        """Packs the user's files, once for all machines, before anything is started."""
+        """Packs the user's files once for all machines."""
         if self._context.image.includes:
             from skyward.transport.includes import pack
 
@@ -346,7 +332,6 @@ class HostSetup:
 
 
 def _run_quietly(shell: Shell, argv: Sequence[str]) -> bool:
-    """Runs a command; whether it could be run."""
     try:
         shell.run(argv, timeout=_STOP_TIMEOUT)
     except _UNREACHABLE:
@@ -380,12 +365,12 @@ def _enough_or_error(parts: Sequence[Future[Host]], context: PoolContext) -> lis
 
 
 def _work(directory: str) -> str:
-    """Where bodies start on another machine, and where included files lie there; the keeper makes it."""
+    """Working directory of bodies on a remote machine, which holds the included files; the keeper creates it."""
     return f"{directory}/work"
 
 
 def _working_directory() -> str:
-    """Where this program works, and so its functions on this computer; the root if that has been removed."""
+    """The current directory, or the root if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -393,7 +378,6 @@ def _working_directory() -> str:
 
 
 def shell_of(machine: Machine) -> Shell:
-    """The shell of another machine."""
     if machine.joined is not None:
         from skyward.setup.joined.arrivals import shell_for
 
@@ -405,7 +389,6 @@ def shell_of(machine: Machine) -> Shell:
 
 
 def tell_of_strangers(machines: Sequence[Machine], warn: Callable[[str], None]) -> None:
-    """Has the user told of whoever wants to join and is not let in."""
     for pool in {machine.joined.pool for machine in machines if machine.joined is not None}:
         from skyward.setup.joined.arrivals import find_arrivals
 
@@ -431,7 +414,6 @@ _REASONS = {
 
 
 def not_copied(name: str, dest: str, done: Finished) -> BootstrapError:
-    """Why a file did not arrive."""
     why = next((words for sign, words in _REASONS.items() if sign in done.err), "")
     return BootstrapError(f"copying to {name}:{dest}", f"{why}\n{done.err}".strip(), None, done.code)
 
@@ -444,10 +426,8 @@ _FAILURES = (SkywardError, OSError, subprocess.TimeoutExpired)
 def during_setup(
     shell: Shell, target: SshTarget | None, access: Access, warn: Callable[[str], None]
 ) -> Generator[Callable[[], None]]:
-    """Renews the machine's lease and runs the provider's setup step while the block runs; waits for that step.
-
-    The block gets a function that waits for the step, too. `warn` is told if it fails. After the block the machine's
-    keeper renews the lease.
+    """Renews the machine's lease and runs the provider's setup step during the block. Yields a function that waits for
+    that step; `warn` gets its failure. Afterwards the keeper renews the lease.
     """
     ended = threading.Event()
     renewing = threading.Thread(target=_renew, args=(shell, access, ended), name="skyward-lease", daemon=True)
@@ -462,7 +442,7 @@ def during_setup(
 
 
 def _renew(shell: Shell, access: Access, ended: threading.Event) -> None:
-    """Touches the file without which the machine shuts itself down; at once, as booting has used up time."""
+    """Touches the file without which the machine shuts down; at once, because booting has used up time."""
     while access.lease_file is not None:
         try:
             shell.run(["touch", access.lease_file], timeout=10)
@@ -484,19 +464,17 @@ def _settle(shell: Shell, target: SshTarget | None, access: Access, warn: Callab
 
 
 class Knows(Protocol):
-    """What a provider knows of machines that do not answer; `machines/replacement.py: Supply`."""
+    """What a provider knows of machines that do not answer; implemented by `machines/replacement.py: Supply`."""
 
     def unanswered(self, machines: Sequence[Machine]) -> list[str]:
-        """Why machines are gone; empty for those that are there."""
+        """The reason each machine is gone; empty for those that exist."""
         ...
 
-    def who_is_let_in(self) -> str:
-        """Whom machines let in, for the message about one that does not answer."""
-        ...
+    def who_is_let_in(self) -> str: ...
 
 
 def prepared(shell: Shell, id: str, access: Access, warn: Callable[[str], None]) -> dict[str, str]:
-    """Variables for all processes on a machine, as the provider says, which prepares it now."""
+    """Runs the provider's setup step; returns variables for all processes on the machine."""
     if access.prepare is None:
         return {}
     try:
@@ -509,7 +487,7 @@ def prepared(shell: Shell, id: str, access: Access, warn: Callable[[str], None])
 
 
 class MachineWatch:
-    """Asks the provider whether machines that do not accept our login yet still exist: one question for all."""
+    """Asks the provider, in one request for all, whether machines that refuse our login still exist."""
 
     def __init__(self, provider: Knows | None) -> None:
         self._provider = provider
@@ -520,9 +498,8 @@ class MachineWatch:
 
     @contextmanager
     def watching(self, shell: Shell, machine: Machine, login: str = "") -> Generator[None]:
-        """Closes the shell if its machine is gone; the error of the block then says so.
-
-        `login` is added to what a user is told of a machine that refuses the login.
+        """Closes the shell if its machine is gone, and makes the block's error say so. `login` is added to the message
+        about a refused login.
         """
         with self._lock:
             if self._provider is not None and not self._waiting:

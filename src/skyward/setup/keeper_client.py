@@ -1,4 +1,4 @@
-"""The client's side of a machine's keeper: started over a shell, with orders and answers in JSON."""
+"""The client's side of a keeper: started over a shell, with orders and answers in JSON."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ _MOST_MESSAGES = 10_000
 
 
 class KeeperClient:
-    """A keeper on one machine, and what it has started."""
-
     def __init__(
         self,
         shell: Shell,
@@ -42,9 +40,9 @@ class KeeperClient:
     ) -> None:
         self.shell, self.directory = shell, directory
         self.ports: dict[int, tuple[str, int]] = {}
-        """Where the agents of nodes on other machines listen."""
+        """Addresses of agents on remote machines."""
         self.sockets: dict[int, str] = {}
-        """The socket files of the agents of nodes on this computer."""
+        """Socket files of agents on this computer."""
         self.scratch = directory
         self.scheduler: str | None = None
         self._errors = _errors_file()  # closed in end()
@@ -61,14 +59,11 @@ class KeeperClient:
 
     @property
     def pid(self) -> int:
-        """The keeper's process id, or that of the ssh program that leads to it."""
+        """The keeper's process id, or that of its ssh."""
         return self._process.pid
 
     def ended(self, ttl: float) -> str:
-        """Why the keeper has ended for good, as far as it is known here; empty while it may run.
-
-        `ttl` is the pool's, in seconds.
-        """
+        """Why the keeper has ended, as far as known here; empty while it may run. `ttl` is the pool's, in seconds."""
         if self._over:
             return f"the pool's ttl of {ttl:g} s is over"
         if self._lease or (code := self._process.poll()) is None:
@@ -77,7 +72,6 @@ class KeeperClient:
         return f"the pool's first process on {self.shell.name} {how}"
 
     def ask(self, message: Message, deadline: float) -> Any:
-        """Sends an order and returns the answer."""
         self.tell(message)
         self._answers.clear()
         while not self._answers:
@@ -85,13 +79,13 @@ class KeeperClient:
         return self._answers.pop()
 
     def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
-        """Starts agents, and waits until every one listens."""
+        """Starts agents and waits until all listen."""
         self.tell(ClientToKeeper.start(nodes, own_scratch))
         while len(self.ports) + len(self.sockets) < len(nodes):
             self._hear(deadline)
 
     def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
-        """Starts a dask scheduler; if it runs, `scheduler` is its address, otherwise this returns why it does not."""
+        """Sets `scheduler` to its address, or returns why it does not run."""
         while not self._messages.empty():
             self._messages.get()  # of an earlier scheduler, of agents
         try:
@@ -102,7 +96,7 @@ class KeeperClient:
             return "the connection broke after the pool was opened, and the keeper there takes no more orders"
 
     def end(self, seconds: float) -> bool:
-        """Waits for the keeper, which ends when its agents have ended; False if it did not end, or failed."""
+        """Waits for the keeper, which ends after its agents; False if it failed or is still running."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -120,12 +114,11 @@ class KeeperClient:
         return process.poll() == 0
 
     def after_fork(self) -> None:
-        """Closes a forked child's copy of the pipe: the keeper must see when the parent goes."""
+        """Closes a forked child's copy of the pipe: the keeper must see when the parent ends."""
         if self._process.stdin is not None:
             os.close(self._process.stdin.fileno())
 
     def tell(self, message: Message) -> None:
-        """Sends an order."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -135,7 +128,6 @@ class KeeperClient:
             raise self._failure() from None
 
     def _hear(self, deadline: float) -> None:
-        """Waits for the next message of the keeper."""
         try:
             message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -218,14 +210,13 @@ class KeeperClient:
 
 
 def _errors_file() -> IO[bytes]:
-    """Where a keeper's stderr goes: memory, since a full disk may be what it has to tell of."""
+    """A memory file for stderr: a full disk may be what the keeper reports."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("skyward-stderr"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def _parsed(line: bytes) -> Message:
-    """A line of a keeper as a message."""
     try:
         message: Any = json.loads(line)
     except (ValueError, RecursionError) as exc:

@@ -1,4 +1,4 @@
-"""Runs programs on this computer: the shell of a local machine."""
+"""The shell of a local machine: runs programs on this computer."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ _PATHS = frozenset(
 
 
 def inherited(environ: Mapping[str, str], directory: str | None = None) -> dict[str, str]:
-    """The part of an environment that nodes on this computer get: what programs need to run, and no secrets.
-
-    Paths that are relative to a directory (default: the current one) become absolute.
+    """The part of our environment that local nodes get: what programs need, without secrets. Relative paths are made
+    absolute against `directory` (default: the current one).
     """
     return {
         name: _absolute(value, directory) if name in _PATHS else value
@@ -62,7 +61,7 @@ def _absolute(paths: str, directory: str | None) -> str:
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process in a session of its own, which ends together with what it has started there."""
+    """A process in its own session; ending it ends everything in that session."""
 
     def kill(self) -> None:
         if self.poll() is None:
@@ -70,15 +69,13 @@ class Program(subprocess.Popen[bytes]):
 
 
 class LocalShell:
-    """This computer."""
-
     name = "this computer"
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Nothing to do: we are there."""
+        """Nothing to do."""
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        """Starts a program in a session of its own, so that Ctrl-C in the terminal is ours to handle, not its."""
+        """Starts a program in its own session, so that Ctrl-C in the terminal reaches only us."""
         return Program(
             argv,
             env=dict(env),
@@ -120,4 +117,4 @@ class LocalShell:
         return ""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to do."""

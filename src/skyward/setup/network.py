@@ -1,4 +1,4 @@
-"""By which addresses the machines of a pool reach each other: candidates in order of preference, and what was found."""
+"""Chooses the addresses by which a pool's machines reach each other."""
 
 from __future__ import annotations
 
@@ -25,27 +25,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Address:
-    """One address of a machine, and the interface that owns it."""
-
     interface: str
     ip: str
     netmask: str
 
     @property
     def network(self) -> str:
-        """The network that the address lies in."""
         return str(ipaddress.ip_interface(f"{self.ip}/{self.netmask}").network)
 
     @property
     def private(self) -> bool:
-        """Whether the address means something inside one network only."""
         return ipaddress.ip_address(self.ip).is_private
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A machine that cannot connect to another one."""
-
     source: int
     target: int
     reason: str
@@ -53,18 +47,17 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Layout:
-    """An address for every node, and the pairs between which nothing passes."""
+    """An address for every node, and the pairs that cannot connect."""
 
     addresses: tuple[Address, ...]
     blocked: tuple[Blocked, ...] = field(default=())
 
     @property
     def star(self) -> bool:
-        """Whether nodes can be relied on to reach the client only, not each other."""
+        """Whether nodes can rely on reaching only the client, not each other."""
         return bool(self.blocked)
 
     def explain(self, names: Sequence[str]) -> str:
-        """The blocked pairs, in words."""
         shown = [
             f"node {b.source} ({names[b.source]}) cannot connect to node {b.target} "
             f"({names[b.target]}, {self.addresses[b.target].ip}): {b.reason}"
@@ -75,10 +68,10 @@ class Layout:
 
 
 def candidates(machines: Sequence[Sequence[Address]]) -> list[tuple[Address, ...]]:
-    """Ways to give every machine one of its addresses: networks that all share first, then the ones ssh came in on.
+    """Ways to give every machine an address: shared networks first, then the addresses that ssh uses.
 
-    The first address of each machine is the one by which the client reached it. Among shared networks one that the
-    client does not use comes first: it was laid for the machines.
+    Each machine's first address is the one by which the client reached it. Among shared networks, one that the client
+    does not use comes first: it was built for the machines.
     """
     shared: list[tuple[Address, ...]] = []
     for address in machines[0]:
@@ -96,7 +89,6 @@ def candidates(machines: Sequence[Sequence[Address]]) -> list[tuple[Address, ...
 
 
 def blocked_pairs(answers: Mapping[int, Mapping[int, str]]) -> tuple[Blocked, ...]:
-    """The pairs that did not answer, from what each node found."""
     return tuple(
         Blocked(source, target, reason)
         for source, found in sorted(answers.items())
@@ -112,9 +104,8 @@ _PROBE_TIMEOUT = 3.0
 def find_layout(
     hosts: Sequence[Host], names: Sequence[str], network: str, deadline: float, alone: bool = True
 ) -> Layout:
-    """The addresses by which nodes reach each other, a listener left on each; every pair has been tried.
-
-    One host is reached by its loopback if it stays `alone`, else by the address that ssh uses.
+    """Chooses addresses, leaving a listener on each, and tests every pair. A single host uses loopback if it stays
+    `alone`.
     """
     if len(hosts) == 1 and alone:
         return Layout((_LOOPBACK,) * len(hosts[0].nodes))
@@ -140,7 +131,7 @@ def find_layout(
 
 
 def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> Address:
-    """The address of a host that replaces one with the address `old`: in the same network, if it has one there."""
+    """The address of a replacement host: in the same network as `old`, if possible."""
     if old == _LOOPBACK:
         return old
     found = _addresses(host, deadline)
@@ -152,7 +143,6 @@ def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> A
 def newcomer_blocked(
     host: Host, node: int, present: Mapping[int, tuple[str, int]], addresses: Sequence[Address], deadline: float
 ) -> Layout:
-    """Which of the nodes that are there a host cannot connect to that is about to join."""
     peers = {str(other): end for other, end in present.items()}
     answer: dict[str, str] = host.keeper.ask(ClientToKeeper.probe(peers, _PROBE_TIMEOUT), deadline)
     return Layout(tuple(addresses), blocked_pairs({node: {int(name): reason for name, reason in answer.items()}}))
@@ -163,7 +153,7 @@ def _addresses(host: Host, deadline: float) -> list[Address]:
 
 
 def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
-    """The pairs that cannot connect; all hosts try at the same time."""
+    """All hosts try in parallel."""
     nodes = range(len(hosts))
     listening: dict[str, tuple[str, int]] = {}
 

@@ -1,4 +1,4 @@
-"""What a node is told about itself and its pool, as values: nothing here talks to a machine."""
+"""Builds the settings of a node as plain values; nothing here talks to a machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _THREAD_VARIABLES = (
 def agent_settings(
     context: PoolContext, node: int, host: Host, info: InstanceInfo, about: Mapping[str, Any], gpus: PoolGpus
 ) -> dict[str, Any]:
-    """What an agent needs to start its runners; `about` is what it has said of its machine."""
+    """The settings an agent needs to start its runners; `about` is its greeting."""
     slots, ranks = context.worker.concurrency, info.local_world_size
     processes, threads = (slots * ranks, 1) if context.worker.process else (ranks, slots)
     counts = thread_counts(len(host.nodes) * processes, about["cpus"], host.env, context.local, os.environ)
@@ -80,7 +80,7 @@ def instance_info(
     ports: Sequence[int],
     ranks: Ranks,
 ) -> InstanceInfo:
-    """What user code on a node can ask about the pool, as the node's first process gets it."""
+    """The `InstanceInfo` of the node's first process."""
     requested, own = context.spec.accelerator, gpus.by_node[node]
     counts = tuple(count for count in ranks.counts if count)  # nodes that are missing come last
     return InstanceInfo(
@@ -113,10 +113,7 @@ def instance_info(
 def counted_ranks(
     context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> Ranks:
-    """The ranks of a pool: as many a node as was asked for, or with "gpu" one for each GPU of the node.
-
-    Nodes that are missing, which come last, have said nothing of themselves.
-    """
+    """Processes per node as requested, or with "gpu" one per GPU. Missing nodes come last and have no greeting."""
     asked, there = context.spec.processes, [1 if about else 0 for about in abouts]
     if asked != "gpu":
         return Ranks([asked * count for count in there])
@@ -136,7 +133,7 @@ def counted_ranks(
 def pool_gpus(
     context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], ranks: Ranks
 ) -> PoolGpus:
-    """How the GPUs that the nodes have found are dealt out among those that share a machine."""
+    """How nodes that share a machine divide its GPUs."""
     machines: list[GpuMachine] = []
     there = [node for node, count in enumerate(ranks.counts) if count]
     for host in (hosts[node] for node in there if hosts[node].nodes[0] == node):
@@ -155,7 +152,7 @@ def _machine_gpus(context: PoolContext, host: Host, about: Mapping[str, Any]) ->
 def _gpu_variables(
     context: PoolContext, node: int, host: Host, about: Mapping[str, Any], gpus: PoolGpus, ranks: int
 ) -> list[dict[str, str]]:
-    """What each process of a node finds in its environment if it does not have all GPUs of the machine to itself."""
+    """Each process's GPU variables, unless it has all GPUs of the machine."""
     own, sharers = gpus.by_node[node], _sharers(context, node, gpus)
     if sharers < 2 and list(own) == _machine_gpus(context, host, about) and (ranks == 1 or not own):
         return [{} for _ in range(ranks)]
@@ -164,14 +161,14 @@ def _gpu_variables(
 
 
 def _sharers(context: PoolContext, node: int, gpus: PoolGpus) -> int:
-    """How many processes of a node, and of others on its machine, use one GPU."""
+    """How many processes on the machine use the same GPU."""
     if not gpus.by_node[node]:
         return 0
     return gpus.sharers.get(node, 1) * (context.worker.concurrency if context.worker.process else 1)
 
 
 def shared_gpus(context: PoolContext, gpus: PoolGpus) -> str:
-    """What is said where processes share a GPU; empty where none do."""
+    """A warning if processes share a GPU; otherwise empty."""
     sharers = max((_sharers(context, node, gpus) for node in gpus.by_node), default=0)
     if sharers < 2:
         return ""
@@ -184,7 +181,6 @@ def shared_gpus(context: PoolContext, gpus: PoolGpus) -> str:
 
 
 def packed_hooks(context: PoolContext, hosts: Sequence[Host]) -> list[Any]:
-    """The plugins' hooks for runners, pickled; empty if there are none."""
     hooks = [(p.name, p.around_app, p.decorate) for p in context.plugins if p.around_app or p.decorate]
     if not hooks:
         return []
@@ -195,7 +191,7 @@ def packed_hooks(context: PoolContext, hosts: Sequence[Host]) -> list[Any]:
 def thread_counts(
     runners: int, cpus: int, env: Mapping[str, str], local: bool, client_env: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables by which runners that share a machine's cores do not each start a thread for every core."""
+    """Variables that keep runners on one machine from starting a thread per core each."""
     if runners == 1 and not local:
         return {}
     if any(name in env or (local and name in client_env) for name in _THREAD_VARIABLES):
@@ -206,7 +202,7 @@ def thread_counts(
 def refusal(
     requested: Accelerator | None, name: str, node: int, greeting: Mapping[str, Any]
 ) -> AcceleratorMismatch | None:
-    """The error for a node whose machine, `name`, has something else; None if it has what was asked for."""
+    """The error if a node's machine lacks the requested accelerators."""
     if requested is None:
         return None
     found = Found.of(greeting)
@@ -218,7 +214,7 @@ def refusal(
 
 
 def doubts(requested: Accelerator | None, greetings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is to be said of machines, by name: what could not be checked, and GPUs that do not answer."""
+    """Warnings about machines: what could not be checked, and GPUs that do not answer."""
     found = {name: Found.of(greeting) for name, greeting in greetings.items()}
     if requested is None:
         broken = {name: one.problem for name, one in found.items() if one.problem}

@@ -1,4 +1,4 @@
-"""Checks hosts, all at once: each by itself, then the network between them, as a pool would use it."""
+"""Checks hosts in parallel: each by itself, then the network between them, as a pool would use it."""
 
 from __future__ import annotations
 
@@ -49,21 +49,17 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a pool would need of the hosts."""
-
     python: tuple[int, int]
     indexes: tuple[str, ...] = ()
-    """Addresses of package indexes, without logins."""
+    """URLs of package indexes, without logins."""
     mesh: bool = False
-    """Whether hosts must reach each other, or a pool does not open."""
+    """Whether hosts must reach each other for a pool to open."""
     patience: float = 10.0
-    """Seconds for which one login is tried."""
+    """Seconds for one login attempt."""
 
 
 @dataclass
 class _Host:
-    """A host that is being checked, and what was found so far."""
-
     name: str
     session: Session
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -77,7 +73,7 @@ class _Host:
 
 
 def check(hosts: Mapping[str, SshTarget], wanted: Wanted) -> list[Finding]:
-    """What would go wrong on these hosts, and between them; by host in the order given, then what concerns all."""
+    """Findings per host in the order given, then those that concern all hosts."""
     checked = [_Host(name, Session(target)) for name, target in hosts.items()]
     try:
         each(lambda host: _look(host, wanted), checked)
@@ -91,7 +87,6 @@ def check(hosts: Mapping[str, SshTarget], wanted: Wanted) -> list[Finding]:
 
 
 def _look(host: _Host, wanted: Wanted) -> None:
-    """One host by itself."""
     try:
         took = host.session.connect(wanted.patience)
     except BootstrapError as exc:
@@ -113,7 +108,6 @@ def _look(host: _Host, wanted: Wanted) -> None:
 
 
 def _try_network(hosts: Sequence[_Host], named: int, wanted: Wanted) -> None:
-    """The way to each host's ports through ssh, and from each host to the others."""
     able = [host for host in hosts if host.facts is not None and host.facts.python]
     for host in hosts:
         if host not in able:
@@ -138,7 +132,7 @@ def _try_network(hosts: Sequence[_Host], named: int, wanted: Wanted) -> None:
 
 
 def _different(hosts: Sequence[_Host]) -> list[_Host]:
-    """The hosts without those that are another one by a second name: the same boot, the same address."""
+    """The hosts without aliases: two names with the same boot id and address are one host."""
     first: dict[tuple[str, str], _Host] = {}
     for host in hosts:
         other = first.setdefault((host.addresses[0].ip, host.facts.boot if host.facts else ""), host)
@@ -149,7 +143,6 @@ def _different(hosts: Sequence[_Host]) -> list[_Host]:
 
 
 def _listen(host: _Host, token: str) -> None:
-    """Has the host listen on its addresses, and connects to it through ssh, as a pool does."""
     try:
         host.session.start_program()
         found = host.session.order(_ANSWERING)
@@ -182,7 +175,6 @@ def _through_ssh(host: _Host, port: int) -> Finding:
 
 
 def _probe(source: _Host, hosts: Sequence[_Host], chosen: Sequence[Address]) -> dict[int, tuple[str, float | None]]:
-    """Which of the others a host can connect to, and how soon they answer."""
     ends = {node: (chosen[node].ip, host.ports.get(chosen[node].ip)) for node, host in enumerate(hosts)}
     peers = {str(node): end for node, end in ends.items() if end[1] and hosts[node] is not source}
     silent: dict[int, tuple[str, float | None]] = {
@@ -199,8 +191,6 @@ def _probe(source: _Host, hosts: Sequence[_Host], chosen: Sequence[Address]) -> 
 def _tell(
     hosts: Sequence[_Host], layout: Layout, answers: Sequence[dict[int, tuple[str, float | None]]], mesh: bool
 ) -> None:
-    """The findings of every host; one transfer from each to the next shows how fast the network is."""
-
     def rate(node: int) -> float | None:
         other = (node + 1) % len(hosts)
         end = layout.addresses[other].ip, hosts[other].ports.get(layout.addresses[other].ip)
@@ -224,7 +214,6 @@ def _tell(
 
 
 def _addresses(given: object) -> list[Address]:
-    """What a host says of its addresses, as far as it is what we asked for."""
     found: list[Address] = []
     for entry in cast("list[Any]", given)[:_MOST_ADDRESSES] if isinstance(given, list) else ():
         try:
@@ -268,7 +257,7 @@ _ENDING = 2.0
 
 
 class Session:
-    """The check of one host; every wait has a deadline, and every answer a limit."""
+    """The check of one host. Every wait has a deadline and every answer a size limit."""
 
     def __init__(self, target: SshTarget) -> None:
         self.shell = SshShell(target)
@@ -278,7 +267,7 @@ class Session:
         self._left, self._heard = b"", 0
 
     def connect(self, patience: float) -> float:
-        """Logs in, with one try of so many seconds; returns how long it took."""
+        """Makes one login attempt; returns its duration in seconds."""
         began = time.monotonic()
 
         def no_more(why: str) -> None:
@@ -288,7 +277,6 @@ class Session:
         return time.monotonic() - began
 
     def facts(self, indexes: Sequence[str], python: tuple[int, int], patience: float) -> Facts:
-        """What the host is, has and lacks."""
         from importlib import metadata
 
         version = f"{python[0]}.{python[1]}"
@@ -310,7 +298,7 @@ class Session:
         raise BootstrapError(_STEP, f"{self.name} did not answer as expected: its shell may print or do something else")
 
     def clock(self, patience: float) -> Clock | None:
-        """The host's time against ours, from the shortest of a few round trips."""
+        """The host's clock offset, from the shortest of a few round trips."""
         best: Clock | None = None
         for number in range(_TIMES):
             asked, began = time.time(), time.monotonic()
@@ -326,12 +314,12 @@ class Session:
         return best
 
     def start_program(self) -> None:
-        """Has the program for the network take over; `order` talks to it."""
+        """Starts the network probe; `order` talks to it."""
         text = Path(check_network.__file__).read_bytes()
         self._write(f"python {len(text)}\n".encode() + text)
 
     def order(self, patience: float, **message: Any) -> dict[str, Any]:
-        """What the program on the host answers to an order; an empty answer if it makes no sense."""
+        """Sends an order to the network probe; an invalid answer gives an empty dict."""
         self._write(json.dumps(message) + "\n")
         line = self._line(time.monotonic() + patience)
         try:
@@ -341,7 +329,6 @@ class Session:
         return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
 
     def close(self) -> None:
-        """Ends what runs there, and the connection."""
         process, self._process = self._process, None
         if process is not None:
             for pipe in (process.stdin, process.stdout):
@@ -358,7 +345,7 @@ class Session:
         self.shell.close()
 
     def _marked(self, deadline: float) -> Iterator[tuple[str, str]]:
-        """The lines that are meant for us, as their first word and the rest, until it ends."""
+        """Lines printed by our script, split into first word and rest."""
         while (line := self._line(deadline)) is not None:
             mark, _, said = line.decode("utf-8", "replace").partition(" ")
             if mark == f"@{self._token}":
@@ -366,7 +353,6 @@ class Session:
                 yield word, rest
 
     def _line(self, deadline: float) -> bytes | None:
-        """The next line; None if there is no more."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -402,7 +388,7 @@ class Session:
 
 
 def _time(text: str) -> tuple[float, bool] | None:
-    """Seconds since 1970 as `date +%s.%N` says them, and whether it knows parts of a second: not every date does."""
+    """Parses `date +%s.%N`; the second value says whether it has sub-second precision."""
     whole, _, part = text.strip().partition(".")
     if not (whole.isascii() and whole.isdigit() and len(whole) < 15):
         return None

@@ -1,4 +1,4 @@
-"""What the facts of hosts mean for a pool: findings that are right, worth knowing, or stop a pool. Pure functions."""
+"""What the facts of hosts mean for a pool. Pure functions."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ _PARTS = {"system": "system", "tool": "programs", "files": "limits", "processes"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: a problem stops a pool, a warning is worth knowing."""
-
     host: str
     """Empty for this computer."""
     what: str
@@ -55,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Clock:
-    """How far a host's clock is ahead of ours, in seconds, and how far that may be wrong: half a round trip."""
+    """Seconds by which a host's clock is ahead of ours, and the possible error: half a round trip."""
 
     offset: float
     uncertain: float
@@ -63,7 +61,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Reached:
-    """How a host reached another: why not ("" if it did), seconds for an answer, bytes a second if that was tried."""
+    """How a host reached another: error ("" if none), latency in seconds, bytes per second if measured."""
 
     name: str
     ip: str
@@ -73,13 +71,12 @@ class Reached:
 
 
 def cleaned(finding: Finding) -> Finding:
-    """The finding with nothing in it that a terminal would act on."""
+    """The finding without terminal control characters."""
     text, do = printable(finding.text, 1000), printable(finding.do, 1000)
     return replace(finding, host=printable(finding.host), text=text.rstrip("."), do=do.rstrip("."))
 
 
 def not_reached(host: str, error: BootstrapError) -> Finding:
-    """Why ssh does not get in, in the words that a pool would fail with."""
     words, *rest = error.detail.split("\n")
     hand = next((line for line in rest if line.startswith("To try by hand: ")), "")
     said = " ".join(line for line in rest if line != hand)
@@ -87,7 +84,6 @@ def not_reached(host: str, error: BootstrapError) -> Finding:
 
 
 def facts_of(host: str, facts: Facts, python: tuple[int, int]) -> Iterator[Finding]:
-    """What one host's own facts mean for a pool that runs on this version of Python."""
     told = {_PARTS.get(code, "disk") for code, _ in facts.problems}
     for code, text in facts.problems:
         yield Finding(host, _PARTS.get(code, "disk"), "problem", text)
@@ -117,7 +113,6 @@ def facts_of(host: str, facts: Facts, python: tuple[int, int]) -> Iterator[Findi
 
 
 def clock(host: str, found: Clock | None) -> Finding:
-    """Whether a host's clock agrees with this computer's."""
     if found is None:
         return Finding(host, "clock", "warning", "it does not say what time it is", "Look at `date` there")
     off, unsure = found.offset, found.uncertain
@@ -132,7 +127,6 @@ def clock(host: str, found: Clock | None) -> Finding:
 
 
 def network_of(host: str, own: str, peers: Sequence[Reached], required: bool) -> Iterator[Finding]:
-    """Which of the others a host can connect to, by the addresses that a pool would choose."""
     for peer in [peer for peer in peers if peer.why][:_SHOWN]:
         text = f"cannot connect to {peer.name} ({peer.ip}): {peer.why}"
         do = "Open the hosts' firewalls to each other"
@@ -147,7 +141,7 @@ def network_of(host: str, own: str, peers: Sequence[Reached], required: bool) ->
 
 
 def agreement(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether hosts are alike where groups of nodes need it: GPUs, drivers, platforms."""
+    """Whether hosts agree where process groups need it: GPUs, drivers, platforms."""
     if len(hosts) < 2:
         return
     all_of = f"all {len(hosts)} hosts"
@@ -289,8 +283,6 @@ _HIGHEST = 1 << 60
 
 @dataclass(frozen=True)
 class Python:
-    """A Python that works there."""
-
     version: str
     path: str
 
@@ -307,7 +299,7 @@ class Gpu:
 
 @dataclass
 class Facts:
-    """All that a host has said; what it did not say is empty or None. Sizes are in kilobytes."""
+    """What a host has reported; missing facts are empty or None. Sizes are in kilobytes."""
 
     system: str = ""
     libc: str = ""
@@ -315,7 +307,7 @@ class Facts:
     platform: str | None = None
     user: str = ""
     boot: str = ""
-    """Another one after each boot, and on each machine."""
+    """The kernel's boot id."""
     cpus: int | None = None
     load: float | None = None
     memory: int | None = None
@@ -327,24 +319,23 @@ class Facts:
     files: str = ""
     uv: str = ""
     python: str = ""
-    """The Python that runs the test of the network; empty if there is none."""
+    """The Python that runs the network probe; empty if there is none."""
     pythons: list[Python] = field(default_factory=list[Python])
     pools: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Pools of Skyward that run there: user and name."""
+    """Skyward pools that run there: user and name."""
     gpus: list[Gpu] = field(default_factory=list[Gpu])
     gpu_failure: str = ""
     amd: bool = False
     ends_processes: bool = False
-    """Whether logind ends what a user has started when the connection is lost."""
+    """Whether logind ends a user's processes when the connection is lost."""
     indexes: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
-    """Package indexes, and why one cannot be reached: "" if it can, None if that could not be tried."""
+    """Package indexes, and why one cannot be reached: "" if it can, None if untested."""
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     complete: bool = False
-    """Whether the script came to its end."""
+    """Whether the script ran to its end."""
 
 
 def read(lines: Iterable[tuple[str, str]]) -> Facts:
-    """The facts, from the first word and the rest of each line."""
     facts = Facts()
     for word, rest in lines:
         _take(facts, word, rest)
@@ -352,7 +343,7 @@ def read(lines: Iterable[tuple[str, str]]) -> Facts:
 
 
 def printable(text: str, longest: int = _LONGEST) -> str:
-    """The text on one line, without control characters and what else a terminal would act on, and not too long."""
+    """The text on one line, without control characters, shortened to `longest`."""
     kept = "".join(c if c.isprintable() else " " for c in text[: 4 * longest])
     kept = " ".join(kept.split())
     return kept if len(kept) <= longest else kept[: longest - 4] + " ..."

@@ -1,8 +1,8 @@
-"""Has uv work out which files an image's packages are: each name from its own index, nothing built unless asked for.
+"""Resolves an image's packages to files with uv: each name from its own index, nothing built unless requested.
 
 pip entries ─► requirements ─► uv pip compile ─► pylock.toml ─► pins
-                    ▲                                 │ a name of an index that was not asked for is a stub at first;
-                    └── asked for from that index ◄───┘ if something needs it, it is asked for, and uv is run again
+                      ▲                                 │ a name from an index that was not requested is first a stub;
+                      └── requested from that index ◄───┘ if something depends on it, uv runs again with that index
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ _CLOSED = re.compile(r"you require ([a-z0-9-]+)<0\b")
 
 @dataclass(frozen=True)
 class Resolution:
-    """One run: for which image, in which private directory, and where a wheel that is built here is kept."""
-
     image: Image
     work: Path
     options: Sequence[str]
@@ -63,7 +61,7 @@ class Resolution:
     report: Callable[[str], None] = lambda _: None
 
     def pins(self, own: Path, *, here: bool = False) -> tuple[Pin, ...]:
-        """What is installed, with the wheel `own` of Skyward itself; `here` if it is installed on this computer."""
+        """The packages to install, with `own`, the wheel of Skyward itself; `here` if they are for this computer."""
         (self.work / _BUILD_LIMITS).write_text(closed_to_builds(listed(self.image)))
         (self.work / "requirements.txt").touch()
         lines = [self._sendable(number, entry) for number, entry in enumerate(self.image.pip)]
@@ -74,7 +72,6 @@ class Resolution:
         return self._resolved([*named, *pins(self.image.pip)], direct, self.options, here)
 
     def _resolved(self, named: list[str], direct: Sequence[str], more: Sequence[str], here: bool) -> tuple[Pin, ...]:
-        """What these requirements come to, with all that they need."""
         options = [*more, *self._build_options(named, direct)]
         (self.work / "requirements.txt").write_text("\n".join([*direct, ""]))
         known = _names(named) | {name for entry in direct if (name := _wheel_name(entry))}
@@ -88,7 +85,7 @@ class Resolution:
             known |= set(brought)
 
     def _locked(self, asked: Sequence[str], skyward: str, here: bool) -> tuple[Pin, ...]:
-        """What the lock lists, files of this computer that were asked for, and what Skyward needs beyond that."""
+        """The pins of the lock, local files that were requested, and Skyward's own dependencies."""
         locked = [package for package in self._lock() if package.name != "skyward"]
         versions = {package.name: package.version for package in locked if package.version}
         same = pins(versions)
@@ -126,7 +123,7 @@ class Resolution:
         return self.work / "stubs"
 
     def _compiled(self, named: Sequence[str], waiting: Iterable[str], options: Sequence[str]) -> str:
-        """The lock file for these requirements, with a stub in place of each package that is `waiting`."""
+        """The lock file for these requirements, with a stub for each package in `waiting`."""
         (self.work / "pyproject.toml").write_text(project(named, self.image.pip_indexes))
         self._stubs.mkdir(exist_ok=True)
         stubs = [f"{name} @ {stub_wheel(self._stubs, name).as_uri()}" for name in sorted(waiting)]
@@ -138,7 +135,7 @@ class Resolution:
         return (self.work / "pylock.toml").read_text()
 
     def _built(self, named: Sequence[str], direct: Sequence[str]) -> set[str]:
-        """The names of those packages that are built: those that the image says, and sources that it names itself."""
+        """Packages that are built: those the image lists, and source archives that it names."""
         from packaging.requirements import Requirement
         from packaging.utils import canonicalize_name
 
@@ -149,7 +146,7 @@ class Resolution:
         return found | {self._name_of(entry) for entry in direct if "://" in entry and not _is_wheel(entry)}
 
     def _name_of(self, address: str) -> str:
-        """The name of the package at an address; it is built if its own files do not say it."""
+        """The package name at a URL; builds the package if its files do not say."""
         if known := re.match(r"([A-Za-z0-9._-]+)\s*@", address):
             return known[1]
         (self.work / "address.in").write_text(f"{address}\n")
@@ -166,7 +163,7 @@ class Resolution:
         return found[1]
 
     def _sendable(self, number: int, entry: str) -> str:
-        """A `pip` entry; for a file or directory of this computer, the wheel that it is or that is built of it."""
+        """A `pip` entry; a local file or directory becomes the wheel built from it."""
         path = local_path(entry)
         if path is None:
             return entry
@@ -181,7 +178,7 @@ class Resolution:
         return str(asked)
 
     def _build(self, path: Path, out: Path) -> Path:
-        """The wheel of a source tree or archive of the user's; what the build needs is not built itself."""
+        """Builds a wheel from the user's source tree; build dependencies are not built themselves."""
         needs = _build_needs(path) & listed(self.image)
         (self.work / f"{out.name}.txt").write_text(closed_to_builds(listed(self.image) - needs))
         order = ["build", "--quiet", "--wheel", "--no-build", str(path), "--out-dir", str(out), "--python"]
@@ -212,14 +209,13 @@ class Resolution:
 
 
 def _with(option: str, file: str) -> list[str]:
-    """An option of uv with a file, and with those that the user has set for it, which it would replace."""
+    """Adds `option file`, together with the files that the user's own variable lists and this option would replace."""
     variable = {"--overrides": "UV_OVERRIDE", "--constraints": "UV_CONSTRAINT"}[option]
     own = uv_environment(os.environ).get(variable) or os.environ.get(variable, "")
     return [word for path in (file, *own.split()) for word in (option, path)]
 
 
 def _advice(said: str, image: Image) -> str:
-    """What to do about a build that was not allowed, or an index that cannot be reached."""
     if found := _NO_WHEEL.search(said):
         return (
             f"There is no wheel of {found[1]} that fits. Building it from source would run its code, and is done only "
@@ -251,7 +247,6 @@ def _is_wheel(address: str) -> bool:
 
 
 def _wheel_name(address: str) -> str | None:
-    """The name of the package that a wheel at an address has."""
     if not _is_wheel(address):
         return None
     file = unquote(urlsplit(address).path).rpartition("/")[2]
@@ -259,7 +254,7 @@ def _wheel_name(address: str) -> str | None:
 
 
 def _foreign_workspace(path: Path) -> Path | None:
-    """A project above a source tree that another user may have written: it could say where build tools come from."""
+    """A project above the source tree that another user may have written: it could redirect build dependencies."""
     for file in (folder / "pyproject.toml" for folder in path.resolve().parents):
         try:
             if file.exists():
@@ -270,7 +265,6 @@ def _foreign_workspace(path: Path) -> Path | None:
 
 
 def _build_needs(path: Path) -> set[str]:
-    """The packages that a source tree says it is built with."""
     try:
         return _names(_said(path).get("build-system", {}).get("requires", ()))
     except ValueError:
@@ -278,7 +272,6 @@ def _build_needs(path: Path) -> set[str]:
 
 
 def _said(path: Path) -> dict[str, Any]:
-    """What the pyproject.toml of a source tree says."""
     try:
         return tomllib.loads((path / "pyproject.toml").read_text())
     except (OSError, ValueError):  # an archive, or a tree of the old kind; uv complains about a file that is wrong

@@ -46,10 +46,10 @@ _LOCKED = re.compile(r"Could not get lock .*|.* lock(?:ed)? .*by another process
 
 @dataclass(frozen=True)
 class Environment:
-    """Where user code runs: an interpreter, the variables that lead programs to it, and the pool's directory there.
+    """Where user code runs: interpreter, variables, and the pool's directory there.
 
-    On this computer the pool has its directory elsewhere, and the image's own `env` is among the variables. `record` is
-    the file that lists its packages, if they were resolved just now.
+    On this computer the pool's directory is elsewhere, and `variables` include the image's `env`. `record` is the file
+    that lists the packages if they were resolved just now.
     """
 
     python: str
@@ -57,11 +57,10 @@ class Environment:
     directory: str = ""
     record: str = field(default="", compare=False)
     fresh: bool = False
-    """Whether it was made just now, and not found."""
+    """Whether it was built just now, not found in the cache."""
 
 
 def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
-    """An environment on this computer that has what `image` asks for; its includes are collected apart."""
     check_python(image)
     build = _Build(image, time.monotonic() + image.bootstrap_timeout, report)
     build.install_apt()
@@ -87,15 +86,12 @@ def _is_complete(home: Path) -> bool:
 
 
 def _key(image: Image) -> str:
-    """A short hash of all that decides what is in the environment."""
     parts = [*question(image, source_hash(), tree_hash), sys.base_prefix, sysconfig.get_platform()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
 class _Build:
-    """One build of an environment: of which image, until when, and who is told what it does."""
-
     image: Image
     deadline: float
     report: Callable[[str], None]
@@ -126,7 +122,7 @@ class _Build:
         self.apt("installing apt packages", ["apt-get", *options, *install[1:]], variables)
 
     def apt(self, step: str, command: list[str], variables: dict[str, str]) -> None:
-        """Runs apt; whoever holds one of its locks is named, and waited for until the time is over."""
+        """Runs apt; waits until the deadline while another process holds its lock, and reports which."""
         told = ""
         while True:
             try:
@@ -143,7 +139,7 @@ class _Build:
 
     @contextmanager
     def lock(self, path: Path) -> Generator[None]:
-        """Held by one process at a time, until it ends or dies."""
+        """An inter-process lock, released when its holder dies."""
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
             waiting = False
             while True:
@@ -160,7 +156,7 @@ class _Build:
             yield
 
     def environment(self, home: Path) -> None:
-        """Makes the environment beside `home`, then moves it there in one step."""
+        """Builds beside `home`, then renames into place."""
         for left in home.parent.glob(
             f"{home.name}.tmp-*"
         ):  # of a process that was killed: none is alive, as we have the lock
@@ -177,7 +173,6 @@ class _Build:
             shutil.rmtree(work, ignore_errors=True)
 
     def install(self, work: Path) -> None:
-        """Fills `work` with an environment, and with the files that tell uv what to install."""
         major, minor = self.image.python_version
         python = sys.executable if (major, minor) == sys.version_info[:2] else f"{major}.{minor}"
         self.report(f"making an environment with Python {major}.{minor}")

@@ -1,4 +1,4 @@
-"""Lock files of the user's: which packages, in which versions, with which hashes. What they say is read, and enforced.
+"""Reads the user's lock files and enforces their versions and hashes.
 
 pylock.toml ────────────────────────┐
 uv.lock ── uv export ── pylock.toml ┼─► Locked ─► uv, for one platform ─► pins with hashes of the lock, and no others
@@ -31,7 +31,7 @@ __all__ = [
 
 STEP = "reading the lock"
 EXPORT = ["export", "--frozen", "--quiet", "--format", "pylock.toml", "--no-default-groups", "--no-emit-local"]
-"""What uv is told to turn a uv.lock into: no packages of this computer, and none for development only."""
+"""uv's arguments to convert a uv.lock: no local packages, no development groups."""
 
 _HASH = re.compile(r"\s--hash=(\w+):([0-9a-fA-F]+)")
 _COMMIT = re.compile(r"^(?:git|hg)\+[^@\s]+://.*@[0-9a-f]{40}(?:#|$)")  # names what it gets by itself
@@ -40,7 +40,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Locked:
-    """One package of a lock: its requirement, without hashes, and those that its file may have."""
+    """A package of a lock: its requirement without hashes, and the hashes that its file may have."""
 
     name: str
     requirement: str
@@ -49,7 +49,6 @@ class Locked:
 
 
 def lock_path(lock: str) -> Path:
-    """Where the lock lies; one that is not there is refused."""
     path = Path(lock).expanduser().absolute()
     if not path.is_file():
         raise InvalidArgument(
@@ -65,7 +64,6 @@ def lock_path(lock: str) -> Path:
 
 
 def read_pylock_file(text: str, name: str) -> tuple[Locked, ...]:
-    """The packages of a pylock.toml (PEP 751)."""
     import tomllib  # not for images without a lock
 
     try:
@@ -79,14 +77,13 @@ def read_pylock_file(text: str, name: str) -> tuple[Locked, ...]:
 
 
 def read_requirements(text: str, name: str) -> tuple[Locked, ...]:
-    """The packages of a requirements.txt in which each has its exact version and hashes."""
     joined = re.sub(r"\\\r?\n", " ", text)
     lines = [re.sub(r"(?:^|\s)#.*", "", line).strip() for line in joined.splitlines()]
     return tuple(_required(line, name) for line in lines if line)
 
 
 def only_locked(text: str, locked: Iterable[Locked]) -> dict[str, Any]:
-    """A pylock.toml that uv has made, with those files only whose hashes the lock has."""
+    """A pylock.toml written by uv, reduced to files whose hashes are in the lock."""
     allowed: dict[str, set[str]] = {}
     for package in locked:
         allowed.setdefault(package.name, set()).update(package.hashes)
@@ -108,9 +105,8 @@ def only_locked(text: str, locked: Iterable[Locked]) -> dict[str, Any]:
 
 
 def check_asked(entries: Sequence[str], locked: Iterable[Locked], ours: Mapping[str, str]) -> None:
-    """Refuse `pip` entries, of the image or of plugins, that the lock does not have in a version that fits.
-
-    `ours` are the packages that Skyward itself adds, with their versions.
+    """Refuses `pip` entries that the lock does not have in a matching version. `ours` are Skyward's own packages, with
+    versions.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name

@@ -50,8 +50,6 @@ _START = 'cd "$1" && tar -xf bundle.tar && exec sh "$1/setup.sh" "$@"; code=$?; 
 
 @dataclass
 class _Said:
-    """What a script on the host has said of it."""
-
     facts: dict[str, str] = field(default_factory=dict[str, str])
     kept: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -72,21 +70,20 @@ class _Said:
 
 
 class Patience:
-    """How long an installation may take: a while from its last progress on, but no more than some times that while."""
+    """A timeout that restarts with each sign of progress, up to a fixed multiple."""
 
     def __init__(self, deadline: float, limit: float) -> None:
         self.deadline = deadline
         self._limit, self._last = limit, deadline + _MOST * limit
 
     def extend(self, now: float) -> None:
-        """Something has moved at this time."""
         self.deadline = max(self.deadline, min(self._last, now + self._limit))
 
 
 def prepare_host(
     shell: Shell, image: Image, *, pool: str, deadline: float, report: Report, packages: Packages
 ) -> Environment:
-    """Makes the image's environment on the host unless it is there, and a directory for the pool."""
+    """Creates the image's environment on the host unless it exists, and a directory for the pool."""
     check_python(image)
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", pool)[:60] or "pool"
     seen = _look(shell, image, name, packages, deadline)
@@ -113,7 +110,7 @@ def prepare_host(
 
 
 def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: float) -> _Said:
-    """What the host is and has; with a directory for the pool, if the environment is there."""
+    """The host's state; also creates the pool's directory if the environment exists."""
     token = secrets.token_hex(8)
     script = look_script(packages.uv_version)
     pairs = [f"{platform}={key}" for platform, key in packages.known().items()]
@@ -148,9 +145,8 @@ def _make(
     because: BootstrapError | None = None,
     python: Path | None = None,
 ) -> None:
-    """Has the environment made; with everything sent from here if the host could not get it, for the reason given.
-
-    `python` is the archive of one that the host gets, too.
+    """Builds the environment. With `because`, the host could not download and everything is sent, including
+    `python`.
     """
     try:
         with _timed(report, _FETCHING if because else RESOLVING):
@@ -171,7 +167,7 @@ def _make(
 def _send(
     shell: Shell, recipe: Recipe, seen: _Said, packages: Packages, deadline: float, python: Path | None = None
 ) -> int:
-    """Puts what the host lacks into the staging directory; gives the kilobytes that installing it takes."""
+    """Sends what the host lacks; returns the kilobytes needed to install it."""
     stage, done = seen.facts["stage"], ("complete", recipe.key) in seen.kept
     missing = [] if done else [file for file in recipe.carried if ("wheel", file.digest) not in seen.kept]
     large = [file for file in missing if file.path.stat().st_size > _LARGE]
@@ -192,7 +188,6 @@ def _send(
 def _set_up(
     shell: Shell, image: Image, recipe: Recipe, pool: str, need: int, seen: _Said, deadline: float, report: Report
 ) -> None:
-    """Runs the script that was sent, and hears what it says until it is done."""
     token = secrets.token_hex(8)
     arguments = [seen.facts["stage"], token, pool, recipe.key, str(need), "hold"]
     # Only on this computer is an environment given: a host has its own.
@@ -239,7 +234,6 @@ def _environment(shell: Shell, facts: dict[str, str]) -> Environment:
 
 
 def _failure(shell: Shell, seen: _Said, code: int) -> BootstrapError:
-    """All that is wrong with the host, with the last lines of what failed."""
     texts = [text for _, text in seen.problems] or [f"the script that sets it up ended with status {code}."]
     detail = f"{shell.name}: {' Also: '.join(texts)}"
     if seen.lines:
@@ -251,7 +245,7 @@ def _failure(shell: Shell, seen: _Said, code: int) -> BootstrapError:
 
 
 def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:
-    """The lines that are meant for us, as their first word and the rest; start-up files of a shell may print, too."""
+    """Lines printed by our script, split into first word and rest; shell start-up files may print too."""
     for line in text.split(b"\n"):
         mark, _, said = line.decode("utf-8", "surrogateescape").partition(" ")
         if mark == f"@{token}":
@@ -260,7 +254,7 @@ def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:
 
 
 def _until(process: Process, deadline: Callable[[], float]) -> Iterator[bytes]:
-    """The whole lines that a process prints, as they come, until it stops or the time is over."""
+    """Whole lines as they are printed, until end of file or deadline."""
     assert process.stdout is not None
     left = b""
     with selectors.DefaultSelector() as selector:
@@ -283,7 +277,7 @@ def _write(process: Process, text: str) -> None:
 
 
 def _end(process: Process) -> None:
-    """Closes the pipe, upon which all that was started on the host ends, and waits for that."""
+    """Closes stdin, which ends everything started on the host, and waits for that."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -1,4 +1,4 @@
-"""An image's packages in the words of uv: what is asked for, and what came of it, pinned to files and hashes."""
+"""An image's packages as uv requirements, and the pins they resolve to."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _GIT = re.compile(r"\bgit\+(?P<scheme>https?://)(?P<login>[^/\s$]+)@(?P<host>[^/
 
 @dataclass(frozen=True)
 class Pin:
-    """One package as it is installed: what is asked for, and the hashes, first that of the best file.
+    """One package as it is installed. `hashes` starts with that of the preferred file.
 
-    That file lies at `url`, or on this computer as `file`, from where it is sent; `own` if it is in no index.
+    That file is at `url`, or on this computer as `file`; `own` if it is in no index.
     """
 
     name: str
@@ -75,12 +75,10 @@ class Pin:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What decides what gets installed, whichever way it comes."""
         return (self.name, self.marker, *(self.hashes[:1] or [strip_login(self.wanted)]))
 
 
 def check_python(image: Image) -> None:
-    """Refuse an image for another minor version of Python than the one that runs."""
     wanted, here = image.python_version, sys.version_info[:2]
     if wanted != here:
         raise PythonMismatch(
@@ -91,7 +89,7 @@ def check_python(image: Image) -> None:
 
 
 def pins(entries: Iterable[str]) -> list[str]:
-    """What both sides must have in the same version beside the `pip` entries, with the version in use here."""
+    """Packages that both sides need in the same version, pinned to the version installed here."""
     asked = any(_DASK_ENTRY.match(entry) for entry in entries)
 
     from importlib import metadata
@@ -107,7 +105,7 @@ def pins(entries: Iterable[str]) -> list[str]:
 
 
 def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[object]:
-    """All that decides which packages an image needs; `source` says in which state Skyward itself is."""
+    """The cache key of a resolution: everything that decides which packages an image needs."""
     paths = [local_path(entry) for entry in image.pip]
     locked = ""
     if image.lock:
@@ -128,7 +126,7 @@ def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[
 
 
 def local_path(entry: str) -> Path | None:
-    """The file or directory that a `pip` entry names; one that is not there is refused."""
+    """The file or directory that a `pip` entry names; raises if it does not exist."""
     path = requirement_path(entry)
     if path is None and re.search(r"(?<!\+)file://", entry):  # that of a repository is git's affair
         url = entry[entry.index("file://") :].partition(" ")[0].partition("#")[0]
@@ -145,7 +143,7 @@ def local_path(entry: str) -> Path | None:
 
 
 def sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Requirements that have a name, and the addresses of the others; logins for git are left to `git_settings`."""
+    """Named requirements, and the URLs of the others; git logins are left to `git_settings`."""
     named: list[str] = []
     direct: list[str] = []
     for entry in (strip_login(entry) if git_login(entry) else entry for entry in entries):
@@ -157,24 +155,23 @@ def sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def listed(image: Image) -> set[str]:
-    """The packages that come from an index of the image's own."""
+    """Packages that come from one of the image's own indexes."""
     return {package for index in image.pip_indexes for package in index.packages}
 
 
 def read_pylock(text: str, *, here: bool = False) -> tuple[Pin, ...]:
-    """The pins of a lock file that uv has made for one platform; `here` if it is this computer's."""
+    """The pins of a single-platform lock file written by uv; `here` if it is for this computer."""
     import tomllib
 
     return read_packages(tomllib.loads(text), here=here)
 
 
 def read_packages(lock: Mapping[str, Any], *, here: bool = False) -> tuple[Pin, ...]:
-    """The pins of a lock file that has been read."""
     return tuple(_pin(package, here) for package in lock.get("packages", ()))
 
 
 def with_hash(pin: Pin) -> Pin:
-    """Without passwords, which are put in again from the image, and with a hash for a file of this computer."""
+    """The pin without passwords, which are put back from the image, and with a hash for a local file."""
     hashes = pin.hashes
     if pin.file and not hashes:
         with open(pin.file, "rb") as file:
@@ -183,23 +180,22 @@ def with_hash(pin: Pin) -> Pin:
 
 
 def strip_login(text: str) -> str:
-    """`text` without the user names and passwords in its addresses."""
     return re.sub(r"(?<=://)@", "", _LOGIN.sub("", text))
 
 
 def tools(requirements: Sequence[str]) -> list[str]:
-    """The programs that a host needs to install these."""
+    """Programs that a host needs to install these."""
     return sorted({found[1] for line in requirements if (found := _VCS.search(line))})
 
 
 def login_of(text: str) -> tuple[str, str] | None:
-    """The login in an address, and what comes after it: the server and the path."""
+    """The login in a URL, and the server and path after it."""
     found = re.search(r"://([^/\s?#]+)@([^@#\s;]+)", text)
     return (found[1], found[2]) if found else None
 
 
 def git_login(entry: str) -> tuple[str, str, str] | None:
-    """Which server, which repository and with which login git asks for a `pip` entry; None where it needs no login."""
+    """Server, repository and login that git needs for a `pip` entry; None if it needs no login."""
     found = _GIT.search(entry)
     if found is None:
         return None
@@ -208,9 +204,8 @@ def git_login(entry: str) -> tuple[str, str, str] | None:
 
 
 def git_settings(entries: Iterable[str], first: int = 0) -> dict[str, str]:
-    """Variables that give git the logins of `pip` entries; in an address, every command line of git would show them.
-
-    `first` is the number of such settings that there are already.
+    """Variables that pass git logins; in a URL they would show on git's command lines. `first` is the number of
+    settings that exist already.
     """
     found = [login for entry in entries if (login := git_login(entry))]
     # The closer match comes first and counts; that for the server is for the repositories within a repository.
@@ -269,7 +264,6 @@ _PLATFORM = re.compile(r"(?:x86_64|aarch64)-(?:manylinux_2_[0-9]{1,2}|unknown-li
 
 
 def file_name(url: str, step: str) -> str:
-    """The name under which the file at `url` is kept."""
     name = unquote(urlsplit(url).path.rpartition("/")[2])
     if not _FILE.fullmatch(name) or len(name) > _LONGEST:
         raise BootstrapError(
@@ -281,13 +275,11 @@ def file_name(url: str, step: str) -> str:
 
 
 def check_digest(digest: str, step: str) -> None:
-    """Refuse what is not a SHA-256 as lower-case digits."""
     if not _DIGEST.fullmatch(digest):
         raise BootstrapError(step, f"the index names the hash {digest[:80]!r}, which is no SHA-256. Look at the index.")
 
 
 def check_platform(platform: str, host: str, step: str) -> None:
-    """Refuse a platform that no host of ours can have."""
     if not _PLATFORM.fullmatch(platform):
         raise BootstrapError(
             step,
@@ -297,7 +289,7 @@ def check_platform(platform: str, host: str, step: str) -> None:
 
 
 def check_host_path(path: str, host: str, step: str, within: str = "") -> None:
-    """Refuse what is not one absolute path; with `within`, what is not a name in that directory."""
+    """Refuses anything but one absolute path, or with `within` anything but a name in that directory."""
     name = path.removeprefix(f"{within}/")
     inside = not within or (path != name and "/" not in name and name not in ("", ".", ".."))
     if not path.startswith("/") or re.search(r"[\x00-\x1f\x7f]", path) or not inside:

@@ -61,7 +61,7 @@ _log = logging.getLogger("skyward.resolve")
 
 
 class Packages:
-    """What the hosts of one pool install; threads that ask at the same time share the work and its failure."""
+    """What the hosts of one pool install. Threads share the work and its failure."""
 
     def __init__(self, image: Image) -> None:
         self._image = image
@@ -70,29 +70,25 @@ class Packages:
         self._found: dict[str, Future[tuple[Pin, ...]]] = {}
         self._bundles: dict[tuple[str, ...], bytes] = {}
         self.new_records: list[str] = []
-        """The files that list what was resolved just now."""
+        """Files that list what was resolved just now."""
 
     @property
     def uv_version(self) -> str:
-        """The version of uv that hosts are given."""
         return metadata.version("uv")
 
     def known(self) -> dict[str, str]:
-        """The environments' keys for those platforms that have been resolved before."""
+        """Environment keys of the platforms that were resolved before."""
         found = {path.stem: self._load(path.stem) for path in self._home.glob("*.json")}
         return {platform: environment_key(self._image, pins, platform) for platform, pins in found.items() if pins}
 
     def installed(self) -> dict[str, str]:
-        """The packages that hosts have, each with the requirement that pins it, if it is not of this computer only."""
+        """Installed packages by name, with the pinned requirement unless it is a local file."""
         found = [pin for path in self._home.glob("*.json") for pin in self._load(path.stem) or ()]
         built = str(self._home / "built")
         return {pin.name: "" if pin.marker or pin.file.startswith(built) else pin.wanted for pin in found}
 
     def recipe(self, platform: str, cache: str, deadline: float, carry: bool = False) -> Recipe:
-        """What makes the environment on a host of that platform; resolves, unless that has been done.
-
-        With `carry` everything is sent from here, and the host needs no network.
-        """
+        """Resolves for a platform unless cached. With `carry` everything is sent, so the host needs no network."""
         with self._lock:
             mine = platform not in self._found
             future = self._found.setdefault(platform, Future())
@@ -111,7 +107,7 @@ class Packages:
         return recipe(self._image, found, platform, cache, user, self.uv_version)
 
     def uv(self, platform: str, deadline: float) -> Path | None:
-        """A uv that runs on hosts of that platform, or None where the host has to get it by itself."""
+        """A uv binary for the platform, or None if the host has to download it."""
         arch, _, libc = platform.partition("-")
         machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(this.machine().lower(), this.machine())
         if sys.platform == "linux" and arch == machine and libc.startswith("manylinux"):
@@ -137,12 +133,11 @@ class Packages:
         return kept
 
     def python(self, platform: str, deadline: float) -> Path | None:
-        """A Python for hosts of that platform, or None where this computer cannot get it."""
+        """A Python for the platform, or None if this computer cannot download it."""
         with self._fetching:
             return fetch_python(self._image, platform, deadline)
 
     def bundle(self, recipe: Recipe, carried: Sequence[Carried]) -> bytes:
-        """The small files of `recipe` and those of `carried`, as one archive."""
         name = (recipe.key, *recipe.files.values(), *(file.sent_as for file in carried))
         with self._lock:
             if name not in self._bundles:
@@ -155,7 +150,7 @@ class Packages:
         return own_directory(cache_root(), "resolved") / hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def _load(self, platform: str) -> tuple[Pin, ...] | None:
-        """What was found before, if every file that it sends is still there."""
+        """The cached resolution, if all files that it sends still exist."""
         try:
             stored = json.loads((self._home / f"{platform}.json").read_text())
             found = tuple(replace(Pin(**entry), hashes=tuple(entry["hashes"])) for entry in stored)
@@ -186,7 +181,6 @@ class Packages:
         return found
 
     def _fetched(self, pins: Sequence[Pin], user: Mapping[str, str], deadline: float) -> tuple[Pin, ...]:
-        """The pins with every file on this computer."""
         index_settings = (
             user.get(name, "") for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
         )
@@ -210,7 +204,7 @@ class Packages:
         return kept
 
     def _forget(self) -> None:
-        """Removes what has not been used for long: every change of Skyward or of a package makes a new entry."""
+        """Removes entries that were unused for long: each version of Skyward or a package makes a new one."""
         work = own_directory(cache_root(), "work")  # of processes that were killed
         for old in (*self._home.parent.iterdir(), *work.iterdir()):
             with suppress(FileNotFoundError):  # another process has removed its own
@@ -243,7 +237,7 @@ _SILENCE = 30.0
 def fetch(
     url: str, digest: str, directory: Path, known: Mapping[str, str], certificates: str | None, deadline: float
 ) -> Path:
-    """The file at `url`, which must have that SHA-256, kept in `directory` under its own name."""
+    """Downloads `url` into `directory` and checks its SHA-256."""
     kept = directory / file_name(url, _STEP)
     if kept.exists():
         return kept
@@ -280,12 +274,11 @@ def fetch(
 
 
 def logins(texts: Iterable[str]) -> dict[str, str]:
-    """The user names and passwords in addresses, by the server that they are for."""
     return {server: login for text in texts for login, server in re.findall(r"://([^/\s?#]+)@([^/@\s]+)", text)}
 
 
 def _copy(request: Request, file: int, context: SSLContext, deadline: float) -> str:
-    """Writes what the server sends into `file`; gives its hash."""
+    """Streams the response into `file`; returns its hash."""
     from urllib.request import urlopen
 
     state = hashlib.sha256()
@@ -303,7 +296,7 @@ _PYTHON_KEPT_DAYS = 30  # after which there may be a newer one
 
 
 def fetch_python(image: Image, platform: str, deadline: float) -> Path | None:
-    """An archive with a Python for hosts of that platform, or None where this computer cannot get it either."""
+    """A Python archive for the platform, or None if this computer cannot download it."""
     major, minor = image.python_version
     arch, libc = platform.partition("-")[0], "musl" if "musl" in platform else "gnu"
     name = f"cpython-{major}.{minor}-linux-{arch}-{libc}"

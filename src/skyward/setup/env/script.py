@@ -1,8 +1,8 @@
-"""An image becomes what a host is told: one script, with the files and settings that go with it. Nothing runs here.
+"""Renders an image as the script, files and settings that set up a host. Nothing runs here.
 
 image, pins --> Recipe.script     common.sh + setup.sh with the image's values in front, quoted; no secrets
                 Recipe.files      pyproject.toml, requirements.txt, build.txt, packages.txt; no secrets
-                Recipe.settings   what may be secret: given to the script on its standard input
+                Recipe.settings   may hold secrets: passed to the script on its standard input
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ quote = shlex.quote
 
 @dataclass(frozen=True)
 class Carried:
-    """A file of the client's that hosts install: its hash, short, the name it keeps, and where it lies here."""
+    """A local file that hosts install: short hash, file name, local path."""
 
     digest: str
     name: str
@@ -84,14 +84,12 @@ class Carried:
 
     @property
     def sent_as(self) -> str:
-        """What it is called in the staging directory; the script splits it again."""
+        """Name in the staging directory; the script splits it again."""
         return f"{self.digest},{self.name}"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a host is told and given to make one environment."""
-
     key: str
     script: str
     files: Mapping[str, str]
@@ -102,7 +100,6 @@ class Recipe:
 def recipe(
     image: Image, pins: Sequence[Pin], platform: str, cache: str, user: Mapping[str, str], uv_version: str
 ) -> Recipe:
-    """What makes the environment of `image` from `pins` on a host whose cache is `cache`."""
     carried = {pin.name: _carried(pin) for pin in pins if pin.file}
     logins = Logins(image.pip)
     indexes = [index for index in image.pip_indexes if not index.url.startswith("file:")]
@@ -125,7 +122,7 @@ def recipe(
 
 
 def script(image: Image, uv_version: str = UV_OLDEST) -> str:
-    """The script that sets a host up for `image`, to be looked at; it needs the files that are sent with it."""
+    """The setup script of `image` for reading; it needs the files that are sent with it."""
     needed = tools(image.pip)
     hashes = [] if needed else ["--require-hashes"]
     built = {found[1].lower() for entry in image.pip if tools([entry]) and (found := re.match(r"([\w.-]+) *@", entry))}
@@ -133,22 +130,22 @@ def script(image: Image, uv_version: str = UV_OLDEST) -> str:
 
 
 def look_script(uv_version: str) -> str:
-    """A script that says what a host is and has, and gives a pool its directory if nothing needs to be made."""
+    """Reports what a host has, and creates the pool's directory if nothing needs to be built."""
     return _assembled("look", {"uv_version": uv_version, "uv_oldest": UV_OLDEST})
 
 
 def check_script(uv_version: str) -> str:
-    """A script that says what a host is, has and lacks, and changes nothing there."""
+    """Reports what a host has and lacks; changes nothing."""
     return _assembled("check", {"uv_version": uv_version, "uv_oldest": UV_OLDEST})
 
 
 def stop_script(directory: str) -> list[str]:
-    """A command that ends a pool's keeper on a host and removes its directory; harmless where there is nothing."""
+    """Ends a pool's keeper and removes its directory; harmless if there is none."""
     return ["sh", "-c", _read("stop"), "sky", directory]
 
 
 def environment_key(image: Image, pins: Sequence[Pin], platform: str) -> str:
-    """What decides how a host's environment turns out, as a short hash."""
+    """A short hash of everything that decides the content of a host's environment."""
     parts = (
         _FORMAT,
         image.python_version,
@@ -162,7 +159,7 @@ def environment_key(image: Image, pins: Sequence[Pin], platform: str) -> str:
 
 
 def settings_text(image: Image, user: Mapping[str, str], more: Mapping[str, str] | None = None) -> str:
-    """Lines of sh that set the variables for the installing programs; those of the host's own count for more."""
+    """sh lines that set variables for the installers; the host's own variables win."""
     told: list[str] = []
     for name, alternatives in _SHARED.items():
         value = _reachable(name, user[name]) if name in _ADDRESSES and name in user else user.get(name, "")
@@ -218,7 +215,7 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def _reachable(name: str, value: str) -> str:
-    """Those addresses that a host can reach, too."""
+    """Those URLs that a host can reach too."""
     words = [word for word in re.split(r"[\s,]+", value) if re.match(r"(?:[^/:]+=)?https?://", word)]
     return ("," if name == "UV_FIND_LINKS" else " ").join(words)
 
@@ -231,9 +228,9 @@ _VCS = re.compile(r"\s@ (?:git|hg|svn|bzr)\+")
 
 
 def project(named: Sequence[str], indexes: Sequence[PipIndex]) -> str:
-    """A pyproject.toml by which uv takes the packages that an index names from there, and only those.
+    """A pyproject.toml by which uv takes the packages that an index lists from that index only.
 
-    As a workspace of its own it also keeps uv from reading the settings of directories above, which may be others'.
+    As a workspace root it also keeps uv from reading settings in parent directories, which may be another user's.
     """
     head = ["[project]", 'name = "skyward-environment"', 'version = "0"']
     head += [f"dependencies = {json.dumps(named, ensure_ascii=False)}"]
@@ -247,7 +244,7 @@ def project(named: Sequence[str], indexes: Sequence[PipIndex]) -> str:
 
 
 def index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
-    """uv's variables for the user names and passwords of the indexes, by their numbers."""
+    """uv's variables with the logins of the indexes, by index number."""
     found: dict[str, str] = {}
     for number, index in enumerate(indexes):
         parts = urlsplit(index.address)
@@ -258,26 +255,25 @@ def index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
 
 
 def lines(pins: Iterable[Pin], logins: Logins, place: Callable[[Pin], str]) -> list[str]:
-    """One line of requirements.txt for each pin; `place` is the address of a file that is sent or lies here."""
+    """Lines of requirements.txt; `place` gives the URL of a local file."""
     return [requirement(place(pin) if pin.file else logins.hidden(pin.wanted), pin) for pin in pins]
 
 
 def requirement(wanted: str, pin: Pin) -> str:
-    """A line of requirements.txt: what is wanted, for which hosts, and the hashes that it may have."""
     line = f"{pin.name} @ {wanted}" if wanted.startswith("file:") else wanted
     marker = f" ; {pin.marker}" if pin.marker else ""
     return line + marker + "".join(f" --hash=sha256:{value}" for value in pin.hashes)
 
 
 def record(pins: Iterable[Pin]) -> str:
-    """What is installed, as a requirements.txt with hashes that can be a lock."""
+    """The installed packages as a requirements.txt with hashes, usable as a lock."""
     found = sorted(pins, key=lambda pin: pin.name)
     said = [f"{'# ' if pin.own else ''}{requirement(strip_login(pin.wanted), pin)}" for pin in found]
     return "\n".join([*_ABOUT, *said, ""])
 
 
 def strictness(image: Image, pins: Collection[Pin]) -> list[str]:
-    """uv's options by which exactly these files are installed, and none is built that was not asked for."""
+    """uv options that install exactly these files and build only what was requested."""
     built = {pin.name for pin in pins if not pin.file.endswith(".whl") and _is_source(pin, image)}
     # What comes out of a repository has no hash.
     hashes = ["--require-hashes"] if all(pin.hashes for pin in pins) else []
@@ -285,12 +281,11 @@ def strictness(image: Image, pins: Collection[Pin]) -> list[str]:
 
 
 def without_builds(built: Iterable[str]) -> list[str]:
-    """uv's options by which it builds these packages, and no others."""
     return ["--only-binary", ":all:", *(word for name in sorted(built) for word in ("--no-binary", name))]
 
 
 def closed_to_builds(names: Iterable[str]) -> str:
-    """Limits for what builds need: no package of an index of the image's, as uv would take it from another one."""
+    """Build constraints that exclude packages of the image's indexes: uv would take them from another index."""
     return "".join(f"{name}<0\n" for name in sorted(names))
 
 
@@ -300,7 +295,7 @@ def _is_source(pin: Pin, image: Image) -> bool:
 
 
 class Logins:
-    """The user names and passwords in the addresses of `pip` entries, as variables that uv fills in or git reads."""
+    """The logins in `pip` URLs, as variables that uv expands or git reads."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self.variables = git_settings(entries)
@@ -313,7 +308,7 @@ class Logins:
                 self._names[f"://{address}"] = name
 
     def hidden(self, wanted: str) -> str:
-        """`wanted` with a reference to the variable in place of the login."""
+        """`wanted` with a variable reference in place of the login."""
         bare = strip_login(wanted)
         for address, name in self._names.items():
             if address in bare:

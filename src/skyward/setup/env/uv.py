@@ -1,4 +1,4 @@
-"""Runs uv and apt on this computer, with a time limit, the user's settings and clear errors; and the cache's place."""
+"""Runs uv and apt on this computer, with a timeout, the user's settings and clear errors; and locates the cache."""
 
 from __future__ import annotations
 
@@ -50,12 +50,11 @@ _FINDING = threading.Lock()
 
 
 def cache_root() -> Path:
-    """Where this computer keeps what Skyward has made; laid out as on a host."""
     return Path(os.environ.get("SKYWARD_CACHE") or Path.home() / ".cache" / "skyward")
 
 
 def own_directory(root: Path, *names: str) -> Path:
-    """A directory of the cache, made if it is not there; refused if somebody else could put programs into it."""
+    """Creates a directory of the cache; refuses one that another user can write to."""
     try:
         return private.make(root, *names)
     except private.NotPrivate as exc:
@@ -66,7 +65,7 @@ def own_directory(root: Path, *names: str) -> Path:
 
 
 def find_uv() -> str:
-    """Where uv lies; threads take turns, as Python 3.11 gives them tables of `sysconfig` that are not filled yet."""
+    """uv's path. Locked, because `sysconfig` in Python 3.11 may show half-filled tables to other threads."""
     from uv import find_uv_bin
 
     with _FINDING:
@@ -74,7 +73,7 @@ def find_uv() -> str:
 
 
 def index_options() -> list[str]:
-    """uv's options by which it looks into no index at all, if the user's pip does so."""
+    """uv's `--no-index`, if the user's pip uses it."""
     return ["--no-index"] if no_index(os.environ) else []
 
 
@@ -86,10 +85,10 @@ def run_uv(
     work: Path,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """What uv wrote, run with the settings of the user's pip, the logins of the image and its `shell_vars`.
+    """Runs uv with the user's pip settings, the image's logins and `shell_vars`; returns its stdout.
 
-    It runs in `work`, a private directory. uv would also read settings in any directory above, such as another
-    user's /tmp/uv.toml, so there is always a pyproject.toml that ends its search.
+    It runs in `work`, a private directory with a pyproject.toml: uv would otherwise read settings in any parent
+    directory, such as another user's /tmp/uv.toml.
     """
     # Most pools on this computer do not get here.
     from skyward.api.secret import installer_environment
@@ -115,7 +114,7 @@ def run(
     deadline: float,
     cwd: Path | None = None,
 ) -> str:
-    """What the command wrote; it and all that it started end with this call."""
+    """Runs a command and returns its stdout; ends its whole process group."""
     process = subprocess.Popen(
         command, env=variables, cwd=cwd, text=True, errors="replace", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -135,7 +134,6 @@ def run(
 
 
 def too_late(step: str, image: Image) -> BootstrapError:
-    """The error of a step for which no time is left."""
     return BootstrapError(
         step,
         f"it made no progress within bootstrap_timeout={image.bootstrap_timeout:g} s, perhaps because of a slow "
@@ -156,7 +154,7 @@ _VARIABLES = (
 
 
 def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make uv look where the user's pip looks; what is set for uv already stays as it is."""
+    """uv variables that match the user's pip settings; variables already set for uv win."""
     settings = _settings(environ)
     variables: dict[str, str] = {}
     for name, variable, older in _VARIABLES:
@@ -173,15 +171,13 @@ def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def no_index(environ: Mapping[str, str]) -> bool:
-    """Whether the user's pip looks into no index at all; uv has no variable for it."""
+    """Whether the user's pip has `no-index`; uv has no variable for it."""
     return _settings(environ).get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def own_source(environ: Mapping[str, str], package: str) -> bool:
-    """Whether the user's pip or uv looks for a package in a place of the user's own that could have it.
-
-    An index in place of PyPI could, and a page of links; one beside PyPI if its address names the package, and a
-    directory if the package is there.
+    """Whether the user's pip or uv would find a package in a private source: an index instead of PyPI, a page of links,
+    an extra index whose URL names the package, or a directory that has it.
     """
     settings = {**_uv_file(environ), **uv_environment(environ), **environ}
 
@@ -200,7 +196,7 @@ def own_source(environ: Mapping[str, str], package: str) -> bool:
 
 
 def _uv_file(environ: Mapping[str, str]) -> dict[str, str]:
-    """What uv.toml of the user or of this computer says of indexes, as uv's variables."""
+    """Index settings of the user's or system's uv.toml, as uv variables."""
     import tomllib
 
     home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -244,7 +240,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """pip's files, those that win last."""
+    """pip's configuration files, lowest priority first."""
     chosen = environ.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:
         return
@@ -262,7 +258,7 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def missing_pip(entries: Iterable[str]) -> list[str]:
-    """Those `pip` entries that the running interpreter does not satisfy."""
+    """The `pip` entries that the running interpreter does not satisfy."""
     wanted = list(entries)
     if not wanted:
         return []
@@ -280,7 +276,7 @@ def missing_pip(entries: Iterable[str]) -> list[str]:
 
 
 def missing_apt(names: Iterable[str]) -> list[str]:
-    """Those Debian packages, each a name or name=version, that are not installed."""
+    """Debian packages (name or name=version) that are not installed."""
     wanted = list(names)
     if not wanted:
         return []
@@ -314,7 +310,6 @@ def _satisfied(requirement: Requirement, seen: set[str]) -> bool:
 
 
 def _needs_of_extras(requirement: Requirement, installed: Distribution) -> Iterable[Requirement]:
-    """What the extras that `requirement` names ask for beyond the package's own needs."""
     from packaging.requirements import Requirement
 
     for extra in requirement.extras:

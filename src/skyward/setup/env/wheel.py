@@ -1,4 +1,4 @@
-"""A wheel of Skyward itself, made from the files that are imported, however they were installed."""
+"""A wheel of Skyward itself, built from the imported files, however they were installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
 
 
 def build_wheel(dest: Path) -> Path:
-    """Write the wheel into `dest`; the same files give the same bytes."""
+    """Reproducible: the same files give the same bytes."""
     version, about = _about()
     info = f"skyward-{version}.dist-info"
     files = {f"skyward/{path.relative_to(_PACKAGE).as_posix()}": path.read_bytes() for path in _files(_PACKAGE)}
@@ -44,7 +44,7 @@ def build_wheel(dest: Path) -> Path:
 
 
 def stub_wheel(dest: Path, name: str) -> Path:
-    """Write an empty package of that name into `dest`: it stands for one that may not be looked up."""
+    """An empty package that stands for one that must not be looked up."""
     wheel, info = dest / f"{name.replace('-', '_')}-0-py3-none-any.whl", f"{name.replace('-', '_')}-0.dist-info"
     import zipfile
 
@@ -56,12 +56,10 @@ def stub_wheel(dest: Path, name: str) -> Path:
 
 
 def source_hash() -> str:
-    """A hash of what `build_wheel` puts into the wheel."""
     return hashlib.sha256(f"{tree_hash(_PACKAGE)} {_about()}".encode()).hexdigest()
 
 
 def tree_hash(path: Path) -> str:
-    """A hash of a file, or of the source files of a directory."""
     state = hashlib.sha256()
     for file in _files(path) if path.is_dir() else [path]:
         content = file.read_bytes()
@@ -79,7 +77,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _about() -> tuple[str, dict[str, str]]:
-    """The version, and the files that describe the wheel."""
+    """The version, and the files of `.dist-info`."""
     from importlib import metadata
 
     from skyward import __version__

@@ -1,3 +1,3 @@
-"""Machines that connect to us: where they arrive, who is let in, and the shell by which the rest reaches them."""
+"""Machines that connect to us: listening, admission, and the shell that reaches them."""
 
 __all__: list[str] = []

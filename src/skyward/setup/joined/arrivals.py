@@ -1,6 +1,6 @@
-"""Where the machines of a pool arrive that connect to us, by the pool's name: providers open it, wait, and close it.
+"""Listens for the machines that join a pool, by the pool's name. Providers open it, wait, and close it.
 
-arrivals = open_arrivals(pool, ttl=..., lease=...)       listens; `arrivals.text` goes to the machines, secretly
+arrivals = open_arrivals(pool, ttl=..., lease=...)       `arrivals.text` is a secret for the machines
 machines = arrivals.wait(range(4), deadline, report)     each runs `join_program()` with that text
 close_arrivals(pool)                                     tells all of them to end
 """
@@ -75,17 +75,12 @@ def open_arrivals(
     interchangeable: bool = False,
     hint: str = "",
 ) -> Arrivals:
-    """Listens for the machines of a pool, on `host` (all addresses of this computer if empty).
+    """Listens for the machines of a pool on `host` (empty: all addresses), or at the ssh host `relay`.
 
-    With `relay` they connect to that host instead, and we come there by ssh.
-
-    They are told all of its addresses, or those to `advertise`. When an engine sends them SIGTERM or SIGUSR1, their
-    nodes have `grace` seconds left. `warn` hears of whoever was not let in, until hosts are set up; then the user does.
-
-    Where machines are `interchangeable`, who comes late, or is started again for a machine that was lost, gets any
-    place that is open, whatever its number; otherwise only the place of its number.
-
-    `hint` is what to do if machines cannot reach us, in a sentence.
+    Machines get all of its addresses, or those in `advertise`. After a SIGTERM or SIGUSR1 from the scheduler, nodes
+    have `grace` seconds. `warn` gets refused joiners until hosts are set up, then the user does. If machines are
+    `interchangeable`, a late or restarted one may take any open place, otherwise only the place of its number. `hint`
+    is one sentence on what to do if machines cannot reach us.
     """
     made = Arrivals(pool, ttl, lease, grace, warn, interchangeable, hint)
     try:
@@ -104,7 +99,7 @@ def open_arrivals(
 
 @cache
 def _watch_forks() -> None:
-    """Has forked children close their copies: machines must see when this process ends."""
+    """Forked children close their copies: machines must see when this process ends."""
     os.register_at_fork(after_in_child=_forget)
 
 
@@ -115,12 +110,11 @@ def _forget() -> None:
 
 
 def find_arrivals(pool: str) -> Arrivals | None:
-    """Where a pool's machines arrive, if this process has opened it and not closed it yet."""
     return _OPEN.get(pool)
 
 
 def close_arrivals(pool: str) -> bool:
-    """Ends a pool's machines as far as we started something there; False if there was nothing to close."""
+    """Returns False if there was nothing to close."""
     with _LOCK:
         found = _OPEN.pop(pool, None)
     if found is not None:
@@ -129,7 +123,6 @@ def close_arrivals(pool: str) -> bool:
 
 
 def shell_for(target: JoinTarget) -> JoinShell:
-    """The shell of a machine that has joined."""
     found = find_arrivals(target.pool)
     if found is None:
         raise SkywardError(f"{target}: the pool {target.pool} is not open in this process.")
@@ -137,7 +130,7 @@ def shell_for(target: JoinTarget) -> JoinShell:
 
 
 def refreshed(machines: Iterable[Machine]) -> list[Machine]:
-    """Machines that have joined, as they are now: for `Provider.refresh`."""
+    """For `Provider.refresh`."""
     return [_refreshed(machine) for machine in machines]
 
 
@@ -151,14 +144,14 @@ def _refreshed(machine: Machine) -> Machine:
 
 
 class Arrivals:
-    """Lets machines in, and knows who is there. Usable from many threads."""
+    """Admits machines and tracks who is connected. Thread-safe."""
 
     def __init__(
         self, pool: str, ttl: float, lease: float, grace: float, warn: Report | None, interchangeable: bool, hint: str
     ) -> None:
         self.pool, self.lease, self._grace, self._interchangeable = pool, lease, grace, interchangeable
         self.warnings: list[str] = []
-        """What the user should know: who knew the secret and was not let in all the same, ports that changed."""
+        """For the user: refused joiners that knew the secret, changed ports."""
         self._warn = warn
         self._secret = secrets.token_hex(32)
         self._places = Places(pool, self._secret)
@@ -166,7 +159,7 @@ class Arrivals:
         self._members: dict[int, Member] = {}
         self._highest = -1
         self._left_open: list[int] = []
-        """Places for which nobody waits now, but somebody will: see `vacant`."""
+        """Places that nobody waits for now; see `vacant`."""
         receiver = Receiver(JoinerToClient, self)
         self._control = Control(lambda member, message: receiver.hear(message, [], member))
         self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
@@ -178,25 +171,24 @@ class Arrivals:
         return f"<Arrivals of {self.pool}, {len(self._members)} machines>"
 
     def listen(self, host: str, port: int, advertise: tuple[str, ...]) -> None:
-        """Listens on this computer."""
         port = self._listener.listen(host, port)
         known = advertise or ((host,) if host else (*(entry[1] for entry in addresses()), "127.0.0.1"))
         self._addresses = [(name, port) for name in known]
 
     def meet(self, target: SshTarget, port: int, advertise: tuple[str, ...]) -> None:
-        """Has machines arrive at a host that we reach by ssh."""
+        """Listens at a host that we reach by ssh."""
         from skyward.setup.joined.relay import RelayClient
 
         self._relay = RelayClient(target, self.lease, port, self._listener.take, self.tell)
         self._addresses = [(name, self._relay.port) for name in advertise or self._relay.addresses]
 
     def if_we_die(self) -> tuple[list[str], list[str], str | None]:
-        """What another process of this computer has to do if we die, for machines to end soon: see `Shell.command`."""
+        """Commands for the watchdog if this process dies; see `Shell.command`."""
         return self._relay.if_we_die() if self._relay is not None else ([], [], None)
 
     @property
     def text(self) -> str:
-        """What a machine has to be told to join. Whoever has it can join: it is a secret."""
+        """The joining secret: anyone who has it can join."""
         told = {
             "addresses": self._addresses,
             "fingerprint": self._listener.fingerprint,
@@ -208,14 +200,14 @@ class Arrivals:
 
     @property
     def tried(self) -> str:
-        """Where machines try to reach us, and what to do if they cannot, for people."""
+        """For messages: where machines try to reach us, and the hint."""
         names, port = ", ".join(name for name, _ in self._addresses), self._addresses[0][1]
         return (
             f"Machines connect to port {port} of {names}; they must reach one of these addresses. {self._hint}".strip()
         )
 
     def expect(self, places: Iterable[int]) -> None:
-        """These places may be taken from now on, also those that a machine had before."""
+        """Opens these places, including ones that a machine had before."""
         places = list(places)
         with self._changed:
             self._highest = max([self._highest, *places])
@@ -231,12 +223,11 @@ class Arrivals:
         failed: Callable[[], str | None] = lambda: None,
         least: int | None = None,
     ) -> list[Machine]:
-        """The machines of these places, once all have come; until `deadline` (monotonic), then nobody may any more.
+        """The machines of these places, once all have come or `deadline` (monotonic) has passed; then places close.
 
-        Where machines are interchangeable, they may: places stay open, and `vacant` gives them to whoever waits next.
-
-        With `least`, so many are enough if nobody else comes for a while. `failed` gives a sentence when the rest will
-        never come; it is asked about once a second.
+        Interchangeable machines may still come later: `vacant` gives their places to the next waiter. With `least`,
+        that many are enough once no more come for a while. `failed` is polled about once per second and returns a
+        sentence when the rest will never come.
         """
         places = list(places)
         with self._changed:
@@ -271,20 +262,18 @@ class Arrivals:
                     self._places.close(places)
 
     def vacant(self, count: int) -> list[int]:
-        """Places that machines may take, or have taken without anybody waiting for them; new ones if there are none."""
+        """Open places, or places taken while nobody waited; new ones if there are none."""
         with self._changed:
             came = sorted(self._left_open, key=lambda place: place not in self._members)
             found, self._left_open = came[:count], came[count:]
             return [*found, *(self.new_place() for _ in range(count - len(found)))]
 
     def new_place(self) -> int:
-        """A place that nobody has had."""
         with self._changed:
             self._highest = max([self._highest, *self._members]) + 1
             return self._highest
 
     def member(self, place: int) -> Member:
-        """The machine of a place."""
         with self._changed:
             found = self._members.get(place)
         if found is None:
@@ -292,12 +281,11 @@ class Arrivals:
         return found
 
     def is_connected(self, place: int) -> bool:
-        """Whether the machine of a place is connected now."""
         found = self._members.get(place)
         return found is not None and found.connected
 
     def gone(self, place: int) -> str:
-        """Why the machine of a place will not come back; empty while it may."""
+        """Why the machine will not come back; empty while it may."""
         found = self._members.get(place)
         if found is None:
             return "it was given up"
@@ -306,11 +294,11 @@ class Arrivals:
         return found.gone
 
     def notice(self, place: int, seconds: float) -> None:
-        """Tells the node of a place that it is taken away in so many seconds, as an engine has told us."""
+        """Forwards a preemption notice of the scheduler to the node."""
         self.member(place).order(ClientToJoiner.notice(seconds))
 
     def dismiss(self, place: int, why: str = "it was given up") -> None:
-        """Tells the machine of a place to end; it may not come back."""
+        """Tells the machine to end; it may not come back."""
         with self._changed:
             self._places.retire(place)
             found = self._members.get(place)
@@ -324,7 +312,6 @@ class Arrivals:
         self._control.after_fork()
 
     def close(self) -> None:
-        """Tells all machines to end, and listens no more."""
         with self._changed:
             members = list(self._members.values())
         for member in members:
@@ -336,7 +323,7 @@ class Arrivals:
             self._relay.close()
 
     def _here(self, places: Iterable[int]) -> list[Member]:
-        """Who has these places; where machines are interchangeable, another may take that of one that has left."""
+        """The members in these places; interchangeable machines may have taken over from ones that left."""
         found = [self._members[place] for place in places if place in self._members]
         if self._interchangeable:
             self.expect(member.place for member in found if member.gone)
@@ -349,7 +336,6 @@ class Arrivals:
         return [JoinedMachine(f"{self.pool}-{target.place}", joined=target) for target in targets]
 
     def _join(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
-        """Somebody wants to join."""
         place, proof, key = hello.get("place"), hello.get("token"), hello.get("key")
         name, peer = _shown(str(hello.get("name")), 255), cast("object", sock.getpeername())
         address = plain(str(cast("tuple[Any, ...]", peer)[0])) if isinstance(peer, tuple) else ""
@@ -392,17 +378,17 @@ class Arrivals:
         member.leave(_shown(reason, _LONGEST_REASON))
 
     def _from_joiner_pong(self, member: Member) -> None:
-        """It is there; the control connection has noted so."""
+        """The control connection has already recorded it."""
 
     def warn_with(self, warn: Callable[[str], None]) -> None:
-        """Tells warnings to the user, also those that there were before."""
+        """Sets the callback for warnings and passes on earlier ones."""
         with self._changed:
             self._warn, before = warn, list(self.warnings)
         for text in before:
             warn(text)
 
     def tell(self, text: str) -> None:
-        """Warns the user, once of each thing."""
+        """Warns once per text."""
         with self._changed:
             if text in self.warnings or len(self.warnings) > _MOST_WARNINGS:
                 return
@@ -415,7 +401,6 @@ class Arrivals:
 
 
 def _shown(text: str, most: int) -> str:
-    """What a machine says, without what could do something to a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text[:most])
 
 
@@ -427,9 +412,9 @@ _ABSENT = 20.0  # seconds; machines whose connection breaks are back sooner
 
 
 class Refused(Exception):
-    """Somebody is not let in; if it knows the pool's secret, the user is told of it. It may try `again` for a while.
+    """A joiner is refused; the user hears of it only if it knew the secret. It may retry for a while if `again`.
 
-    One that was started `instead_of` a machine that is absent shows that nobody needs to wait for that machine.
+    `instead_of` is an absent machine that it was started to replace, so nobody needs to wait for that one.
     """
 
     def __init__(self, why: str, known: bool, again: bool = False, instead_of: int | None = None) -> None:
@@ -438,7 +423,7 @@ class Refused(Exception):
 
 
 class Places:
-    """The places of a pool. One is open until somebody takes it or its time is over, then bound to a key."""
+    """The places of a pool: open until taken or expired, then bound to a key."""
 
     def __init__(self, pool: str, secret: str) -> None:
         self._pool, self._secret = pool, secret
@@ -449,7 +434,7 @@ class Places:
         self._followers: set[str] = set()
 
     def open(self, places: Iterable[int]) -> None:
-        """These may be taken from now on; one that is bound is bound to whoever takes it next."""
+        """Reopening a bound place binds it to its next taker."""
         for place in places:
             self._bound.pop(place, None)
             self._retired.discard(place)
@@ -458,33 +443,28 @@ class Places:
                 self._open.append(place)
 
     def close(self, places: Iterable[int]) -> None:
-        """These may not be taken any more if nobody has taken them yet: their time is over."""
+        """Closes those that are not taken."""
         for place in places:
             if place in self._open:
                 self._open.remove(place)
 
     def retire(self, place: int) -> None:
-        """Whoever has this place may not come back either."""
+        """Its holder may not come back."""
         self._retired.add(place)
 
     def use(self, places: Iterable[int]) -> None:
-        """The pool has begun to use whoever has these places."""
         self._used.update(places)
 
     def is_used(self, place: int) -> bool:
-        """Whether the pool has begun to use whoever has a place."""
         return place in self._used
 
     def had_by(self, key: str) -> int | None:
-        """The place that is bound to a key."""
         digest = _digest(key)
         return next((place for place, bound in self._bound.items() if hmac.compare_digest(bound, digest)), None)
 
     def admit(self, place: int | None, proof: str, key: str, away: Mapping[int, float] | None = None) -> int:
-        """The place of somebody who asks for it; raises Refused. Its first use binds a place to the key.
-
-        With `away`, which says of machines that are not there for how many seconds, any place is as good as another:
-        who comes late, or was started in place of a machine that was lost, gets one that is open.
+        """Assigns a place and binds it to the key; raises Refused. With `away` (seconds since an absent machine left),
+        places are interchangeable: a late or replacing joiner gets any open one.
         """
         if not hmac.compare_digest(proof.encode(), token(self._secret, self._pool, place).encode()):
             raise Refused("it does not know this pool's secret", False)
@@ -500,7 +480,6 @@ class Places:
         return place
 
     def _asked(self, place: int | None) -> int:
-        """The place that somebody asks for, or the next without a number."""
         if place is None:
             if not self._open:
                 raise Refused("every place is taken", True, again=True)
@@ -512,7 +491,7 @@ class Places:
         return place
 
     def _any(self, place: int | None, digest: str, away: Mapping[int, float]) -> int:
-        """The place that somebody asks for, or another; one of an absent machine if the pool has not used it yet."""
+        """The requested place or another; that of an absent machine only if the pool has not used it."""
         if place in self._open:
             return place
         if place in self._bound and place not in away and place not in self._retired:

@@ -1,4 +1,4 @@
-"""Machines that have joined, and the control connections over which they get orders: one thread serves all of them."""
+"""Joined machines and their control connections, all served by one thread."""
 
 from __future__ import annotations
 
@@ -38,22 +38,20 @@ _PIECES = 4  # from one machine, before others have their turn
 
 
 class NotStarted(Exception):
-    """A machine could not do what was ordered: there is no such program, or nobody listens there."""
+    """The machine could not do what was ordered: no such program, or nobody listens there."""
 
 
 class MachineLeft(HostUnreachable):
-    """A machine will not come back, as it has said itself, or as its provider knows: what ran there has ended."""
+    """The machine will not come back, according to itself or its provider."""
 
 
 @dataclass(frozen=True)
 class JoinedMachine(Machine):
-    """A machine that has joined; it knows when it has left."""
-
     left: str = ""
 
     @property
     def preemptible(self) -> bool:
-        """Whoever runs the program there may end it at any time; whoever runs it next takes the place."""
+        """Whoever runs the joining program may end it at any time."""
         return True
 
     @property
@@ -62,8 +60,6 @@ class JoinedMachine(Machine):
 
 
 class Member:
-    """A machine that has joined: its place, what it calls itself, and whether it is there now."""
-
     def __init__(self, place: int, name: str, address: str, send: Callable[[Member, Message], None]) -> None:
         self.place, self.name, self.address = place, name, address
         self.gone = ""
@@ -75,13 +71,12 @@ class Member:
         self._streams: dict[str, tuple[Future[socket.socket], bool]] = {}
 
     def order(self, message: Message) -> None:
-        """Sends an order that has no answer; nothing happens if the machine is not there."""
+        """Sends an order without an answer; ignored if the machine is not connected."""
         self._send(self, message)
 
     def stream(self, order: Callable[[str], Message], secure: bool, timeout: float = _ANSWER) -> socket.socket:
-        """Orders something for which the machine connects to us once more, with an id, and gives that connection.
-
-        Raises NotStarted if the machine says that it cannot, OSError if it is not there.
+        """Orders something for which the machine opens another connection to us, and returns that connection. Raises
+        NotStarted if the machine refuses, OSError if it is not connected.
         """
         deadline = time.monotonic() + timeout
         with self.changed:
@@ -107,7 +102,7 @@ class Member:
                 self._streams.pop(id, None)
 
     def arrived(self, id: str, sock: socket.socket) -> bool:
-        """A connection with this id has come; False if none is expected."""
+        """Hands over the connection with this id; False if none is expected."""
         with self.changed:
             expected = self._streams.get(id)
             if expected is None or expected[1] != isinstance(sock, ssl.SSLSocket):
@@ -116,14 +111,13 @@ class Member:
         return _settle(expected[0], sock)
 
     def failed(self, id: str, why: str) -> None:
-        """The machine could not do what it was ordered."""
         with self.changed:
             expected = self._streams.pop(id, None)
         if expected is not None:
             _settle(expected[0], NotStarted(why))
 
     def set_connected(self, connected: bool) -> None:
-        """The control connection is there, or lost: then what was ordered over it will not come."""
+        """On disconnect, pending orders fail."""
         with self.changed:
             self.connected, self.lost_at = connected, time.monotonic()
             dropped = [] if connected else list(self._streams.values())
@@ -134,11 +128,10 @@ class Member:
             _settle(future, ConnectionResetError(f"the connection of {self.name} was lost"))
 
     def away(self) -> float | None:
-        """For how many seconds it has not been there; None if it is. For ever, if it will not come back."""
+        """Seconds since it disconnected; None while connected, infinity if it will not come back."""
         return math.inf if self.gone else None if self.connected else time.monotonic() - self.lost_at
 
     def leave(self, why: str) -> None:
-        """It will not come back."""
         with self.changed:
             self.gone = self.gone or why
             self.changed.notify_all()
@@ -155,8 +148,6 @@ def _settle(future: Future[socket.socket], outcome: socket.socket | Exception) -
 
 
 class _Line:
-    """The control connection of one member."""
-
     def __init__(self, sock: ssl.SSLSocket, member: Member) -> None:
         self.sock, self.member = sock, member
         self.outgoing, self.received = bytearray(), b""
@@ -164,7 +155,7 @@ class _Line:
 
 
 class Control:
-    """Reads and writes all control connections. `heard` is told of every message, in the thread that reads."""
+    """Serves all control connections. `heard` gets every message, in the reading thread."""
 
     def __init__(self, heard: Callable[[Member, Message], None]) -> None:
         self._heard = heard
@@ -178,7 +169,7 @@ class Control:
         self._thread.start()
 
     def add(self, sock: ssl.SSLSocket, member: Member) -> None:
-        """A member has come, or come back: a connection that it had before does not count any more."""
+        """Adds or replaces a member's connection."""
         sock.setblocking(False)
         with self._lock:
             old = self._lines.get(member)
@@ -190,7 +181,7 @@ class Control:
         self._rouse()
 
     def send(self, member: Member, message: Message) -> None:
-        """Sends a message, if the member is there."""
+        """Ignored if the member is not connected."""
         with self._lock:
             line = self._lines.get(member)
             if line is not None:
@@ -198,7 +189,7 @@ class Control:
         self._rouse()
 
     def close(self, seconds: float) -> None:
-        """Closes all connections, after what is still to be sent; ends the thread."""
+        """Flushes, closes all connections, and ends the thread."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and any(line.outgoing for line in list(self._lines.values())):
             time.sleep(0.01)
@@ -207,7 +198,6 @@ class Control:
         self._thread.join(seconds + 1)
 
     def after_fork(self) -> None:
-        """Closes a forked child's copies."""
         for line in self._lines.values():
             socket.socket.close(line.sock)
 
@@ -238,7 +228,7 @@ class Control:
         self._waker.close()
 
     def _attend(self, line: _Line, ready: bool, now: float) -> None:
-        """Reads and writes one connection; asks a member that says nothing, and gives it up if it does not answer."""
+        """Reads and writes one connection; pings a silent member and drops it if it does not answer."""
         try:
             if now - line.asked > _PING:
                 line.asked = now
@@ -277,7 +267,7 @@ class Control:
             return
 
     def _drop(self, line: _Line) -> None:
-        """A connection is lost; unless there is another by now, so is the member, for the moment."""
+        """Drops a connection; the member is disconnected unless it has a newer one."""
         with self._lock:
             current = self._lines.get(line.member) is line
             if current:
@@ -302,9 +292,8 @@ _TLS_HANDSHAKE = 0x16
 
 
 class Listener:
-    """Accepts connections on any number of sockets, each in a thread of its own until it has said what it is.
-
-    `joins` and `streams` are called with it, in that thread; they close what they do not want.
+    """Accepts connections; each gets a thread until its greeting is read. `joins` and `streams` are called in that
+    thread and close what they refuse.
     """
 
     def __init__(
@@ -315,7 +304,7 @@ class Listener:
     ) -> None:
         identity = authority.issue("listener")
         self.fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(identity.cert)).hexdigest()
-        """What machines compare before they say anything: no name, and no other certificate, counts for them."""
+        """Machines check this before they send anything; names and other certificates do not count."""
         self._tls = context(identity, server=True)
         self._tls.verify_mode = ssl.CERT_NONE  # who arrives has a token, and no certificate yet
         self._tls.num_tickets = 0
@@ -324,7 +313,7 @@ class Listener:
         self._listening: socket.socket | None = None
 
     def listen(self, host: str, port: int) -> int:
-        """Listens on an address of this computer, an empty one for all; gives the port."""
+        """Returns the port; an empty host means all addresses."""
         if not host and socket.has_dualstack_ipv6():
             made = socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
         else:
@@ -335,7 +324,6 @@ class Listener:
         return made.getsockname()[1]
 
     def take(self, sock: socket.socket, address: str) -> None:
-        """Hears what a new connection is, in a thread of its own."""
         peer = self._waiting.add(sock, address)
         try:
             threading.Thread(target=self._hear, args=(peer,), name="skyward-arrival", daemon=True).start()
@@ -344,7 +332,6 @@ class Listener:
             sock.close()
 
     def close(self) -> None:
-        """Accepts nobody any more."""
         if self._listening is not None:
             try:
                 self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -353,7 +340,6 @@ class Listener:
             self._listening.close()
 
     def after_fork(self) -> None:
-        """Closes a forked child's copy."""
         if self._listening is not None:
             self._listening.close()
 
@@ -387,7 +373,6 @@ class Listener:
 
 
 def _greeting(line: bytes) -> tuple[str, object]:
-    """The only entry of a greeting."""
     said: Any = json.loads(line)
     if type(said) is not dict or len(cast("dict[str, Any]", said)) != 1:
         raise ValueError("no greeting")
@@ -406,7 +391,7 @@ def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def _line(sock: socket.socket, deadline: float) -> bytes:
-    """One line, and not a byte more of what follows it."""
+    """Reads one line and not a byte of what follows."""
     got = bytearray()
     while not got.endswith(b"\n"):
         if len(got) >= _LONGEST:

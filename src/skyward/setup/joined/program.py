@@ -1,4 +1,4 @@
-"""The program that joins a pool, as the text of one file: a machine needs any Python from 3.8 on, and nothing else."""
+"""The joining program as the text of one file: it needs Python 3.8 or later, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "saf
 
 @cache
 def join_program() -> str:
-    """The source of the program; it holds no secret."""
+    """Holds no secret."""
     whole = Path(join.__file__).read_text()
     return whole.replace(_FUTURE, _FUTURE + _ALONE, 1)
 
 
 @cache
 def relay_program() -> str:
-    """The source of the program at which machines and client meet."""
     return Path(join_relay.__file__).read_text()
 
 
 def join_file(text: str) -> str:
-    """A file of Python that joins the pool with this text: it holds a secret."""
+    """Holds a secret."""
     return f"{MARK}{text}\n{join_program()}"

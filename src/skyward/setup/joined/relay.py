@@ -1,4 +1,4 @@
-"""Meets machines at a host that both sides reach: starts the relay there over ssh, and again when that breaks."""
+"""Runs the relay on a host that both sides reach over ssh, and restarts it when that breaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEP = "meeting machines"
 
 
 class RelayClient:
-    """The relay on a host, as long as it is not closed; `take` gets each connection, with the address it came from."""
+    """`take` gets each connection, with its source address."""
 
     def __init__(
         self,
@@ -53,11 +53,10 @@ class RelayClient:
         self._thread.start()
 
     def if_we_die(self) -> tuple[list[str], list[str], str | None]:
-        """What ends the relay in our place: its machines are refused then, and end."""
+        """The watchdog's command that ends the relay; its machines are then refused, and end."""
         return self._shell.command(["sh", "-c", f"kill {self._pid} 2>/dev/null; true"]), *self._shell.ending()
 
     def close(self) -> None:
-        """Ends the relay."""
         self._closed.set()
         self._end_old()
         process = self._process
@@ -68,7 +67,7 @@ class RelayClient:
         self._shell.close()
 
     def _start(self) -> None:
-        """Starts the relay, and sees that we reach it; raises SkywardError or OSError."""
+        """Raises SkywardError or OSError."""
         program = relay_program().encode()
         with tempfile.TemporaryFile() as errors:
             process = self._shell.start(["python3", "-c", _START, str(len(program))], {}, errors)
@@ -103,7 +102,7 @@ class RelayClient:
             raise
 
     def _check_way(self) -> None:
-        """Sees whether ssh lets us reach the relay, and says in words what to do if it does not."""
+        """Checks that ssh lets us reach the relay, and explains what to do if not."""
         answer = b""
         try:
             with self._claim(0) as sock:
@@ -121,7 +120,6 @@ class RelayClient:
             )
 
     def _serve(self) -> None:
-        """Takes whoever comes; starts the relay again when it, or the connection to it, is gone."""
         while not self._closed.is_set():
             self._listen()
             pauses = backoff(*_PAUSES)
@@ -166,7 +164,7 @@ class RelayClient:
         return sock
 
     def _end_old(self) -> None:
-        """Ends a relay that may wait for us; its port is wanted."""
+        """Ends a previous relay that still holds the port."""
         try:
             if self._pid:
                 self._shell.run(["kill", str(self._pid)], timeout=5)
@@ -175,7 +173,6 @@ class RelayClient:
 
 
 def _let_go(process: Process) -> None:
-    """Ends the ssh that leads to the relay, and closes its pipes."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -187,7 +184,7 @@ def _let_go(process: Process) -> None:
 
 
 def _message(line: bytes, fields: dict[str, type]) -> dict[str, Any]:
-    """What the relay says, if it has these fields; raises ValueError. Numbers are positive."""
+    """Parses a relay's message; raises ValueError unless it has these fields. Numbers are positive."""
     said: Any = json.loads(line)
     if type(said) is not dict:
         raise ValueError("no message")

@@ -1,4 +1,4 @@
-"""A machine that has joined, as a shell: programs and connections are ordered, and come back as connections to us."""
+"""The shell of a joined machine: programs and connections are ordered, and come back as connections to us."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_ERRORS = 1 << 20
 
 
 class JoinShell:
-    """A machine that has joined; usable from many threads."""
+    """Thread-safe."""
 
     def __init__(self, member: Member, if_we_die: Callable[[], tuple[list[str], list[str], str | None]]) -> None:
         self._member, self._if_we_die = member, if_we_die
@@ -41,7 +41,6 @@ class JoinShell:
         return self._member.name
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Waits until the machine is there; it was, just now."""
         member = self._member
         with member.changed:
             done = lambda: member.connected or member.gone or self._closed.is_set()  # noqa: E731 - said once
@@ -51,7 +50,7 @@ class JoinShell:
                 raise HostUnreachable("connecting", f"{self.name}: {why}.")
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Joined:
-        """Starts a program there, which outlives the connection to it."""
+        """The program outlives the connection to it."""
         return self._start(argv, env, stderr, keep=True)
 
     def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
@@ -65,16 +64,15 @@ class JoinShell:
             raise not_copied(self.name, dest, done)
 
     def reach(self, host: str, port: int) -> socket.socket:
-        """A connection by way of the machine, in the clear as far as we go: whoever asks for it brings its own TLS."""
+        """A plain connection through the machine; the caller adds TLS."""
         try:
             return self._member.stream(lambda id: ClientToJoiner.connect(id, host, port), secure=False)
         except NotStarted as exc:
             raise ConnectionRefusedError(f"{self.name}: {exc}") from exc
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Has the machine run this by itself when we are gone: no other process of this computer can reach it.
-
-        What such a process can do is to end the relay, if there is one, so that machines do not wait for us.
+        """Has the machine run this itself when we are gone: no other local process can reach it. The returned command
+        only ends the relay, if there is one.
         """
         self._member.order(ClientToJoiner.at_end(list(argv)))
         return self._if_we_die()[0]
@@ -86,7 +84,7 @@ class JoinShell:
         return self._member.gone
 
     def close(self) -> None:
-        """Ends what waits for the machine. It stays a member until its pool is closed."""
+        """Ends pending waits. The machine stays a member until its pool closes."""
         self._closed.set()
         with self._member.changed:
             self._member.changed.notify_all()
@@ -131,7 +129,7 @@ class JoinShell:
 
 
 class Joined:
-    """A program on a machine that has joined, as far as `subprocess.Popen` is needed of it."""
+    """The subset of `subprocess.Popen` that is needed."""
 
     LOST = 255
 
@@ -149,22 +147,21 @@ class Joined:
 
     @property
     def pid(self) -> int:
-        """No process of this computer has to do with it but our own."""
+        """There is no local process; this is our own id."""
         return os.getpid()
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end; 255 if the connection to it was lost."""
+        """Returns 255 if the connection was lost."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired("", timeout or 0.0)
         assert self.returncode is not None
         return self.returncode
 
     def kill(self) -> None:
-        """Ends the connection to it, and with that a program that is not to be kept."""
+        """Closes the connection, which ends the program unless it is to be kept."""
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:
@@ -178,7 +175,7 @@ class Joined:
 
 
 def _read(process: Joined) -> bytes:
-    """A program's output; one that writes too much is ended."""
+    """Ends a program that writes too much."""
     found = process.stdout.read(_MOST_OUTPUT + 1)
     if len(found) > _MOST_OUTPUT:
         process.kill()
@@ -187,7 +184,7 @@ def _read(process: Joined) -> bytes:
 
 
 def _feed(stdin: IO[bytes], data: bytes | Path) -> None:
-    """Writes a program's input; it may end before it has read all of it."""
+    """The program may end before it has read everything."""
     try:
         with stdin:
             if isinstance(data, bytes):

@@ -29,7 +29,7 @@ from skyward.transport import private
 __all__ = ["READY", "Connection", "options", "private_directory", "remote_line", "would_send"]
 
 READY = "skyward-ready"
-"""What a shell there prints when it is about to do what we want, after what its start-up files may print."""
+"""Printed by the remote shell before our program starts, after any output of its start-up files."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,-]+")
 _OPTIONS = """
@@ -47,7 +47,7 @@ _LONGEST_PATH = 60  # of a temporary directory: a socket's path has room for abo
 
 
 def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
-    """What ssh is told to connect to `target` within `limit` seconds, all but the name of the host."""
+    """ssh's options to connect to `target` within `limit` seconds, without the host name."""
     chosen = [*_OPTIONS, f"StrictHostKeyChecking={'accept-new' if target.host_keys == 'accept-new' else 'yes'}"]
     chosen.append(f"ConnectTimeout={max(1, math.ceil(limit))}")
     if fast:
@@ -68,9 +68,9 @@ def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
 
 
 def would_send(target: SshTarget) -> list[str]:
-    """The variables of this program's environment that ssh would send because the user's settings say so.
+    """Our environment variables that ssh would send because of the user's settings.
 
-    No option takes a `SendEnv` of theirs back, so ssh is started without these variables.
+    No option undoes their `SendEnv`, so ssh is started without these variables.
     """
     if not target.config:
         return []
@@ -88,12 +88,12 @@ def would_send(target: SshTarget) -> list[str]:
 
 
 def remote_line(argv: Sequence[str]) -> str:
-    """`argv` as one line that sh, bash, zsh and fish all read as these words and nothing else."""
+    """`argv` as one line that sh, bash, zsh and fish parse the same way."""
     return "exec " + " ".join(_quote(word) for word in argv)
 
 
 def private_directory() -> str:
-    """A new directory for sockets: nobody else can enter it, and its path is short enough."""
+    """A new private directory for sockets, with a short path."""
     bases = [base for base in (tempfile.gettempdir(), "/tmp", "/var/tmp") if len(base) <= _LONGEST_PATH]
     try:
         return private.fresh("sky-", *bases)
@@ -113,12 +113,12 @@ def _quote(word: str) -> str:
 
 
 class Connection:
-    """An ssh process that holds a connection open until it is told to end, or we end, or the other side is silent."""
+    """An ssh master process; it ends when told, when we end, or when the other side is silent."""
 
     def __init__(
         self, target: SshTarget, directory: str, limit: float, fast: bool, without: Sequence[str] = ()
     ) -> None:
-        """`without`: variables of ours that ssh must not have."""
+        """`without`: our variables that ssh must not see."""
         self._host = target.host
         self._directory = directory
         self.noisy = False
@@ -145,12 +145,12 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether commands can go through it: a process that is dying still counts as running, but does not answer."""
+        """Whether commands can go through it: a dying process still runs but does not answer."""
         with socket.socket(socket.AF_UNIX) as control:
             return self._process.poll() is None and control.connect_ex(f"{self._directory}/m") == 0
 
     def wait_ready(self, limit: float) -> str:
-        """Waits for the login; "" if it worked, otherwise what ssh has said."""
+        """Waits for the login; returns "" or what ssh printed."""
         assert self._process.stdout is not None
         with self._process.stdout as stdout:
             noise = _before_mark(stdout.fileno(), time.monotonic() + limit)
@@ -168,17 +168,17 @@ class Connection:
         return f"{self.said()}\nskyward: no answer after the login\n{noise.decode('utf-8', 'replace')}"
 
     def through(self, *args: str) -> list[str]:
-        """An ssh that uses this connection or fails: it reads no settings and has no way of its own to the host."""
+        """An ssh that uses this connection or fails: it reads no settings and cannot connect by itself."""
         told = ["-F", "none", "-o", "ProxyCommand=false", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"]
         return ["ssh", *told, "-S", f"{self._directory}/m", *args]
 
     def session(self, argv: Sequence[str]) -> list[str]:
-        """The local command that runs `argv` there; if `noisy`, the line READY comes before what it prints."""
+        """The local command that runs `argv` there; if `noisy`, it prints READY first."""
         mark = f"echo {READY}; " if self.noisy else ""
         return self.through("-T", "--", self._host, mark + remote_line(argv))
 
     def listen(self, local: str, host: str, port: int | None) -> None:
-        """Has connections to `local`, a path here, end at an address there, or without a port at a file."""
+        """Forwards the local socket `local` to an address there, or without a port to a socket file."""
         far = host if port is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         argv = self.through("-O", "forward", "-L", f"{local}:{far}", "--", self._host)
         env = ssh_environment(os.environ)
@@ -190,7 +190,6 @@ class Connection:
             raise HostUnreachable(f"ssh {self._host}", words)
 
     def said(self) -> str:
-        """The last lines that this ssh has printed."""
         try:
             with open(f"{self._directory}/log", "rb") as file:
                 return file.read()[-4000:].decode("utf-8", "replace").strip()
@@ -198,7 +197,7 @@ class Connection:
             return ""
 
     def end(self) -> None:
-        """Ends it, and the jump hosts and proxies that it has started."""
+        """Ends it with its jump hosts and proxies."""
         assert self._process.stdin is not None
         # ssh may overlook a signal that comes just before it waits, hence more than one
         for number in [signal.SIGTERM] * 10 + [signal.SIGKILL] * 2:
@@ -212,7 +211,7 @@ class Connection:
         self._process.stdin.close()
 
     def forget(self) -> None:
-        """Closes a forked child's copy of the pipe, and no more: the process is the parent's."""
+        """Closes a forked child's copy of the pipe; the process is the parent's."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.returncode = 0
@@ -223,7 +222,7 @@ def _less(environ: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
 
 
 def _before_mark(fd: int, deadline: float) -> bytes | None:
-    """What comes up to the line READY and that word, or up to the end; None if it takes too long."""
+    """Reads up to and including READY, or to end of file; None on timeout."""
     got, poll = b"", select.poll()
     poll.register(fd, select.POLLIN)
     while len(got) < _MOST_NOISE:

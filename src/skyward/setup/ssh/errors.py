@@ -1,4 +1,4 @@
-"""Why the ssh program could not connect, from what it printed to words that say what to do next."""
+"""Why ssh could not connect: from its output to a message that says what to do next."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["by_hand", "cause_of", "explain", "summary"]
 
 @dataclass(frozen=True)
 class Cause:
-    """One way in which connecting fails; `tries` is how often it is worth trying, None as long as there is time."""
+    """One kind of failure; `tries` limits retries, None retries until the deadline."""
 
     pattern: str
     error: type[BootstrapError]
     tries: int | None
     words: str
     lasting: float = math.inf
-    """After how many seconds of nothing else it is final; machines that are starting for the first time have longer."""
+    """Seconds after which it is final if nothing else happens; longer for machines that boot for the first time."""
 
 
 _KEY = "Give the right one with key=..., or add it to your agent with ssh-add (a key with a passphrase must be there)"
@@ -154,12 +154,10 @@ _CAUSES = (
 
 
 def cause_of(said: str) -> Cause:
-    """The cause that what ssh has printed points to."""
     return _match(said)[0]
 
 
 def explain(said: str, target: SshTarget) -> BootstrapError:
-    """The error to raise when ssh has printed `said` and ended: what, why, and the next step."""
     cause, found = _match(said)
     values = [value for value in (found.groups() if found else ()) if value]
     key = f"the key {target.key}" if target.key else "any key of your agent or of ~/.ssh"
@@ -170,12 +168,11 @@ def explain(said: str, target: SshTarget) -> BootstrapError:
 
 
 def summary(said: str) -> str:
-    """What ssh has printed last, on one line, for a user who waits."""
     return next(reversed(_sentences(said)), "no answer").removeprefix("ssh: ").rstrip(".")
 
 
 def by_hand(target: SshTarget) -> str:
-    """The line with which a user can try the same connection in a terminal."""
+    """The command with which a user can try the same connection in a terminal."""
     argv = ["ssh"]
     argv += [] if target.config else ["-F", "none"]
     argv += ["-i", target.key, "-o", "IdentitiesOnly=yes"] if target.key else []
@@ -195,6 +192,5 @@ def _match(said: str) -> tuple[Cause, re.Match[str] | None]:
 
 
 def _sentences(said: str) -> list[str]:
-    """The lines of `said` that mean something, without frames and control characters."""
     lines = ["".join(c for c in line if c.isprintable()).strip() for line in said.splitlines()]
     return [line for line in lines if line and not line.startswith("@")]

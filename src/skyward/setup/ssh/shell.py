@@ -1,4 +1,4 @@
-"""A machine that answers to ssh. Everything that ssh knows of the user counts; nothing of our environment travels."""
+"""A machine reached by ssh. The user's ssh settings apply; none of our environment is sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CLOSED = "skyward: closed"
 
 
 class SshShell:
-    """A machine that answers to ssh; usable from many threads."""
+    """Thread-safe."""
 
     def __init__(self, target: SshTarget) -> None:
         if target.host.startswith("-") or (target.user or "").startswith("-"):
@@ -59,10 +59,10 @@ class SshShell:
         return str(self._target)
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
-        """Logs in. A host that may still be starting is tried until `deadline`; other failures are final at once.
+        """Logs in.
 
-        A machine that is `booting` for the first time refuses keys until it has been told them. `report` hears why it
-        is tried again.
+        Hosts that may still be starting are retried until `deadline`; other failures are final. A machine `booting` for
+        the first time may refuse keys at first. `report` gets the reason for each retry.
         """
         began = since = time.monotonic()
         last = None
@@ -89,7 +89,7 @@ class SshShell:
             raise
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
-        """Starts a program there. `env` is not used: every user of the host could read it from the command line."""
+        """`env` is ignored: every user of the host could read it on the command line."""
         connection = self._connected()
         pipe = subprocess.PIPE
         process = Program(
@@ -118,14 +118,13 @@ class SshShell:
             raise not_copied(self.name, dest, done)
 
     def reach(self, host: str, port: int) -> socket.socket:
-        """A connection by way of the machine; if that one was lost, it is made again, in one try of some ten seconds.
-
-        A port there that nobody listens on shows as an end of file, at once.
+        """A connection through the machine; reconnects once, for about ten seconds. A port without a listener shows as
+        end of file.
         """
         return self._reach(host, port)
 
     def reach_file(self, path: str) -> socket.socket:
-        """The same for a socket file there; who may use that is decided by who may enter its directory."""
+        """The same for a socket file; access is decided by its directory's permissions."""
         return self._reach(path, None)
 
     def _reach(self, host: str, port: int | None) -> socket.socket:
@@ -150,7 +149,7 @@ class SshShell:
             raise ConnectionResetError(f"the connection to {self.name} was lost at once.") from exc
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """A local command for `argv` there: over our connection while it lives, over one of its own after that."""
+        """A local command for `argv` there: over our connection while it lives, then over its own."""
         control = f"{self._directory}/m" if self._directory else "none"
         told = options(self._target, _ATTEMPT, self._fast)
         kept = [word for name in self._kept() for word in ("-u", name)]
@@ -158,19 +157,18 @@ class SshShell:
         return [*ssh, *told, "-S", control, "-T", "--", self._target.host, remote_line(argv)]
 
     def ending(self) -> tuple[list[str], str | None]:
-        """What another process does to let go of the machine in our place: a command to run, a directory to remove."""
+        """For the watchdog: a command to run and a directory to remove."""
         with self._lock:
             if self._connection is None:
                 return [], self._directory
             return self._connection.through("-O", "exit", "--", self._target.host), self._directory
 
     def said(self) -> str:
-        """The last lines that ssh itself has printed, such as why a port there could not be reached."""
         connection = self._connection
         return connection.said() if connection is not None else ""
 
     def close(self) -> None:
-        """Ends the connection and what goes through it. In a forked child the parent's is left alone."""
+        """In a forked child the parent's connection stays open."""
         if os.getpid() != self._owner:
             self.after_fork()
             return
@@ -178,7 +176,7 @@ class SshShell:
         self._release()
 
     def after_fork(self) -> None:
-        """For a forked child, in which this can't be used: closes its copy of the pipe, whose end ends ssh."""
+        """Closes a forked child's copy of the pipe, whose end of file ends ssh."""
         self._lock = threading.RLock()
         self._closed.set()
         for connection in (self._connection, self._dialled):
@@ -187,7 +185,6 @@ class SshShell:
         self._connection = self._dialled = self._directory = None
 
     def _kept(self) -> list[str]:
-        """The variables that stay at home, asked for once."""
         if self._at_home is None:
             self._at_home = would_send(self._target)
         return self._at_home
@@ -200,7 +197,7 @@ class SshShell:
         return connection
 
     def _revive(self, limit: float) -> str:
-        """Makes a connection if there is none; returns what ssh said if that failed. Threads share one try."""
+        """Reconnects if needed; returns what ssh printed if that failed. Threads share one attempt."""
         with self._lock:
             if self._connection is not None and self._connection.alive:
                 return ""
@@ -217,7 +214,7 @@ class SshShell:
         return attempt.result()
 
     def _dial(self, limit: float) -> str:
-        """One try to log in; what ssh said if it failed, "" if it worked."""
+        """One login attempt; returns "" or what ssh printed."""
         with self._lock:
             if self._closed.is_set():
                 return _CLOSED
@@ -271,7 +268,7 @@ class SshShell:
         return Finished(process.returncode, out, err)
 
     def _skip_noise(self, process: Program) -> None:
-        """Reads what the start-up files of the shell there print, up to the mark, and not without end."""
+        """Reads the output of the remote shell's start-up files up to the mark, up to a limit."""
         assert process.stdout is not None
         skipped = 0
         while (line := process.stdout.readline(_MOST_NOISE)) and line.strip() != READY.encode():
@@ -284,7 +281,7 @@ class SshShell:
                 raise BootstrapError(f"ssh {self.name}", words)
 
     def _check_whole(self, connection: Connection, program: str, err: str) -> None:
-        """Raises if it was ssh that ended with status 255, and not the program."""
+        """Raises if ssh itself ended with status 255, not the program."""
         if "Session open refused by peer" in err:
             words = (
                 "the host lets too few programs run over one connection. Raise MaxSessions in its sshd_config to 10."
@@ -324,7 +321,6 @@ def _repeated(error: BootstrapError, tries: int, seconds: float) -> BootstrapErr
 
 
 def _as_os_error(error: BootstrapError) -> OSError:
-    """The same in words that whoever connects to ports understands."""
     if not isinstance(error, HostUnreachable):
         return OSError(str(error))
     if "Connection refused" in error.detail:
