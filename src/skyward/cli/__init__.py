@@ -1,4 +1,4 @@
-"""The `sky` command: one file a command, `main.py` puts them together."""
+"""The `sky` command: one file per command, assembled by `main.py`."""
 
 from skyward.cli.main import main
 

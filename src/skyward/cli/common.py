@@ -1,4 +1,4 @@
-"""What commands share: how their help is written, which options say what pool is meant, and JSON."""
+"""What commands share: help texts, options that describe a pool, and JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def add_command(
     codes: str = EXIT_CODES,
     shape: str = "",
 ) -> argparse.ArgumentParser:
-    """A command with its help: what it does, its options, examples, what --json prints, what its exit status means."""
     width = min(100, shutil.get_terminal_size().columns - 2)
     lines = "\n".join(f"  {example}" for example in examples)
     shape = textwrap.fill(f"--json: {shape}", width) + "\n\n" if shape else ""
@@ -61,12 +60,10 @@ def add_command(
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds the option for output that programs read."""
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def add_pool_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which pool is opened: one of the project's settings, or described here."""
     group = parser.add_argument_group("the pool")
     group.add_argument("--pool", metavar="NAME", help="a pool of sky.toml or pyproject.toml (default: the default one)")
     group.add_argument("--config", metavar="FILE", help="another file with settings")
@@ -83,7 +80,7 @@ def add_pool_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_pool(arguments: argparse.Namespace) -> ComputePool:
-    """The pool that is meant, not opened yet; with neither settings nor options, one node of this computer."""
+    """The requested pool, not opened; without settings or options, one local node."""
     from skyward import extensions
     from skyward.pool.pool import ComputePool
     from skyward.pool.settings import find_settings
@@ -134,7 +131,7 @@ def _plugin(name: str, arguments: argparse.Namespace) -> Plugin:
 
 
 def table(rows: Sequence[Sequence[str]], right: Container[str] = ()) -> list[str]:
-    """Rows as lines, the first is the head; columns named in `right` are aligned at their right side."""
+    """Aligned rows, the first being the header; columns in `right` are right-aligned."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     ends = [">" if name in right else "<" for name in rows[0]]
     return [
@@ -144,12 +141,10 @@ def table(rows: Sequence[Sequence[str]], right: Container[str] = ()) -> list[str
 
 
 def print_json(value: object) -> None:
-    """Prints a value as JSON, on one line."""
     print(json.dumps(value, default=_plain, allow_nan=False))
 
 
 def print_findings(found: Sequence[Finding]) -> None:
-    """Prints what was found in columns, with the hosts where there are some."""
     wide = max(len(each.host) for each in found)
     for each in found:
         host = f"{each.host:{wide}}  " if wide else ""
@@ -163,7 +158,7 @@ def _plain(value: object) -> object:
 
 
 def chosen(name: str | None) -> Entry:
-    """The history of a pool by name or id; without one, of the pool that was opened last, one that runs first."""
+    """The history of a pool by name or id; by default the newest, running ones first."""
     from skyward.history.store import entries, find  # the completion of a shell needs neither
 
     if name is not None:
@@ -182,7 +177,7 @@ _NEWEST = 10
 
 
 def pool_names(command: str) -> list[str]:
-    """Which pools a command could be about: the newest ten with a history, those that run, or with a ledger, too."""
+    """Candidates for completion: the newest ten with a history, running ones, or those with a ledger."""
     found = [*_with_history(running=command in _RUNNING), *(_with_ledger() if command == "down" else ())]
     names = [name for name in dict.fromkeys(found) if usable(name)]
     return names if command == "down" else names[:_NEWEST]

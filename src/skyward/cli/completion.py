@@ -15,7 +15,6 @@ __all__ = ["add", "run", "script"]
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "completion",
@@ -34,7 +33,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.cli.main import parser
 
     sys.stdout.write(script(arguments.shell, parser()))
@@ -51,7 +49,7 @@ class _Option:
     names: tuple[str, ...]
     about: str
     takes: str
-    """Empty if it takes no value; else what kind, or the words that it may be."""
+    """Empty if it takes no value; else the kind, or the allowed words."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,6 @@ class _Command:
     about: str
     options: tuple[_Option, ...]
     takes: str
-    """What its arguments are."""
 
     @property
     def name(self) -> str:
@@ -68,7 +65,6 @@ class _Command:
 
 
 def script(shell: str, parser: Parser) -> str:
-    """The script for bash, zsh or fish."""
     commands = [
         command for name, each in parser.commands.items() for command in _read((name,), parser.summaries[name], each)
     ]
@@ -76,7 +72,6 @@ def script(shell: str, parser: Parser) -> str:
 
 
 def _read(words: tuple[str, ...], about: str, parser: argparse.ArgumentParser) -> Iterator[_Command]:
-    """A command, and those below it."""
     options: list[_Option] = []
     kinds: list[str] = []
     actions: list[argparse.Action] = parser._actions  # pyright: ignore[reportPrivateUsage] - argparse has no other list
@@ -99,7 +94,6 @@ def _read(words: tuple[str, ...], about: str, parser: argparse.ArgumentParser) -
 
 
 def _known(kinds: Sequence[str]) -> str:
-    """The first kind that can be completed."""
     return next((kind for kind in kinds if kind != _ANYTHING), "")
 
 
@@ -131,7 +125,7 @@ def _zsh(commands: Sequence[_Command]) -> str:
 
 
 def _filled(template: str, commands: Sequence[_Command], tops: str, cases: Sequence[str]) -> str:
-    """The script of a shell with `case`: which words have words below them, what options take, what commands have."""
+    """Fills a template of bash or zsh `case` statements."""
     above = dict.fromkeys(command.words[0] for command in commands if len(command.words) > 1)
     values: list[str] = []
     for command in commands:
@@ -177,7 +171,6 @@ def _fish_value(program: str, command: _Command, takes: str) -> str:
 
 
 def _tops(commands: Sequence[_Command]) -> dict[str, str]:
-    """What may be the first word, with what it is."""
     tops = {command.name: command.about for command in commands if len(command.words) == 1}
     return {**tops, "--help": "show the commands", "--version": "show the version"}
 

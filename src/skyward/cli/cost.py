@@ -14,7 +14,6 @@ __all__ = ["add", "run", "told"]
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "cost",
@@ -37,7 +36,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from dataclasses import asdict
     from datetime import date, datetime, timedelta
 
@@ -61,7 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def told(found: list[Row], whole: Row, spending: Spending, when: str) -> list[str]:
-    """What is printed for people, line by line."""
     lines = _table([*found, whole]) if found else [f"nothing was spent {when}, as far as this computer knows"]
     if whole.unknown:
         machines = "1 machine" if whole.unknown == 1 else f"{whole.unknown} machines"
@@ -73,7 +70,6 @@ def told(found: list[Row], whole: Row, spending: Spending, when: str) -> list[st
 
 
 def _table(found: list[Row]) -> list[str]:
-    """Rows below their headings, the last of them the total; columns in which nothing stands are left out."""
     cells = [_cells(row) for row in found]
     head = ("day", "pool", "provider", "cost", "spot", "on-demand", "")
     used = [n for n in range(len(head)) if any(row[n] for row in cells[:-1])]

@@ -1,4 +1,4 @@
-"""`sky doctor`: looks at this computer: what Skyward needs, which logins it finds, what earlier pools have left."""
+"""`sky doctor`: checks this computer: requirements, logins, leftovers of earlier pools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _found = partial(Finding, "")  # on no host: here
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "doctor",
@@ -44,7 +43,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     found = list(findings(os.environ))
     if arguments.json:
         print_json([{"what": f.what, "state": f.state, "text": f.text, "do": f.do} for f in found])
@@ -54,7 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What was found, in the order in which it matters."""
     for look in (_python, _system, _ssh, _uv, _limits, _disks, _logins, _settings, _leftovers):
         yield from look(environ)
 
@@ -152,7 +149,6 @@ def _leftovers(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _said(*command: str, run: Callable[..., Any] = subprocess.run) -> str | None:
-    """What a program prints; None if it does not run."""
     try:
         done = run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):

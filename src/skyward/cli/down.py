@@ -1,4 +1,4 @@
-"""`sky down`: ends pools and everything that they have created."""
+"""`sky down`: ends pools and everything that they created."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _SILENT_PATIENCE = 15.0
 
 
 class _Outcome(NamedTuple):
-    """What became of a pool that was to be ended."""
-
     pool: str
     provider: str
     region: str
@@ -31,7 +29,6 @@ class _Outcome(NamedTuple):
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "down",
@@ -66,7 +63,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.machines import ledger, reaper
 
     names: list[str] = arguments.pools
@@ -104,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _close_open(names: list[str], really: bool) -> tuple[list[_Outcome], list[str]]:
-    """Closes pools that programs of this computer have open; also returns the names that mean none of them."""
+    """Closes pools open on this computer; also returns the names that match none."""
     from skyward.cli.ps import merged, of_this_computer
 
     told, silent, recorded = of_this_computer()
@@ -125,7 +121,6 @@ def _is(row: Row, pool: str, pid: int) -> bool:
 
 
 def _closed(row: Row, sockets: dict[str, float], really: bool) -> tuple[str, str]:
-    """What was done about an open pool, and why."""
     from skyward.machines import ledger
     from skyward.pool.inspect_socket import close
 

@@ -18,7 +18,6 @@ _CODES = (
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "exec",
@@ -40,7 +39,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.api.compute import Compute
 
     if not arguments.rest:
@@ -55,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def on_node(words: Sequence[str], keep: bool) -> dict[str, Any]:
-    """Runs a program where a body runs; with `keep` what it prints is returned, up to a megabyte of each stream."""
+    """Runs a program inside a body; with `keep`, returns up to a megabyte of each stream."""
     import subprocess
     import sys
 

@@ -15,7 +15,6 @@ __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "history",
@@ -45,7 +44,6 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.history.history import read
     from skyward.history.store import entries
 
@@ -89,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cost(history: History) -> str:
-    """What the machines have cost, for people; machines without a price, such as your own, are said to have none."""
     from skyward.events import PoolOpened
 
     if not history.price_known:

@@ -1,4 +1,4 @@
-"""`sky hosts check`: says what would go wrong on hosts, and between them, before a pool is opened there."""
+"""`sky hosts check`: finds problems on hosts and between them before a pool is opened there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _LOGIN = re.compile(r"//[^/@]*@")
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "hosts",
@@ -59,7 +58,7 @@ def add(commands: Any) -> None:
 
 
 def _allow_mixed(parser: argparse.ArgumentParser) -> None:
-    """Lets hosts stand between and after options, which argparse by itself does not."""
+    """Allows hosts between and after options, which argparse does not."""
     plain = parser.parse_known_args
 
     def parse(args: Sequence[str], namespace: argparse.Namespace | None = None) -> Any:
@@ -73,7 +72,6 @@ def _allow_mixed(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.setup.checks.check import check
 
     provider, wanted = _wanted(arguments)
@@ -88,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def indexes(environ: dict[str, str], more: Sequence[str] = ()) -> tuple[str, ...]:
-    """The package indexes that hosts are told of, the default one first; without logins, and only those on the web."""
+    """The package indexes that hosts will use, without logins, web ones only."""
     from skyward.setup.env.uv import uv_environment
 
     variables = {**environ, **uv_environment(environ)}
@@ -100,7 +98,7 @@ def indexes(environ: dict[str, str], more: Sequence[str] = ()) -> tuple[str, ...
 
 
 def _wanted(arguments: argparse.Namespace) -> tuple[SSH, Wanted]:
-    """The hosts, and what a pool there would need; a command line that is wrong ends here, with status 2."""
+    """Exits with status 2 if the command line is wrong."""
     from skyward.providers.ssh import SSH
     from skyward.setup.checks.check import Wanted
 
@@ -128,7 +126,6 @@ def _wanted(arguments: argparse.Namespace) -> tuple[SSH, Wanted]:
 
 
 def _of_pool(arguments: argparse.Namespace) -> tuple[SSH, bool, Sequence[str]]:
-    """The hosts of a pool of the settings, whether they must reach each other, and the indexes of its image."""
     from skyward.pool.pool import ComputePool
     from skyward.providers.ssh import SSH
 

@@ -1,4 +1,4 @@
-"""`sky init`: writes a small example project, with comments."""
+"""`sky init`: writes a small, commented example project."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ with sky.ComputePool.from_config() as pool:
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "init",
@@ -69,7 +68,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     folder = Path(arguments.folder)
     folder.mkdir(parents=True, exist_ok=True)
     written: list[str] = []

@@ -11,7 +11,6 @@ __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "join",
@@ -30,7 +29,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.node import join
 
     argv = ["--file", arguments.file] if arguments.file is not None else []

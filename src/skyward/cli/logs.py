@@ -1,4 +1,4 @@
-"""`sky logs`: prints what the bodies of a pool wrote, also while it runs, and after it is gone."""
+"""`sky logs`: prints the output of a pool's bodies, while it runs and afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _PAUSE = 0.3
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "logs",
@@ -42,7 +41,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.cli.common import chosen
     from skyward.errors import InvalidArgument
     from skyward.history.history import read
@@ -65,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
-    """Prints what is wanted of these events; whether the pool was closed."""
+    """Prints the selected events; returns whether the pool was closed."""
     from skyward.history.lines import line
     from skyward.view.terminal import clean, coloured
 
@@ -87,7 +85,7 @@ def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
 
 
 def _printable(text: str) -> str:
-    """The text with characters that the terminal cannot have as their numbers, such as bytes that were no UTF-8."""
+    """Escapes characters that the terminal cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 

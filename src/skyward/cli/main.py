@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how errors are shown."""
+"""The command line: the list of commands, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ COMMANDS = {
     "machines": ("ssh", "hosts", "join", "down", "script"),
     "this computer": ("doctor", "version", "completion"),
 }
-"""The commands under the headings that `sky --help` has. Each is a file of this folder with the same name."""
+"""Commands by heading of `sky --help`; each is a file of this folder."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     if len(given) == 2 and given[0] == "--names":  # what the completion of a shell asks
         from skyward.cli.common import pool_names
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(only: str | None = None) -> Parser:
-    """The parser of all commands, or of one: the files of the others are not imported then."""
+    """All commands, or `only` one, which saves importing the others."""
     return Parser({title: names if only is None else [*{only} & {*names}] for title, names in COMMANDS.items()})
 
 
@@ -74,8 +73,6 @@ _ELSEWHERE = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of `sky`, with commands under headings."""
-
     def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
         from skyward import __version__
 
@@ -102,16 +99,14 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def commands(self) -> Mapping[str, argparse.ArgumentParser]:
-        """The parser of each command, by its name."""
         return self._adding.choices
 
     def add_parser(self, name: str, *, help: str, **options: Any) -> argparse.ArgumentParser:
-        """Adds a command: what the files of commands call."""
         self.summaries[name] = help
         return self._adding.add_parser(name, help=help, **options)
 
     def leave(self, words: Sequence[str]) -> NoReturn:
-        """Exits, for words that name no command: with help or the version, or with what is wrong with them."""
+        """Exits when no command is named: with help, the version, or an error."""
         if not words:
             self.print_help(sys.stderr)
             self.exit(2)
@@ -126,7 +121,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"there is no option {words[0]}{_meant(words[0], _TOP)}{self._list()}")
 
     def error(self, message: str) -> NoReturn:
-        """Exits with status 2 and one line; the usage of `sky` itself would say nothing more."""
+        """Exits with status 2 and one line; the usage text would not help."""
         self.exit(2, f"{self.prog}: {message}\n")
 
     def _list(self) -> str:
@@ -134,7 +129,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Command(argparse.ArgumentParser):
-    """The parser of one command: it says the name by which the program was started."""
+    """Shows the program name by which it was started."""
 
     def format_usage(self) -> str:
         return self._renamed(super().format_usage())
@@ -152,12 +147,10 @@ class _Command(argparse.ArgumentParser):
 
 
 def command_of(words: Sequence[str], known: Sequence[str]) -> str | None:
-    """The command that words begin with, if there is such a command."""
     return words[0] if words and words[0] in known else None
 
 
 def told_unknown(parser: Parser, name: str, words: Sequence[str], unknown: Sequence[str], rest: Sequence[str]) -> str:
-    """What is said of words that a command does not know."""
     command = parser.commands[name]
     text = f"unrecognized arguments: {' '.join(unknown)}"
     options = [option for option in command._option_string_actions if option.startswith("--")]  # pyright: ignore[reportPrivateUsage] - argparse has no other list of them
@@ -174,6 +167,5 @@ def _meant(word: str, known: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def _program() -> str:
-    """The name by which this program was started, if it is one of its own."""
     started = os.path.basename(sys.argv[0]).removesuffix(".exe") if sys.argv else ""
     return "skyward" if started == "skyward" else "sky"

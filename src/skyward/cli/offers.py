@@ -1,4 +1,4 @@
-"""`sky offers`: machines that are available, where, at what price, and why others are not."""
+"""`sky offers`: available machines with location and price, and why others are not available."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _REASONS = 12
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "offers",
@@ -57,7 +56,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.api.spec import Spec
     from skyward.cli.common import print_json
     from skyward.machines.offers import Quotes, Refusal, ask, wish
@@ -85,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace, refusals: list[Refusal]) -> list[tuple[str, Provider]]:
-    """Whom to ask, and under which name; whoever cannot be made goes to `refusals`."""
+    """The providers to ask, by name; failures to construct one go to `refusals`."""
     from skyward import extensions
     from skyward.errors import InvalidArgument, SkywardError
     from skyward.machines.offers import Refusal
@@ -133,7 +131,7 @@ def _made(kind: str, provider: Any, arguments: argparse.Namespace) -> list[tuple
 
 
 def _text(found: Quotes, wished: str, short: bool) -> list[str]:
-    """What is printed; `short`: nobody in particular was asked for, so one sentence says why somebody has nothing."""
+    """`short`: no provider was named, so one sentence says why each has nothing."""
     lines = [f"{wished.removesuffix(', cheapest')}; prices are dollars an hour"]
     rows, zones = _rows(found.quotes)
     if rows:
@@ -151,7 +149,6 @@ def _text(found: Quotes, wished: str, short: bool) -> list[str]:
 
 
 def _reasons(refusals: Sequence[Refusal], short: bool) -> Iterator[str]:
-    """One line for each reason, with what it is true of."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for refusal in refusals:
         why = refusal.why.partition(". ")[0] if short and not refusal.what else refusal.why
@@ -162,7 +159,7 @@ def _reasons(refusals: Sequence[Refusal], short: bool) -> Iterator[str]:
 
 
 def _rows(quotes: Sequence[Quote]) -> tuple[list[Sequence[str]], int]:
-    """The table's rows, one for each type, price class and region, and how many other zones there are."""
+    """One row per type, price class and region, and the number of other zones."""
     from skyward.machines.offers import CloudOffer
 
     rows: list[Sequence[str]] = []
@@ -205,8 +202,7 @@ def _rows(quotes: Sequence[Quote]) -> tuple[list[Sequence[str]], int]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows below their headings; columns in which nothing stands are left out, and the price of one node is not said
-    twice."""
+    """Rows below headings, without empty columns and without repeating the price of a single node."""
     drop = {1} if rows[0][0] == "1 node" else set[int]()
     used = [n for n in range(len(rows[0])) if n not in drop and any(row[n] for row in rows[1:])]
     widths = {n: max(len(row[n]) for row in rows) for n in used}

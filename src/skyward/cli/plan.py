@@ -1,4 +1,4 @@
-"""`sky plan`: what a program would open, where and for how much, without opening it."""
+"""`sky plan`: what a program would open, where and at what price, without opening it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip",
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "plan",
@@ -54,14 +53,11 @@ def add(commands: Any) -> None:
 
 @dataclass(frozen=True)
 class _Stopped:
-    """A pool that would be opened, and in which line of the program."""
-
     pool: ComputePool
     line: int | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     if arguments.file is None or any(getattr(arguments, name) for name in _OPTIONS):
         return _tell([_Stopped(make_pool(arguments))], arguments)
     path = Path(arguments.file)
@@ -84,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_program(path: Path, arguments: argparse.Namespace) -> list[_Stopped] | None:
-    """The pools that the program would open; None if it has failed before, which was shown."""
+    """The pools that the program would open; None if it failed first, which was shown."""
     import runpy
 
     from skyward.cli.run import show_error
@@ -111,7 +107,6 @@ def _run_program(path: Path, arguments: argparse.Namespace) -> list[_Stopped] | 
 
 
 def _line(path: str) -> int | None:
-    """In which line of the program this thread is."""
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage] - there is no other way without a traceback
     while frame is not None and frame.f_code.co_filename != path:
         frame = frame.f_back
@@ -119,7 +114,6 @@ def _line(path: str) -> int | None:
 
 
 def _tell(stopped: Iterable[_Stopped], arguments: argparse.Namespace) -> int:
-    """Prints the plans; returns the exit status."""
     possible = True
     for each in stopped:
         record, text = _planned(each.pool)
@@ -140,7 +134,6 @@ def _tell(stopped: Iterable[_Stopped], arguments: argparse.Namespace) -> int:
 
 
 def _planned(pool: ComputePool) -> tuple[dict[str, Any], str]:
-    """The plan of a pool, for programs and for people."""
     from skyward.errors import SkywardError
     from skyward.machines.acquire import Plans
 

@@ -1,4 +1,4 @@
-"""`sky ps`: lists pools that programs of this computer have open, and pools that have left something anywhere."""
+"""`sky ps`: lists pools open on this computer, and pools with leftovers anywhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ _CODES = (
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "ps",
@@ -66,7 +65,6 @@ def add(commands: Any) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say where to look."""
     parser.add_argument(
         "--region", action="append", default=[], metavar="REGION", help="look there too (may be repeated)"
     )
@@ -75,8 +73,6 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
-
     here = of_this_computer()
     found, kept, code = ([], [], 0) if arguments.here else _asked(arguments)
     rows = merged(*here, found, time.time())
@@ -93,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[list[Found], list[Leftover], int]:
-    """What providers and ledgers know; an error is said, and does not hide what is open here."""
+    """Asks providers and ledgers; errors are shown but do not hide local pools."""
     from skyward.errors import CredentialsMissing, SkywardError
     from skyward.machines import reaper
     from skyward.machines.ledger import histories
@@ -116,7 +112,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[list[Found], list[Leftover], 
 
 @contextmanager
 def _without_metadata_service() -> Generator[None]:
-    """Has nobody wait two seconds for the service that has logins on machines of AWS, and nowhere else."""
+    """Skips the two-second wait for AWS's metadata service on computers outside AWS."""
     before = os.environ.get(_METADATA)
     os.environ[_METADATA] = "true"
     try:
@@ -129,7 +125,6 @@ def _without_metadata_service() -> Generator[None]:
 
 
 def _is_of_amazon() -> bool:
-    """Whether this computer is, or may be, a machine of AWS."""
     for path, begins in (("/sys/class/dmi/id/sys_vendor", "Amazon"), ("/sys/hypervisor/uuid", "ec2")):
         try:
             if Path(path).read_text().startswith(begins):
@@ -140,7 +135,6 @@ def _is_of_amazon() -> bool:
 
 
 def lines(rows: list[Row]) -> list[str]:
-    """The table for people: a row a pool, and below it what it has and what can be done."""
     from skyward.machines.ledger import shown, usable
     from skyward.machines.offers import money
 
@@ -185,7 +179,7 @@ def _age(seconds: float | None) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One pool. None is what nobody knows; times are seconds, or seconds since 1970, money is dollars."""
+    """One pool. None means unknown; times in seconds or seconds since 1970, money in dollars."""
 
     pool: str
     state: str
@@ -205,14 +199,14 @@ class Row:
     pid: int | None = None
     host: str = ""
     machines: str = ""
-    """The name for `sky down`, where machines are rented."""
+    """The name for `sky down`, if machines are rented."""
     left: tuple[str, ...] = ()
     """What exists at the provider."""
     notes: tuple[str, ...] = ()
 
 
 def of_this_computer() -> tuple[list[Summary], list[Silent], list[tuple[Entry, History]]]:
-    """Pools that programs of this user have open: those that answer, those that do not, and what is recorded."""
+    """Pools this user has open: answering, silent, and recorded ones."""
     from skyward.history.history import read
     from skyward.history.store import entries
     from skyward.pool.inspect_socket import summaries
@@ -228,9 +222,8 @@ def merged(
     found: Sequence[Found],
     now: float,
 ) -> list[Row]:
-    """One row a pool: those that programs have open, the newest last, and then what is left of others.
-
-    `recorded` are histories that are being written: pools that have not said anything yet, or do not answer.
+    """One row per pool: open ones, the newest last, then leftovers. `recorded` are histories still being written by
+    pools that do not answer.
     """
     rows = [_told(each) for each in told]
     known = [(row.pool, row.pid) for row in rows]
@@ -280,7 +273,7 @@ def _recorded(entry: Entry, history: History, state: str, now: float) -> Row:
 
 
 def _same(row: Row, item: Found) -> bool:
-    """Whether what is found belongs to an open pool; one that is opening does not know the name of its machines yet."""
+    """Matches a finding with an open pool; one that is opening does not know its machines' name yet."""
     if row.machines:
         return row.machines == item.pool
     opening = item.pool.rpartition("-")[0] == row.pool and item.condition == "in use"

@@ -1,4 +1,4 @@
-"""`sky run`: runs a program with a pool that is open while it runs."""
+"""`sky run`: runs a program with an open pool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _CODES = (
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "run",
@@ -46,7 +45,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     import runpy
 
     from skyward.errors import InvalidArgument
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def own_pool_line(source: bytes) -> int | None:
-    """The line in which a program makes a pool of its own; None if it makes none, or knows of the one it is given."""
+    """The line where a program creates its own pool; None if it creates none or uses the given one."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -89,14 +87,13 @@ def own_pool_line(source: bytes) -> int | None:
 
 
 def _names(called: ast.expr) -> list[str]:
-    """The names that stand in `sky.ComputePool.from_config`."""
     if isinstance(called, ast.Attribute):
         return [*_names(called.value), called.attr]
     return [called.id] if isinstance(called, ast.Name) else []
 
 
 def _check_own(path: Path, line: int, arguments: argparse.Namespace) -> None:
-    """Says that a program opens its own pool, and so gets none; options for one would have no effect."""
+    """Warns that the program opens its own pool; options for one are refused."""
     from skyward.errors import InvalidArgument
 
     given = [f"--{name}" for name in _OPTIONS if getattr(arguments, name)]
@@ -127,7 +124,7 @@ def _status(code: object) -> int:
 
 
 def show_error(exc: Exception, path: str) -> None:
-    """Prints the traceback of a program, less the frames that started it."""
+    """Prints the program's traceback without our frames."""
     left = exc.__traceback__
     while left is not None and left.tb_frame.f_code.co_filename != path:
         left = left.tb_next

@@ -1,4 +1,4 @@
-"""`sky script`: prints the script that sets a host up."""
+"""`sky script`: prints the script that sets up a host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "script",
@@ -30,7 +29,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from importlib import metadata
 
     from skyward.api.image import Image

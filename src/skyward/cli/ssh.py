@@ -1,4 +1,4 @@
-"""`sky ssh`: a shell, or one command, on a node of a pool that runs."""
+"""`sky ssh`: a shell or one command on a node of a running pool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ exec "$@"
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "ssh",
@@ -62,7 +61,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; this process becomes the shell."""
+    """Replaces this process with ssh."""
     from skyward.cli.common import chosen
 
     entry = chosen(arguments.pool)
@@ -92,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def chosen_node(pool: str, placed: Mapping[int, NodePlaced], name: str | None) -> NodePlaced:
-    """The node that is meant: by number, by its machine's name, or the first."""
+    """By number, by machine name, or the first."""
     if not placed:
         raise InvalidArgument(f"{pool} has no nodes yet: it is being opened. `sky top {pool}` shows how far it is.")
     if name is None:
@@ -108,7 +107,6 @@ def chosen_node(pool: str, placed: Mapping[int, NodePlaced], name: str | None) -
 
 
 def ssh_command(target: SshTarget, place: NodePlaced, words: Sequence[str], terminal: bool) -> list[str]:
-    """The ssh that runs a command there, or the user's shell; what is given first counts for ssh."""
     from skyward.setup.ssh.connection import options, remote_line
 
     first = ["-t", "-o", "EscapeChar=~"] if terminal else ["-T"]
@@ -117,7 +115,7 @@ def ssh_command(target: SshTarget, place: NodePlaced, words: Sequence[str], term
 
 
 def target_of(found: Mapping[str, Any]) -> SshTarget:
-    """How a machine is reached, from what the pool's history says; what is not known is left out."""
+    """From the pool's history; unknown fields are left out."""
     from skyward.api.shell import SshTarget
     from skyward.providers.ssh import parse_host
 
@@ -129,7 +127,7 @@ def target_of(found: Mapping[str, Any]) -> SshTarget:
 
 
 def _placed(entry: Entry) -> dict[int, NodePlaced]:
-    """Where each node is now; histories may be large, so only these lines are parsed."""
+    """Only these lines are parsed, since histories may be large."""
     from skyward.events import NodePlaced
     from skyward.history.lines import parsed
 

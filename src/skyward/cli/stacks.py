@@ -1,4 +1,4 @@
-"""`sky stacks`: shows where every body stands, of the pools that run on this computer."""
+"""`sky stacks`: shows the stack of every running body on this computer's pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "stacks",
@@ -30,7 +29,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.machines.ledger import shown
     from skyward.pool.inspect_socket import ask_all
 

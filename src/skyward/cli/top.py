@@ -20,7 +20,6 @@ _PAUSE = 0.3
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "top",
@@ -41,7 +40,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.cli.common import chosen
 
     entry = chosen(arguments.pool)
@@ -54,7 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _follow(entry: Entry) -> int:
-    """Draws the live view until the pool is closed."""
     from skyward.events import PoolClosed
     from skyward.history.store import Tail
     from skyward.view.console import attach
@@ -82,7 +79,6 @@ def _follow(entry: Entry) -> int:
 
 
 def _print_once(entry: Entry) -> None:
-    """Prints the view as it would be drawn at this moment."""
     from skyward.history.store import Tail
     from skyward.view.overview import Overview
 
@@ -98,7 +94,7 @@ def _print_once(entry: Entry) -> None:
 
 
 def _concerns_view(event: Event) -> bool:
-    """Whether it is for whoever looks on: output is for `sky logs`, and the page's address for who opened the pool."""
+    """Excludes output, which is for `sky logs`, and the page's address, which is for the opener."""
     from skyward.events import Notice, Output
     from skyward.pool.lifetime import PAGE_NOTICE
 

@@ -1,4 +1,4 @@
-"""`sky version`: which Skyward this is; with --verbose also Python, the system and the packages that matter."""
+"""`sky version`: Skyward's version; with --verbose also Python, the system and relevant packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ _PACKAGES = ("cloudpickle", "cryptography", "uv", "boto3", "distributed", "jobli
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "version",
@@ -30,7 +29,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     found = facts() if arguments.verbose else {"skyward": facts()["skyward"]}
     if arguments.json:
         print_json(found)
@@ -44,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def facts() -> dict[str, str]:
-    """Versions and places, by name."""
     import platform
     import subprocess
     import sys

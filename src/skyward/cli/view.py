@@ -1,4 +1,4 @@
-"""`sky view`: shows a pool in the browser, one that runs or one that is gone."""
+"""`sky view`: shows a running or finished pool in the browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ __all__ = ["add", "run"]
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
     parser = add_command(
         commands,
         "view",
@@ -37,7 +36,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
     from skyward.cli.common import chosen
     from skyward.view.page.server import PageServer
 
@@ -62,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open(address: str) -> None:
-    """Opens the browser on a file that leads to the address: all users can read the command line of a browser."""
+    """Opens a redirecting file: a browser's command line is readable by all users."""
     import webbrowser
 
     from skyward.machines.ledger import state_dir

@@ -1,4 +1,4 @@
-"""Frameworks on a pool: one file a plugin, each a function that returns a Plugin."""
+"""Frameworks on a pool: one file per plugin, each a function that returns a Plugin."""
 
 from typing import Any
 

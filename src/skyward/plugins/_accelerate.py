@@ -1,6 +1,5 @@
-"""accelerate, and the Trainer that uses it, in a process that runs many calls.
-
-It is told where a group of CPUs is meant, starts again with each call, and does not train apart without a word.
+"""accelerate and the Trainer in a process that runs many calls: accelerate is reset for each call, knows groups of
+CPUs, and does not silently train without a group.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from skyward.api.info import InstanceInfo, current_broadcast
 __all__ = ["around_call", "variables"]
 
 _LOOK = 1.0
-"""Seconds between two looks at what accelerate has found."""
+"""Seconds between two checks of accelerate's state."""
 _told = False
 _lock = threading.Lock()
 _calls = 0
@@ -25,9 +24,9 @@ _inside: ContextVar[bool] = ContextVar("skyward_accelerate", default=False)
 
 
 def variables(torch: Any, info: InstanceInfo) -> dict[str, str]:
-    """What accelerate must know on a node without accelerators: otherwise it takes each rank for a program alone.
+    """Variables for a node without accelerators: otherwise accelerate treats each rank as a separate program.
 
-    Where ranks share a GPU, the group is one of gloo; accelerate would take it for one of NCCL, and fail.
+    Where ranks share a GPU, the group uses gloo; accelerate would assume NCCL and fail.
     """
     if info.gpu_conflict is not None:
         return {"ACCELERATE_USE_CPU": "true"}
@@ -37,7 +36,7 @@ def variables(torch: Any, info: InstanceInfo) -> dict[str, str]:
 
 @contextmanager
 def around_call(info: InstanceInfo) -> Generator[None]:
-    """A call in which accelerate starts again, and says so if a broadcast trains apart."""
+    """Resets accelerate for the call, and warns if a broadcast trains separately on each rank."""
     global _calls
     if _inside.get():
         yield
@@ -66,13 +65,13 @@ def around_call(info: InstanceInfo) -> Generator[None]:
 
 
 class _Unheld:
-    """A class of which there is no object: how many references its dictionary has depends on the version of Python."""
+    """A class without instances: the number of references to its dictionary depends on the Python version."""
 
     shared_state: ClassVar[dict[str, Any]] = {}
 
 
 def _forget() -> None:
-    """Has accelerate look again for its ranks, as in a new program, unless an earlier Accelerator is held."""
+    """Makes accelerate detect its ranks again, unless an earlier Accelerator is still referenced."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return

@@ -1,6 +1,5 @@
-"""Hugging Face: its packages, a login that stays a secret, and a group for the Trainer.
-
-The token reaches the nodes inside the plugins' payload, and exists there in memory alone.
+"""Hugging Face: packages, a login, and a group for the Trainer. The token reaches nodes in the plugins' payload and
+stays in memory.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def _with_packages(image: Image, cluster: Cluster) -> Image:
 
 @contextmanager
 def _logged_in(token: Secret, info: InstanceInfo) -> Generator[None]:
-    """The Hub's two places for a token, its variable and its file, until the runner ends."""
+    """Sets the Hub's variable and file for a token until the runner ends."""
     # A file in memory goes away with its process, however that ends; the link gives it a name beside which the Hub
     # can put files of its own.
     fd = os.memfd_create("token")

@@ -52,10 +52,10 @@ _lock = threading.Lock()
 
 @makes_plugin("jax")
 def jax(cuda: str = "cuda12") -> Plugin:
-    """JAX on every node, and one distributed runtime over all of them where there are several.
+    """JAX on every node, and one distributed runtime over all of them if there are several.
 
     Args:
-        cuda: for nodes with such accelerators: "cuda12", "cuda13", or as torch writes it, "cu128". Default: "cuda12".
+        cuda: for nodes with NVIDIA GPUs: "cuda12", "cuda13", or as torch writes it, "cu128". Default: "cuda12".
     """
     return Plugin(
         "jax",
@@ -76,13 +76,12 @@ def decorated(fn: Callable[..., Any] | None = None, /) -> Callable[..., Any]:
 
 
 def install(image: Image, cluster: Cluster, cuda: str = "cuda12") -> Image:
-    """The image with the JAX that this pool's accelerator needs."""
     return image.adding(pip=[requirement(cluster.spec.accelerator, cuda)])
 
 
 @contextmanager
 def distributed(info: InstanceInfo) -> Generator[None]:
-    """One distributed runtime over all ranks while the runner lives; for one rank there is nothing to join."""
+    """One distributed runtime over all ranks while the runner lives; skipped for a single rank."""
     share_cores()
     if info.world_size < 2:
         yield
@@ -95,7 +94,6 @@ def distributed(info: InstanceInfo) -> Generator[None]:
 
 
 def ensure_group(info: InstanceInfo) -> None:
-    """Join this process with the other ranks, unless that is done already."""
     jax = framework("jax", "jax")
     with _lock:
         if jax.distributed.is_initialized():
@@ -113,7 +111,6 @@ def ensure_group(info: InstanceInfo) -> None:
 
 
 def close() -> None:
-    """Leave the distributed runtime together with the others."""
     jax = framework("jax", "jax")
     if not jax.distributed.is_initialized():
         return
@@ -129,7 +126,6 @@ def close() -> None:
 
 
 def variables(info: InstanceInfo) -> dict[str, str]:
-    """What this node's environment says about the group."""
     return {
         "JAX_COORDINATOR_ADDRESS": _port_of_head(info),
         "JAX_NUM_PROCESSES": str(info.world_size),
@@ -139,7 +135,7 @@ def variables(info: InstanceInfo) -> dict[str, str]:
 
 
 def avoid_shared_gpus(jax: Any, info: InstanceInfo) -> None:
-    """Has JAX use the CPU where not every rank has a GPU of its own, unless the user chose a platform."""
+    """Makes JAX use the CPU if ranks share a GPU, unless the user chose a platform."""
     if info.gpu_conflict is None or os.environ.get("JAX_PLATFORMS"):
         return
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -148,7 +144,6 @@ def avoid_shared_gpus(jax: Any, info: InstanceInfo) -> None:
 
 
 def requirement(accelerator: Accelerator | None, cuda: str = "cuda12") -> str:
-    """What pip has to install for this accelerator."""
     if accelerator is None:
         return "jax"
     if accelerator.supports_cuda:
@@ -157,12 +152,11 @@ def requirement(accelerator: Accelerator | None, cuda: str = "cuda12") -> str:
 
 
 def has_package(image: Image, name: str) -> bool:
-    """Whether the image asks for a package, in any version and with any extras."""
     return any(re.match(rf"{re.escape(name)}(?![A-Za-z0-9._-])", entry.strip(), re.IGNORECASE) for entry in image.pip)
 
 
 def share_cores() -> None:
-    """Have XLA start as many threads as this runner's share of the cores, unless the user said how many."""
+    """Limits XLA's threads to this runner's share of the cores, unless the user set a number."""
     # XLA on CPUs has no flag for it: the size of its pool is the number of cores, or what NPROC says.
     share = os.environ.get("OMP_NUM_THREADS", "")
     if share.isdecimal():
@@ -181,7 +175,7 @@ def _around_call() -> Generator[None]:
 
 @contextmanager
 def _explained() -> Generator[None]:
-    """Lets an error that only echoes another node's end wait for the other's own, and says what it means."""
+    """Delays an error that only echoes another node's failure, so that the cause is reported first."""
     await_turn()
     try:
         yield
@@ -193,7 +187,7 @@ def _explained() -> Generator[None]:
 
 
 def _bind_collectives(info: InstanceInfo) -> None:
-    """Have collectives on CPUs listen at the address by which the other nodes reach this one."""
+    """Makes CPU collectives listen on the address by which other nodes reach this one."""
     # JAX has no setting for it. By default gloo takes what the host's name stands for, and where that is the loopback,
     # as on Debian, nodes on different machines never meet.
     own = next((peer.private_ip for peer in info.peers if peer.node == info.node), None)
@@ -234,7 +228,6 @@ def _initialize(jax: Any, info: InstanceInfo, address: str) -> None:
 
 
 def _device_ids(info: InstanceInfo) -> list[int]:
-    """The GPUs that JAX uses in this process; none on CPUs."""
     return [] if os.environ.get("JAX_PLATFORMS") == "cpu" else gpu_positions(info)
 
 
@@ -243,7 +236,7 @@ def _port(info: InstanceInfo) -> int:
 
 
 def _coordinator(jax: Any, info: InstanceInfo) -> str:
-    """Where rank 0 listens for the others: on one machine a socket file that no other user can open."""
+    """Where rank 0 listens: on one machine a socket file that no other user can open."""
     directory = os.environ.get(SCRATCH)
     if directory and on_one_machine(info):
         path = os.path.join(directory, f"jax-{os.urandom(6).hex()}")

@@ -1,9 +1,8 @@
-"""joblib on a pool: one backend, switched on by a plugin, by a context manager, or by its name "skyward".
+"""joblib on a pool: one backend, enabled by a plugin, by a context manager, or by its name "skyward".
 
-    Parallel(n_jobs=-1)(...)  ->  batches of calls  ->  pool.submit  ->  `_Runs` on a node  ->  results, in order
+      Parallel(n_jobs=-1)(...)  ->  batches of calls  ->  pool.submit  ->  `_Runs` on a node  ->  results, in order
 
-This half needs no joblib, so that building a pool and running a batch on a node stay light; the backend itself is in
-`_joblib_backend`.
+This file does not import joblib, so that building a pool stays light; `_joblib_backend` does.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ Item = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Slots(Protocol):
-    """What the backend needs of a pool."""
-
     @property
     def slots(self) -> int: ...
     @property
@@ -69,12 +66,12 @@ class Slots(Protocol):
 
 @makes_plugin("joblib")
 def joblib(version: str | None = None, *, max_inflight: int | None = None, progress: bool = True) -> Plugin:
-    """joblib on the nodes, and its `Parallel` sent there while the pool is open.
+    """joblib on the nodes; its `Parallel` runs there while the pool is open.
 
     Args:
         version: a number or a constraint such as ">=1.4". Default: this computer's version.
-        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
-        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
+        max_inflight: the most batches that are on the nodes at once. Default: as many as keep them busy.
+        progress: whether to show tasks done, tasks per second and the time left. Default: yes.
     """
     check_options("joblib", version, max_inflight)
     return Plugin(
@@ -86,12 +83,12 @@ def joblib(version: str | None = None, *, max_inflight: int | None = None, progr
 
 @contextmanager
 def joblib_backend(pool: T, *, max_inflight: int | None = None, progress: bool = True) -> Generator[T]:
-    """Sends joblib's `Parallel` to a pool that is open already; leaving the block leaves the pool open.
+    """Sends joblib's `Parallel` to a pool that is already open, and leaves it open.
 
     Args:
         pool: the open pool.
-        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
-        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
+        max_inflight: the most batches that are on the nodes at once. Default: as many as keep them busy.
+        progress: whether to show tasks done, tasks per second and the time left. Default: yes.
     """
     if not hasattr(pool, "concurrency") or not hasattr(pool, "submit"):
         raise InvalidArgument(f"{pool!r} is not a pool. Give the sky.ComputePool whose with-block this is in.")
@@ -102,10 +99,8 @@ def joblib_backend(pool: T, *, max_inflight: int | None = None, progress: bool =
 
 
 def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> Image:
-    """The image with the packages; what it names already stays as it is unless a version is asked for.
-
-    numpy and scipy come along as this computer has them, since arrays travel both ways; not where a version is asked
-    for, which may need others.
+    """Adds the packages that the image does not name yet. numpy and scipy are pinned to this computer's versions, since
+    arrays travel both ways, unless a `version` was requested, which may need others.
     """
     if find_spec("joblib") is None:
         raise _no_joblib()  # before machines are launched
@@ -117,7 +112,7 @@ def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> 
 
 
 def pinned(name: str, version: str | None) -> str:
-    """A requirement: the version asked for, else the one that this computer has, since objects travel both ways."""
+    """The requested version, else this computer's, since objects travel both ways."""
     if version is not None:
         from skyward.plugins._torch_wheels import requirement  # for weight
 
@@ -128,7 +123,6 @@ def pinned(name: str, version: str | None) -> str:
 
 
 def check_options(name: str, version: str | None, max_inflight: int | None) -> None:
-    """Refuses what is no version of the package, or no number of batches."""
     if version is not None:
         pinned(name, version)
     if max_inflight is not None:
@@ -136,7 +130,6 @@ def check_options(name: str, version: str | None, max_inflight: int | None) -> N
 
 
 def _here(name: str) -> str | None:
-    """The version of a package that this computer has."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -145,7 +138,7 @@ def _here(name: str) -> str | None:
 
 @functools.cache
 def packages_with(module: str) -> list[str]:
-    """What nodes need for a module that this computer has, in its versions; nothing if it is in no package."""
+    """Requirements for a module of this computer; empty if it belongs to no package."""
     found = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
     if len(set(found)) != 1:  # the user's own file, or a namespace that several share
         return []
@@ -153,12 +146,10 @@ def packages_with(module: str) -> list[str]:
 
 
 def register() -> None:
-    """Makes the backend known to joblib by its name."""
     _backend_module()
 
 
 def open_pool() -> Slots:
-    """The pool opened last."""
     try:
         return cast("Slots", resolve(sys.modules["skyward"]))
     except PoolClosed:
@@ -215,12 +206,12 @@ def _project(requirement: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def runs(name: str) -> _Runs:
-    """What a node is asked to do with a batch, under the name that is to be shown for it."""
+    """The function that runs a batch, named for display."""
     return _Runs(name)
 
 
 class _Runs:
-    """Runs a batch; a Parallel inside one of its calls runs there, one call after the other."""
+    """Runs a batch; a nested Parallel runs sequentially."""
 
     def __init__(self, name: str) -> None:
         self.__qualname__ = name
@@ -242,7 +233,7 @@ class _Runs:
 
 @dataclass(frozen=True)
 class Lacking:
-    """What a node answers that has not a module which a batch needs, so that none of its calls was run."""
+    """A node's answer if it lacks a module that a batch needs; none of its calls were run."""
 
     module: str
 
@@ -250,7 +241,7 @@ class Lacking:
 class Tasks:
     """The calls of one batch; arrays of at least `frozen` bytes arrive read-only, as joblib's memory maps do.
 
-    `paths` are those of packages that were added to the pool; None has a missing module raise its error.
+    `paths` are those of packages added to the pool; with None a missing module raises its error.
     """
 
     def __init__(
@@ -292,7 +283,7 @@ def _kept(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
 
 
 class _Pickler(Pickler):
-    """Names classes of warnings instead of requiring them: scikit-learn sends the client's filters with each call."""
+    """Pickles warning classes by name: scikit-learn sends the client's filters with each call."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and issubclass(obj, Warning) and obj.__module__ not in ("builtins", "__main__"):
@@ -303,7 +294,7 @@ class _Pickler(Pickler):
 
 
 def _warning(module: str, name: str) -> type[Warning]:
-    """The class of warning, or where its package is missing one that no warning has."""
+    """The warning class, or a placeholder that never matches if its package is missing."""
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[return-value]
     except (ImportError, AttributeError):
@@ -312,12 +303,12 @@ def _warning(module: str, name: str) -> type[Warning]:
 
 @makes_plugin("sklearn")
 def sklearn(version: str | None = None, *, max_inflight: int | None = None, progress: bool = True) -> Plugin:
-    """scikit-learn on the nodes, and every `n_jobs` of it sent there while the pool is open.
+    """scikit-learn on the nodes; every `n_jobs` runs there while the pool is open.
 
     Args:
         version: a number or a constraint such as ">=1.5". Default: this computer's version.
-        max_inflight: how many batches are with the nodes at a time, at most. Default: as many as keep them busy.
-        progress: whether to show how many tasks are done, how many a second, and the time left. Default: yes.
+        max_inflight: the most batches that are on the nodes at once. Default: as many as keep them busy.
+        progress: whether to show tasks done, tasks per second and the time left. Default: yes.
     """
     check_options("scikit-learn", version, max_inflight)
     packages = {"scikit-learn": version, "joblib": None}

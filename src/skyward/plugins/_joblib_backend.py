@@ -1,11 +1,11 @@
 # pyright: reportIncompatibleMethodOverride=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The joblib backend itself; only this file imports joblib at its top, and only the other half imports this file.
+"""The joblib backend. Only this file imports joblib at its top, and only `_joblib` imports this file.
 
-    joblib's thread   submit -> waiting -> at most `n_jobs` batches on the pool
-    engine's thread   a batch is done -> queue
-    our thread        queue -> joblib's callback: takes the result, reads the user's iterator, submits more
+      joblib's thread   submit -> waiting -> at most `n_jobs` batches on the pool
+      engine's thread   a batch is done -> queue
+      our thread        queue -> joblib's callback: takes the result, reads the user's iterator, submits more
 
-The engine's own thread reads all links, so nothing of the user's runs there: an iterator of tasks may block.
+No user code runs in the engine's thread, which reads all links: an iterator of tasks may block.
 """
 
 from __future__ import annotations
@@ -55,10 +55,9 @@ _SETTINGS = {"temp_folder", "max_nbytes", "mmap_mode", "prefer", "require", "ver
 
 
 class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
-    """Sends joblib's batches to the slots of a pool: the one given, or the one opened last.
+    """Sends joblib's batches to the given pool, or to the one opened last.
 
-    The instance in joblib's configuration sends nothing itself: every Parallel gets a copy with its own batch sizes and
-    its own calls to abort.
+    The instance in joblib's configuration sends nothing: each Parallel gets a copy with its own batch sizes and calls.
     """
 
     # A round trip costs well under a millisecond here, so batches can be shorter than those of a process pool.
@@ -86,7 +85,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._traffic: _Traffic | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many batches run at a time: joblib's meaning, with the pool's slots in the place of cores."""
+        """joblib's meaning, with the pool's slots in place of cores."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None or n_jobs == 1:
@@ -96,7 +95,6 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return _Elsewhere(count) if self.parallel is not None else count
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
-        """Prepares for the calls of one Parallel, which gets a backend of its own."""
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         unknown = settings.keys() - _SETTINGS
@@ -115,18 +113,17 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return count
 
     def get_nested_backend(self) -> tuple[Any, int | None]:
-        """What joblib would use inside a task; nodes make their own, see `_Runs`."""
+        """Nodes make their own nested backend; see `_Runs`."""
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
 
     def compute_batch_size(self) -> int:
-        """How many calls the next batch has; where calls are very short, joblib's doubling would take many rounds."""
+        """joblib's doubling of the batch size would take many rounds for very short calls."""
         if 0 < self._smoothed_batch_duration < self.MIN_IDEAL_BATCH_DURATION / _STEP:
             self._effective_batch_size *= _STEP // 2
             self._smoothed_batch_duration *= _STEP // 2
         return super().compute_batch_size()
 
     def start_call(self) -> None:
-        """A Parallel is called: its batches have a thread of their own."""
         # joblib cuts tasks into batches ahead of time. After a call that failed it would run the rest in the next one.
         ahead: Any = getattr(self.parallel, "_ready_batches", None)
         while ahead is not None and not ahead.empty():
@@ -135,23 +132,21 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._traffic = _Traffic(self._target(), self._limit, (self.nesting_level or 0) + 1, self._frozen, counted)
 
     def stop_call(self) -> None:
-        """The call is over."""
         self._running().stop()
 
     def terminate(self) -> None:
-        """Forgets the batch sizes of this Parallel; the pool is not ours to close."""
+        """Forgets the batch sizes; the pool stays open."""
         self.reset_batch_stats()
 
     def submit(self, func: Any, callback: Callback) -> None:
-        """Takes a batch, to be sent as soon as fewer than `n_jobs` are out."""
+        """Queues a batch; it is sent when fewer than `n_jobs` are out."""
         self._running().add(func, callback)
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
-        """The results of a finished batch, or its exception."""
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Cancels what this Parallel has on the pool; bodies that run are stopped there."""
+        """Cancels this Parallel's calls; running bodies are stopped."""
         self._running().abort()
 
     def _running(self) -> _Traffic:
@@ -166,7 +161,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
 
 
 class _Traffic:
-    """The batches of one call of a Parallel, with the thread that sends them and hears of their end."""
+    """The batches of one Parallel call, and the thread that sends them."""
 
     def __init__(
         self, pool: Slots, limit: int | None, level: int, frozen: int | None, counted: TaskCounter | None = None
@@ -182,7 +177,6 @@ class _Traffic:
         threading.Thread(target=self._hear, name="skyward-joblib", daemon=True).start()
 
     def add(self, batch: Any, callback: Callback) -> None:
-        """Has a batch sent when there is room for it."""
         if self._counted is not None:
             self._counted.sent(batch)
         with self._lock:
@@ -190,13 +184,11 @@ class _Traffic:
         self._news.put("added")
 
     def stop(self) -> None:
-        """Ends the thread when it has heard of what is done."""
         if self._counted is not None:
             self._counted.end()
         self._news.put("stop")
 
     def abort(self) -> None:
-        """Drops what waits and cancels what is out."""
         with self._lock:
             self._aborted = True
             self._waiting.clear()
@@ -205,7 +197,7 @@ class _Traffic:
             future.cancel()
 
     def _hear(self) -> None:
-        """Calls back for every batch that is done, and sends what waits: several batches in one go."""
+        """Calls back for finished batches and sends waiting ones."""
         while True:
             news = [self._news.get()]
             while len(news) < _AT_ONCE and not self._news.empty():
@@ -234,7 +226,7 @@ class _Traffic:
         sent.callback(future)
 
     def _add_packages(self, module: str, known: Sequence[str]) -> None:
-        """Puts on the nodes what a batch needs there; if that cannot be known, the batch will raise its own error."""
+        """Adds the packages that a batch needs; if they are unknown, the batch raises its own error."""
         paths = _added.get(self._pool, ())
         if paths != known:
             return  # another batch has had it added since
@@ -246,7 +238,7 @@ class _Traffic:
         _added[self._pool] = added
 
     def _send(self) -> bool:
-        """Sends some of the batches that wait, as the limit allows; False when there were none."""
+        """Sends waiting batches up to the limit; False if there were none."""
         with self._lock:
             room = _AT_ONCE if self._limit is None else min(_AT_ONCE, self._limit - len(self._sent))
             batches = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
@@ -282,15 +274,13 @@ class _Traffic:
 
 
 class _Sent(NamedTuple):
-    """A batch that is with the nodes, and the paths of added packages that it was told of."""
-
     batch: Any
     callback: Callback
     paths: Sequence[str]
 
 
 _added: WeakKeyDictionary[Slots, Sequence[str]] = WeakKeyDictionary()
-"""Where the nodes of a pool have packages that calls of joblib needed and its image did not name."""
+"""Paths of packages that were added to a pool because joblib's calls needed them."""
 
 
 def _check_plain(tasks: Tasks) -> None:
@@ -316,7 +306,7 @@ _defaults_lock = threading.Lock()
 
 @contextmanager
 def default_for_threads(backend: SkywardBackend) -> Generator[None]:
-    """Has every thread use `backend` that has chosen none itself: `parallel_config` speaks for its own thread only."""
+    """Makes `backend` the default of all threads: `parallel_config` covers only its own thread."""
     # Not register_parallel_backend(make_default=True): what prefers threads, as random forests do, would stay here.
     with _defaults_lock:
         _defaults.append(backend)
@@ -334,7 +324,7 @@ def _set_default(backend: Any) -> None:
 
 
 class _Elsewhere(int):
-    """A number of workers that is never equal to 1: joblib would run the calls of one worker in this process."""
+    """A number of workers that never equals 1: joblib would run a single worker's calls in this process."""
 
     def __eq__(self, other: object) -> bool:
         return int(self) != 1 and super().__eq__(other)
@@ -359,22 +349,19 @@ _DEEPEST = 5
 
 
 class TaskCounter:
-    """Counts the tasks of one call of a Parallel."""
-
     def __init__(self, pool: Slots, parallel: Any) -> None:
         self._pool, self._parallel = pool, parallel
         self._counter: Any = None
         self._began = False
 
     def sent(self, batch: Any) -> None:
-        """joblib has cut off a batch; called with its lock held."""
+        """Called with joblib's lock held."""
         if not self._began:
             self._began = True
             name = name_of(batch.items[0][0])
             self._counter = self._pool._follow_group(name, self._expected())  # pyright: ignore[reportPrivateUsage] - not for users
 
     def ended(self, batch: Any, future: Future[Any]) -> None:
-        """A batch is done."""
         if self._counter is None:
             return
         self._look_for_end()
@@ -387,13 +374,12 @@ class TaskCounter:
             self._counter.add(count)
 
     def end(self) -> None:
-        """The call is over."""
         if self._counter is not None:
             self._look_for_end()
             self._counter.end()
 
     def _expected(self) -> int | None:
-        """How many tasks there are, asked when the first of them are sent."""
+        """The total number of tasks, determined when the first are sent."""
         known = getattr(self._parallel, "n_tasks", None)
         if known is not None:
             return known
@@ -405,7 +391,7 @@ class TaskCounter:
         return tasks_in(iterator, taken)
 
     def _look_for_end(self) -> None:
-        """Once joblib has read all tasks, how many there are is known."""
+        """Sets the total once joblib has read all tasks."""
         parallel = self._parallel
         ahead: Any = getattr(parallel, "_ready_batches", None)
         read = getattr(parallel, "_original_iterator", self) is None and not getattr(parallel, "_aborting", False)
@@ -414,7 +400,7 @@ class TaskCounter:
 
 
 def tasks_in(iterator: Any, taken: int, depth: int = 0) -> int | None:
-    """How many items an iterator has in all, of which so many were taken; None if that cannot be told."""
+    """The total number of items of an iterator after `taken` were read; None if unknown."""
     if depth > _DEEPEST:
         return None
     if isinstance(iterator, GeneratorType):
@@ -441,7 +427,7 @@ def tasks_in(iterator: Any, taken: int, depth: int = 0) -> int | None:
 
 
 def _is_plain(code: CodeType) -> bool:
-    """Whether it is a generator expression with one loop and no condition: an item of it for each of another."""
+    """Whether this is a generator expression with one loop and no condition: one item per input item."""
     if code.co_name != "<genexpr>":
         return False
     names = [instruction.opname for instruction in dis.get_instructions(code)]

@@ -1,11 +1,11 @@
-"""Keras 3: its backend is chosen before anything imports it, and on JAX all nodes train one model.
+"""Keras 3: sets its backend before anything imports it; on JAX all nodes train one model.
 
                 plugin, one node     plugin, several nodes                       decorator, several nodes
 jax             backend              + JAX's group, DataParallel, equal seeds    the same
 torch           backend              backend                                     + torch's process group
 tensorflow      backend              backend                                     + TF_CONFIG
 
-The distribution holds in broadcasts. A call to one node trains there by itself: the others would never join it.
+The distribution applies to broadcasts. A call on one node trains alone: the others would never join it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
 
     Args:
         backend: "jax", "torch" or "tensorflow". Default: "jax".
-        seed: every call starts from these random numbers. Default: None, from others each time.
+        seed: random seed of every call. Default: None, different numbers each time.
     """
     seed = _checked_seed(backend, seed)
     return Plugin(
@@ -68,18 +68,17 @@ def decorated(*, backend: Backend = "jax", seed: int | None = None) -> Callable[
 def decorated(
     fn: Callable[..., Any] | None = None, /, *, backend: Backend = "jax", seed: int | None = None
 ) -> Callable[..., Any]:
-    """Has the body `fn` find Keras with a backend whose nodes form a group: `@sky.integrations.keras`.
+    """Sets the Keras backend for the body `fn` and forms the nodes' group: `@sky.integrations.keras`.
 
     Args:
         backend: "jax", "torch" or "tensorflow". Default: "jax".
-        seed: every call starts from these random numbers. Default: None, from others each time.
+        seed: random seed of every call. Default: None, different numbers each time.
     """
     seed = _checked_seed(backend, seed)
     return partial(_decorated, backend=backend, seed=seed) if fn is None else _decorated(fn, backend, seed)
 
 
 def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
-    """The image with Keras, the package of its backend unless it has one, and the choice between them."""
     chosen = image.env.get(VARIABLE, backend)
     if chosen != backend:
         raise InvalidArgument(
@@ -101,7 +100,9 @@ def install(image: Image, cluster: Cluster, *, backend: Backend) -> Image:
 
 @contextmanager
 def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Generator[None]:
-    """The backend for this process; on several nodes with JAX also its group, and one distribution over all devices."""
+    """Sets the backend for this process; with JAX on several nodes also its group and one distribution over all
+    devices.
+    """
     claim(backend)
     if backend != "jax" or info.world_size < 2:
         yield
@@ -112,7 +113,7 @@ def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Gen
 
 
 def claim(backend: Backend) -> None:
-    """Have Keras use this backend in this process, where none was chosen before."""
+    """Sets the backend unless one was chosen before."""
     used = _used()
     if used not in (None, backend):
         raise InvalidArgument(
@@ -125,7 +126,7 @@ def claim(backend: Backend) -> None:
 
 
 def tf_config(info: InstanceInfo) -> str:
-    """What TensorFlow's multi-worker strategies read: who the workers are, and which of them this is."""
+    """The variable that TensorFlow's multi-worker strategies read."""
     first = info.ports.get("tensorflow", info.head_port)
     hosts = [info.peers[info.node_of(rank)].private_ip for rank in range(info.world_size)]
     # Every worker has a server: those that share a machine need a port each.
@@ -138,8 +139,6 @@ def tf_config(info: InstanceInfo) -> str:
 
 @dataclass
 class _State:
-    """What was chosen for this process."""
-
     backend: Backend | None = None
     distribution: Any = None
     seed: int | None = None
@@ -167,7 +166,7 @@ def _decorated(fn: Callable[P, R], backend: Backend, seed: int | None) -> Callab
 
 
 class _Claim:
-    """Chooses the backend where it is unpickled, on a node that has none yet: keras may be a global of the body."""
+    """Sets the backend when unpickled on a node: keras may be a global of the body."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend: Backend = backend
@@ -184,7 +183,6 @@ def _claimed(backend: Backend) -> _Claim:
 
 @contextmanager
 def _around_call(backend: Backend, seed: int | None) -> Generator[None]:
-    """What the decorator does before the backend's own start."""
     await_turn()
     info = pool_info()
     if info is not None:
@@ -199,7 +197,7 @@ def _around_call(backend: Backend, seed: int | None) -> Generator[None]:
 
 @contextmanager
 def _around_body(seed: int | None) -> Generator[None]:
-    """What each call finds: Keras keeps its distribution and its seed per thread, and calls run in several."""
+    """Applied per call: Keras keeps its distribution and seed per thread."""
     if pool_info() is not None and (seed is not None or _state.distribution is not None):
         keras = framework("keras", "keras")
         if _state.distribution is not None:
@@ -213,7 +211,7 @@ def _around_body(seed: int | None) -> Generator[None]:
 
 
 def _distribute(seed: int | None) -> None:
-    """One model over all devices that JAX sees, each node bringing its own part of every batch."""
+    """One model over all JAX devices; each node brings its own part of every batch."""
     keras = framework("keras", "keras")
     devices = keras.distribution.list_devices()
     if not devices:
@@ -231,7 +229,7 @@ def _distribute(seed: int | None) -> None:
 
 
 def _seed_all(keras: Any, seed: int) -> None:
-    """What `keras.utils.set_random_seed` does, but TensorFlow gets its seed only when something else imports it."""
+    """Like `keras.utils.set_random_seed`, but does not import TensorFlow; see `_LateSeed`."""
     plain: Any = keras.utils.set_random_seed
     if "tensorflow" not in sys.modules:
         _late_seed.seed = seed
@@ -263,7 +261,7 @@ _late_seed = _LateSeed()
 
 
 def _agreed_seed() -> int:
-    """A random number that all nodes of JAX's group have in common, so that they start with the same weights."""
+    """A random number shared by all nodes of JAX's group, so that they start with the same weights."""
     import numpy
 
     own = numpy.uint32(secrets.randbits(32))

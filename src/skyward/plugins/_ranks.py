@@ -41,7 +41,6 @@ _HOLD_BACK = 2.0
 
 
 def called(info: InstanceInfo, ranks: Iterable[int]) -> str:
-    """Some ranks in words: nodes, where each node has one."""
     numbers = [str(rank) for rank in ranks]
     if _one_each(info):
         names, kind = numbers, "node"
@@ -51,12 +50,11 @@ def called(info: InstanceInfo, ranks: Iterable[int]) -> str:
 
 
 def this_rank(info: InstanceInfo) -> str:
-    """This process in words."""
     return called(info, [info.rank])
 
 
 def explain_lost_peer(error: Exception, info: InstanceInfo, group: str) -> None:
-    """Lets an error that only echoes another rank's end wait for the other's own, and says what it means."""
+    """Delays an error that only echoes another rank's failure, so that the cause is reported first."""
     time.sleep(_HOLD_BACK)  # the pool stops this call when it hears of the other
     error.add_note(
         f"{this_rank(info).capitalize()} lost its connection to another one of {group}: that one left the "
@@ -65,33 +63,31 @@ def explain_lost_peer(error: Exception, info: InstanceInfo, group: str) -> None:
 
 
 def on_one_machine(info: InstanceInfo) -> bool:
-    """Whether all ranks run on the same machine, and see the same files."""
     return all(peer.private_ip == info.head_addr for peer in info.peers)
 
 
 def everyone(info: InstanceInfo) -> str:
-    """How many there are in all."""
     return f"all {info.world_size} {'nodes' if _one_each(info) else 'ranks'}"
 
 
 def say(info: InstanceInfo, text: str) -> None:
-    """Tells the user something about the whole pool: rank 0 says it, once."""
+    """Prints on rank 0 only."""
     if info.is_head and text not in _said:
         _said.add(text)
         print(text, file=sys.stderr, flush=True)
 
 
 def show_node_gpus(info: InstanceInfo) -> None:
-    """Lets this process see all GPUs of its node, as torchrun does: its own is the one with its local rank.
+    """Makes all GPUs of the node visible to this process, as torchrun does: its own has the index of its local rank.
 
-    Without a framework's plugin a process sees its own GPUs only. CUDA reads the variable once, when it is first used.
+    Otherwise a process sees only its own GPUs. CUDA reads the variable once, on first use.
     """
     if info.local_world_size > 1 and _has_own_card(info):
         os.environ[_variable()] = ",".join(info.node_gpus)
 
 
 def gpu_by_local_rank(info: InstanceInfo) -> int | None:
-    """The number by which a program for torchrun addresses its GPU; None without GPUs."""
+    """The index by which a torchrun program addresses its GPU; None without GPUs."""
     positions = gpu_positions(info)
     if not positions:
         return None
@@ -100,7 +96,7 @@ def gpu_by_local_rank(info: InstanceInfo) -> int | None:
 
 
 def gpu_positions(info: InstanceInfo) -> list[int]:
-    """The numbers by which this process addresses its own GPUs, among those that it sees."""
+    """The indexes of this process's own GPUs among those that it sees."""
     if not info.node_gpus:
         return list(range(info.accelerators))
     own = own_gpus(info.node_gpus, info.local_world_size)[info.local_rank]
@@ -154,9 +150,8 @@ _ADVICE = (
 class Rendezvous:
     """Where the ranks of a group meet, and how long they wait for each other.
 
-    `group` is what messages call it. `port` is the one that was chosen for the framework when the runners were made:
-    those of an earlier time have another one, and meet elsewhere. `option` is the user's name for the time limit, if
-    there is one.
+    `group` is its name in messages. `port` was chosen when the runners were created, so runners of an earlier setup
+    meet elsewhere. `option` is the user's parameter for the timeout, if there is one.
     """
 
     group: str
@@ -166,7 +161,7 @@ class Rendezvous:
     option: str = ""
 
     def meet(self, value: Any = None) -> Any:
-        """Waits for all ranks; returns, on each of them, the `value` of rank 0. It can be written as JSON."""
+        """Waits for all ranks; returns rank 0's `value`, which must be JSON-serializable."""
         require_peers(self.info)
         if self.info.world_size < 2:
             return value
@@ -196,7 +191,6 @@ class Rendezvous:
                 log.warning("%s, at most %g s. %s", self._waiting(missing), self.seconds, _ADVICE)
 
     def port_taken(self, reason: str) -> SkywardError:
-        """The error of a port that was free when the pool opened."""
         return self._taken(
             f"port {self.port} of node 0, chosen for {self.group} when the pool opened, is not free any more "
             f"({reason}): another program has taken it, or another runner of the node."
@@ -223,7 +217,6 @@ class Rendezvous:
 
 
 def _is_alone() -> bool:
-    """Whether this is a call to one node: then the others may well never come."""
     return current_call() is not None and current_broadcast() is None
 
 
@@ -232,12 +225,12 @@ R = TypeVar("R")
 
 
 def within(fn: Callable[P, R], enter: Enter, name: str) -> Callable[P, R]:
-    """`fn` with its body run inside a context that is made on the node; a generator keeps it until it ends."""
+    """Runs the body of `fn` inside a context created on the node; for a generator until it ends."""
     return inside(fn, enter, f"@sky.integrations.{name}", option=_option(name))
 
 
 def unpickled_first(fn: Callable[P, R], name: str, value: object) -> Callable[P, R]:
-    """`fn` with an attribute that is unpickled on the node before the globals of the body, e.g. modules, are."""
+    """Adds an attribute that is unpickled on the node before the body's globals, such as modules."""
     # cloudpickle restores a function's attributes before its globals and its closure, in their order; what wraps it
     # further takes them over in the same order.
     attributes = vars(fn).copy()
@@ -247,17 +240,16 @@ def unpickled_first(fn: Callable[P, R], name: str, value: object) -> Callable[P,
 
 
 def check_function(fn: object, name: str) -> None:
-    """Refuses what cannot be decorated."""
     decorators.check_function(fn, f"@sky.integrations.{name}", _option(name))
 
 
 def _option(name: str) -> str:
-    """What a text that is given instead of a function is probably meant to be."""
+    """What a string given instead of a function probably means."""
     return "" if name == "jax" else "backend"
 
 
 def framework(module: str, plugin: str) -> Any:
-    """A module of a framework; where a node has none, the error says what to add to the pool."""
+    """Imports a framework; if a node lacks it, the error says what to add to the pool."""
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:

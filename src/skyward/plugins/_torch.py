@@ -58,7 +58,7 @@ def torch(
     audio: str | None = None,
     timeout: float = 600,
 ) -> Plugin:
-    """PyTorch on every node, and on several ranks, or with `processes_per_node`, a group that all calls find ready.
+    """PyTorch on every node; with several ranks, or `processes_per_node`, also a process group that all calls share.
 
     Args:
         backend: of the group: "nccl" or "gloo". Default: NCCL where each rank has a GPU, else gloo.
@@ -109,7 +109,6 @@ def decorated(
 
 @contextmanager
 def process_group(info: InstanceInfo, backend: Backend | None = None, timeout: float = 600) -> Generator[None]:
-    """A process group over all ranks for the length of a call, with its variables."""
     dist = framework("torch.distributed", "torch")
     check_backend(backend, info)
     store = new_store(dist, info, timeout)
@@ -140,7 +139,9 @@ def _check_group(backend: object, timeout: object) -> None:
 
 @contextmanager
 def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) -> Generator[None]:
-    """The group of a runner's whole life; for one rank only if the user asked for ranks, as torchrun forms one."""
+    """The group of a runner's whole life; for a single rank only if the user set `processes_per_node`, as torchrun
+    does.
+    """
     if info.world_size < 2 and not info.processes_given:
         yield
         return
@@ -164,7 +165,7 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
 
 @contextmanager
 def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Generator[None]:
-    """What one call gets: nothing outside a pool or where a group exists, else a group of its own."""
+    """A group per call; none outside a pool or if a group exists."""
     info = pool_info()
     if info is None:
         yield
@@ -194,7 +195,7 @@ _group: AbstractContextManager[object] | None = None
 
 @contextmanager
 def _shared(dist: Any, form: Callable[[], AbstractContextManager[object]]) -> Generator[None]:
-    """One group for all calls that run in this process at a time: the first forms it, the last one ends it."""
+    """Shares one group among concurrent calls: the first forms it, the last ends it."""
     global _users, _group
     with _lock:
         ours = _users > 0 or not dist.is_initialized()
@@ -215,7 +216,7 @@ def _shared(dist: Any, form: Callable[[], AbstractContextManager[object]]) -> Ge
 
 @contextmanager
 def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
-    """What torchrun gives to a program that forms its group itself: variables, and a port where a store listens."""
+    """What torchrun gives to a program that forms its own group: variables, and a port with a store."""
     dist = framework("torch.distributed", "torch")
     store = new_store(dist, info, timeout)  # held until the call ends: in one process, torch shares what listens
     with (
@@ -229,7 +230,7 @@ def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
 
 @contextmanager
 def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
-    """The variables by which torch finds its group, and accelerate its ranks, until the block is left."""
+    """Sets the variables that torch and accelerate read."""
     torch = framework("torch", "torch")
     values = {
         "MASTER_ADDR": info.head_addr,
@@ -264,7 +265,7 @@ def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
 
 @contextmanager
 def _kept(dist: Any) -> Generator[None]:
-    """Keeps the group that the body forms until the block is left: letting go of it too early can hang, see below."""
+    """Keeps a reference to the body's group until the block ends: dropping it too early can hang, see below."""
     groups: list[Any] = []
     done = threading.Event()
 
@@ -285,7 +286,6 @@ def _kept(dist: Any) -> Generator[None]:
 
 @contextmanager
 def _ending(dist: Any) -> Generator[None]:
-    """Ends the process's group when the block is left, unless the body has done so."""
     failed = True
     try:
         yield

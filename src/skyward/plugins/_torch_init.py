@@ -1,8 +1,7 @@
-"""Programs that form their torch group themselves: in a body, `init_process_group` means the ranks of the pool.
+"""Programs that form their own torch group: in a body, `init_process_group` uses the ranks of the pool.
 
-A program for torchrun calls it at its start, and `destroy_process_group` at its end. Where the pool has formed a group
-already the program gets that one. Where it asks for another backend or time limit it gets a group of its own, over the
-pool's store. A group that a program has ended is formed again before the next broadcast.
+If the pool already has a group, the program gets that one; with another backend or timeout it gets its own, over the
+pool's store. A group that a program has destroyed is formed again before the next broadcast.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _NOTICE_ALONE = 0.5
 
 
 class OwnGroups:
-    """The groups that bodies of this process form themselves. `timeout` is in seconds, for those that name none."""
+    """Groups formed by bodies of this process. `timeout`, in seconds, is the default."""
 
     def __init__(self, dist: Any, info: InstanceInfo, store: Any, timeout: float) -> None:
         self._dist, self._info, self._store, self._timeout = dist, info, store, timeout
@@ -75,14 +74,14 @@ class OwnGroups:
         self._kept: list[Any] = []  # a group that is let go of too early can hang, see `end_group`
 
     def begin(self, group: Any, prefix: str) -> None:
-        """The pool has formed `group`, or None. `prefix` is new: what a group leaves in a store confuses the next."""
+        """Sets the pool's group. `prefix` must be new: leftovers in a store confuse the next group."""
         self._pools, self._prefix, self._count = group, prefix, 0
         time.sleep(LETTING_GO if self._kept else 0)
         self._kept.clear()
 
     @contextmanager
     def offered(self) -> Generator[None]:
-        """While the block runs, `init_process_group` in a body asks here."""
+        """Routes `init_process_group` to this object during the block."""
         replace_init(self._dist)
         _offered.append(self)
         try:
@@ -91,7 +90,7 @@ class OwnGroups:
             _offered.remove(self)
 
     def form(self, init: Callable[..., None], asked: dict[str, Any]) -> None:
-        """What the body asks for: the pool's group, another one over the pool's ranks, or one that is all its own."""
+        """Gives the body the pool's group, another one over the pool's ranks, or its own."""
         found, asked = self._dist.group.WORLD, possible(asked, self._info)
         if found is not None and found is not self._pools:
             init(**asked)  # which says that there is one already
@@ -120,7 +119,6 @@ class OwnGroups:
         return given and all(os.environ.get(variable, str(own)) == str(own) for _, variable, own in places)
 
     def _is_enough(self, asked: dict[str, Any]) -> bool:
-        """Whether the pool's group is as the body asks for."""
         backend = str(asked.get("backend") or self._dist.get_backend()).lower()
         limit = asked.get("timeout") or timedelta(seconds=self._timeout)
         usual = backend == self._dist.get_backend() and limit == timedelta(seconds=self._timeout)
@@ -128,7 +126,7 @@ class OwnGroups:
 
 
 def replace_init(dist: Any) -> None:
-    """Has `init_process_group` in this process ask what is offered. Bodies must be unpickled after that."""
+    """Patches `init_process_group` in this process. Bodies must be unpickled after that."""
     real = dist.init_process_group
     if hasattr(real, _MARK):
         return
@@ -145,7 +143,7 @@ def replace_init(dist: Any) -> None:
 
 
 class ReplacesInit:
-    """Calls `replace_init` where it is unpickled, on a node: `init_process_group` may be a global of the body."""
+    """Calls `replace_init` when unpickled on a node: `init_process_group` may be a global of the body."""
 
     def __reduce__(self) -> Any:
         return _replaced, ()
@@ -161,7 +159,7 @@ def _replaced() -> ReplacesInit:
 
 
 def await_ranks(store: Any, prefix: str, info: InstanceInfo, seconds: float, purpose: str) -> None:
-    """Waits for all ranks to `purpose`, in short steps: torch itself cannot be stopped while it waits."""
+    """Waits for all ranks in short steps: torch itself cannot be interrupted while it waits."""
     keys = [f"{prefix}/here/{rank}" for rank in range(info.world_size)]
     own = keys[info.rank]
     store.set(own, "1")
@@ -183,7 +181,6 @@ def await_ranks(store: Any, prefix: str, info: InstanceInfo, seconds: float, pur
 
 
 def end_group(dist: Any, *, failed: bool) -> None:
-    """Ends the process's group, if there is one."""
     if not dist.is_initialized():
         return
     if failed and dist.get_backend() == "nccl" and hasattr(dist.group.WORLD, "abort"):
@@ -211,9 +208,9 @@ _offered: list[OwnGroups] = []
 
 
 def new_store(dist: Any, info: InstanceInfo, timeout: float, port: int = 0) -> Any:
-    """A store that all ranks share and that is new: what one group leaves in a store would confuse the next.
+    """A new store shared by all ranks; leftovers in a used one would confuse the next group.
 
-    Waits for all ranks, at most `timeout` seconds. `port` is for torch's own store; 0 means any that is free.
+    Waits for all ranks, at most `timeout` seconds. `port` is for torch's own store; 0 picks a free one.
     """
     rendezvous = Rendezvous("the torch group", info, info.ports["torch"], timeout, "timeout")
     limit = timedelta(seconds=timeout)
@@ -253,7 +250,6 @@ def _gloo(info: InstanceInfo) -> str:
 
 
 def check_backend(backend: Backend | None, info: InstanceInfo) -> None:
-    """Refuses NCCL where torch finds no GPU."""
     if backend == "nccl" and not _finds_cuda():
         torch = framework("torch", "torch")
         raise InvalidArgument(
@@ -263,7 +259,7 @@ def check_backend(backend: Backend | None, info: InstanceInfo) -> None:
 
 
 def agreed_backend(backend: Backend | None, info: InstanceInfo, store: Any) -> Backend:
-    """The backend of the group, the same on all ranks: what the user says, else NCCL if each has a GPU of its own."""
+    """The same backend on all ranks: the user's, else NCCL if each rank has its own GPU."""
     if backend is not None:
         return backend
     if info.gpu_conflict is not None:
@@ -275,7 +271,7 @@ def agreed_backend(backend: Backend | None, info: InstanceInfo, store: Any) -> B
 
 
 def possible(asked: dict[str, Any], info: InstanceInfo) -> dict[str, Any]:
-    """What a program asks of `init_process_group`, with gloo instead of NCCL where not every rank has a GPU."""
+    """The program's arguments, with gloo instead of NCCL if ranks lack their own GPU."""
     if info.gpu_conflict is None or "nccl" not in (asked.get("backend") or "nccl").lower():
         return asked
     say(info, _gloo(info))
@@ -283,7 +279,6 @@ def possible(asked: dict[str, Any], info: InstanceInfo) -> dict[str, Any]:
 
 
 def use_own_gpu(info: InstanceInfo) -> None:
-    """Has torch use this rank's own GPU where code does not say which."""
     own = gpu_by_local_rank(info)
     if own and _finds_cuda():  # number 0 is what torch takes anyway
         framework("torch", "torch").cuda.set_device(own)
@@ -291,7 +286,7 @@ def use_own_gpu(info: InstanceInfo) -> None:
 
 @contextmanager
 def on_own_gpu(info: InstanceInfo) -> Generator[None]:
-    """A call with this rank's own GPU as the current one, which torch keeps for each thread."""
+    """Makes this rank's GPU current, which torch stores per thread."""
     use_own_gpu(info)
     yield
 
@@ -301,7 +296,7 @@ def _finds_cuda() -> bool:
 
 
 def _voted_backend(info: InstanceInfo, store: Any, found: bool) -> Backend:
-    """NCCL if torch finds a GPU on every rank. A wheel for CPUs, or an old driver, on one of them decides for all."""
+    """NCCL only if torch finds a GPU on every rank: a CPU wheel or an old driver on one decides for all."""
     votes = [f"skyward/cuda/{rank}" for rank in range(info.world_size)]
     store.set(votes[info.rank], "1" if found else "0")
     without = [rank for rank, vote in enumerate(store.multi_get(votes)) if vote == b"0"]
@@ -322,8 +317,6 @@ _PEER_GONE = re.compile(
 
 
 class PoolGroup:
-    """The process group that all calls of this process share."""
-
     def __init__(self, dist: Any, info: InstanceInfo, backend: str, timeout: float) -> None:
         self._dist, self._info, self._backend, self._timeout = dist, info, backend, timeout
         self._store = dist.distributed_c10d._get_default_store()  # held here, it outlives the group
@@ -338,7 +331,7 @@ class PoolGroup:
 
     @contextmanager
     def around_call(self) -> Generator[None]:
-        """A call that finds the group whole, if it is on all nodes, and reports the group if it leaves it broken."""
+        """Ensures that a broadcast finds the group intact, and reports it if the call leaves it broken."""
         await_turn()
         broadcast = current_broadcast() is not None
         with self._changed:
@@ -380,14 +373,14 @@ class PoolGroup:
 
 
 def entered(dist: Any) -> int:
-    """How many collectives this process has entered in its group; torch counts them for itself."""
+    """How many collectives this process has entered, by torch's own count."""
     return dist.group.WORLD._get_sequence_number_for_group()
 
 
 def explain(exc: RuntimeError, info: InstanceInfo, timeout: float, option: str) -> bool:
-    """Says what an error of a collective means, and whether it is one.
+    """Explains an error of a collective; False if it is not one.
 
-    An error that only echoes another node's failure waits a little, so that the other's is heard first.
+    An error that only echoes another node's failure waits briefly, so that the cause is reported first.
     """
     if _PEER_GONE.search(str(exc)):
         explain_lost_peer(exc, info, "its torch group")

@@ -1,4 +1,4 @@
-"""Which PyTorch an image gets: what the user pins counts, and its index and companions follow from that."""
+"""Chooses PyTorch wheels for an image: the user's pins decide, and index and companion packages follow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ _PATCHES = 6
 
 
 def requirement(name: str, version: object) -> str:
-    """What pip is asked for: a bare version is pinned, one that starts with a constraint is taken as it is."""
     text = version.strip() if isinstance(version, str) else ""
     pin = "==" if text[:1].isdecimal() else ""
     try:
@@ -53,9 +52,9 @@ def requirement(name: str, version: object) -> str:
 
 
 def with_wheels(image: Image, cluster: Cluster, *, pip: Sequence[str], cuda: str) -> Image:
-    """The image with these packages from the index that has wheels for the accelerator and for the version.
+    """The image with these packages from the index with wheels for the accelerator and version.
 
-    Where the user's pip or uv has a place of its own for them, such as a site's mirror, they come from there.
+    If the user's pip or uv has a private source for them, such as a mirror, they come from there.
     """
     own = list(_parsed(image.pip))
     added = [entry for entry in map(Requirement, pip) if _is_missing(entry, own)]
@@ -83,7 +82,7 @@ def _parsed(entries: Sequence[str]) -> Iterator[Requirement]:
 
 
 def _is_missing(requested: Requirement, own: Sequence[Requirement]) -> bool:
-    """Whether the image does not say it already; a version that it excludes is refused."""
+    """Whether the image does not name it yet; raises if the image excludes the version."""
     same = [entry for entry in own if entry.name.lower() == requested.name]
     if not same:
         return True
@@ -100,7 +99,7 @@ def _is_missing(requested: Requirement, own: Sequence[Requirement]) -> bool:
 
 
 def _check_companions(asked: Sequence[Requirement]) -> None:
-    """Refuses versions that were not built for each other, where all are pinned."""
+    """Refuses pinned versions that were not built for each other."""
     torch = _pin(_specifiers(asked, "torch"))
     minor = _minor(torch)
     if torch is None or minor is None or not 0 <= minor <= max(int(name[2:]) for name in _CUDA):
@@ -115,7 +114,7 @@ def _check_companions(asked: Sequence[Requirement]) -> None:
 
 
 def _kind(torch: SpecifierSet, cuda: str) -> str:
-    """The index for a version of torch: the one asked for, unless that is the default and has no such wheels."""
+    """The index for a version of torch: the requested one, unless that is the default and lacks such wheels."""
     listed = [version for version in _CUDA if _admits(torch, version)]
     if cuda != _DEFAULT_CUDA or not listed or torch.contains("2.99", prereleases=True):
         return cuda
@@ -137,7 +136,7 @@ def _admits(specifiers: SpecifierSet, version: str) -> bool:
 
 
 def _local(torch: SpecifierSet) -> str | None:
-    """The index that a pin such as 2.6.0+cu124 names itself."""
+    """The index named by a pin such as 2.6.0+cu124."""
     pin = _pin(torch) or ""
     found = re.fullmatch(r".*\+(cu\d{2,3}|cpu)", pin)
     return found[1] if found else None
@@ -152,7 +151,6 @@ def _specifiers(asked: Sequence[Requirement], name: str) -> SpecifierSet:
 
 
 def _pin(specifiers: SpecifierSet) -> str | None:
-    """The one version that is meant, if it is one."""
     return next((s.version for s in specifiers if s.operator in ("==", "===") and not s.version.endswith("*")), None)
 
 

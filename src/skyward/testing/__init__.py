@@ -1,4 +1,4 @@
-"""For tests of providers: their contract, faults for an emulated API, and GPUs for hosts that have none."""
+"""For tests of providers: their contract, faults for an emulated API, and simulated GPUs."""
 
 from skyward.testing.contract import ProviderContract
 from skyward.testing.faults import Call, Fault, Faults

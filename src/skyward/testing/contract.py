@@ -1,4 +1,4 @@
-"""What every provider must do, as tests that its author inherits. Plain asserts: pytest runs them, and is not imported.
+"""The provider contract as tests to inherit. Plain asserts: pytest runs them but is not imported.
 
 class TestNimbus(ProviderContract):
     @pytest.fixture
@@ -26,14 +26,14 @@ __all__ = ["ProviderContract"]
 
 
 class ProviderContract:
-    """The contract of a provider. A subclass has a fixture `provider`, and may change what is asked of it."""
+    """A subclass defines the fixture `provider` and may override what is requested of it."""
 
     spec = Spec()
     count = 2
     timeout = 60.0
 
     def test_it_is_a_frozen_value(self, provider: Provider) -> None:
-        """Settings are compared, and are keys of dictionaries: a place is asked once for what is left there."""
+        """Settings are compared and used as dictionary keys."""
         assert provider == copy.copy(provider)
         assert hash(provider) == hash(copy.copy(provider))
         for item in fields(provider):  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -78,7 +78,7 @@ class ProviderContract:
     def test_a_pool_whose_process_died_is_found_and_ended_by_another(
         self, provider: Provider, tmp_path: Path, monkeypatch: Any
     ) -> None:
-        """What `sky ps` and `sky down` do; the watchdog of a pool runs the latter."""
+        """What `sky ps`, `sky down` and the watchdog do."""
         if not provider.rented:
             return
         assert provider.name in extensions.found("providers"), "its entry point has another name, or is missing"
@@ -138,7 +138,6 @@ class ProviderContract:
 
     @property
     def pool(self) -> str:
-        """The name of the pool of a test."""
         return f"contract-{type(self).__name__.lower()}"
 
     @contextmanager

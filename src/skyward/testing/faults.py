@@ -1,4 +1,4 @@
-"""What can be made to go wrong with a call, and when."""
+"""Faults to inject into calls of an emulated API."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ _STATUS = {
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the cloud has seen it."""
-
     number: int
     service: str
     action: str
@@ -40,12 +38,12 @@ class Call:
     params: Mapping[str, str]
     time: float
     outcome: str = ""
-    """What became of it: "ok", an error code, or "lost"."""
+    """"ok", an error code, or "lost"."""
 
 
 @dataclass
 class Fault:
-    """What happens to the calls that match, `times` of them (-1: all), after `skip` that go well."""
+    """Applies to matching calls, `times` of them (-1: all), after `skip` successful ones."""
 
     action: str = "*"
     code: str = "InternalError"
@@ -62,30 +60,27 @@ class Fault:
         self.status = self.status or _STATUS.get(self.code, 400)
 
     def matches(self, call: Call) -> bool:
-        """Whether this call is meant, were it not for how often."""
+        """Ignores `times` and `skip`."""
         return fnmatchcase(call.action, self.action) and (self.where is None or self.where(call))
 
 
 class Faults:
-    """The faults of a cloud; the first that matches counts."""
+    """The first matching fault applies."""
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._faults = list(faults)
         self._lock = threading.Lock()
 
     def add(self, fault: Fault) -> Fault:
-        """One more fault."""
         with self._lock:
             self._faults.append(fault)
         return fault
 
     def clear(self) -> None:
-        """No more faults."""
         with self._lock:
             self._faults.clear()
 
     def due(self, call: Call) -> Fault | None:
-        """The fault that this call meets."""
         with self._lock:
             for fault in self._faults:
                 if fault.matches(call):

@@ -1,7 +1,5 @@
-"""The GPUs of a test cloud's machines: a stand-in for nvidia-smi, for hosts that have none.
-
-Skyward looks at what a node really has. A host behind a machine of the test cloud has no GPU; it passes for a machine
-of its type when `nvidia-smi` on its PATH says so. Nothing in Skyward itself is switched off for it.
+"""Simulated GPUs of a test cloud's machines: a fake nvidia-smi for hosts without GPUs. Nothing in Skyward itself is
+switched off for it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _PRODUCTS = {
 
 
 class Instance(Protocol):
-    """A machine of a test cloud: its id and its type at EC2, such as g4dn.xlarge."""
+    """A machine of a test cloud: its id and EC2 type, such as g4dn.xlarge."""
 
     @property
     def id(self) -> str: ...
@@ -32,10 +30,10 @@ class Instance(Protocol):
 
 
 def nvidia_smi(instance: Instance) -> str | None:
-    """A program that lists the GPUs which machines of this type have at EC2; None if they have none of NVIDIA.
+    """A program that lists the GPUs of this EC2 type; None if it has no NVIDIA GPU.
 
-    Hooks of a test cloud write it to a directory that is on the PATH of the host behind the machine. It answers
-    `nvidia-smi -L` and `--query-gpu=uuid,memory.total`; CUDA does not run there.
+    Put it on the PATH of the host behind the machine. It answers `nvidia-smi -L` and `--query-gpu=uuid,memory.total`;
+    CUDA does not run there.
     """
     found = _described(instance.kind)
     if found is None:
@@ -54,7 +52,7 @@ def nvidia_smi(instance: Instance) -> str | None:
 
 
 def _described(kind: str) -> tuple[str, int, int] | None:
-    """Name, count and MiB of each, as EC2 describes a type."""
+    """Name, count and MiB of each GPU."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
     types: dict[str, Any] = INSTANCE_TYPES
