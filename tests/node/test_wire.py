@@ -1,0 +1,41 @@
+"""What every message looks like on the wire: old and new versions of a process must understand each other."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.node import orders, protocol
+from skyward.node.receiver import Direction
+from skyward.node.shared import protocol as shared_protocol
+
+LINKS = {
+    name: link
+    for name, link in (vars(protocol) | vars(orders) | vars(shared_protocol)).items()
+    if inspect.isclass(link) and link.__bases__ == (Direction,)
+}
+LINES = [json.loads(line) for line in Path(__file__).with_name("wire.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("link", "wire"), LINES, ids=lambda part: part if isinstance(part, str) else part[0])
+def test_a_message_is_written_as_it_always_was(link: str, wire: list[Any]) -> None:
+    direction = LINKS[link]
+    made = "verdict" if wire[0] in direction.verdicts else wire[0]
+    fields = wire if made == "verdict" else wire[1:]
+    if direction.kinds()[made][-1:] != ("buffers",):
+        fields = fields[:-1]
+    assert getattr(direction, made)(*fields) == wire
+
+
+def test_every_kind_of_message_has_a_line() -> None:
+    known = {
+        (name, kind)
+        for name, link in LINKS.items()
+        for made in link.kinds()
+        for kind in (link.verdicts if made == "verdict" else [made])
+    }
+    assert {(link, wire[0]) for link, wire in LINES} == known
