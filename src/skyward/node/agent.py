@@ -1,10 +1,9 @@
-"""One node: takes calls from the client, hands them to runners, sends home what they make. Never runs user code.
+"""One node: takes calls from the client, hands them to runners, sends results back. Never runs user code.
 
-    client <==link==> Agent <==sockets, pipes==> runners (forked by the fork server)
+      client <==link==> Agent <==sockets, pipes==> runners (forked by the fork server)
 
-It hears the client, the runners and the clock, asks `AgentCalls` what that means, and does what it says. Payloads are
-forwarded as bytes. Results and output are kept until the client has acknowledged them, so a client that loses its
-connection misses nothing.
+It passes events to `AgentCalls` and carries out the returned actions. Payloads are forwarded as bytes. Results and
+output are kept until the client has acknowledged them, so a lost connection loses nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _UNANSWERED = 60  # samples
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What an agent has around it: clock, randomness, processes, sockets. The tests' simulation has others."""
+    """Injected dependencies: clock, randomness, processes, sockets. The simulation has its own."""
 
     clock: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: os.urandom(8).hex()
@@ -61,8 +60,6 @@ class Surroundings:
 
 
 class Agent:
-    """Serves the pool's client, which `listener` lets in, until it says bye."""
-
     def __init__(
         self,
         listener: Callable[[Callable[[], None], Callable[[socket.socket, str], None]], ClientListener],
@@ -104,7 +101,6 @@ class Agent:
         self._leaving: float | None = None  # when this machine will be taken away
 
     def run(self) -> None:
-        """Runs until the client says bye, then returns."""
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
         self._listener.open()
         self._timers.after(_SAMPLE, self._sample)
@@ -117,7 +113,6 @@ class Agent:
             self.turn()
 
     def turn(self) -> None:
-        """Does what is due, and sends what was said since the last time."""
         self._timers.run()
         self._pass_time(self._clock())
         self._blob_cache.send(lambda: self._home.kept_bytes, self._home.tell_now)
@@ -126,7 +121,7 @@ class Agent:
         self._runners.resume()
 
     def notice(self, seconds: float) -> None:
-        """Says, from any thread, that this machine will be taken away in so many seconds."""
+        """Thread-safe."""
         self._notices.put(seconds)
         self._wake()
 
@@ -156,7 +151,6 @@ class Agent:
                     assert_never(action)
 
     def _tell_of(self, call: NodeCall | None, message: Message, buffers: list[Any] | None) -> None:
-        """Tells the client something; of a call, after the large buffers that belong to it."""
         if call is None or message[0] in ("started", "recalled"):
             self._tell(message, buffers)
         else:
@@ -190,7 +184,7 @@ class Agent:
         self.look_around()
 
     def look_around(self) -> None:
-        """Takes what other threads have left: connections, large buffers that came or did not, notices."""
+        """Handles what other threads have queued: connections, blobs, notices."""
         while (admitted := self._listener.next()) is not None:
             (self._shared.admit if "share" in admitted[1] else self._home.attach)(*admitted)
         self._shared.look()
@@ -205,7 +199,7 @@ class Agent:
             self._on_notice(self._notices.get())
 
     def _fence(self) -> None:
-        """The client had given this node up, and what it ran may run elsewhere by now: none of it may go on."""
+        """The client had given this node up and may have restarted its calls elsewhere: all of them must end."""
         self._blob_cache.abandon()
         self._shared.fence()
         self._output.fence()
@@ -216,7 +210,7 @@ class Agent:
     # what the client sends
 
     def _from_client_call(self, id: str, metadata: dict[str, Any], buffers: list[Any]) -> None:
-        """A call; one whose large buffers are still on their way waits for them."""
+        """A call waits for its blobs."""
         call = NodeCall(id, metadata, buffers)
         needed = metadata.get("blobs")
         if needed and not self._blob_cache.shared:
@@ -238,7 +232,7 @@ class Agent:
         self._do(self._calls.cancel(id, reason, grace, now))
 
     def _from_client_ask(self, ids: list[str]) -> None:
-        """Says what is known here of calls; those whose results are still on their way are not unknown."""
+        """Calls whose results are still being sent are not unknown."""
         for name in list(self._calls.slots):
             self._look(name, self._clock())
         states = self._calls.states(ids) | {id: "ended" for id in ids if self._blob_cache.shipping(id)}
@@ -261,7 +255,6 @@ class Agent:
         self._blob_cache.fetch(blob, size, addresses)
 
     def _from_client_setup(self, settings: dict[str, Any], buffers: list[Any]) -> None:
-        """Makes every runner (again), with the pool's current view of itself and the plugins' hooks."""
         now = self._clock()
         self._settings, self._hooks, self._shared.settings = settings, buffers, settings
         self._blob_cache.shared, self._output.window = settings["shared"], settings["output"]
@@ -273,7 +266,7 @@ class Agent:
         self._do(self._calls.setup(settings, bool(buffers), now))
 
     def _from_client_info(self, info: str) -> None:
-        """A node is on another machine now: runners learn of it without being made again."""
+        """Tells runners that a node has moved, without restarting them."""
         if self._settings:
             self._settings["info"] = info
             for slot in self._calls.slots.values():
@@ -290,7 +283,7 @@ class Agent:
         self._leave_if_done()
 
     def _on_notice(self, seconds: float) -> None:
-        """This machine will be taken away: bodies are told, and calls that have not begun go back."""
+        """Tells bodies, and gives back calls that have not begun."""
         now = self._clock()
         self._leaving = now + seconds
         self._tell(AgentToClient.notice(seconds))
@@ -308,7 +301,6 @@ class Agent:
     # what runners send
 
     def handle(self, happened: Sequence[Event]) -> None:
-        """Does what follows from what runners said, wrote, or ended with."""
         for event in happened:
             try:
                 self._handlers[type(event)](*event)
@@ -358,12 +350,11 @@ class Agent:
         self._output.said(runner, stream, id, buffers)
 
     def _pass_on(self, runner: RunnerProcess, id: str, items: list[Any], message: Message, buffers: list[Any]) -> None:
-        """Passes a message about a call on to the client, after what the runner wrote and sent before it."""
+        """Sent after what the runner wrote before it."""
         self.handle(self._runners.drain(runner))
         self._blob_cache.ship(id, items, lambda: self._tell(message, buffers))
 
     def _ended(self, runner: RunnerProcess, status: int) -> None:
-        """A runner is gone; its status page tells which calls had begun."""
         now = self._clock()
         self._do(self._calls.saw(runner.name, runner.status.read(), now))
         oom, tail = status < 0 and self._usage.out_of_memory(), runner.stderr_tail(self._mark)
@@ -395,7 +386,7 @@ class Agent:
             self._tell(AgentToClient.sample(cpu, memory, running, [astuple(gpu) for gpu in gpus]))
 
     def _leave_fork_server(self) -> None:
-        """Ends this agent: the keeper starts another fork server, and all agents again."""
+        """Exits; the keeper then starts a new fork server and all agents."""
         text = f"the process that starts the others has not answered for {_UNANSWERED:.0f} s, and is replaced"
         self._home.tell_now(AgentToClient.warning(f"{text}. What runs on this machine is lost."))
         self._home.flush()
@@ -412,8 +403,6 @@ class Agent:
 
 
 class PassedOn:
-    """Handles these messages; `do` carries out what `AgentCalls` says."""
-
     def __init__(
         self,
         calls: AgentCalls,
@@ -469,15 +458,12 @@ def _blob(message: list[Any], buffers: list[Any]) -> None:
 
 
 CHECKS: dict[str, Check] = {"call": _call, "blob": _blob}
-"""What is looked into, by the kind of the message."""
 
 
 def variables(settings: dict[str, Any], place: int) -> dict[str, str]:
-    """The environment variables of the runner at a place, as the client's `setup` says them."""
     return {**settings["env"], **settings["places"][place], VARIABLE: info_at(settings, place)}
 
 
 def info_at(settings: dict[str, Any], place: int) -> str:
-    """The text of COMPUTE_POOL for the runner at a place."""
     info: str = settings["info"]
     return info if place == 0 else replace(InstanceInfo.from_json(info), worker=place).to_json()

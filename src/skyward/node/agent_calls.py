@@ -1,10 +1,10 @@
-"""The calls of one node: which wait, which runner has them, which run, which are being stopped.
+"""The calls of one node: which wait, run, or are being stopped, and in which runner.
 
-No clock, socket, thread or process here: `AgentCalls` is told what happens, and returns what is to be done. The agent
-does it. What runs is never inferred: runners tell it, on their status page and in their messages.
+No clock, socket, thread or process here: `AgentCalls` gets events and returns actions. What runs is never inferred:
+runners report it, on their status page and in messages.
 
-    client --call, recall, cancel--> AgentCalls --call, recall, cancel--> runner
-    client <--verdict, recalled----- AgentCalls <--verdict, recalled, leaving, status page-- runner
+      client --call, recall, cancel--> AgentCalls --call, recall, cancel--> runner
+      client <--verdict, recalled----- AgentCalls <--verdict, recalled, leaving, status page-- runner
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.value
 
 
 class AgentCalls:
-    """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
+    """Each method is an event at time `now` and returns actions."""
 
     def __init__(self) -> None:
         self.calls: dict[str, NodeCall] = {}
@@ -60,13 +60,11 @@ class AgentCalls:
 
     @property
     def closing(self) -> bool:
-        """Whether the pool is closing."""
         return self._runners.closing
 
     # from the client
 
     def setup(self, settings: dict[str, Any], hooks: bool, now: float) -> list[Action]:
-        """Runners are to be made (again)."""
         self._now = now
         self._grace, self._ready_within = settings["grace"], settings["ready_within"]
         self._runners.configure(settings, hooks)
@@ -75,7 +73,7 @@ class AgentCalls:
         return self._settled()
 
     def take(self, call: NodeCall, now: float) -> list[Action]:
-        """A call has come; `missing` names the buffers that are not here yet."""
+        """`missing` names the blobs that are not here yet."""
         self._now = now
         if self.leaving and call.movable:
             call.state = "gone"
@@ -85,21 +83,19 @@ class AgentCalls:
         return self._settled()
 
     def recall(self, call_id: str, now: float) -> list[Action]:
-        """The client wants a call back that has not begun."""
         self._now = now
         if (call := self.calls.get(call_id)) is not None:
             self._step(call, "recall")
         return self._settled()
 
     def cancel(self, call_id: str, why: str, grace: float, now: float) -> list[Action]:
-        """A call is to end; if it has ended meanwhile, its result is on the way."""
+        """A call that has just ended is ignored; its result is on the way."""
         self._now = now
         if (call := self.calls.get(call_id)) is not None:
             self._stop(call, "cancel", why, grace)
         return self._settled()
 
     def stream(self, call_id: str, message: list[Any], buffers: list[Any]) -> list[Action]:
-        """Something about a stream, for the runner that has the call."""
         call = self.calls.get(call_id)
         if call is None:
             return []
@@ -108,7 +104,7 @@ class AgentCalls:
         return [Send(call.slot, message, buffers)] if call.slot is not None else []
 
     def notice(self, now: float) -> list[Action]:
-        """This machine will be taken away: calls that have not begun go back to the client."""
+        """Calls that have not begun go back to the client."""
         self._now, self.leaving = now, True
         for call in list(self.calls.values()):
             if call.movable:
@@ -116,7 +112,7 @@ class AgentCalls:
         return self._settled()
 
     def fence(self, now: float) -> list[Action]:
-        """The client had given this node up: nothing of it may go on, nobody wants to hear of it."""
+        """The client had given this node up: everything ends, without verdicts."""
         self._now = now
         for call in list(self.calls.values()):
             self._leave(call, "gone")
@@ -125,7 +121,6 @@ class AgentCalls:
         return self._taken()
 
     def close(self, now: float) -> list[Action]:
-        """The pool is closing: no more calls, no more runners."""
         self._now, self._runners.closing = now, True
         for call in list(self.queue.values()):
             self._leave(call, "gone")
@@ -135,20 +130,18 @@ class AgentCalls:
         return self._taken()
 
     def states(self, call_ids: Iterable[str]) -> dict[str, str]:
-        """What is known here of calls that the client asks about."""
         return {i: self.calls[i].state if i in self.calls else "unknown" for i in call_ids}
 
     # large buffers
 
     def arrived(self, blob: str, now: float) -> list[Action]:
-        """A large buffer is here."""
         self._now = now
         for call in self.queue.values():
             call.missing.discard(blob)
         return self._settled()
 
     def no_room(self, blob: str, size: int, reason: str, now: float) -> list[Action]:
-        """A large buffer cannot be kept here: the calls that need it cannot run here."""
+        """Calls that need the blob cannot run here."""
         self._now = now
         for call in [call for call in self.queue.values() if blob in call.missing]:
             self._step(call, "no room", ("noroom", {"size": size, "reason": reason}, None))
@@ -157,14 +150,13 @@ class AgentCalls:
     # from runners
 
     def ready(self, name: str, now: float) -> list[Action]:
-        """A runner has entered the plugins' hooks and takes calls."""
         self._now = now
         if (slot := self.slots.get(name)) is not None:
             self._move(slot, "ready")
         return self._settled()
 
     def failed(self, name: str, now: float) -> bool:
-        """A runner's hooks failed; False if it was to go anyway."""
+        """False if the runner was leaving anyway."""
         self._now = now
         slot = self.slots.get(name)
         if slot is None or not self._move(slot, "failed"):
@@ -173,7 +165,7 @@ class AgentCalls:
         return True
 
     def saw(self, name: str, page: Iterable[tuple[str, float, float]], now: float) -> list[Action]:
-        """What a runner's status page says: calls that its threads have begun, and when; when they entered bodies."""
+        """Applies a runner's status page: which calls have begun, and when they entered their bodies."""
         self._now = now
         slot = self.slots.get(name)
         if slot is None:
@@ -192,13 +184,12 @@ class AgentCalls:
         return self._taken()
 
     def returned(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
-        """A runner has given calls back that it had not begun."""
         self._now = now
         self._return(name, call_ids)
         return self._settled()
 
     def left(self, name: str, call_ids: Sequence[str], now: float) -> list[Action]:
-        """A runner breaks off a body, or its GPU is lost: it begins no other, and gives back what waited in it."""
+        """The runner starts no other body, and its waiting calls are given back."""
         self._now = now
         if (slot := self.slots.get(name)) is not None:
             self._move(slot, "leaving")
@@ -208,7 +199,6 @@ class AgentCalls:
     def ended(
         self, name: str, call_id: str, kind: str, about: dict[str, Any], buffers: list[Any] | None, now: float
     ) -> list[Action]:
-        """A body has ended."""
         self._now = now
         if (call := self._of(name, call_id)) is not None:
             if call.began is None:
@@ -219,7 +209,7 @@ class AgentCalls:
         return self._settled()
 
     def exited(self, name: str, status: int, stderr: str, oom: bool, now: float) -> list[Action]:
-        """A runner's process is gone; its last words and its status page have been heard."""
+        """Call after the runner's last messages and status page were handled."""
         self._now = now
         slot = self.slots.get(name)
         if slot is None:
@@ -234,11 +224,9 @@ class AgentCalls:
     # time
 
     def due(self) -> float:
-        """When `tick` has something to do next."""
         return min(self._timers.due(), self._runners.due())
 
     def tick(self, now: float) -> list[Action]:
-        """Time limits and graces that are over; processes that are to be started now, or are not ready in time."""
         self._now = now
         self._out += self._runners.spawn_missing(now) + self._runners.end_late(now)
         for event, call in self._timers.over(now):
@@ -249,9 +237,8 @@ class AgentCalls:
         return self._settled()
 
     def audit(self, now: float, killable: bool = True) -> tuple[list[str], list[Action]]:
-        """Looks for what must not be, and mends it: says what it found. The net under this module's own mistakes.
-
-        `killable` says whether processes end that are to be killed.
+        """Finds and repairs states that must not exist; returns descriptions. `killable` says whether kills have an
+        effect.
         """
         self._now = now
         found = self._audit.look(self.next_pair() is not None, killable, now)
@@ -267,7 +254,7 @@ class AgentCalls:
     # the machinery: one place for each thing that happens to a call
 
     def _step(self, call: NodeCall, event: str, verdict: Verdict | None = None) -> bool:
-        """Moves a call along its table; False if the event changes nothing in its state."""
+        """Applies the state table; False if the event changes nothing."""
         row = CALLS.get((call.state, event))
         if row is None:
             return False
@@ -284,7 +271,7 @@ class AgentCalls:
         return True
 
     def _leave(self, call: NodeCall, state: str) -> None:
-        """The one place where a call leaves its slot, the queue, or the node."""
+        """The only place where a call leaves its slot, the queue, or the node."""
         call.state = state
         if call.slot is not None:
             call.slot.calls.pop(call.id, None)
@@ -303,7 +290,7 @@ class AgentCalls:
             self._step(call, event)
 
     def _move(self, slot: Slot, event: str, status: int = 0, stderr: str = "") -> bool:
-        """Moves a runner along its table; False if the event changes nothing in its state."""
+        """Applies the state table; False if the event changes nothing."""
         actions = self._runners.move(slot, event, self._now, status, stderr)
         self._out += actions or ()
         return actions is not None
@@ -324,16 +311,14 @@ class AgentCalls:
             self._step(call, "returned")
 
     def _of(self, name: str, call_id: str) -> NodeCall | None:
-        """A call, if that runner has it: one that was replaced may still speak of what others have by now."""
+        """None unless that runner has it: a replaced one may still report calls that others have now."""
         slot = self.slots.get(name)
         return slot.calls.get(call_id) if slot is not None else None
 
     def next_pair(self) -> tuple[NodeCall, Slot] | None:
-        """The call that is to be sent next, and the runner that has room for it."""
         return next_pair(self.queue, self._runners, self.mean) if self.queue else None
 
     def _settled(self) -> list[Action]:
-        """What is to be done, after every free slot has got what there is."""
         while (pair := self.next_pair()) is not None:
             (call, slot), before = pair, pair[0].slot
             call.slot = slot
@@ -351,7 +336,6 @@ class AgentCalls:
         return out
 
     def _discard(self, about: dict[str, Any]) -> None:
-        """Has the large buffers of a result removed that nobody gets."""
         if about.get("blobs"):
             self._out.append(Remove([str(path) for path, _ in about["blobs"].values()]))
 
@@ -380,7 +364,7 @@ class AgentCalls:
         self._out.append(Send(slot, AgentToRunner.cancel(call.id)))
 
     def _queue(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        """Puts a call back where it was in the order of arrival."""
+        """Puts a call back in its order of arrival."""
         call.began, call.entered = None, 0.0
         self.queue[call.id] = call
         if len(self.queue) > 1:
@@ -392,7 +376,7 @@ class AgentCalls:
             self._timers.add(self._limit(call), "limit", call)
 
     def _limit(self, call: NodeCall) -> float:
-        """When a call is stopped; until its function is called it has as long as a process has to become ready."""
+        """When a call is stopped; before its body starts it has as long as a process has to become ready."""
         if call.entered:
             return call.entered + call.about["timeout"]
         return (call.began or 0.0) + max(call.about["timeout"], self._ready_within)
@@ -427,7 +411,6 @@ class AgentCalls:
         self._tell_end(call, slot, "lost", {"reason": call.reason})
 
     def _tell_end(self, call: NodeCall, slot: Slot | None, kind: str, about: dict[str, Any], data: Any = None) -> None:
-        """The last word on a call of this node."""
         if (seconds := seconds_of(call, about, self._now)) is not None:
             self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
         self._tell(call, end_of(call, slot, kind, about, data), data)
@@ -435,16 +418,15 @@ class AgentCalls:
 
 
 class Audit:
-    """A finding counts when it is seen twice in a row: once, it may be about to pass."""
+    """A finding counts only if it is seen twice in a row."""
 
     def __init__(self, runners: RunnerSlots) -> None:
         self._runners = runners
         self._seen: set[str] = set()
 
     def look(self, call_waits: bool, killable: bool, now: float) -> dict[str, str]:
-        """What was found now and the last time, in words: by the runner, or under "queue" or "spawn".
-
-        Nobody is to blame for a process that lives on while none can be killed, since the fork server does not answer.
+        """Problems seen now and last time, keyed by runner, "queue" or "spawn". Unkillable processes do not count while
+        the fork server does not answer.
         """
         runners = self._runners
         slots = runners.all.values() if killable else ()
@@ -459,16 +441,14 @@ class Audit:
 
 
 Verdict = tuple[str, dict[str, Any], Any]
-"""What a runner says at the end of a body: its kind, what goes with it, the buffers of its result."""
 
 
 def seconds_of(call: NodeCall, metadata: dict[str, Any], now: float) -> float | None:
-    """How long the body ran, if it has begun; noted in `metadata`."""
     return None if call.began is None else metadata.setdefault("s", max(0.0, now - call.began))
 
 
 def stopped(call: NodeCall, verdict: Verdict | None) -> dict[str, Any]:
-    """What is told of a call that was stopped, whether or not its body has ended with something else."""
+    """The verdict of a stopped call, whatever its body ended with."""
     metadata: dict[str, Any] = {}
     if verdict is not None and "s" in verdict[1]:
         metadata["s"] = verdict[1]["s"]
@@ -482,7 +462,7 @@ def stopped(call: NodeCall, verdict: Verdict | None) -> dict[str, Any]:
 
 
 def end_of(call: NodeCall, slot: Slot | None, kind: str, metadata: dict[str, Any], buffers: Any) -> Message:
-    """The message. If the runner is being replaced, it says so: a group may be broken."""
+    """If the runner is being replaced, the message says so: a group may be broken."""
     if kind == "crashed" or (slot is not None and slot.state != "ready" and call.began is not None):
         metadata["replaced"] = True
     if slot is not None and slot.place and call.began is not None:

@@ -1,4 +1,4 @@
-"""The process of a node's agent: what it is made of, and how it ends."""
+"""The process of a node's agent."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ _DIALLING = 10.0
 def run_agent(
     order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, heard: Callable[[float], None]
 ) -> NoReturn:
-    """Runs a node's agent in this process, and ends the process with it: with 0 after the client's `bye`.
-
-    `heard` gets the time when the client last spoke.
-    """
+    """Runs the agent and exits; with 0 after the client's `bye`. `heard` gets the time of the client's last message."""
     code = 1
     try:
         agent = _agent(order, listener, fork_server, heard)
@@ -83,7 +80,6 @@ def _agent(
 
 
 def _dial(context: ssl.SSLContext | None, host: str, port: int) -> socket.socket:
-    """A connection to the agent of node 0; both have checked who the other is."""
     from skyward.transport.certificates import secure
 
     assert context is not None, "runners of one computer connect to node 0 themselves"
@@ -99,7 +95,6 @@ def _gpu_meter(gpus: Sequence[Gpu], called: Sequence[str]) -> GpuMeter | None:
 
 
 def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:
-    """Waits, with the provider's function, until this machine is about to be taken away."""
     module, _, function = name.partition(":")
     notice(getattr(importlib.import_module(module), function)())
 
@@ -108,7 +103,7 @@ _POLL = 0.5
 
 
 def wait() -> float:
-    """Waits until the place is to be taken away; the seconds that it has left then."""
+    """Waits until the place is to be taken away; returns the seconds left."""
     path = os.environ.get("SKYWARD_NOTICE", "")
     while True:
         try:

@@ -1,11 +1,11 @@
-"""What runners print, on its way to the client: with the call that wrote it, and the local rank of its process.
+"""Runner output on its way to the client, with the call that wrote it and the local rank.
 
-    passing ──more than a window is not taken──► holding: pipes are not read, so bodies wait in print
-       ▲                                            │ for longer than PATIENCE
-       └────────half of a window is free───────── thinning: what comes is left out, counted, and the count is told
+      passing ──more than a window unacknowledged──► holding: pipes are not read, so bodies block in print
+         ▲                                            │ for longer than PATIENCE
+         └────────half of a window is free───────── thinning: output is dropped, and the dropped amount is reported
 
-The client says how much its listeners have taken (`ClientToAgent.taken`). So neither side keeps more than a window,
-however slow the listeners or the network are, and a body waits for them for a bounded time.
+The client acknowledges what its listeners have taken (`ClientToAgent.taken`), so neither side buffers more than a
+window and a body waits only for a bounded time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _WINDOW = 8 << 20
 
 
 class OutputRelay:
-    """Tells the client what the runners in `slots` have written; `mark` separates calls in a pipe."""
+    """`mark` separates calls in a pipe."""
 
     home: ClientLink
 
     def __init__(self, slots: Mapping[str, Slot], mark: bytes, clock: Callable[[], float]) -> None:
         self._slots, self._mark, self._clock = slots, mark, clock
         self.window = _WINDOW
-        """How much may be under way to the client's listeners."""
+        """Bytes that may be unacknowledged."""
         self._under_way = 0
         self._held: float | None = None  # since when bodies wait
         self._thinning = False
@@ -42,7 +42,7 @@ class OutputRelay:
         self._why = ""
 
     def full(self) -> bool:
-        """Whether runners are to wait with their output; asked once a turn."""
+        """Whether runners must hold their output; called once per turn."""
         connected = self.home.connected
         behind = connected and (self._under_way > self.window or self.home.kept_bytes > _KEPT)
         if self._thinning and connected and self._under_way <= self.window // 2 and self.home.kept_bytes <= _KEPT // 2:
@@ -57,7 +57,7 @@ class OutputRelay:
         return not self._thinning
 
     def fence(self) -> None:
-        """A new session: nothing of what was told is under way any more."""
+        """New session: nothing is unacknowledged."""
         self._under_way = self._left_out = self._lines = 0
         self._thinning, self._held = False, None
 
@@ -65,7 +65,6 @@ class OutputRelay:
         self._under_way = max(0, self._under_way - size)
 
     def written(self, runner: RunnerProcess, pipe: Pipe, data: bytes) -> None:
-        """A runner has written to stdout or stderr."""
         slot = self._slots.get(runner.name)
         place = slot.place if slot is not None else 0
         if runner.threads > 1:
@@ -78,13 +77,13 @@ class OutputRelay:
             self._tell(pipe.stream, known, place, piece)
 
     def said(self, runner: RunnerProcess, stream: str, call: str | None, buffers: list[Any]) -> None:
-        """A runner whose threads share its pipes has sent what one of them wrote."""
+        """For runners whose threads share their pipes."""
         slot = self._slots.get(runner.name)
         for data in buffers:
             self._tell(stream, call, slot.place if slot is not None else 0, data)
 
     def say_left_out(self, stream: str = "stderr", call: str | None = None, place: int = 0) -> None:
-        """Says how much was left out since this was said last, if anything was."""
+        """Reports how much was dropped since the last report."""
         if self._left_out:
             lines, size, self._lines, self._left_out = self._lines, self._left_out, 0, 0
             note = f"\n... {lines:,} lines ({size:,} bytes) of output are left out here: {self._why} ...\n".encode()
@@ -100,7 +99,6 @@ class OutputRelay:
         self._pass_on(stream, call, place, data)
 
     def _excess(self) -> str:
-        """Why output cannot be passed on now, if that is so."""
         if not self.home.connected:
             return "the client was away" if self.home.kept_bytes > _LIMIT_ALONE else ""
         if self._thinning or self._under_way > 2 * self.window:

@@ -1,6 +1,5 @@
-"""The runner processes of one node, as far as their life goes: which start, serve, leave, are to be replaced.
-
-No process here: `RunnerSlots` is told what happens to them, and returns what is to be done.
+"""The life of a node's runner processes: starting, serving, leaving, replaced. Pure logic: gets events, returns
+actions.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Send(Record):
 
 
 class Tell(Record):
-    """Send a message to the client; if it is the end of a call, after the large buffers of its result."""
+    """Sends to the client; the end of a call goes after the blobs of its result."""
 
     call: NodeCall | None
     message: Message
@@ -77,7 +76,6 @@ class Remove(Record):
 
 
 Action = Send | Tell | Kill | Spawn | Drop | Remove
-"""What the agent is to do; `Agent` does it."""
 
 _SPAWN_ATTEMPTS = 3
 _SPAWN_PATIENCE = 30.0  # where processes have been ready before, or the machine has too many at the moment
@@ -87,8 +85,6 @@ _LOOK, _LOOK_AGAIN = 0.05, 0.25  # after a call was sent, and while it waits
 
 
 class RunnerSlots:
-    """All runner processes, those that are being ended included."""
-
     def __init__(self) -> None:
         self.all: dict[str, Slot] = {}
         self.processes, self.places, self.closing = 0, 1, False
@@ -99,7 +95,7 @@ class RunnerSlots:
         self._names = itertools.count()
 
     def configure(self, settings: dict[str, Any], hooks: bool) -> None:
-        """Says how many are wanted from now on, and how they are: for each of the node's ranks equally many."""
+        """Sets how many runners there should be, equally many per rank."""
         self.processes, self.places = settings["processes"], len(settings["places"])
         self._threads, self._generation, self._hooks = settings["threads"], settings["generation"], hooks
         self._ready_within = settings["ready_within"]
@@ -107,7 +103,6 @@ class RunnerSlots:
             self._failures, self._next_try, self._given_up = 0, 0.0, False
 
     def spawn_missing(self, now: float) -> list[Action]:
-        """Has those started that are lacking, unless it is too early for another attempt."""
         actions: list[Action] = []
         while self.lacking(now) and (place := self._vacancy()) is not None:
             name = f"{self._generation}-{next(self._names)}"
@@ -116,11 +111,10 @@ class RunnerSlots:
         return actions
 
     def lacking(self, now: float) -> bool:
-        """Whether fewer are there than are wanted, and another is to be tried now."""
+        """Whether runners are missing and a new attempt is due."""
         return now >= self._next_try and not self.closing and not self._given_up and self._vacancy() is not None
 
     def end_late(self, now: float) -> list[Action]:
-        """Has those killed that are not ready in time."""
         starting = [slot for slot in self.all.values() if slot.state == "starting" and not slot.late]
         late = [slot for slot in starting if now >= slot.since + self._ready_within]
         for slot in late:
@@ -128,7 +122,6 @@ class RunnerSlots:
         return [Kill(slot) for slot in late]
 
     def due(self) -> float:
-        """When there is something to do: a status page to be read, another attempt, a process that is late."""
         first = self._next_try if self._next_try and self.lacking(self._next_try) else float("inf")
         for slot in self.all.values():  # one plain loop: it is asked before each wait
             if slot.look_at is not None and slot.look_at < first:
@@ -138,17 +131,17 @@ class RunnerSlots:
         return first
 
     def _vacancy(self) -> int | None:
-        """The place of a process that is lacking: the next one takes the local rank of the one that is gone."""
+        """The local rank of a missing process."""
         taken = [slot.place for slot in self._serving()]
         wanted = self.processes // self.places
         return next((place for place in range(self.places) if taken.count(place) < wanted), None)
 
     def give_up(self) -> None:
-        """The hooks of one have failed, and would fail in the next as well: the client decides."""
+        """After failed hooks, which would fail again: the client decides."""
         self._given_up = True
 
     def move(self, slot: Slot, event: str, now: float, status: int = 0, stderr: str = "") -> list[Action] | None:
-        """Moves a runner along its table; None if the event changes nothing in its state."""
+        """Applies the state table; None if the event changes nothing."""
         row = SLOTS.get((slot.state, event))
         if row is None:
             return None
@@ -174,22 +167,20 @@ class RunnerSlots:
         return actions
 
     def look_soon(self, slot: Slot, call: NodeCall, now: float) -> None:
-        """Has a runner's status page read soon: it was sent a call."""
+        """Schedules a read of the status page after a call was sent."""
         look_at = now + min(_LOOK, call.about.get("timeout") or _LOOK)
         slot.look_at = look_at if slot.look_at is None else min(slot.look_at, look_at)
 
     def look_again(self, slot: Slot, now: float) -> None:
-        """Has a status page read again while a call may begin there, or one with a time limit may enter its body."""
+        """Schedules another read while a call may begin, or one with a timeout may enter its body."""
         unknown = (c for c in slot.calls.values() if c.began is None or (c.about.get("timeout") and not c.entered))
         waits = [call.about.get("timeout") or _LOOK_AGAIN for call in unknown]
         slot.look_at = now + min(_LOOK_AGAIN, *waits) if waits else None
 
     def looks(self, now: float) -> list[str]:
-        """Runners whose status page is to be read now."""
         return [slot.name for slot in self.all.values() if slot.look_at is not None and slot.look_at <= now]
 
     def overdue(self, slot: Slot, now: float) -> str:
-        """What is wrong with a runner that should be gone by now."""
         late = [c for c in slot.calls.values() if c.state == "stopping" and now > c.asked + c.grace + _OVERDUE]
         if late:
             return f"call {late[0].id} outlived its stop; its process was killed again"
@@ -198,7 +189,7 @@ class RunnerSlots:
         return ""
 
     def _count_failure(self, slot: Slot, status: int, stderr: str, now: float) -> list[Action]:
-        """Gives up after some attempts. A node that has worked gets time, and all of it while bodies run there."""
+        """Gives up after some attempts; a node that has worked before gets more time, unlimited while bodies run."""
         if not self._failures:
             self._failing_since = now
         else:
@@ -216,16 +207,16 @@ class RunnerSlots:
         return [Tell(None, AgentToClient.failed(error, self._generation, 1), [b""])]
 
     def _serving(self) -> list[Slot]:
-        """Runners that take calls, or will; and one that leaves, where the next must wait for it to be gone."""
+        """Runners that take calls or will, and a leaving one that must exit before its successor starts."""
         beside = ("leaving",) if self._hooks or self._threads == 1 else ()
         return [slot for slot in self.all.values() if slot.state in ("starting", "ready", "failed", *beside)]
 
 
 def next_pair(queue: Mapping[str, NodeCall], runners: RunnerSlots, mean: float | None) -> tuple[NodeCall, Slot] | None:
-    """The call that is next, and the runner that has room for it; calls take `mean` seconds.
+    """The next call and the runner with room for it; `mean` is the average duration of calls in seconds.
 
-    A rank of a broadcast goes to its own place, in the order of arrival there; other calls go to any place that no
-    earlier rank of a broadcast waits for.
+    A rank of a broadcast goes to its own local rank, in order of arrival. Other calls go to any runner that no earlier
+    broadcast waits for.
     """
     slots, processes = runners.all.values(), runners.processes
     first = next(iter(queue.values()))
@@ -258,7 +249,7 @@ def next_pair(queue: Mapping[str, NodeCall], runners: RunnerSlots, mean: float |
 
 
 def misplaced(slots: Collection[Slot]) -> list[NodeCall]:
-    """Calls that wait behind others while runners have nothing to do: as many as there are idle runners."""
+    """Calls queued behind others while runners are idle, at most one per idle runner."""
     if len(slots) < 2:
         return []
     idle = sum(slot.state == "ready" and not slot.calls for slot in slots)
@@ -270,7 +261,7 @@ def misplaced(slots: Collection[Slot]) -> list[NodeCall]:
 
 
 def _with_room(slots: Iterable[Slot]) -> Slot | None:
-    """The runner that begins a rank of a broadcast at once: sent ahead, it might begin after a later one."""
+    """A runner that starts a broadcast's rank at once: queued, it might start after a later one."""
     slot = _roomiest(slots, 0, None)
     return slot if slot is not None and len(slot.calls) < slot.threads else None
 
@@ -376,7 +367,7 @@ _AHEAD_MOST = 32
 
 
 def sent_ahead(mean: float | None, threads: int) -> int:
-    """How many calls a runner gets beyond those it runs: none if they are long, so that another may take them."""
+    """Calls to queue in a runner beyond those it runs; none if calls are long, so that others may take them."""
     if mean is None or mean > _AHEAD_ONE_SECONDS:
         return 0
     if mean > _AHEAD_SECONDS:
@@ -385,8 +376,6 @@ def sent_ahead(mean: float | None, threads: int) -> int:
 
 
 class NodeCall:
-    """A call on this node."""
-
     __slots__ = (
         *("about", "asked", "backlog", "began", "buffers", "digests", "entered", "grace", "id"),
         *("killed", "missing", "order", "reason", "slot", "state", "why"),
@@ -409,17 +398,17 @@ class NodeCall:
 
     @property
     def place(self) -> int | None:
-        """Which of the node's processes must run it, by local rank: a rank of a broadcast says so."""
+        """The local rank that must run it, for a rank of a broadcast."""
         return self.about.get("place", 0) if self.about.get("gang") else None
 
     @property
     def movable(self) -> bool:
-        """Whether it may go to another node: a rank of a broadcast may not, nor one whose arguments stream here."""
+        """False for ranks of broadcasts and calls with streaming arguments."""
         return not self.about.get("gang") and not self.about.get("streams")
 
 
 class Slot:
-    """A runner process, and the calls it has; `threads` of them run at a time. `place` is its local rank."""
+    """`threads` is its number of concurrent calls, `place` its local rank."""
 
     __slots__ = ("calls", "doom", "late", "look_at", "name", "place", "since", "state", "stops", "threads")
 

@@ -1,9 +1,9 @@
-"""The large buffers of a node: arguments that come from the client or from another node, results that go to the client.
+"""The blobs (large buffers) of a node: arguments from the client or other nodes, results for the client.
 
-    client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...      an argument crosses the client's link once
-    client <--pieces-- node                                            a result, as the link has room for it
+      client --pieces--> node 0 --TLS, whole--> node 1, node 2, ...      an argument crosses the client's link once
+      client <--pieces-- node                                            a result, as the link has room for it
 
-A node on the client's own computer shares the client's directory (`shared`), so nothing of this is sent.
+A node on the client's computer shares the client's directory (`shared`), so nothing is sent.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ Tell = Callable[[], None]
 
 @dataclass(eq=False)
 class _Load:
-    """A message about a call, and the files that the client must get before it."""
-
     call: str
     files: deque[tuple[str, int, dict[str, Any]]]  # path, size, and the metadata of the result
     tell: Tell
@@ -60,7 +58,7 @@ class _Load:
 
 
 class BlobCache:
-    """Blobs of one node, in `directory`. `arrivals` says which fetches have ended; `wake` has the agent look there."""
+    """`arrivals` lists finished fetches; `wake` makes the agent read it."""
 
     def __init__(self, directory: str, context: ssl.SSLContext | None) -> None:
         self.shared = True
@@ -79,7 +77,7 @@ class BlobCache:
             self._take_over()
 
     def _take_over(self) -> None:
-        """Finds what an agent of this node, which died, has left: arguments are used, results were lost with it."""
+        """Takes over from an agent of this node that died: arguments are reused, results are lost."""
         blobs.make_again(self._directory)
         for directory in blobs.directories(self._directory):
             for name in os.listdir(directory):
@@ -92,7 +90,7 @@ class BlobCache:
     # arguments
 
     def take(self, needed: dict[str, list[Any]]) -> tuple[dict[str, blobs.Blob], set[str]]:
-        """Where the blobs of a call lie, or will lie, and which are still missing; `drop` when the call has ended."""
+        """Paths of a call's blobs, and which are missing; call `drop` when the call has ended."""
         names = [name for name, _ in needed.values()]
         with self._lock:
             found = {name: self._present.get(name) for name in names}
@@ -105,24 +103,22 @@ class BlobCache:
         return {index: (found[name] or (self._path(name), size)) for index, (name, size) in needed.items()}, missing
 
     def locate(self, taken: dict[str, blobs.Blob]) -> None:
-        """Says where the blobs of a call lie, once all are here: those that found no room in memory are on a disk."""
+        """Updates the paths once all blobs are here: some may be on disk."""
         with self._lock:
             for index, (path, _) in taken.items():
                 taken[index] = self._present.get(os.path.basename(path)) or taken[index]
 
     def drop(self, names: Iterable[str]) -> None:
-        """Says that a call no longer needs these blobs; they stay as long as there is room."""
+        """The blobs stay cached while there is room."""
         with self._lock:
             self._present.release(names)
             self._make_room()
 
     def coming(self, name: str) -> bool:
-        """Whether a blob is on its way."""
         with self._lock:
             return name in self._coming
 
     def expect(self, name: str) -> None:
-        """Says that the client is about to send a blob."""
         with self._lock:
             if self._present.get(name) is None:
                 self._coming.setdefault(name, 0)
@@ -130,14 +126,12 @@ class BlobCache:
                 self._lock.notify_all()
 
     def unexpect(self, name: str) -> None:
-        """Says that the client does not send a blob after all; calls that need it must ask for it."""
+        """Calls that need the blob must request it."""
         self._give_up(name)
 
     def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
-        """Writes a piece that the client sent; True when the blob is complete. Pieces come in order.
-
-        If that fails, for whatever reason, the blob is no longer coming, and the error is raised unless the blob's
-        file was removed meanwhile.
+        """Writes a piece from the client, in order; True when complete. On failure the blob is no longer expected, and
+        the error is raised unless the file was removed meanwhile.
         """
         with self._lock:
             if self._present.get(name) is not None:
@@ -160,19 +154,19 @@ class BlobCache:
         return True
 
     def awaited(self, name: str, seconds: float) -> str | None:
-        """Waits, in a thread that is not the agent's, for a blob; None if it does not come."""
+        """Blocks; not for the agent's thread. None if the blob does not come."""
         with self._lock:
             self._lock.wait_for(lambda: name not in self._coming or self._present.get(name) is not None, seconds)
             blob = self._present.get(name)
             return None if blob is None else blob[0]
 
     def discard(self, names: Iterable[str]) -> None:
-        """Removes blobs that nobody will ask for again, unless a call needs them."""
+        """Removes blobs unless a call needs them."""
         with self._lock:
             self._present.discard(names)
 
     def fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
-        """Gets a blob from another node, in a thread; `arrivals` says whether it has come."""
+        """Fetches from another node in a thread; the outcome goes to `arrivals`."""
         with self._lock:
             if name in self._coming or self._present.get(name) is not None:
                 return
@@ -185,7 +179,6 @@ class BlobCache:
             self._arrived(name, False)
 
     def serve(self, sock: socket.socket, name: str) -> None:
-        """Sends a blob to a peer that asks for it, as soon as it is here."""
         with self._lock:
             # the client's word that it comes may still be on its way
             self._lock.wait_for(lambda: name in self._coming or self._present.get(name) is not None, _WORD)
@@ -248,7 +241,7 @@ class BlobCache:
                 self._write(name, offset, piece, size)
 
     def _write(self, name: str, offset: int, data: Any, total: int) -> None:
-        """Writes a piece of a blob; on a disk when the memory file system is full."""
+        """Falls back to disk when the memory file system is full."""
         self._path(name)
         if not offset:
             blobs.make_again(self._directory)  # somebody may have emptied /dev/shm
@@ -277,7 +270,6 @@ class BlobCache:
             self._present.use([name])  # it stays, however short room is
 
     def _give_up(self, name: str) -> None:
-        """A blob does not come: its part is removed, and nodes that wait for it are told."""
         try:
             self._path(name)
             blobs.remove([self._parts.path(name)])
@@ -308,7 +300,6 @@ class BlobCache:
     # results that stay
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Nobody has a Ref to these results any more."""
         with self._lock:
             for key in keys:
                 names = self._kept.pop(key, set())
@@ -317,7 +308,7 @@ class BlobCache:
                 self._unwanted.update(name for name in self._coming if blobs.key_of(name) == key)
 
     def bring(self, request: int, key: str, tell: Callable[[Message], None]) -> None:
-        """Sends a result that is kept here to the client, and then what its blobs are called there."""
+        """Sends a kept result to the client, then the names of its blobs."""
         with self._lock:
             found = [self._present.get(name) for name in sorted(self._kept.get(key, ()))]
         metadata: dict[str, Any] = {}
@@ -330,7 +321,6 @@ class BlobCache:
         self.ship(f"bring {request}", metadata, lambda: tell(AgentToClient.brought(request, metadata)))
 
     def _keep(self, metadata: dict[str, Any]) -> None:
-        """A result of this node stays here; the client learns how its blobs are called."""
         with self._lock:
             for index, (path, size) in metadata["blobs"].items():
                 name = os.path.basename(str(path))
@@ -340,14 +330,13 @@ class BlobCache:
     # results
 
     def remove(self, paths: list[str]) -> None:
-        """Removes the files of a result that nobody gets."""
         try:
             blobs.remove(paths)
         except OSError as exc:  # they go with the pool's directory
             log.warning("a result that nobody gets cannot be removed: %s", exc)
 
     def ship(self, call: str, metadata: dict[str, Any] | list[Any], tell: Tell) -> None:
-        """Calls `tell` after the blobs that the metadata names have been sent to the client, in order for each call."""
+        """Calls `tell` after the blobs in the metadata were sent, in order per call."""
         if isinstance(metadata, dict) and "kept" in metadata:
             if not self.shared:
                 self._keep(metadata)
@@ -364,11 +353,10 @@ class BlobCache:
             tell()
 
     def shipping(self, call: str) -> bool:
-        """Whether a part of a call's results has not been sent yet."""
         return any(load.call == call for load in self._loads)
 
     def abandon(self) -> None:
-        """The client has begun a new session: it wants no results of the old one, and sends no blob as announced."""
+        """New session: the client wants no results of the old one and sends none of the announced blobs."""
         for name in list(self._expected):
             self._give_up(name)
         self.forget(list(self._kept))
@@ -379,7 +367,7 @@ class BlobCache:
         self._loads.clear()
 
     def send(self, room: Callable[[], int], tell: Callable[[Message, list[Any]], None]) -> bool:
-        """Sends pieces while there is room on the link; True if there is more to send."""
+        """Sends pieces while the link has room; True if there are more."""
         while self._loads and room() < _WINDOW:
             load = self._loads[0]
             if not load.files:
@@ -411,7 +399,6 @@ class BlobCache:
 
 
 def _with_blobs(metadata: dict[str, Any] | list[Any]) -> list[dict[str, Any]]:
-    """The metadata of a result, or of items of a stream, where they name blobs."""
     if isinstance(metadata, dict):
         return [metadata] if metadata.get("blobs") else []
     return [item[1] for item in metadata if isinstance(item, list) and item[1].get("blobs")]

@@ -1,6 +1,5 @@
-"""Runs the body of a call: unpickles function and arguments, calls it, packs what it returns, streams what it yields.
-
-It shares its process with the user, so it uses nothing but the standard library and cloudpickle.
+"""Runs a call's body: unpickles, calls, packs the result, streams items. Shares its process with the user: standard
+library and cloudpickle only.
 """
 
 from __future__ import annotations
@@ -42,12 +41,10 @@ Send = Callable[[Message, list[Any]], None]
 
 
 class Stopped(BaseException):
-    """Raised in a body that is to end: its time is up, or it was cancelled."""
+    """Raised in a body that must end: timed out or cancelled."""
 
 
 class RunnerCall:
-    """A call in this process."""
-
     __slots__ = ("about", "buffers", "enter", "id", "inputs", "interrupted", "output", "state", "thread")
 
     def __init__(self, call_id: str, about: dict[str, Any], buffers: list[Any]) -> None:
@@ -61,8 +58,6 @@ class RunnerCall:
 
 
 class Bodies:
-    """What calls of one process share: settings, the functions that are known here, and the plugins' decorators."""
-
     def __init__(self, settings: dict[str, Any], send: Send) -> None:
         self.decorators: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
         self._settings, self._send = settings, send
@@ -72,7 +67,7 @@ class Bodies:
         self._pid = os.getpid()
 
     def run(self, call: RunnerCall) -> Verdict:
-        """Runs a body to its end; raises Stopped when it was stopped."""
+        """Raises Stopped if the body was stopped."""
         try:
             if call.state == "stopping":
                 raise Stopped
@@ -137,7 +132,7 @@ class Bodies:
         return asyncio.run(result)
 
     def _function(self, digest: str, buffers: list[Any]) -> Callable[..., Any]:
-        """The function, unpickled once: like any module, it keeps its globals between calls."""
+        """Unpickled once: like a module, it keeps its globals between calls."""
         known = self._functions.get(digest) if digest else None
         if known is not None:
             self._functions.move_to_end(digest)
@@ -169,7 +164,7 @@ class Bodies:
         return "done", about, pieces
 
     def _kept_result(self, call: RunnerCall, result: Any) -> Verdict:
-        """A result that stays: packed for other processes and nodes, and as it is for calls of this process."""
+        """Packed for other processes, and kept as an object for calls of this process."""
         from skyward.transport import refs
 
         about, directory, made = call.about, self._settings["blobs"], list[blobs.Blob]()
@@ -194,7 +189,7 @@ class Bodies:
             raise
 
     def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], dict[str, Any], int]:
-        """The pieces of a value, in which large ones are blobs; what the client must know of these; their size."""
+        """Pieces of a value (large ones as blobs), metadata for the client, and total size."""
         small = self._packer.pack_small(value)
         if small is not None and len(small) <= limit:
             return [small], {}, len(small)
@@ -212,7 +207,7 @@ class Bodies:
 
     @contextmanager
     def _room_for(self, call: RunnerCall, what: str, size: int) -> Generator[None]:
-        """While open, it is said in words that large pieces of what a body gives cannot be written."""
+        """Explains a failure to write large pieces."""
         try:
             yield
         except OSError as exc:
@@ -260,7 +255,7 @@ class Bodies:
             await items.aclose()
 
     def _packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], dict[str, Any]], int]:
-        """The item as it is now, with its size: the body may change it as soon as it goes on."""
+        """Packs the item now: the body may change it when it continues."""
         try:
             pieces, about, size = self._packed(call, item, "yielded value", math.inf)
         except NotSerializable as exc:
@@ -269,8 +264,6 @@ class Bodies:
 
 
 class KeptObjects:
-    """Hears which objects that were put into the pool are not needed any more."""
-
     def _from_agent_forget(self, keys: list[str]) -> None:
         from skyward.transport import refs
 
@@ -278,7 +271,7 @@ class KeptObjects:
 
 
 def _check_count(pieces: list[Any], directory: str) -> None:
-    """Raises if more of the pieces are large, and so become files, than a message to the client can name."""
+    """Raises if there are more blobs than a message can name."""
     large = sum(frames.nbytes(piece) >= blobs.LARGE for piece in pieces)
     if large * (len(directory) + _NAMED) > frames.FROM_NODE // 2:
         text = f"it has {large:,} large arrays or buffers, more than one message can name. Join them into fewer."
@@ -286,19 +279,17 @@ def _check_count(pieces: list[Any], directory: str) -> None:
 
 
 def end_if_forked(pid: int) -> None:
-    """Ends a child that the body forked and that has come back out of it."""
+    """Ends a forked child that returned from the body."""
     if os.getpid() != pid:
         os._exit(0)
 
 
 def load_item(pieces: list[Any]) -> Any:
-    """An item of an iterator argument."""
     pieces = fetched(pieces)
     return unpack(pieces[0], pieces[1:])
 
 
 def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:
-    """The buffers, with those that travelled as blobs mapped into memory."""
     for index, blob in about.get("blobs", {}).items():
         buffers[int(index)] = blobs.read(blob)
     return buffers
@@ -308,7 +299,7 @@ _told: set[str] = set()
 
 
 def _tell_of_call(name: str, result: Any) -> None:
-    """Says once for each function that what it returned is a call, which nobody has run."""
+    """Warns once per function that it returned an unsent call."""
     if name not in _told:
         _told.add(name)
         called = getattr(result, "name", "fn")

@@ -1,8 +1,7 @@
-"""The program by which `sky hosts check` tries the network of a host: one file, any Python from 3.8 on, nothing else.
+"""The network probe of `sky hosts check`: one file, standard library, Python 3.8 or later.
 
-Orders come as lines of JSON on standard input, answers go as lines of JSON to standard output. It listens on the
-host's own addresses until standard input ends, and answers to whoever knows the token of this check. Keepers and
-clients find their own addresses by it, too.
+Reads orders and writes answers as JSON lines. Listens on the host's addresses until standard input ends, and answers
+only peers with this check's token. Keepers and clients also find their addresses with it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _IFREQ = 24 + 2 * struct.calcsize("P")  # bytes of a `struct ifreq`
 
 
 def addresses() -> list[tuple[str, str, str]]:
-    """Interface, address and netmask of every address that others may reach this host by; that of ssh first."""
+    """Interface, address and netmask of every external address; that of ssh first."""
     found: list[tuple[str, str, str]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for entry in _interfaces(sock):
@@ -48,7 +47,7 @@ def addresses() -> list[tuple[str, str, str]]:
 
 
 def serve(hosts: list[str], token: str) -> dict[str, int | None]:
-    """Listens on each address, and gives the port of each; None where it cannot listen."""
+    """Port by address; None where it cannot listen."""
     room = threading.BoundedSemaphore(_CROWD)
     ports: dict[str, int | None] = {}
     for host in hosts:
@@ -65,7 +64,7 @@ def serve(hosts: list[str], token: str) -> dict[str, int | None]:
 
 
 def probe(peers: dict[str, tuple[str, int]], token: str) -> dict[str, tuple[str, float | None]]:
-    """Connects to every peer at once: for each the reason why not, or "", and the seconds that connecting took."""
+    """Connects to all peers in parallel; an error ("" if none) and the latency in seconds."""
     answers: dict[str, tuple[str, float | None]] = {}
 
     def ask(name: str, host: str, port: int) -> None:
@@ -90,7 +89,7 @@ def probe(peers: dict[str, tuple[str, int]], token: str) -> dict[str, tuple[str,
 
 
 def send(host: str, port: int, token: str) -> float | None:
-    """How many bytes a second reach a peer, measured for a moment; None if that cannot be said."""
+    """Measures bytes per second to a peer; None if unknown."""
     block, sent = b"\0" * (1 << 18), 0
     try:
         with socket.create_connection((host, port), _PATIENCE) as sock:
@@ -110,7 +109,6 @@ def send(host: str, port: int, token: str) -> float | None:
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """What is said to an order."""
     if "listen" in order:
         return {"ports": serve(order["listen"], order["token"])}
     if "probe" in order:
@@ -122,7 +120,6 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers orders until standard input ends."""
     timer = threading.Timer(_LONGEST, os._exit, (1,))
     timer.daemon = True
     timer.start()
@@ -132,7 +129,7 @@ def main() -> None:
 
 
 def _interfaces(sock: socket.socket) -> Iterator[bytes]:
-    """Name and IPv4 address of each interface, as the kernel writes them; on a Mac only the first of its addresses."""
+    """Name and IPv4 address per interface; on a Mac only its first address."""
     if sys.platform == "linux":
         room = array.array("B", bytes(1 << 16))
         asked = struct.pack("iP", len(room), room.buffer_info()[0])
@@ -156,7 +153,7 @@ def _accept(listener: socket.socket, token: str, room: threading.Semaphore) -> N
 
 
 def _answer(sock: socket.socket, token: bytes, room: threading.Semaphore) -> None:
-    """Takes the token, and then whatever comes, up to a limit; whoever does not know the token hears nothing."""
+    """Reads the token, then data up to a limit; sends nothing to peers without the token."""
     try:
         with sock:
             sock.settimeout(_PATIENCE)

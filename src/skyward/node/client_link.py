@@ -1,4 +1,4 @@
-"""A node's link to the client, on the agent's own loop. The messages of one turn go in one frame."""
+"""A node's link to the client, on the agent's loop. Messages of one turn share a frame."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_BYTES = 16 << 20
 
 
 class ClientLink:
-    """Keeps what was said until the client has acknowledged it, and has it resent over the next connection."""
+    """Keeps messages until acknowledged, and resends them over the next connection."""
 
     def __init__(
         self,
@@ -54,21 +54,18 @@ class ClientLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the client is there."""
         return self._link.sock is not None
 
     @property
     def kept_bytes(self) -> int:
-        """How much the client has not acknowledged yet."""
         return self._link.kept_bytes
 
     @property
     def heard(self) -> float:
-        """When the client was last heard of."""
         return self._link.heard
 
     def attach(self, sock: socket.socket, hello: dict[str, Any]) -> None:
-        """The client has connected, perhaps again; a new session means that this node had been given up."""
+        """A new session means that this node had been given up."""
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)
             self._link.detach()
@@ -97,7 +94,6 @@ class ClientLink:
         self._decrypted, self._writing = True, False
 
     def hear(self, events: int) -> None:
-        """Takes what the client has sent, and sends what it was not ready for."""
         link, sock = self._link, self._link.sock
         if sock is None:
             return
@@ -108,12 +104,12 @@ class ClientLink:
             self._selector.unregister(sock)
 
     def pending(self) -> bool:
-        """Whether there is more to hear at once; asked once a turn."""
+        """Whether there is more to read at once; called once per turn."""
         decrypted, self._decrypted = self._decrypted, False
         return decrypted
 
     def tell(self, message: Message, buffers: list[Any] | None = None) -> None:
-        """Sends a message with the next `flush`."""
+        """Queued until `flush`."""
         self._messages.append(message)
         if buffers:
             self._buffers += buffers
@@ -123,12 +119,11 @@ class ClientLink:
             self.flush()
 
     def tell_now(self, message: Message, buffers: list[Any] | None = None) -> None:
-        """Sends at once, so that what the link holds back is known before the next piece is read."""
+        """Sends at once, so that the link's backlog is known before the next piece is read."""
         self.tell(message, buffers)
         self.flush()
 
     def flush(self) -> None:
-        """Sends in one frame what was told since the last time."""
         if self._messages:
             messages, self._messages = self._messages, []
             buffers, self._buffers = self._buffers, []
@@ -150,21 +145,17 @@ class ClientLink:
                 self._post(*half)
 
     def drop(self) -> None:
-        """Ends the connection; a new one may come."""
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)
             self._link.detach()
 
     def acknowledge(self) -> None:
-        """Says how far the client was heard."""
         self._link.acknowledge()
 
 
 def hear_link(link: Link, obey: Callable[[list[Message], list[Any]], None]) -> bool:
-    """Has `obey` handle what has arrived, and says whether there may be more at once.
-
-    What is no message of ours, or cannot be handled, ends the connection: the other side begins another one, and what
-    else it has said is handled.
+    """Dispatches received messages to `obey`; True if there may be more. An invalid message ends the connection; the
+    rest of the frame is still handled.
     """
     more, error = False, None
     try:
@@ -196,10 +187,8 @@ _SERVING = 1024  # blobs for other nodes, at a time
 
 
 class ClientListener:
-    """Admits connections, each in a thread of its own, so that a slow or hostile peer delays nobody.
-
-    `host` is the node's address for frameworks. Without a `context` for TLS, peers are of this computer. `session` is
-    how the names of this pool's sessions begin.
+    """Admits connections, each in its own thread, so that a slow or hostile peer delays nobody. Without a TLS
+    `context`, peers are local. `session` is the prefix of this pool's session names.
     """
 
     def __init__(
@@ -220,23 +209,21 @@ class ClientListener:
         self._admitted: queue.SimpleQueue[tuple[socket.socket, dict[str, Any]]] = queue.SimpleQueue()
 
     def open(self) -> None:
-        """Begins to admit."""
         threading.Thread(
             target=accept_all, args=(self._listener, self._take), name="skyward-accept", daemon=True
         ).start()
 
     def next(self) -> tuple[socket.socket, dict[str, Any]] | None:
-        """A connection that has been admitted, with its greeting."""
         try:
             return self._admitted.get_nowait()
         except queue.Empty:
             return None
 
     def free_ports(self, count: int) -> list[int]:
-        """Ports of this node's address for frameworks to listen on later.
+        """Reserves ports on this node's address for frameworks.
 
-        Bound here and not listening, they stay reserved: the kernel gives them to nobody who asks for any port, and a
-        framework that names one may listen on it (both sides set SO_REUSEADDR). Those of an earlier time are let go.
+        Bound but not listening, they are never handed out as ephemeral ports, yet a framework may listen on one (both
+        sides set SO_REUSEADDR). Previously reserved ports are released.
         """
         self.close()
         for _ in range(count):
@@ -247,7 +234,6 @@ class ClientListener:
         return [held.getsockname()[1] for held in self._held]
 
     def close(self) -> None:
-        """Lets go of the ports; the end of the process does so too."""
         for held in self._held:
             held.close()
         self._held.clear()
@@ -281,7 +267,7 @@ class ClientListener:
             self._wake()
 
     def _serve_peer(self, sock: socket.socket, blob: str) -> None:
-        """Gives a blob to a node of the pool; one that finds no room asks somebody else."""
+        """A node without room asks another one."""
         with self._lock:
             room = self._serving < _SERVING
             self._serving += room
@@ -295,7 +281,7 @@ class ClientListener:
                 self._serving -= 1
 
     def _greeted(self, sock: Any) -> dict[str, Any]:
-        """The greeting of a peer that may say it; raises OSError or ValueError."""
+        """Raises OSError or ValueError."""
         role = None
         if self._context is None:
             check_peer(sock)

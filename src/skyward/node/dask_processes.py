@@ -1,4 +1,4 @@
-"""The keeper's dask processes: starts them when the client asks, starts workers again that have died, ends them."""
+"""The keeper's dask processes: started on request; workers that die are restarted."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class _Process:
 
 
 class DaskProcesses:
-    """The dask scheduler and workers of one machine, each a new interpreter: user tasks run in the workers."""
+    """Each is a new interpreter: user tasks run in the workers."""
 
     def __init__(self, umask: int) -> None:
         self._umask = umask
         self._running: dict[str, _Process] = {}  # by dask's name
 
     def start_scheduler(self, order: dict[str, Any]) -> None:
-        """Starts a scheduler, in place of any other; it tells the client its address by itself."""
+        """Replaces any other; it reports its address to the client itself."""
         self._start(_SCHEDULER, order)
 
     def start_worker(self, order: dict[str, Any]) -> None:
-        """Starts the worker of a node, unless there is one that belongs to the same scheduler."""
+        """Unless one for the same scheduler exists."""
         name = f"node-{order['node']}"
         known = self._running.get(name)
         if known is None or known.order["scheduler"] != order["scheduler"]:
             self._start(name, order)
 
     def ended(self, pid: int, code: int) -> bool:
-        """Notes that a child has ended, and starts it again if it was a worker; True if it was the scheduler."""
+        """Restarts a worker that ended; True if it was the scheduler."""
         name = next((name for name, known in self._running.items() if known.popen.pid == pid), None)
         if name is None:
             return False
@@ -55,7 +55,7 @@ class DaskProcesses:
         return name == _SCHEDULER
 
     def end(self) -> None:
-        """Kills them all, and what shares their process groups."""
+        """Kills their process groups."""
         for name in list(self._running):
             self._kill(name)
 

@@ -1,9 +1,8 @@
-"""dask on demand: the processes of its scheduler and workers, and the client's end. No other file imports dask.
+"""dask on demand: processes of its scheduler and workers, and the client's end. No other file imports dask.
 
-    python -m skyward.node.dask_worker        started by the keeper; reads one line of JSON: the order
+      python -m skyward.node.dask_worker        started by the keeper; reads one line of JSON: the order
 
-A worker's process runs the tasks of users, so it is apart from all of ours. It stays a member of the cluster of the
-scheduler that its order names; the keeper ends it when there is another scheduler, or none is needed any more.
+Workers run user tasks, so they are separate processes. The keeper ends one when its scheduler changes or ends.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ _HANDSHAKE = 10.0
 _HANDSHAKES = 64
 
 Reach = Callable[[str, int], socket.socket]
-"""Connects to an address that the machine of the scheduler can connect to."""
+"""Connects to an address that the scheduler's machine can reach."""
 
 
 def connect(address: str, identity: Identity, reach: Reach) -> Any:
-    """A dask client of the scheduler at `address`. `reach` makes its connections, so no port of ours leads there."""
+    """`reach` makes its connections, so no local port leads to the scheduler."""
     from distributed import Client
 
     _let_clients_reach()
@@ -78,7 +77,6 @@ def connect(address: str, identity: Identity, reach: Reach) -> Any:
 
 
 def main() -> None:
-    """Does what the order on standard input says, until it is killed."""
     order = json.loads(sys.stdin.readline())
     processes.die_with_parent(order["keeper"])
     answer = os.dup(1)  # the keeper's own standard output; the tasks of users must not write there
@@ -113,7 +111,7 @@ def _reply(answer: int, message: Message) -> None:
 
 
 def _configure(directory: str) -> None:
-    """Sets dask up and imports it; whatever it writes goes into `directory`."""
+    """Imports dask after pointing its files to `directory`."""
     from dask import config
 
     tempfile.tempdir = directory
@@ -124,7 +122,7 @@ def _configure(directory: str) -> None:
 
 
 def _limit_handshakes() -> None:
-    """Makes listeners drop peers that do not finish their TLS handshake; dask itself waits for them for ever."""
+    """Drops peers that do not finish their TLS handshake; dask waits forever."""
     from distributed.comm import tcp
 
     waiting: deque[Any] = deque()
@@ -149,7 +147,7 @@ def _limit_handshakes() -> None:
 
 @functools.cache
 def _let_clients_reach() -> None:
-    """Lets connections of dask be made by a function; dask itself connects to ports only, which others can use, too."""
+    """Makes dask connect through a function; it only knows ports, which other users can reach."""
     from distributed.comm import tcp
 
     class ReachingConnector(tcp.TLSConnector):
@@ -163,7 +161,7 @@ def _let_clients_reach() -> None:
 
 
 class _Way:
-    """What dask needs of tornado's TCPClient, with connections that `reach` makes."""
+    """The part of tornado's TCPClient that dask uses, connecting through `reach`."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -186,7 +184,7 @@ def _close_unused(reached: asyncio.Future[socket.socket]) -> None:
 
 
 class _Socket(ssl.SSLSocket):
-    """A TLS socket for dask: over a unix socket, it has an address and takes the options of TCP as well."""
+    """A TLS socket over a unix socket that has an address and accepts TCP options, as dask expects."""
 
     def getsockname(self) -> Any:
         return ("localhost", 0) if self.family == socket.AF_UNIX else super().getsockname()
@@ -197,7 +195,7 @@ class _Socket(ssl.SSLSocket):
 
 
 async def run_scheduler(order: dict[str, Any], answer: int) -> None:
-    """Runs the scheduler; writes its address to the file descriptor `answer`."""
+    """Writes the scheduler's address to the file descriptor `answer`."""
     from distributed import Scheduler
 
     class PoolScheduler(Scheduler):
@@ -212,7 +210,7 @@ async def run_scheduler(order: dict[str, Any], answer: int) -> None:
 
 
 async def stay_member(order: dict[str, Any]) -> NoReturn:
-    """Joins, and joins again: the name may still be taken by a machine that is gone, or the scheduler be away."""
+    """Reconnects forever: the name may still be taken by a lost machine, or the scheduler be away."""
     pauses = backoff(*_PAUSES)
     while True:
         try:
@@ -224,7 +222,7 @@ async def stay_member(order: dict[str, Any]) -> NoReturn:
 
 
 async def _join(order: dict[str, Any]) -> None:
-    """A member until the scheduler is gone."""
+    """Returns when the scheduler is gone."""
     worker = _worker(order)
     try:
         await worker
@@ -242,7 +240,7 @@ def _worker(order: dict[str, Any]) -> Any:
             """No HTTP port, as above."""
 
         async def close(self, *_: Any, reason: str = "left", **__: Any) -> str | None:
-            """Without waiting for tasks that still run here: nobody takes their results any more."""
+            """Does not wait for running tasks: nobody takes their results."""
             return await super().close(_LEAVING, executor_wait=False, nanny=False, reason=reason)
 
     return NodeWorker(
@@ -259,7 +257,7 @@ def _worker(order: dict[str, Any]) -> Any:
 
 
 def _security(identity: Identity, reach: Reach | None = None) -> Any:
-    """TLS with the pool's certificates, in any role; by itself dask would write the key to a file for a moment."""
+    """TLS with the pool's certificates; dask itself would write the key to a file briefly."""
     from distributed.security import Security
 
     class PoolSecurity(Security):

@@ -1,4 +1,4 @@
-"""Decorators that stand below `@sky.compute`: a body runs inside a context that is made on the node when it starts."""
+"""Decorators below `@sky.compute`: the body runs inside a context created on the node."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ Enter = Callable[[], AbstractContextManager[object]]
 def inside(
     fn: Callable[P, R], enter: Enter, decorator: str, *, option: str = "", each_step: bool = False
 ) -> Callable[P, R]:
-    """`fn` with its body run inside the context that `enter` makes. `decorator` and `option` are for error messages.
-
-    A generator keeps the context until it ends. With `each_step` it leaves the context while it waits for the next
-    request, and enters it again.
+    """Runs the body of `fn` inside the context from `enter`, for a generator until it ends. With `each_step`, a
+    generator leaves the context while it is suspended. `decorator` and `option` are for errors.
     """
     check_function(fn, decorator, option)
     return cast("Callable[P, R]", functools.wraps(fn)(_wrapper(fn, enter, each_step)))
@@ -37,12 +35,12 @@ _requested: list[Enter] = []
 
 
 def around_each_call(enter: Enter) -> None:
-    """Has the body of every call in this process run inside a context; for the `around_app` of a plugin."""
+    """For a plugin's `around_app`: wraps every call of this process."""
     _requested.append(enter)
 
 
 def requested() -> list[Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """The decorators that `around_each_call` was asked for since the last time."""
+    """Decorators registered since the last call."""
     found: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
     while _requested:
         found.append(functools.partial(inside, enter=_requested.pop(0), decorator="a plugin"))
@@ -50,7 +48,7 @@ def requested() -> list[Callable[[Callable[..., Any]], Callable[..., Any]]]:
 
 
 def check_function(fn: object, decorator: str, option: str = "") -> None:
-    """Refuses what cannot be decorated; a text may have been meant as an option."""
+    """A string may have been meant as an option."""
     if not callable(fn):
         hint = f"({option}={fn!r})" if isinstance(fn, str) and option else ""
         where = f"{decorator}{hint}" if decorator.startswith("@") else "it"
@@ -138,16 +136,16 @@ _is_turn: Callable[[str], bool] | None = None
 
 
 def decide_by(is_turn: Callable[[str], bool]) -> None:
-    """Has `is_turn` say whether a broadcast is the earliest that is still in this process."""
+    """Sets the test for whether a broadcast is the earliest in this process."""
     global _is_turn
     _is_turn = is_turn
 
 
 def await_turn() -> None:
-    """Waits until broadcasts that came before the current one have left this process.
+    """Waits until earlier broadcasts have left this process.
 
-    They come to all nodes in the same order. Side by side, their collectives would be mixed, in another order on each
-    node. The steps are short, since a call that waits can be stopped between two of them only.
+    All nodes get them in the same order; run concurrently, their collectives would interleave differently per node.
+    Waits in short steps, since a waiting call can only be stopped between them.
     """
     broadcast = current_broadcast()
     while broadcast is not None and _is_turn is not None and not _is_turn(broadcast):

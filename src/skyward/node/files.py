@@ -1,7 +1,6 @@
-"""Files of a node, for `pool.push` and `pool.pull`: listed, compared, written and read in a thread of the agent's.
+"""A node's files for `pool.push` and `pool.pull`, handled in a thread of the agent.
 
-A disk that hangs must not stop the agent, so its loop only passes orders and answers on. The client asks for every
-piece, and so decides how much is under way.
+A hanging disk must not block the agent's loop. The client requests every piece, and so controls the flow.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ Answer = tuple[dict[str, Any], list[Buffer]]
 
 
 class NodeFiles:
-    """Does what the client asks for, one thing after the other; `look` tells what came of it, on the agent's loop."""
+    """Handles requests in order; `look` reports results on the agent's loop."""
 
     def __init__(self, cache: BlobCache, wake: Callable[[], None], tell: Callable[[Message, list[Any]], None]) -> None:
         self._cache, self._wake, self._tell = cache, wake, tell
         self.cwd = os.sep
-        """The working directory of bodies: what relative paths are relative to."""
+        """Working directory of bodies, the base of relative paths."""
         self._orders: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -52,7 +51,6 @@ class NodeFiles:
         }
 
     def look(self) -> None:
-        """Tells the client what the thread has done."""
         while not self._answers.empty():
             request, (answer, buffers) = self._answers.get()
             self._tell(AgentToClient.files(request, answer, len(buffers)), buffers)
@@ -113,7 +111,7 @@ class NodeFiles:
         yield {"entries": page, "root": root, "folder": root == os.path.realpath(path), "left_out": left_out[:100]}, []
 
     def _compare(self, order: dict[str, Any]) -> Iterable[Answer]:
-        """Which files are to be sent, and how much of each is here; folders are made."""
+        """Which files to send, and how much of each exists; creates folders."""
         from skyward.transport.trees import Writer, checked_entries
 
         found: list[int | None] = []
@@ -146,7 +144,6 @@ class NodeFiles:
         return [({}, [])]
 
     def _blob(self, blob: Any) -> str | None:
-        """Where the bytes lie that are to be written, when they have come."""
         name, _ = blob
         if self._cache.shared:
             return str(name)
@@ -157,7 +154,7 @@ class NodeFiles:
         return path
 
     def _finish(self, order: dict[str, Any]) -> Iterable[Answer]:
-        """Makes links, and gives folders their modes: the deepest first, as they may forbid to look inside."""
+        """Creates links and sets folder modes, deepest first: a mode may forbid entering."""
         from skyward.transport.trees import Writer, checked_entries
 
         with closing(Writer(self._at(order["root"]))) as writer:

@@ -174,14 +174,13 @@ class _ForkServer:
 
 
 def serve(control: socket.socket) -> None:
-    """Serves the keeper on `control`, in a process of its own, until the keeper closes it."""
+    """Runs until the keeper closes `control`."""
     processes.rename("skyward-forks")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the keeper
     _ForkServer(control).serve()
 
 
 def main() -> None:
-    """Serves the keeper on file descriptor 0."""
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -194,7 +193,7 @@ def _notice(number: int, frame: FrameType | None) -> None:
 
 
 def _is_scarcity(exc: BaseException) -> bool:
-    """Whether a process could not begin because there are too many on this machine, or too little memory."""
+    """Whether a fork failed for lack of processes or memory."""
     scarce = isinstance(exc, OSError) and exc.errno in (errno.EAGAIN, errno.ENOMEM)
     return scarce or isinstance(exc, MemoryError) or "can't start new thread" in str(exc)
 

@@ -1,8 +1,7 @@
-"""What a failed body leaves of the GPU: a context in which nothing works any more, or memory that nobody uses.
+"""What a failed body leaves on the GPU: a broken context, or unused memory.
 
-Some errors of a GPU cannot be got over in their process: every later use of the GPU fails with the same error. They are
-known by the type and the text of the exception. It shares its process with the user: standard library only, and a
-framework is asked only if a body has loaded it.
+After some GPU errors every later use in the process fails; they are recognised by exception type and text. Shares its
+process with the user: standard library only, and frameworks only if a body has loaded them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _dead = False
 
 
 def look(error: BaseException) -> None:
-    """Says in a note on a body's error that its process is replaced, if the error is one after which no GPU works."""
+    """Adds a note that the process is replaced, if the error makes the GPU unusable."""
     global _dead
     for each in _chain(error):
         if (kind := _fatal(each)) is not None:
@@ -51,14 +50,12 @@ def look(error: BaseException) -> None:
 
 
 def is_dead() -> bool:
-    """Whether nothing works in this process any more that uses a GPU."""
     return _dead
 
 
 def clean_up() -> None:
-    """Returns GPU memory to others after a failed body, and sees whether the GPU still works; waits for no other rank.
-
-    The body's exception, whose frames hold tensors, is gone by now.
+    """Frees GPU memory after a failed body, and checks that the GPU still works. Call when the body's exception, whose
+    frames hold tensors, is gone. Does not wait for other ranks.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -78,13 +75,12 @@ def clean_up() -> None:
 
 
 def _in_group(torch: Any) -> bool:
-    """Whether the GPU may wait for other ranks: to free memory is to wait for all that it was given to do."""
+    """Whether the GPU may be waiting for other ranks: freeing memory synchronizes with all pending work."""
     group = getattr(torch, "distributed", None)
     return group is not None and group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def _fatal(error: BaseException) -> str | None:
-    """Which error it is that ends the use of GPUs in a process: "cuda" or "nccl"; None if it is another one."""
     kinds = type(error).__mro__
     if type(error) is not RuntimeError and not any(k.__module__.partition(".")[0] in _PACKAGES for k in kinds):
         return None
@@ -100,7 +96,6 @@ def _fatal(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, those that it was raised from, and those that it holds."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < _LONGEST_CHAIN:
         each = waiting.pop(0)

@@ -46,7 +46,7 @@ _XIDS = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one GPU has answered. `errors` counts what its memory could not correct; `lost` says why it is gone."""
+    """`errors` counts uncorrectable memory errors; `lost` says why the GPU is gone."""
 
     sample: GpuSample
     slowdowns: int = 0
@@ -56,13 +56,11 @@ class Reading:
 
 @dataclass
 class GpuHealth:
-    """Remembers what was said of each GPU."""
-
     _said: dict[tuple[int, str], float] = field(default_factory=dict[tuple[int, str], float])
     _errors: dict[int, int] = field(default_factory=dict[int, int])
 
     def observe(self, readings: Sequence[Reading], xids: Sequence[tuple[int, int]], now: float) -> list[str]:
-        """What is new; `xids` are errors that the driver has told: the GPU's number, and the error's."""
+        """New problems; `xids` are (GPU number, error number) from the driver."""
         texts: dict[int, list[str]] = {}
         for reading in readings:
             texts.setdefault(reading.sample.index, self._troubles(reading))  # slices of one card say the same
@@ -109,8 +107,6 @@ Keep = Callable[[list[Reading], list[tuple[int, int]]], None]
 
 
 class GpuMeter:
-    """The GPUs of one node; `names` are what the pool calls them, in the same order."""
-
     def __init__(
         self, gpus: Sequence[Gpu] = (), names: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -125,7 +121,7 @@ class GpuMeter:
         self._silent = False
 
     def watch(self, names: Sequence[str]) -> None:
-        """Begins to ask the node's GPUs: these, of all that the machine has. Ends it if there are none."""
+        """Starts watching these GPUs; stops if there are none."""
         self._own = tuple(self._all[name] for name in names if name in self._all)
         if self._own and not self._started:
             self._started, self._at = True, self._clock()
@@ -133,7 +129,7 @@ class GpuMeter:
             threading.Thread(target=self._run, args=(ask,), name="skyward-gpus", daemon=True).start()
 
     def take(self) -> tuple[list[GpuSample], list[Note]]:
-        """The latest figures, none if they are old; and notes that were not taken before."""
+        """The latest figures (none if outdated) and new notes."""
         now = self._clock()
         with self._lock:
             notes, self._notes = self._notes, []

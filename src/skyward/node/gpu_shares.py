@@ -1,9 +1,9 @@
-"""Which GPUs belong to which node and process, and whether each rank has one of its own: pure functions.
+"""Which GPUs belong to which node and process, and whether each rank has its own: pure functions.
 
-    GPUs that a machine shows --deal--> its nodes --deal--> their processes
+      GPUs that a machine shows --deal--> its nodes --deal--> their processes
 
-A GPU is named as CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) names it: by index, by UUID, or by the UUID of a MIG slice.
-A process uses one slice at most: CUDA shows it no more. The client uses them, too, without what asks a driver.
+GPUs are named as in CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES): by index, UUID, or UUID of a MIG slice. CUDA shows a
+process at most one slice. The client uses this too, so nothing here asks a driver.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _SHARED_MEMORY = 0.9  # of a GPU, for all processes together; each needs some be
 
 @dataclass(frozen=True)
 class GpuMachine:
-    """A machine as far as GPUs go: what it is called, the GPUs that it shows, its nodes and how many ranks each has."""
-
     name: str
     gpus: Sequence[str]
     ranks: Mapping[int, int]
@@ -49,21 +47,18 @@ class GpuMachine:
 
 @dataclass(frozen=True)
 class PoolGpus:
-    """How the GPUs of a pool are dealt out."""
-
     by_node: Mapping[int, tuple[str, ...]]
     counts: Mapping[int, int]
-    """How many GPUs the processes of a node use."""
+    """GPUs used by each node's processes."""
     total: int
-    """How many those of all nodes use."""
     conflict: str | None
-    """Why NCCL cannot connect the ranks: not each of them has a GPU of its own. None if it can, or without GPUs."""
+    """Why NCCL cannot connect the ranks: some share a GPU. None if it can, or without GPUs."""
     sharers: Mapping[int, int]
-    """By node, how many ranks use one GPU; not for nodes whose ranks have GPUs of their own."""
+    """Ranks per GPU by node, only where ranks share."""
 
 
 def names(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
-    """What the variable calls the GPUs that a machine shows in this environment: as the user does, if it is set."""
+    """The names of a machine's GPUs in this environment: the user's, if the variable is set."""
     if any(gpu.is_slice for gpu in gpus):
         return [gpu.uuid for gpu in gpus]
     value = environ.get(variable(gpus), environ.get(CUDA))
@@ -73,12 +68,11 @@ def names(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
 
 
 def variable(gpus: Sequence[Gpu]) -> str:
-    """The variable that says which of these a process sees."""
     return HIP if gpus and all(gpu.vendor == "amd" for gpu in gpus) else CUDA
 
 
 def restricted(gpus: Sequence[str], visible: str | None) -> list[str]:
-    """Those of a machine's GPUs that this value of CUDA_VISIBLE_DEVICES shows; CUDA reads it up to a wrong entry."""
+    """The GPUs that this CUDA_VISIBLE_DEVICES shows; CUDA stops at an invalid entry."""
     if visible is None or not gpus:
         return list(gpus)
     chosen: list[str] = []
@@ -90,7 +84,7 @@ def restricted(gpus: Sequence[str], visible: str | None) -> list[str]:
 
 
 def deal(gpus: Sequence[str], takers: int) -> list[tuple[str, ...]]:
-    """The GPUs in equal parts, neighbours together; where there are fewer than takers, one each, shared."""
+    """Equal parts, neighbours together; with fewer GPUs than takers, one each, shared."""
     count = len(gpus)
     if count < takers:
         return [(gpus[taker * count // takers],) if count else () for taker in range(takers)]
@@ -99,15 +93,11 @@ def deal(gpus: Sequence[str], takers: int) -> list[tuple[str, ...]]:
 
 
 def own_gpus(gpus: Sequence[str], ranks: int) -> list[tuple[str, ...]]:
-    """What each rank of a node uses of the node's GPUs."""
     return [part[:1] if any(map(_is_slice, part)) else part for part in deal(gpus, ranks)]
 
 
 def variables(gpus: Sequence[str], sharers: int, env: Mapping[str, str], variable: str = CUDA) -> dict[str, str]:
-    """What the environment of a process says that has these GPUs, each with `sharers` processes in all.
-
-    What `env` has of it already is the user's, and counts.
-    """
+    """GPU variables of a process; those already in `env` win."""
     if sharers < 2:
         return {variable: ",".join(gpus)}
     modest = {**_MODEST, _FRACTION: f"{memory_share(sharers):g}"}
@@ -116,12 +106,10 @@ def variables(gpus: Sequence[str], sharers: int, env: Mapping[str, str], variabl
 
 
 def memory_share(sharers: int) -> float:
-    """The part of a GPU's memory that each of so many processes may use."""
     return int(1000 * _SHARED_MEMORY / sharers) / 1000
 
 
 def dealt_out(machines: Sequence[GpuMachine]) -> PoolGpus:
-    """The GPUs of every machine, dealt out among its nodes."""
     by_node: dict[int, tuple[str, ...]] = {}
     counts: dict[int, int] = {}
     total = 0
@@ -143,7 +131,7 @@ def _is_slice(name: str) -> bool:
 
 
 def _sharers(machine: GpuMachine, by_node: Mapping[int, tuple[str, ...]]) -> dict[int, int]:
-    """How many ranks use one GPU, by node; nodes that have the same GPU count as one."""
+    """Ranks per GPU by node; nodes with the same GPU count as one."""
     users: Counter[tuple[str, ...]] = Counter()
     for node, ranks in machine.ranks.items():
         users[by_node[node]] += ranks

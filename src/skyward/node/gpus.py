@@ -1,4 +1,4 @@
-"""Which accelerators this machine has: asked of NVML, of nvidia-smi, of the kernel's drivers, in that order."""
+"""Detects accelerators with NVML, nvidia-smi, or kernel drivers, in that order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def count_accelerators() -> int:
 
 
 def look(environ: Mapping[str, str] | None = None, root: str = "/") -> Found:
-    """All that this machine says of its accelerators; `root` is where its file system begins."""
+    """`root` is the root of the file system."""
     cards, problem = _nvidia(root)
     if not cards and Path(root, "dev/kfd").exists():
         cards = amd_cards(root)
@@ -55,7 +55,7 @@ def look(environ: Mapping[str, str] | None = None, root: str = "/") -> Found:
 
 
 def _nvidia(root: str) -> tuple[list[Card], str]:
-    """The cards, or why there are none though there is a driver."""
+    """The cards, or why a driver shows none."""
     driver = Path(root, "proc/driver/nvidia")
     try:
         if found := _from_nvml():
@@ -111,7 +111,7 @@ def _from_smi() -> list[Card]:
 
 
 def parse_smi(listing: str, memory: str) -> list[Card]:
-    """GPUs and their slices from `nvidia-smi -L`; the memory of each card, in MiB, from a query."""
+    """Parses `nvidia-smi -L`; memory per card in MiB comes from a query."""
     sizes = dict(re.findall(r"(GPU-[0-9A-Fa-f-]+), *(\d+)", memory))
     found: list[Card] = []
     for line in listing.splitlines():
@@ -143,7 +143,6 @@ def _from_proc(root: str = "/proc/driver/nvidia/gpus") -> list[Card]:
 
 
 def _others(root: str) -> dict[str, int]:
-    """Accelerators that are no GPUs, by their device files."""
     device = Path(root, "dev")
     neuron = [path for path in device.glob("neuron*") if re.fullmatch(r"neuron\d+", path.name)]
     tpu = [path for path in device.glob("accel*") if re.fullmatch(r"accel\d+", path.name)]
@@ -172,7 +171,7 @@ def _read(path: str) -> str:
 
 LIBRARY = "libnvidia-ml.so.1"
 LOST = (15, 16)
-"""The codes of a GPU that has fallen off the bus, or must be reset."""
+"""NVML codes of a GPU that fell off the bus or needs a reset."""
 _TEXT = 96  # NVML's own size for names and UUIDs
 _TIMEOUT, _NO_FUNCTION = 10, 13
 _XID = 0x8
@@ -208,7 +207,7 @@ Handle = ctypes.c_void_p
 
 
 class Nvml:
-    """NVML from here to the end of the `with` block. Raises `NvmlError` where it is not there or finds no driver."""
+    """A context manager; raises `NvmlError` if there is no NVML or driver."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         try:
@@ -227,7 +226,7 @@ class Nvml:
             pass  # a driver that has gone away meanwhile
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Calls one of its functions; another answer than success is an `NvmlError`."""
+        """Raises `NvmlError` unless successful."""
         try:
             called = getattr(self._library, function)
         except AttributeError:
@@ -237,25 +236,22 @@ class Nvml:
             raise NvmlError(f"{function}: {self._explained(code)}", code)
 
     def cards(self) -> list[Card]:
-        """Every GPU, in the order of `nvidia-smi`; one that does not answer is left out."""
         count = self._number("nvmlDeviceGetCount_v2")
         found = [self._card(index) for index in range(count)]
         return [card for card in found if card is not None]
 
     def handle(self, index: int) -> Handle:
-        """What NVML's functions take for a GPU."""
         handle = Handle()
         self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
         return handle
 
     def by_uuid(self, uuid: str) -> Handle:
-        """The same, for a GPU or a MIG slice."""
         handle = Handle()
         self.call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
         return handle
 
     def slices(self, handle: Handle) -> list[Handle] | None:
-        """The MIG slices of a GPU; None if MIG is switched off, or not known to this GPU or driver."""
+        """None if MIG is off or unsupported."""
         now, later = ctypes.c_uint(), ctypes.c_uint()
         try:
             self.call("nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))
@@ -274,35 +270,34 @@ class Nvml:
         return found
 
     def memory(self, handle: Handle) -> tuple[int, int]:
-        """Bytes in use and in all."""
+        """Bytes used and total."""
         memory = _Memory()
         self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         return memory.used, memory.total
 
     def utilization(self, handle: Handle) -> float:
-        """Per cent of the last moment in which a program ran on the GPU."""
+        """Percent."""
         rates = _Utilization()
         self.call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
         return float(rates.gpu)
 
     def temperature(self, handle: Handle) -> float:
-        """In degrees Celsius."""
+        """Degrees Celsius."""
         return float(self._number("nvmlDeviceGetTemperature", handle, ctypes.c_int(0)))
 
     def power(self, handle: Handle) -> float:
-        """In watts."""
         return self._number("nvmlDeviceGetPowerUsage", handle) / 1000
 
     def slowdowns(self, handle: Handle) -> int:
-        """Why its clocks are lower than they could be, as bits; see `node/usage.py`."""
+        """Bits for why clocks are reduced; see `node/usage.py`."""
         return self._long("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
 
     def memory_errors(self, handle: Handle) -> int:
-        """How many errors its memory could not correct since the driver was loaded."""
+        """Uncorrectable errors since the driver was loaded."""
         return self._long("nvmlDeviceGetTotalEccErrors", handle, ctypes.c_int(1), ctypes.c_int(0))
 
     def listen(self, handles: Sequence[Handle], before: Handle | None = None) -> Handle | None:
-        """What `xid` waits on, in place of `before`; None where the driver tells nothing."""
+        """What `xid` waits on, replacing `before`; None if the driver reports nothing."""
         events = Handle()
         if before is not None:
             self.optional(lambda: self.call("nvmlEventSetFree", before))
@@ -314,7 +309,7 @@ class Nvml:
         return events if any(heard) else None
 
     def xid(self, events: Handle, seconds: float) -> tuple[int, int] | None:
-        """The next error that the driver tells: the GPU's number and the error's; None if none comes in time."""
+        """The next driver error as (GPU number, error number); None on timeout."""
         event = _Event()
         try:
             self.call("nvmlEventSetWait_v2", events, ctypes.byref(event), ctypes.c_uint(int(seconds * 1000)))
@@ -327,7 +322,6 @@ class Nvml:
         return self._number("nvmlDeviceGetIndex", Handle(event.device)), int(event.data)
 
     def optional(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` returns; None where this GPU or driver does not say it."""
         try:
             return ask()
         except NvmlError:
@@ -395,7 +389,7 @@ _NAMES = {
 
 
 def amd_cards(root: str = "/") -> list[Card]:
-    """The GPUs that ROCm can use, by PCI address as ROCm counts them; `root` is where the file system begins."""
+    """ROCm's GPUs, ordered by PCI address; `root` is the root of the file system."""
     if not Path(root, "dev/kfd").exists():
         return []  # programs cannot compute on them
     found = [_gpu(index, device) for index, device in enumerate(_devices(root))]
@@ -403,7 +397,7 @@ def amd_cards(root: str = "/") -> list[Card]:
 
 
 def amd_sample(index: int, root: str = "/") -> GpuSample:
-    """How busy a GPU is; what the driver does not say is None."""
+    """Unknown values are None."""
     from skyward.events import GpuSample
 
     device = _devices(root)[index]

@@ -57,7 +57,7 @@ __all__ = [
 
 
 def start_guard() -> int:
-    """Starts the process that cleans up after a joiner that was killed; it is told of programs through this pipe."""
+    """Starts the process that cleans up if the joiner is killed; it learns of programs through this pipe."""
     reads, writes = os.pipe()
     child = os.fork()
     if child:
@@ -90,7 +90,6 @@ def start_guard() -> int:
 
 
 def clean_up(running: dict[int, str], at_end: list[list[str]]) -> None:
-    """Runs what was ordered for the end, then kills programs that are still there."""
     for argv in at_end:
         try:
             subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=30, check=False)
@@ -101,7 +100,7 @@ def clean_up(running: dict[int, str], at_end: list[list[str]]) -> None:
 
 
 def kill(pid: int, started: str) -> None:
-    """Kills a program with its group, unless another process has got its number by now."""
+    """Kills a program's group, unless its pid was reused."""
     try:
         if started_at(pid) == started:
             os.killpg(pid, signal.SIGKILL)
@@ -110,7 +109,7 @@ def kill(pid: int, started: str) -> None:
 
 
 def started_at(pid: int) -> str:
-    """When a process was started, in ticks since the machine was."""
+    """In clock ticks since boot."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[19]
@@ -122,14 +121,14 @@ def started_at(pid: int) -> str:
 
 
 STDIN, STDOUT, STDERR, _EXIT = range(4)
-"""What a frame of a program's connection holds: a piece of one of its files, or at last its exit code."""
+"""Channels of a program's connection: its files, and finally the exit code."""
 WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _MOST = 1 << 20
 _HEADER = struct.Struct("!BI")
 
 
 def splice(left: socket.socket, right: socket.socket) -> None:
-    """Passes bytes on between two sockets until both have ended, then closes them."""
+    """Copies bytes both ways until both sides have ended, then closes."""
     other, waiting, speaking = {left: right, right: left}, {left: b"", right: b""}, {left, right}
     with left, right:
         try:
@@ -166,7 +165,6 @@ def _pass_on(
 
 
 def _sent(sock: socket.socket, data: bytes) -> bytes:
-    """Sends what there is room for; gives the rest."""
     try:
         return data[sock.send(data) :]
     except BlockingIOError:
@@ -174,9 +172,8 @@ def _sent(sock: socket.socket, data: bytes) -> bytes:
 
 
 class Pump:
-    """Moves pieces between a TLS connection, in frames, and files: reads `sources` (by channel), writes `sinks`.
-
-    An empty piece is the end of a file. One thread does both ways, as a TLS connection serves only one at a time.
+    """Copies between a framed TLS connection and files; an empty piece is end of file. One thread serves both ways, as
+    a TLS connection allows only one at a time.
     """
 
     def __init__(self, sock: ssl.SSLSocket, sources: dict[int, int], sinks: dict[int, int]) -> None:
@@ -189,9 +186,8 @@ class Pump:
             os.set_blocking(fd, False)
 
     def run(self, finish: Callable[[], int] | None = None) -> int | None:
-        """Works until an exit code has come, or the connection is lost: then gives None. Closes the files.
-
-        With `finish` it is this side that ends: what that gives once all sources have ended is sent as the exit code.
+        """Runs until an exit code comes; None if the connection is lost. With `finish` this side ends: its result is
+        sent as the exit code once all sources have ended.
         """
         finished = False
         try:
@@ -261,7 +257,7 @@ class Pump:
                 self._backlog.append([channel, data])
 
     def _written(self, entry: list[Any]) -> bool:
-        """Writes a piece; whether all of it is written, or nobody reads it any more."""
+        """True when written completely, or nobody reads it."""
         channel, piece = entry
         fd = self._sinks.get(channel)
         if fd is None:
@@ -295,7 +291,7 @@ def _frame(channel: int, data: bytes) -> bytes:
 
 
 MARK = "# skyward-join: "
-"""How the line begins in a file of Python that holds the text of a pool."""
+"""Starts the line with the pool's text in a generated file."""
 VARIABLE = "SKYWARD_JOIN"
 
 
@@ -304,7 +300,7 @@ class Over(Exception):
 
 
 def read_text(file: str | None, stdin: bool, own: str) -> dict[str, Any]:
-    """What the pool has told: from a file, a variable, a line of standard input, or the `own` file of the program."""
+    """The joining text from a file, a variable, standard input, or the program's `own` file."""
     given = os.environ.pop(VARIABLE, "")
     if file is not None:
         given = _first_line(file)
@@ -326,7 +322,7 @@ def read_text(file: str | None, stdin: bool, own: str) -> dict[str, Any]:
 
 
 def _first_line(path: str, mark: str = "") -> str:
-    """The first line of a file that nobody else may read or has written; nothing if it does not begin with `mark`."""
+    """The first line of a private file; empty unless it starts with `mark`."""
     try:
         with open(path) as file:
             line = file.readline()
@@ -350,14 +346,14 @@ _DROPPED = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODELIST", "SLURM_STEP"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK"),
 )
-"""How the names of variables begin that programs here do not get."""
+"""Prefixes of variables that programs do not get."""
 _DIAL, _FIRST, _SILENT = 5.0, 60.0, 20.0
 _TAKEN = 300.0  # a place becomes free when a machine is lost
 _PIECE = 1 << 18
 
 
 def token(secret: str, pool: str, place: int | None) -> str:
-    """Proves that somebody was told the secret of a pool: for one place or, without a number, for any."""
+    """Proves knowledge of a pool's secret, for one place or for any."""
     text = f"{pool}:{'' if place is None else place}"
     return hmac.new(bytes.fromhex(secret), text.encode(), "sha256").hexdigest()
 
@@ -367,7 +363,7 @@ class _Taken(ConnectionError):
 
 
 class _Joiner:
-    """One place of a pool: keeps a control connection, and serves the orders that come over it."""
+    """One place of a pool: keeps a control connection and serves its orders."""
 
     def __init__(self, text: dict[str, Any], place: int | None, stdin: bool, guard: int) -> None:
         self._addresses = [(str(host), int(port)) for host, port in text["addresses"]]
@@ -389,7 +385,7 @@ class _Joiner:
             self._poll.register(fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Comes home, again and again; raises Over with the reason when that is of no use any more."""
+        """Reconnects until that is pointless, then raises Over with the reason."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._on_notice)
@@ -412,13 +408,13 @@ class _Joiner:
         clean_up(self._running, self._at_end)
 
     def say(self, kind: str, *fields: str) -> None:
-        """Tells home, from any thread; what cannot be told now is not told later."""
+        """Thread-safe; dropped if not connected."""
         with self._lock:
             self._outgoing += _message(kind, *fields)
         self._waker.send(b"x")
 
     def _on_notice(self, number: int, frame: Any) -> None:
-        """The engine is about to take the place away; it may send SIGTERM to all processes, which is no end yet."""
+        """The scheduler is about to end the job; it may send SIGTERM to all processes, which is not the end yet."""
         if not self._joined:
             raise Over("it was ended before it had joined")
         self._give_notice(self._grace)
@@ -427,14 +423,14 @@ class _Joiner:
         raise Over("the terminal was closed")
 
     def _give_notice(self, seconds: float) -> None:
-        """Tells the node, which waits for this file (`node/agent_main.py`), when the place is taken away."""
+        """Writes the file that the node waits for (`node/agent_main.py`)."""
         os.makedirs(os.path.dirname(self._notice), 0o700, exist_ok=True)
         with open(self._notice + ".part", "w") as file:
             file.write(str(time.time() + seconds))
         os.rename(self._notice + ".part", self._notice)
 
     def _come_home(self) -> ssl.SSLSocket:
-        """The control connection; tries until the lease is over, or nobody listens there any more."""
+        """Retries until the lease is over or nobody listens there."""
         pause, began, refused, told = 0.1, time.monotonic(), 0.0, False
         while True:
             try:
@@ -457,7 +453,7 @@ class _Joiner:
             pause = min(pause * 2, 5.0)
 
     def _dial(self) -> ssl.SSLSocket:
-        """A connection to the pool, by the first of its addresses at which it answers; it comes first from then on."""
+        """Tries the pool's addresses; the one that works is tried first from then on."""
         reasons: list[OSError] = []
         for address in list(self._addresses):
             try:
@@ -472,7 +468,7 @@ class _Joiner:
         raise kind("; ".join(reason.strerror or str(reason) for reason in reasons))
 
     def _secured(self, sock: socket.socket) -> ssl.SSLSocket:
-        """TLS over a new connection; nothing is said before it is known that the pool is at the other end."""
+        """Sends nothing before the pool's identity is verified."""
         try:
             _tune(sock)
             made = self._tls.wrap_socket(sock)
@@ -486,7 +482,6 @@ class _Joiner:
             raise
 
     def _greet(self, control: ssl.SSLSocket) -> None:
-        """Says who we are, and hears which place that is."""
         proof = token(self._secret, self._pool, self._place)
         hello = {"place": self._place, "token": proof, "key": self._key, "name": socket.gethostname()}
         control.sendall(json.dumps({"join": hello}).encode() + b"\n")
@@ -523,7 +518,7 @@ class _Joiner:
                 self._order(*json.loads(line))
 
     def _wait(self, seconds: float, control: ssl.SSLSocket | None = None) -> None:
-        """Waits for something to do; raises Over when standard input ends, and with it our place."""
+        """Raises Over when standard input ends, and with it our place."""
         if control is not None:
             self._poll.register(control, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
         ready = {fd for fd, _ in self._poll.poll(seconds * 1000)}
@@ -535,7 +530,7 @@ class _Joiner:
             self._hear(os.read(0, 1 << 12))
 
     def _hear(self, piece: bytes) -> None:
-        """Whoever holds the place says when it is taken away, in a line of JSON; it is gone when the pipe ends."""
+        """JSON lines from whoever holds the place say when it ends; end of file means now."""
         if not piece:
             raise Over("the process that held its place has ended")
         for line in piece.splitlines():
@@ -545,7 +540,7 @@ class _Joiner:
                 pass  # not for us
 
     def _order(self, kind: str, *fields: Any) -> None:
-        """Does what `node/orders.py: ClientToJoiner` says; the last field is of no use here."""
+        """See `node/orders.py: ClientToJoiner`; the last field is unused."""
         if kind == "run":
             self._run(*fields[:-1])
         elif kind == "connect":
@@ -561,7 +556,7 @@ class _Joiner:
             self.say("pong")
 
     def _run(self, id: str, argv: list[str], given: dict[str, str], keep: bool) -> None:
-        """Starts a program, from this thread: it is to die with its parent, which for the kernel is a thread."""
+        """Runs in this thread: the program dies with its parent, which for the kernel is a thread."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
         env.update(SKYWARD_JOINER=str(os.getpid()), SKYWARD_NOTICE=self._notice)
         pipe, home = subprocess.PIPE, os.environ.get("HOME", "")
@@ -584,7 +579,7 @@ class _Joiner:
         threading.Thread(target=self._attend, args=(id, keep, process), daemon=True).start()
 
     def _attend(self, id: str, keep: bool, process: subprocess.Popen[bytes]) -> None:
-        """Connects a program's files with home; one that is not to be kept ends with that connection."""
+        """Connects a program's files to the client; unless kept, it ends with that connection."""
         files = (process.stdin, process.stdout, process.stderr)
         stdin, stdout, stderr = (os.dup(file.fileno()) for file in files if file is not None)
         for file in files:
@@ -627,12 +622,10 @@ class _Joiner:
 
 
 def _message(kind: str, *fields: str) -> bytes:
-    """A message of `node/orders.py: JoinerToClient`, as a line."""
     return json.dumps([kind, *fields, 0]).encode() + b"\n"
 
 
 def _leave(control: ssl.SSLSocket, why: str) -> None:
-    """Says goodbye, so that nobody waits for us."""
     try:
         control.settimeout(1.0)
         control.sendall(_message("leaving", why))
@@ -650,11 +643,11 @@ def _tell(text: str) -> None:
 
 
 def _disregard(number: int, frame: Any) -> None:
-    """For signals that are to do nothing here, and are not ignored in what is started here."""
+    """A handler, so that the signal is not ignored in child processes."""
 
 
 def _reset() -> None:
-    """Undoes what an engine may have set for the processes that it starts."""
+    """Undoes signal settings inherited from the scheduler."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _disregard)  # nohup: it stays when the terminal is closed; its programs choose

@@ -36,7 +36,7 @@ _SIOCGIFADDR = 0x8915
 
 
 class _End:
-    """One end of a connection: what is to be written to it, and the other end, once there is one."""
+    """One end of a connection: its write buffer and its peer."""
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock, self.address, self.since = sock, address, time.monotonic()
@@ -47,8 +47,6 @@ class _End:
 
 
 class Relay:
-    """Pairs connections of machines with those of the client, and passes bytes on."""
-
     def __init__(self, port: int, lease: float) -> None:
         self._lease, self._away = lease, 0.0
         self._directory = tempfile.mkdtemp(prefix="skyward-relay-")
@@ -66,7 +64,6 @@ class Relay:
         self._selector.register(0, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Works until the client has been away for too long."""
         port = self._machines.getsockname()[1]
         names = [*_addresses(), socket.gethostname()]
         _say({"port": port, "socket": os.path.join(self._directory, "s"), "addresses": names, "pid": os.getpid()})
@@ -88,7 +85,6 @@ class Relay:
                     self._close(self._unclaimed.pop(number))
 
     def close(self) -> None:
-        """Removes the socket file."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _hear(self) -> None:
@@ -129,7 +125,6 @@ class Relay:
         self._tell()
 
     def _tell(self) -> None:
-        """Tells the client who has come, as far as it listens."""
         try:
             while self._untold:
                 del self._untold[: os.write(1, self._untold)]
@@ -169,7 +164,7 @@ class Relay:
                 self._watch(end.other)
 
     def _claim(self, end: _End) -> None:
-        """The client says first which machine's connection it wants; 0 is a question whether we are here."""
+        """The client first sends the number of the machine's connection; 0 only tests that we are here."""
         piece = end.sock.recv(_NUMBER - len(end.heard))
         end.heard += piece
         if not piece:
@@ -187,7 +182,7 @@ class Relay:
         self._selector.register(other.sock, selectors.EVENT_READ, other)
 
     def _watch(self, end: _End) -> None:
-        """Waits for what can be done with an end: nothing is read that cannot be passed on."""
+        """Reads only what can be passed on."""
         assert end.other is not None
         reads = not end.ended and not end.other.waiting
         events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if end.waiting else 0)
@@ -215,7 +210,7 @@ def _sent(sock: socket.socket, data: bytes) -> int:
 
 
 def _listening(port: int) -> socket.socket:
-    """Listens at all addresses: at the port that was used before, if that is free."""
+    """On all addresses, at the previous port if it is free."""
     for wanted in (port, 0):
         try:
             if socket.has_dualstack_ipv6():
@@ -228,7 +223,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def _network(address: str) -> str:
-    """What counts as one sender: an IPv4 address, or the /64 of an IPv6 one. As in node/peers.py; we are alone."""
+    """An IPv4 address, or the /64 of an IPv6 one. A copy of node/peers.py: this file stands alone."""
     address = (address[7:] if address.startswith("::ffff:") and "." in address else address).partition("%")[0]
     try:
         return socket.inet_pton(socket.AF_INET6, address)[:8].hex() if ":" in address else address
@@ -237,7 +232,7 @@ def _network(address: str) -> str:
 
 
 def _addresses() -> list[str]:
-    """The addresses of this host's interfaces, without its loopback's."""
+    """Without loopback."""
     found: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
@@ -261,7 +256,6 @@ def _end(number: int, frame: Any) -> None:
 
 
 def main() -> None:
-    """Serves a client over ssh."""
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,21 +1,19 @@
 """The first process on a machine: starts fork server and agents, ends everything when the client is gone.
 
-    client --stdin--> keeper       lines of JSON: look around, listen, probe your peers; whom to start; dask
-    client <--stdout-- keeper      lines of JSON: answers, ports, deaths
-    keeper --fork--> fork server --fork--> runners
-    keeper --fork--> one agent for each node
-    keeper --exec--> dask scheduler and workers, when they are asked for
+      client --stdin--> keeper       lines of JSON: addresses, listen, probe peers; whom to start; dask
+      client <--stdout-- keeper      lines of JSON: answers, ports, deaths
+      keeper --fork--> fork server --fork--> runners
+      keeper --fork--> one agent for each node
+      keeper --exec--> dask scheduler and workers, when requested
 
-Its arguments are the pool's directory on this machine, which it removes when it ends, the lease and the longest life
-in seconds, and the file, if any, that it touches as long as the machine is needed. It ends when its time is over,
-when all agents have taken their leave, on SIGTERM, and when the client is gone: without a lease (0) that is when
-standard input ends; with one, when no agent has heard of the client for that long, so that a broken connection ends
-nothing. On a machine that has joined (`node/join.py`) it ends with its parent, too; SIGTERM alone, which an engine may
-send to every process, ends nothing there.
+Arguments: the pool's directory here, which it removes at the end; the lease and the longest life in seconds; optionally
+a file that it touches while the machine is needed. It ends when its time is over, when all agents have ended, on
+SIGTERM, and when the client is gone: without a lease (0) at the end of standard input; with one, when no agent has
+heard from the client for that long, so that a broken connection ends nothing. On a joined machine (`node/join.py`) it
+also ends with its parent; there SIGTERM alone, which a scheduler may send to every process, ends nothing.
 
-Forking makes a pool open fast, and nodes share their memory. So the keeper imports little, in two parts: what runners
-need, before the fork server is forked; then what agents need. It stays single-threaded, and starts an agent that has
-died again, on the same port.
+Forking opens a pool fast and shares memory, so the keeper imports in two parts: what runners need before the fork
+server is forked, then what agents need. It stays single-threaded, and restarts a dead agent on the same port.
 """
 
 from __future__ import annotations
@@ -90,7 +88,6 @@ class _Keeper:
             end.setblocking(False)
 
     def serve(self) -> None:
-        """Does what the client says, until there is no reason to be here any more."""
         processes.adopt_orphans()
         signal.signal(signal.SIGCHLD, _notice)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -120,7 +117,6 @@ class _Keeper:
             self._reap()
 
     def _wait(self) -> float:
-        """How long nothing is due, unless something happens."""
         left = self._born + self._ttl - time.monotonic()
         return max(0.0, min(left, 1.0 if self._lease or self._next_try else 60.0))
 
@@ -225,7 +221,7 @@ class _Keeper:
         time.sleep(0.05 * (min(node.restarts, _RESTARTS) - 1))
 
     def _start_missing(self) -> None:
-        """Starts what has ended again; what cannot be started, for lack of memory or processes, a bit later."""
+        """Retries later if memory or processes are lacking."""
         if time.monotonic() < self._next_try or self._fork_server.killed:
             return
         try:
@@ -269,7 +265,7 @@ class _Keeper:
             os._exit(1)
 
     def _make_room(self, nodes: int) -> None:
-        """Makes the memory that is shared with agents large enough for so many; before they are forked."""
+        """Sizes the memory shared with agents, before they are forked."""
         if struct.calcsize(f"={nodes}d") > len(self._heard):
             self._heard = mmap.mmap(-1, struct.calcsize(f"={nodes}d"))
 
@@ -277,7 +273,7 @@ class _Keeper:
         return lambda when: struct.pack_into("=d", self._heard, 8 * index, when)
 
     def _enter_child(self) -> None:
-        """Makes a forked child its own: no wake-ups of the keeper's, and it dies when the keeper does."""
+        """Detaches a forked child: no wake-ups of the keeper, and it dies with the keeper."""
         parent = os.getppid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -288,7 +284,6 @@ class _Keeper:
         processes.die_with_parent(parent)
 
     def end(self) -> NoReturn:
-        """Ends everything on this machine that belongs to the pool."""
         for node in self._nodes:
             _kill(node.pid)
         self._dask.end()
@@ -302,7 +297,7 @@ class _Keeper:
 
 
 class _ForkServerProcess:
-    """The fork server. The first one is forked, which is fast; later the keeper holds keys, so another one is new."""
+    """The first is forked, which is fast; later ones are new processes, because the keeper holds keys by then."""
 
     def __init__(self, umask: int | None = None) -> None:
         self.killed = False  # and not reaped yet: an agent that begins now would have to end with it
@@ -334,7 +329,7 @@ class _ForkServerProcess:
             pass  # it has just died; _reap starts another one, and the agents again
 
     def kill(self) -> None:
-        """Ends a fork server that does not answer; `_reap` sees its end, and starts what is missing after it."""
+        """`_reap` sees its end and restarts what is missing."""
         self.killed = self.pid > 0
         _kill(self.pid)
 
@@ -342,7 +337,7 @@ class _ForkServerProcess:
         self._control.close()
 
     def end(self) -> None:
-        """Closes the fork server's socket; it then kills all runners and ends."""
+        """Closes its socket, upon which it kills all runners and exits."""
         self._control.close()
         deadline = time.monotonic() + 3
         while self.pid and time.monotonic() < deadline:
@@ -356,7 +351,6 @@ class _ForkServerProcess:
 
 
 def main() -> None:
-    """Takes orders on standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     directory = sys.argv[1]
@@ -384,7 +378,7 @@ def _notice(number: int, frame: FrameType | None) -> None:
 
 
 def _detach() -> None:
-    """Lets go of the client's pipes, in a child: the client and the keeper must notice when the other one ends."""
+    """Closes the client's pipes in a child: each side must notice when the other ends."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -392,7 +386,7 @@ def _detach() -> None:
 
 
 def _touch(path: str) -> None:
-    """Tells the machine, which ends itself when nobody does so, that it is still needed."""
+    """Renews the lease of a machine that shuts itself down otherwise."""
     try:
         os.utime(path)
     except OSError:
@@ -400,7 +394,6 @@ def _touch(path: str) -> None:
 
 
 def _allow_many_files() -> None:
-    """Raises our own limit of open files: every runner, peer and pipe takes some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -413,7 +406,7 @@ def _listener(host: str) -> socket.socket:
 
 
 def probe(peers: dict[str, tuple[str, int]], timeout: float) -> dict[str, str]:
-    """Tries to connect to every peer at once; gives an empty text for each that answers, else the reason."""
+    """Connects to all peers in parallel; "" for each that answers, else the reason."""
     selector = selectors.DefaultSelector()
     answers: dict[str, str] = {}
     for name, (host, port) in peers.items():

@@ -1,7 +1,7 @@
-"""Records that bodies log, on their way to the client: as records where it has handlers, else as readable lines.
+"""Log records of bodies on their way to the client: as records if it has handlers, else as readable lines.
 
 a body ──► its own handlers, if it has configured any
-     └───► none: the handler of last resort, which is ours here
+       └───► none: the handler of last resort, which is ours here
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ __all__ = ["MARK", "Filter", "Kind", "apply", "install", "parsed", "readable", "
 _MOST = 1 << 16
 
 Settings = dict[str, Any]
-"""`levels`: of loggers by name, as the client has set them; `records`: whether it has handlers; `warnings`: filters."""
+"""`levels` by logger name, as on the client; `records`: whether it has handlers; `warnings`: filters."""
 
 _applied: Settings = {}
 _configure = logging.basicConfig
 
 
 def install(settings: Settings | None) -> None:
-    """Sends on what no handler of the body's takes, and what it says with `sky.progress`."""
     logging.lastResort = _Forward()
     logging.basicConfig = _basic_config
     reporting.send_by(partial(write, "progress"))
@@ -43,7 +42,7 @@ def install(settings: Settings | None) -> None:
 
 
 def apply(settings: Settings) -> None:
-    """Has loggers log what the client would, and warnings given as it would have them."""
+    """Sets logger levels and warning filters as on the client."""
     global _applied
     if settings == _applied:
         return
@@ -58,7 +57,7 @@ def apply(settings: Settings) -> None:
 
 @wraps(_configure)
 def _basic_config(**options: Any) -> None:
-    """As ever for bodies; `logging.info()` and its like call it, too, and would add a handler that nobody asked for."""
+    """`logging.info()` calls it too, and would add an unrequested handler."""
     if sys._getframe(1).f_globals.get("__name__") != "logging":  # pyright: ignore[reportPrivateUsage]
         _configure(**options)
 
@@ -113,7 +112,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def write(kind: Kind, about: Mapping[str, Any]) -> bool:
-    """Writes such a line; False if what is written now goes elsewhere than home."""
+    """False if output is redirected."""
     from skyward.node.stdio import CallStream  # the client, which only reads such lines, does without
 
     stream = sys.stderr
@@ -124,7 +123,7 @@ def write(kind: Kind, about: Mapping[str, Any]) -> bool:
 
 
 def parsed(text: str, shown: Callable[[str], str] = str) -> tuple[Kind, dict[str, Any]] | None:
-    """What such a line says, or None if it is an ordinary one; `shown` is done with each text that it holds."""
+    """None for an ordinary line; `shown` is applied to each text in it."""
     kind, _, data = text.removeprefix(MARK).partition(" ")
     fields = _FIELDS.get(kind)
     if not text.startswith(MARK) or fields is None:
@@ -149,7 +148,7 @@ def parsed(text: str, shown: Callable[[str], str] = str) -> tuple[Kind, dict[str
 
 
 def readable(text: str) -> str:
-    """The text as people read it: records and warnings in words, no reports of progress."""
+    """Records and warnings in words, without progress reports."""
     import logging  # runners, which only write such lines, do without
 
     shown: list[str] = []
@@ -200,7 +199,7 @@ def _are_names(names: list[Any]) -> bool:
 _MOST_KINDS = 20
 
 Filter = tuple[str, str | None, str, str | None, bool, int]
-"""Action, pattern of the message, category as `module:name`, module, whether that is a pattern, line."""
+"""Action, message pattern, category as `module:name`, module, whether that is a pattern, line."""
 
 _ALL_ARE_ERRORS: Filter = ("error", None, "builtins:Warning", None, True, 0)
 _PYTHON = os.path.dirname(os.__file__) + os.sep
@@ -213,12 +212,11 @@ _shown_before = warnings.showwarning
 
 
 def install_warnings() -> None:
-    """Sends on warnings that no code of the body's takes."""
     warnings.showwarning = _show
 
 
 def apply_filters(filters: list[Filter]) -> None:
-    """Has warnings treated as the client treats its own; filters that code here has set go first."""
+    """Applies the client's filters after those set by code here."""
     global _applied_filters, _told
     filters = [cast("Filter", tuple(entry)) for entry in filters]  # they may have come as JSON
     if filters == _told:
@@ -237,7 +235,7 @@ class _Nobody(Warning):
 
 
 class _Named(type):
-    """A category known by its name: its module need not be here, or comes later."""
+    """A category known by name: its module may be missing here."""
 
     wanted: str
 
@@ -258,7 +256,7 @@ def _filter(entry: Filter) -> tuple[Any, ...]:
 
 
 def _is_error(message: Warning | str, category: type[Warning], line: int) -> bool:
-    """Whether the filter that makes errors of all warnings is the one that counts for this one."""
+    """Whether the filter that turns all warnings into errors decides this one."""
     for entry in cast("list[Any]", warnings.filters):
         _, text, kind, module, at = entry
         if module is not None or not issubclass(category, kind) or at not in (0, line):
@@ -273,7 +271,6 @@ def _is_error(message: Warning | str, category: type[Warning], line: int) -> boo
 
 
 def _is_own(path: str) -> bool:
-    """Whether a file is neither Python's own nor of an installed package."""
     if path.startswith(("<frozen ", _PYTHON)) or f"{os.sep}skyward{os.sep}node{os.sep}" in path:
         return False
     return "site-packages" not in path and "dist-packages" not in path

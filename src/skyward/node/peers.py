@@ -1,4 +1,4 @@
-"""Peers that have connected and not said yet who they are: which of them count as one sender, and how many may wait."""
+"""Connections that have not authenticated yet: limits per sender."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Waiting", "WaitingPeers", "accept_all", "network", "plain"]
 
 
 def accept_all(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:
-    """Accepts connections until the listener is closed; `take` gets each, with its address, empty for a local one."""
+    """Accepts until the listener is closed; `take` gets each connection with its address, empty if local."""
     while listener.fileno() >= 0:
         try:
             sock, address = listener.accept()
@@ -27,17 +27,14 @@ def accept_all(listener: socket.socket, take: Callable[[socket.socket, str], Non
 
 
 class Waiting:
-    """A connection that has not said yet what it is, and from where; TLS takes its place when it begins."""
+    """A connection that has not sent its greeting; replaced by its TLS socket during the handshake."""
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock, self.network = sock, network(address)
 
 
 class WaitingPeers:
-    """Those who wait, in the order in which they came. Usable from many threads.
-
-    When there are too many, who has waited longest is sent away, of the network with most.
-    """
+    """Thread-safe. When there are too many, the oldest of the network with most is dropped."""
 
     def __init__(self, most: int, per_network: int) -> None:
         self._most, self._per_network = most, per_network
@@ -48,11 +45,9 @@ class WaitingPeers:
         return len(self._line)
 
     def networks(self) -> Counter[str]:
-        """How many wait of each network."""
         return Counter(peer.network for peer in list(self._line))
 
     def add(self, sock: socket.socket, address: str) -> Waiting:
-        """Puts a connection in line."""
         added = Waiting(sock, address)
         with self._lock:
             self._line[added] = None
@@ -69,7 +64,7 @@ class WaitingPeers:
         return added
 
     def secure(self, peer: Waiting, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """TLS over a connection, which can be sent away in the middle of the handshake as before it."""
+        """The connection can also be dropped during the handshake."""
         with self._lock:  # the socket before is of no use from here on
             made = context.wrap_socket(peer.sock, server_side=True, do_handshake_on_connect=False)
             peer.sock = made
@@ -78,21 +73,17 @@ class WaitingPeers:
         return made
 
     def remove(self, peer: Waiting) -> None:
-        """Takes a connection out of the line: it has said who it is, or is gone."""
         with self._lock:
             self._line.pop(peer, None)
 
 
 def plain(address: str) -> str:
-    """An address as people write it: an IPv4 address, also where an IPv6 socket has it as `::ffff:192.0.2.1`."""
+    """IPv4-mapped IPv6 addresses as IPv4."""
     return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
 def network(address: str) -> str:
-    """What counts as one sender where connections are limited: an IPv4 address, or the /64 of an IPv6 one.
-
-    Whoever has one IPv6 address mostly has the other 2**64 of its network too.
-    """
+    """The unit of rate limits: an IPv4 address, or an IPv6 /64, which one sender usually owns."""
     address = plain(address).partition("%")[0]
     try:
         return socket.inet_pton(socket.AF_INET6, address)[:8].hex() if ":" in address else address

@@ -1,6 +1,5 @@
-"""Processes that a body left behind: found through the kernel's list of children, and ended.
-
-A runner adopts what its bodies orphan (it is a "subreaper"), so nothing escapes by forking twice.
+"""Processes that a body left behind. A runner is a "subreaper": it adopts orphans, so nothing escapes by
+forking twice.
 """
 
 from __future__ import annotations
@@ -34,24 +33,23 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent has died."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Has the kernel send this process a signal when its parent dies; exits at once if that is so already."""
+    """Exits at once if the parent is already dead."""
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def rename(name: str) -> None:
-    """Gives this process a name of up to 15 characters, for those who look with ps or top."""
+    """At most 15 characters, for ps and top."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
 def prefer_for_oom() -> None:
-    """Makes the kernel choose this process, not one without user code, when memory runs out."""
+    """Makes the OOM killer prefer this process over those without user code."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")
@@ -60,7 +58,6 @@ def prefer_for_oom() -> None:
 
 
 def children() -> list[int]:
-    """The pids of this process's direct children."""
     found: list[int] = []
     try:
         tasks = os.listdir("/proc/self/task")
@@ -76,7 +73,6 @@ def children() -> list[int]:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Reaps the children that have ended: the pid and exit code of each."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -88,7 +84,7 @@ def ended_children() -> Iterator[tuple[int, int]]:
 
 
 def end_children(spare: set[int] | None = None, seconds: float = 2.0) -> None:
-    """Kills every child and whatever those orphan, but those that libraries keep for themselves, and `spare`."""
+    """Kills every child and what it orphans, except library helpers and `spare`."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -111,7 +107,7 @@ def _end(pid: int) -> None:
 
 
 def _is_infrastructure(pid: int) -> bool:
-    """Whether a process is one that a library starts once and uses for as long as the process lives."""
+    """Whether a library started it once for the life of the process."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read()

@@ -1,10 +1,10 @@
-"""The process in which user code runs: it enters the plugins' hooks once, then executes calls.
+"""The process in which user code runs: enters the plugins' hooks once, then executes calls.
 
-    agent --socket--> reader thread --> queue --> main thread (or `threads` of them): body
-    agent <--socket------------------------------ result, exception, stream items
-    agent <--pipes------------------------------- whatever is written to file descriptors 1 and 2
+      agent --socket--> reader thread --> queue --> main thread (or `threads` of them): body
+      agent <--socket------------------------------ result, exception, stream items
+      agent <--pipes------------------------------- whatever is written to file descriptors 1 and 2
 
-It shares its process with the user, so it uses nothing but the standard library and cloudpickle.
+Shares its process with the user: standard library and cloudpickle only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _getsignal: Callable[[int], object] = sys.modules["_signal"].getsignal
 
 
 class Runner:
-    """Serves one agent over `sock` until told to exit; says on the page in `status` what it runs."""
+    """Serves one agent over `sock`; records what it runs on the `status` page."""
 
     def __init__(self, sock: socket.socket, status: int) -> None:
         self._sock, self._status_file = sock, status
@@ -69,7 +69,6 @@ class Runner:
         self._receiver = Receiver(AgentToRunner, self, self._shared, KeptObjects())
 
     def serve(self) -> NoReturn:
-        """Runs calls until the agent says exit, or is gone."""
         faulthandler.enable(file=2, all_threads=False)
         self._joined = os.environ.pop("SKYWARD_JOINER", "") != ""  # then an engine may send SIGTERM to everybody
         self._install_handlers()
@@ -153,7 +152,7 @@ class Runner:
                 yield from split(batch, buffers)
 
     def _read(self, messages: Iterator[tuple[Message, list[Any]]]) -> None:
-        """Hears the agent until one of us ends. A process that hears nothing any more must not stay."""
+        """Exits when the agent is gone."""
         try:
             for message, buffers in messages:
                 self._receiver.hear(message, buffers)
@@ -179,7 +178,7 @@ class Runner:
             self._send(RunnerToAgent.recalled(id))
 
     def _is_turn(self, broadcast: str) -> bool:
-        """Whether no broadcast that came earlier is still here."""
+        """Whether no earlier broadcast is still here."""
         with self._lock:
             present = [call.about["gang"] for call in self._calls.calls.values() if call.about.get("gang")]
         return broadcast not in present or present[0] == broadcast
@@ -191,7 +190,7 @@ class Runner:
             self._send(RunnerToAgent.recalled(id))
 
     def _from_agent_cancel(self, id: str) -> None:
-        """Gives a call back that waits; interrupts one that runs, and then begins no other in this process."""
+        """Gives back a waiting call; interrupts a running one, after which no other starts in this process."""
         with self._lock:
             call, given = self._calls.cancel(id)
             if call is not None:
@@ -300,7 +299,7 @@ class Runner:
         self._send(RunnerToAgent.verdict(kind, call.id, about, len(buffers)), buffers)
 
     def _clean_up(self) -> None:
-        """Frees GPU memory that a failed body has left; begins no other here if the GPU does not work any more."""
+        """Frees GPU memory after a failed body; starts no other call if the GPU is broken."""
         gpu_failures.clean_up()
         if gpu_failures.is_dead():
             with self._lock:
@@ -309,7 +308,7 @@ class Runner:
                     self._from_agent_exit()
 
     def _run_body(self, call: RunnerCall) -> Verdict:
-        """The verdict on a body. Once this has returned, no Stopped can come any more."""
+        """After this returns, Stopped can no longer be raised."""
         verdict: Verdict | None = None
         about: dict[str, Any] = {}
         try:
@@ -336,7 +335,7 @@ class Runner:
                 call.thread = threading.get_ident()
 
     def _leave_body(self, call: RunnerCall) -> None:
-        """From here on it cannot; what was not raised yet never is."""
+        """From here on it cannot; a pending interrupt is dropped."""
         if self._threads == 1:
             self._current = None
         else:
@@ -355,7 +354,7 @@ class Runner:
                 stdio.drain()  # lines that have no end yet still belong to this call
 
     def _mark_output(self, call_id: str) -> None:
-        """Tells the agent where in the pipes a call begins that it sent before the last one had ended."""
+        """Marks in the pipes where a call begins that was queued behind another."""
         mark = b"\0" + self._settings["mark"].encode() + call_id.encode() + b"\0"
         os.write(1, mark)
         os.write(2, mark)
@@ -392,7 +391,7 @@ class Runner:
             self._send(RunnerToAgent.out(stream, call_id, 1), [data[at : at + _OUTPUT_PIECE]])
 
     def _leave(self, status: int) -> NoReturn:
-        """Leaves the hooks in reverse and ends the process."""
+        """Leaves the hooks in reverse order and exits."""
         self._exiting = True
         try:
             if not self._calls.running() and not gpu_failures.is_dead():  # a group could wait for its GPU for ever
@@ -416,13 +415,13 @@ def _split(buffers: list[Any], counts: list[int]) -> list[list[Any]]:
 
 
 def raise_in_thread(thread: int, kind: type[BaseException] | None) -> None:
-    """Has a thread raise an exception at its next bytecode; None takes back what it has not raised yet."""
+    """At the thread's next bytecode; None cancels a pending exception."""
     what = ctypes.py_object(kind) if kind is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
 
 
 def keep_handler_out_of_children() -> None:
-    """Gives processes that a body forks the usual SIGTERM; with ours they would not end when their parent asks."""
+    """Restores the default SIGTERM in forked children; with our handler they would not end."""
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
         after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}),
@@ -458,8 +457,6 @@ CALLS: dict[tuple[str, str], Row] = {
 
 
 class RunnerState(Protocol):
-    """What a runner keeps of a call."""
-
     id: str
     state: str
 
@@ -473,10 +470,10 @@ class RunnerCalls(Generic[C]):
     def __init__(self) -> None:
         self.calls: dict[str, C] = {}
         self.leaving = False
-        """Whether a body was broken off here, or has left a GPU that does not work: no other may begin."""
+        """Whether a body was interrupted here or broke the GPU: no other may begin."""
 
     def add(self, call: C) -> bool:
-        """A call has come; False if none begins here any more, and the agent is told so already."""
+        """False if no call begins here any more; the agent already knows."""
         call.state = "waiting"
         if self.leaving:
             return False
@@ -484,16 +481,16 @@ class RunnerCalls(Generic[C]):
         return True
 
     def claim(self, call: C) -> bool:
-        """A thread wants to begin a call; False if it was given back, or if nothing begins here any more."""
+        """False if the call was given back, or nothing begins here any more."""
         return self._step(call, "claim") is not None
 
     def recall(self, call_id: str) -> bool:
-        """The agent wants a call back; True if it has not begun, and never will."""
+        """True if it has not begun, and never will."""
         call = self.calls.get(call_id)
         return call is not None and self._step(call, "recall") is not None
 
     def cancel(self, call_id: str) -> tuple[C | None, list[str]]:
-        """A call is to end: the one to interrupt, if it runs; and the calls that go back to the agent."""
+        """The running call to interrupt, if any, and the calls to give back."""
         call = self.calls.get(call_id)
         actions = self._step(call, "cancel") if call is not None else None
         if call is None or actions is None:
@@ -501,20 +498,18 @@ class RunnerCalls(Generic[C]):
         return (call, self.leave()) if "leave" in actions else (None, [call.id])
 
     def leave(self) -> list[str]:
-        """Nothing begins here any more: the calls that go back to the agent."""
+        """Returns the calls to give back."""
         self.leaving = True
         return [other.id for other in list(self.calls.values()) if self._step(other, "leave") is not None]
 
     def end(self, call: C) -> None:
-        """A body has ended."""
         self._step(call, "end")
 
     def running(self) -> list[C]:
-        """The calls whose bodies run."""
         return [call for call in list(self.calls.values()) if call.state != "waiting"]
 
     def _step(self, call: C, event: str) -> tuple[str, ...] | None:
-        """Moves a call along its table; None if the event changes nothing in its state."""
+        """Applies the state table; None if the event changes nothing."""
         row = CALLS.get((call.state, event))
         if row is None:
             return None

@@ -1,7 +1,7 @@
-"""The runner processes of one node: ordered from the fork server, spoken to over sockets, listened to through pipes.
+"""The runner processes of one node: forked by the fork server, reached over sockets and pipes.
 
-It knows how to start, reach and end them, and calls nobody: what the selector keeps for it are functions that return
-what happened. What runners are for, and what it means when one ends, is the agent's business.
+It starts, reaches and ends them, and calls nobody: functions registered with the selector return events. What those
+mean is the agent's business.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ _DRAIN = 2 << 20  # two pipes hold no more, however large they were made
 
 
 class Pipe:
-    """The reading end of a runner's stdout or stderr."""
-
     def __init__(self, stream: str, fd: int) -> None:
         self.stream, self.fd = stream, fd
         self.open, self.paused = True, False
@@ -53,7 +51,7 @@ class Pipe:
         self._rest = b""
 
     def read(self) -> bytes | None:
-        """What is there now: None when nothing is, empty bytes when the writers are gone."""
+        """None when nothing is available, empty at end of file."""
         try:
             data = os.read(self.fd, _READ)
         except BlockingIOError:
@@ -67,7 +65,7 @@ class Pipe:
         return data
 
     def take_apart(self, data: bytes, mark: bytes) -> list[tuple[str | None, bytes]]:
-        """The data with the runner's marks taken out; each piece with the call that the last mark named."""
+        """Splits at the runner's marks; each piece has the call named by the last mark."""
         whole = self._rest + data
         self._rest = b""
         pieces: list[tuple[str | None, bytes]] = []
@@ -91,8 +89,6 @@ class Pipe:
 
 
 class RunnerProcess:
-    """One runner as its agent sees it: socket, pipes, status page."""
-
     def __init__(self, name: str, sock: socket.socket, out: Pipe, err: Pipe, status: StatusPage, threads: int) -> None:
         self.name, self.sock, self.out, self.err, self.status, self.threads = name, sock, out, err, status, threads
         self.pid: int | None = None
@@ -104,12 +100,12 @@ class RunnerProcess:
         self._writer = FrameWriter()
 
     def send(self, messages: list[Any], buffers: list[Any]) -> bool:
-        """Sends messages; False when some bytes wait for the socket."""
+        """False when bytes remain unsent."""
         self._writer.add(encode(messages, buffers))
         return self.flush()
 
     def flush(self) -> bool:
-        """Goes on sending; True when nothing waits."""
+        """True when nothing remains."""
         try:
             return self._writer.write(self.sock.send)
         except OSError:
@@ -117,7 +113,7 @@ class RunnerProcess:
             return True
 
     def read(self, *, ended: bool = False) -> list[Frame]:
-        """The frames that have arrived; of a process that has ended, all that it said."""
+        """Frames received; after the process `ended`, all remaining ones."""
         frames: list[Frame] = []
         while not self.eof:
             try:
@@ -137,29 +133,27 @@ class RunnerProcess:
         return frames
 
     def unread(self) -> list[Pipe]:
-        """The pipes in which something lies, or whose writers are gone; one system call that does not fail."""
+        """Pipes with data or at end of file, in one system call."""
         ready = [fd for fd, _ in self._output.poll(0)]
         return [pipe for pipe in (self.out, self.err) if pipe.fd in ready and pipe.open] if ready else []
 
     def new_call(self, mark: bytes) -> None:
-        """A call has ended: what stderr says from here on is the next one's, where only one runs at a time."""
+        """Starts a new stderr tail, where only one call runs at a time."""
         if self.threads == 1:
             self.err.tail = self._after(mark, b"")
 
     def stderr_tail(self, mark: bytes) -> str:
-        """The last lines that the current call wrote to stderr."""
+        """Last stderr lines of the current call."""
         tail = self._after(mark, self.err.tail)
         if len(self.err.tail) == _STDERR_KEPT and tail is self.err.tail:
             tail = tail.partition(b"\n")[2] or tail  # its first line is half a line
         return stack_dump.of_the_user(readable(tail.decode("utf-8", "replace"))).strip()[-_STDERR_TAIL:]
 
     def _after(self, mark: bytes, otherwise: bytes) -> bytes:
-        """What stderr says after the last mark, which tells where a call begins."""
         tail = self.err.tail
         return tail.rpartition(mark)[2][ID_BYTES + 1 :] if mark in tail else otherwise
 
     def close(self) -> None:
-        """Closes socket, pipes and status page."""
         self.sock.close()
         os.close(self.out.fd)
         os.close(self.err.fd)
@@ -167,23 +161,19 @@ class RunnerProcess:
 
 
 class Said(NamedTuple):
-    """A runner has sent messages."""
-
     messages: list[Message]
     buffers: list[Any]
     runner: RunnerProcess
 
 
 class Printed(NamedTuple):
-    """A runner has written something to stdout or stderr."""
-
     runner: RunnerProcess
     pipe: Pipe
     data: bytes
 
 
 class Ended(NamedTuple):
-    """A runner is gone, and all that it said and wrote was returned before; `Runners.forget` closes what is left."""
+    """All its messages and output were returned before; `Runners.forget` closes the rest."""
 
     runner: RunnerProcess
     status: int
@@ -193,12 +183,12 @@ Event = Said | Printed | Ended
 
 
 class Runners:
-    """All runner processes of an agent, those that are being ended included."""
+    """Includes runners that are being ended."""
 
     def __init__(self, selector: selectors.BaseSelector, fork_server: socket.socket) -> None:
         self._selector, self._fork_server = selector, fork_server
         self.full = False
-        """Whether output is left in the pipes, since the client does not keep up."""
+        """Whether output stays in the pipes because the client does not keep up."""
         self._processes: dict[str, RunnerProcess] = {}
         self._receiver = Receiver(ForkServerToAgent, self)
         self._paused = False
@@ -208,15 +198,12 @@ class Runners:
 
     @property
     def gone(self) -> bool:
-        """Whether no runner is left, not even one that is being ended."""
         return not self._processes
 
     def pids(self) -> list[int]:
-        """The process ids of all runners."""
         return [process.pid for process in self._processes.values() if process.pid]
 
     def spawn(self, name: str, threads: int, env: dict[str, str], cwd: str) -> None:
-        """Has the fork server fork a runner."""
         ours, theirs = socket.socketpair()
         out, out_write = os.pipe()
         err, err_write = os.pipe()
@@ -247,7 +234,7 @@ class Runners:
             self._listen(process, pipe)
 
     def send(self, name: str, message: Message, buffers: list[Any] | None = None) -> None:
-        """Sends a message to a runner; one that is gone gets none."""
+        """Ignored if the runner is gone."""
         process = self._processes.get(name)
         if process is None or process.eof:
             return
@@ -255,17 +242,15 @@ class Runners:
             self._watch(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def send_all(self, message: Message) -> None:
-        """Sends a message to every runner."""
         for name in list(self._processes):
             self.send(name, message)
 
     def status(self, name: str) -> list[tuple[str, float, float]]:
-        """What a runner says on its status page."""
         process = self._processes.get(name)
         return process.status.read() if process is not None else []
 
     def ask_stack(self, name: str, call: str | None) -> str:
-        """Has the thread of a call, or else the main thread, write down its stack; if that cannot work, says why."""
+        """Asks the thread of a call, or the main thread, to write its stack; returns why it cannot."""
         process = self._processes.get(name)
         if process is None or process.pid is None or process.eof:
             return "its process is gone, or not there yet"
@@ -276,17 +261,16 @@ class Runners:
         return stack_dump.ask(process.pid, thread)
 
     def stack(self, name: str) -> str:
-        """What was written down of the stack that a runner was asked for last."""
+        """The stack that was requested last."""
         process = self._processes.get(name)
         return process.status.dump() if process is not None else ""
 
     def pid(self, name: str) -> int | None:
-        """The process id of a runner."""
         process = self._processes.get(name)
         return process.pid if process is not None else None
 
     def kill(self, name: str) -> None:
-        """Kills a runner and what its bodies have started; when it is gone, it is `Ended`."""
+        """Kills it with what its bodies started; `Ended` follows."""
         try:
             self._fork_server.send(json.dumps(AgentToForkServer.kill(name, int(signal.SIGKILL))).encode())
             self._orders += 1
@@ -294,12 +278,11 @@ class Runners:
             pass  # as in spawn
 
     def kill_all(self) -> None:
-        """Kills every runner."""
         for name in self._processes:
             self.kill(name)
 
     def unanswered(self) -> int:
-        """How often in a row this was asked while the fork server has answered none of its orders."""
+        """How often in a row this was called while the fork server has not answered."""
         self._looks = self._looks + 1 if self._orders else 0
         return self._looks
 
@@ -307,7 +290,7 @@ class Runners:
         self._orders, self._looks = self._orders - 1, 0
 
     def drain(self, process: RunnerProcess) -> list[Printed]:
-        """Everything that a runner has written so far; not what processes that it has started go on to write."""
+        """Output so far; not what its child processes go on to write."""
         printed: list[Printed] = []
         size = 0
         while size < _DRAIN and (pipes := process.unread()):
@@ -317,7 +300,7 @@ class Runners:
         return printed
 
     def resume(self) -> None:
-        """Listens again to pipes that were left alone while the client did not keep up."""
+        """Reads pipes again that were held while the client did not keep up."""
         if not self._paused or self.full:
             return
         self._paused = False
@@ -330,7 +313,6 @@ class Runners:
                     self._listen(process, pipe)
 
     def forget(self, process: RunnerProcess) -> None:
-        """Closes what is left of a runner that has ended."""
         for fileobj in (process.sock, process.out.fd, process.err.fd):
             self._unregister(fileobj)
         del self._processes[process.name]
@@ -403,7 +385,7 @@ class Runners:
         return []
 
     def _from_fork_server_ended(self, name: str, status: int) -> list[Event]:
-        """What the runner has written is heard before what it sent, and that before its end."""
+        """Output comes before messages, and those before the end."""
         process = self._processes.get(name)
         if process is None:
             return []
@@ -431,7 +413,7 @@ Body = dict[str, Any]
 
 
 class Standing:
-    """Answers the client's question where bodies stand; the agent's `Receiver`s call it."""
+    """Answers requests for the stacks of bodies; the agent's `Receiver`s call it."""
 
     def __init__(
         self,
@@ -493,7 +475,7 @@ class Standing:
         return found or [{**runner, "state": "idle"}]
 
     def _ask(self, name: str) -> None:
-        """Has the next thread of a runner write its stack, after the last one has."""
+        """Threads write their stacks one after the other."""
         waiting = self._waiting[name]
         while waiting:
             problem = self._runners.ask_stack(name, waiting[0].get("call"))
@@ -526,7 +508,7 @@ class Standing:
 
 
 def _shortened(bodies: list[Body]) -> list[Body]:
-    """An answer with the innermost frames only, and nothing of other threads, where it would have too many frames."""
+    """Keeps innermost frames only, without other threads, if there are too many."""
     threads = [thread for body in bodies for thread in body.get("facts", {}).get("threads") or ()]
     if sum(len(body.get("frames", ())) for body in bodies) + sum(map(len, threads)) > _MOST_FRAMES:
         most = max(1, _MOST_FRAMES // len(bodies))

@@ -1,9 +1,8 @@
-"""The stack of a thread of a runner, taken from outside: the agent signals the thread, and C code writes it down.
+"""The stack of a runner's thread, taken from outside: the agent signals the thread, and C code writes it.
 
-    agent --signal--> thread of a body --faulthandler--> end of the status page --> agent
+      agent --signal--> thread of a body --faulthandler--> end of the status page --> agent
 
-Python's lock is not needed, so this works while a body is inside C code that holds it, or waits in a collective. What
-has to hold: the body has not taken our signal away, and does not block it in that thread.
+Works without the GIL, so also inside C code or a collective, unless the body has replaced or blocked our signal.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 __all__ = ["SIGNAL", "Frames", "ask", "complete", "helpers", "listen", "of_the_user", "parse"]
 
 Frames = list[tuple[str, int, str]]
-"""File, line and function, the outermost first."""
+"""File, line and function, outermost first."""
 
 SIGNAL = int(signal.SIGRTMIN) + 11 if hasattr(signal, "SIGRTMIN") else int(signal.SIGUSR2)
 
@@ -42,12 +41,11 @@ _CUT = "  ...\n"  # faulthandler writes no more than 100 frames
 
 
 def listen(fd: int) -> None:
-    """Has this process write the stack of the thread that gets our signal into a file."""
     faulthandler.register(SIGNAL, file=fd, all_threads=False, chain=False)
 
 
 def ask(pid: int, thread: int) -> str:
-    """Signals a thread of a runner; if that cannot work, says why."""
+    """Returns why it cannot work, or ""."""
     # Without a handler the signal would kill the process: before `listen`, or in a program that has taken its place.
     if not _mask(f"/proc/{pid}/status", "SigCgt"):
         return "its process takes no stack samples: it is starting, or its code has replaced the signal's handler"
@@ -59,12 +57,11 @@ def ask(pid: int, thread: int) -> str:
 
 
 def complete(text: str) -> bool:
-    """Whether a stack is written down as far as it matters."""
     return text.endswith(_CUT) or _END.search(text) is not None
 
 
 def parse(text: str) -> Frames:
-    """The frames of a body; without those of the runner around it."""
+    """Without the runner's own frames."""
     frames: Frames = []
     for file, line, function in _LINE.findall(text):  # the innermost comes first
         if file in (f"{_PACKAGE}node/body.py", f"{_PACKAGE}node/runner.py"):
@@ -77,7 +74,7 @@ def parse(text: str) -> Frames:
 
 
 def helpers(body: int) -> list[Frames] | None:
-    """The innermost frames of this process's threads but the body's and ours; None if there are too many to tell."""
+    """Innermost frames of this process's other threads; None if there are too many."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("skyward-")}
     standing = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
     threads = [frame for ident, frame in standing.items() if ident != body and ident not in ours]
@@ -93,10 +90,7 @@ def _frames(frame: FrameType | None) -> Frames:
 
 
 def of_the_user(text: str) -> str:
-    """What a process has written to stderr, without our frames around the body where faulthandler has told of a crash.
-
-    A crashing thread of which all frames are ours is told as it came.
-    """
+    """stderr without our frames in faulthandler's crash report, unless a thread has no others."""
     return _DUMP.sub(_cut, text) if "(most recent call first):\n" in text else text
 
 
@@ -114,7 +108,7 @@ def _cut(found: re.Match[str]) -> str:
 
 
 def _mask(path: str, name: str) -> bool:
-    """Whether our signal is in a mask of a process or thread, as the kernel shows it."""
+    """Whether our signal is in a signal mask of the process or thread."""
     try:
         found = re.search(rf"^{name}:\s*([0-9a-f]+)$", Path(path).read_text(), re.M)
     except OSError:

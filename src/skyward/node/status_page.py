@@ -1,12 +1,12 @@
-"""A runner's status page: memory that it shares with its agent, and in which each of its threads says what it runs.
+"""A runner's status page: shared memory in which each of its threads records what it runs.
 
-    entry = version (u64) | began (f64, monotonic clock) | entered (f64) | call id (12 bytes) | id of the thread (u32)
-    after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
+      entry = version (u64) | began (f64, monotonic clock) | entered (f64) | call id (12 bytes) | id of the thread (u32)
+      after the entries: the stack of a thread that the agent has asked for one (stack_dump.py)
 
-It is written before a body starts and outlives the process, so after a crash the agent knows which calls had begun.
-Saying it costs no message. A call begins before its function and arguments are unpickled, which runs code of the user;
-it enters its body when the function is called. That is said of calls with a time limit only, else it is 0. A version
-that is odd, or that changes while an entry is read, marks a write in progress.
+Written before a body starts, and survives the process, so after a crash the agent knows which calls had begun, without
+a message per call. A call begins before function and arguments are unpickled, which runs user code; it enters its body
+when the function is called, recorded only for calls with a timeout, else 0. An odd or changing version marks a write in
+progress.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ _LONGEST_DUMP = 1 << 20
 
 
 def page_size(threads: int) -> int:
-    """How many bytes a runner with so many threads needs."""
     return -(-threads * _STRIDE // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class StatusPage:
-    """The page in the file descriptor `fd`, of which this takes no possession."""
+    """Does not own the file descriptor `fd`."""
 
     def __init__(self, fd: int, threads: int) -> None:
         self._map = mmap.mmap(fd, page_size(threads))
@@ -42,7 +41,6 @@ class StatusPage:
         self._versions = [0] * threads
 
     def begin(self, thread: int, call_id: str, now: float, native_id: int = 0) -> None:
-        """Says that a thread, which the kernel knows by `native_id`, begins a call."""
         at, version = thread * _STRIDE, self._versions[thread] + 2
         self._versions[thread] = version
         _VERSION.pack_into(self._map, at, version - 1)
@@ -50,7 +48,6 @@ class StatusPage:
         _VERSION.pack_into(self._map, at, version)
 
     def enter(self, thread: int, now: float) -> None:
-        """Says that a thread enters the body of the call that it has begun."""
         at, version = thread * _STRIDE, self._versions[thread] + 2
         self._versions[thread] = version
         _VERSION.pack_into(self._map, at, version - 1)
@@ -58,23 +55,19 @@ class StatusPage:
         _VERSION.pack_into(self._map, at, version)
 
     def read(self) -> list[tuple[str, float, float]]:
-        """The calls that the threads have begun last, when, and when they entered their bodies, or 0.
-
-        They may have ended since.
-        """
+        """Each thread's latest call, when it began, and when it entered its body (or 0); it may have ended."""
         return [(call_id, began, entered) for call_id, began, entered, _ in self._entries()]
 
     def native_ids(self) -> dict[str, int]:
-        """Which thread has begun each of these calls."""
         return {call_id: native_id for call_id, _, _, native_id in self._entries()}
 
     def clear_dump(self) -> None:
-        """Makes room for the next stack; the runner's descriptor has the same position as ours."""
+        """Rewinds for the next stack; the runner's descriptor shares our position."""
         os.ftruncate(self.fd, self._size)
         os.lseek(self.fd, self._size, os.SEEK_SET)
 
     def dump(self) -> str:
-        """As much of a stack as was written so far."""
+        """May be incomplete."""
         return os.pread(self.fd, _LONGEST_DUMP, self._size).decode("utf-8", "replace")
 
     def _entries(self) -> list[tuple[str, float, float, int]]:
@@ -91,6 +84,5 @@ class StatusPage:
         return found
 
     def close(self) -> None:
-        """Unmaps the page."""
         self._map.close()
         os.close(self.fd)

@@ -1,4 +1,4 @@
-"""What is due later on a node: acts of the agent, and the time limits and graces of its calls."""
+"""Timers of the agent, and of its calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ __all__ = ["CallTimers", "Timers"]
 
 
 class Timers:
-    """A queue of acts by the moment they are due."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self._heap: list[tuple[float, int]] = []
@@ -21,25 +19,22 @@ class Timers:
         self._count = itertools.count()
 
     def after(self, seconds: float, act: Callable[[], None]) -> int:
-        """Has `act` called once, `seconds` from now; returns what `cancel` wants."""
+        """Returns the number for `cancel`."""
         number = next(self._count)
         self._acts[number] = act
         heapq.heappush(self._heap, (self.clock() + seconds, number))
         return number
 
     def cancel(self, number: int) -> None:
-        """Forgets an act that has not been done yet."""
         self._acts.pop(number, None)
         if len(self._heap) > 64 + 2 * len(self._acts):
             self._heap = [entry for entry in self._heap if entry[1] in self._acts]
             heapq.heapify(self._heap)
 
     def due(self) -> float:
-        """When the next one is due."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def run(self) -> None:
-        """Does what is due."""
         now = self.clock()
         while self._heap and self._heap[0][0] <= now:
             act = self._acts.pop(heapq.heappop(self._heap)[1], None)
@@ -48,7 +43,7 @@ class Timers:
 
 
 class CallTimers:
-    """Events of calls by the time they are due; those of calls that have ended are dropped."""
+    """Events of calls by time; those of ended calls are dropped."""
 
     def __init__(self, calls: Mapping[str, NodeCall]) -> None:
         self._calls = calls
@@ -56,18 +51,15 @@ class CallTimers:
         self._count = itertools.count()
 
     def add(self, when: float, event: str, call: NodeCall) -> None:
-        """Has `event` happen to a call at the time `when`."""
         heapq.heappush(self._heap, (when, next(self._count), event, call))
         if len(self._heap) > 64 + 4 * len(self._calls):
             self._heap = [entry for entry in self._heap if self._waits(entry[3])]
             heapq.heapify(self._heap)
 
     def due(self) -> float:
-        """When the next event is due."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def over(self, now: float) -> Iterator[tuple[str, NodeCall]]:
-        """The events that are due, in order."""
         while self._heap and self._heap[0][0] <= now:
             _, _, event, call = heapq.heappop(self._heap)
             if self._waits(call):

@@ -1,4 +1,4 @@
-"""How busy a node's processes are, read from /proc; and whether the kernel has run out of memory for them."""
+"""CPU and memory of a node's processes, from /proc, and OOM kills."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REFRESH = 0.05
 
 
 class UsageMeter:
-    """CPU and memory of a set of processes and their descendants."""
+    """Includes descendants."""
 
     def __init__(self) -> None:
         self._tick = os.sysconf("SC_CLK_TCK")
@@ -25,7 +25,7 @@ class UsageMeter:
         self._oom = self._oom_kills()
 
     def sample(self, pids: list[int]) -> tuple[float, int]:
-        """CPU in per cent of one core since the last sample, and resident memory in bytes."""
+        """CPU in percent of one core since the last sample, and resident bytes."""
         now, used, memory = time.monotonic(), 0.0, 0
         current: dict[int, float] = {}
         for pid in _with_descendants(pids):
@@ -40,7 +40,7 @@ class UsageMeter:
         return round(100 * used / span, 1), memory
 
     def cpu_seconds(self, pid: int) -> float:
-        """The CPU time that a process and its descendants have used."""
+        """Includes descendants."""
         used = 0
         for each in _with_descendants([pid]):
             try:
@@ -51,13 +51,13 @@ class UsageMeter:
         return used / self._tick
 
     def refresh(self) -> None:
-        """Takes note of the kernel's count so far: kills before this moment are not ours."""
+        """Ignores OOM kills before this moment."""
         now = time.monotonic()
         if now - self._refreshed > _REFRESH:
             self._refreshed, self._oom = now, self._oom_kills()
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel has killed for lack of memory since this was last asked."""
+        """Whether there was an OOM kill since the last call."""
         before, self._oom = self._oom, self._oom_kills()
         return self._oom > before
 
@@ -84,7 +84,7 @@ def _with_descendants(pids: list[int]) -> list[int]:
 
 
 def _oom_counters() -> list[Path]:
-    """The kernel's counters of OOM kills for this process's control group, whichever version is mounted."""
+    """OOM counters of this process's control group, v1 or v2."""
     found: list[Path] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

@@ -40,9 +40,8 @@ Dial = Callable[[str, int], socket.socket]
 
 
 class Shared:
-    """Part of an agent, on its loop. `send` sends to a runner of this node, `tell` to the client.
-
-    `dial` connects to an agent of another machine; `wake` has `look` called. `settings` are those of the agent.
+    """Part of an agent, on its loop. `send` sends to a runner, `tell` to the client, `dial` connects to another agent;
+    `wake` schedules `look`.
     """
 
     def __init__(
@@ -69,19 +68,17 @@ class Shared:
     # what the agent tells
 
     def admit(self, sock: socket.socket, hello: dict[str, Any]) -> None:
-        """A runner of this computer, or the agent of another node, has connected."""
         if "session" in hello:
             self._admit_peer(sock, hello)
         else:
             self._server().admit(sock)
 
     def look(self) -> None:
-        """Takes what threads have found."""
         if self._up is not None:
             self._up.look()
 
     def pending(self) -> bool:
-        """Whether a link may have more to hear than the selector knows."""
+        """Whether a link may have buffered data that the selector does not show."""
         if self._up is None and not self._peers:
             return False
         links: list[Any] = [self._up, *(link for link, _ in self._peers.values())]
@@ -91,14 +88,13 @@ class Shared:
         return bool(more)
 
     def ended(self, runner: str) -> None:
-        """A runner of this node has ended."""
         if self._made is not None:
             self._made.gone(self._asker(runner), _ENDED)
         elif self._passing is not None:
             self._passing.ended(self._asker(runner), _ENDED)
 
     def fence(self) -> None:
-        """The client had given this node up: what it kept, and what it said, does not count."""
+        """The client had given this node up: its state is dropped."""
         if self._made is not None:
             self._made.end(
                 "lost", "node 0 was given up for lost: the shared collections, which it kept, are empty now."
@@ -109,7 +105,6 @@ class Shared:
             self._up.renounce("the client had given this node up for lost.")
 
     def close(self) -> None:
-        """The pool closes: nobody waits any more."""
         if self._made is not None:
             self._made.end("closed", "the pool is closing; its shared collections end with it.")
 
@@ -208,7 +203,7 @@ class Shared:
         self._server().gone_all(f"{node}/", why)
 
     def _look_at_peers(self) -> None:
-        """Gives nodes up whose links have been broken for too long."""
+        """Gives up nodes whose links were broken for too long."""
         from skyward.node.shared.links import PATIENCE
 
         now = self._clock()
@@ -251,16 +246,12 @@ class Shared:
 
 
 class _PeerLink(ClientLink):
-    """The link of another node's agent."""
-
     def hear(self, events: int) -> None:
         super().hear(events)
         self.flush()
 
 
 class _Down:
-    """Hands what node 0 says to the relay."""
-
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 

@@ -1,11 +1,9 @@
-"""How one process asks the server of shared collections: numbered questions, threads that wait for their answers.
+"""How a process queries the server of shared collections: numbered requests, threads that wait for replies.
 
-The server watches the time-outs, and says at their end what was the matter. The asker watches them too, and waits a
-little longer: the server may be silent. A thread that gives up withdraws its question, and what a late answer brings is
-given back.
+The server enforces timeouts and explains them. The client side waits slightly longer in case the server is silent. A
+thread that gives up withdraws its request, and a late reply is undone.
 
-It shares its process with the user, so it uses nothing but the standard library and cloudpickle. The same class serves
-runners and the client; how messages travel is passed in.
+Shares its process with the user: standard library and cloudpickle only. Used by runners and the client.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ __all__ = ["LATE", "Channel", "Post", "no_answer", "pack_value", "refuse_child",
 Post = Callable[[Message, list[Any]], None]
 
 LATE = 3.0
-"""How much later than a time-out its answer may come."""
+"""Seconds after a timeout within which its reply may come."""
 _NAP = 3600.0  # a lock cannot be waited for as long as users may say
 _OVERHEAD = 16  # bytes, for each value: many small ones are much to keep
 
@@ -54,8 +52,6 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class _Wait:
-    """A thread that waits for an answer."""
-
     __slots__ = ("answer", "lock", "question", "thread")
 
     def __init__(self, question: tuple[str, str, str]) -> None:
@@ -66,7 +62,6 @@ class _Wait:
         self.lock.acquire()
 
     def go_on(self) -> None:
-        """Has the thread look whether there is an answer."""
         try:
             self.lock.release()
         except RuntimeError:
@@ -74,11 +69,11 @@ class _Wait:
 
 
 class Channel:
-    """Asks for one process; may be used from any thread.
+    """Thread-safe client of the server, one per process.
 
-    `post` sends a message to the server. `pack` and `unpack` turn values into bytes and back. `call` says for which
-    call the current thread works, and `age` since how many seconds that runs. `opening` says who this process is; it is
-    sent before the first question, and again to a server that does not know it any more.
+    `post` sends a message; `pack` and `unpack` convert values. `call` names the current thread's call, `age` its
+    running time in seconds. `opening` identifies this process: sent before the first request, and again to a server
+    that lost it.
     """
 
     def __init__(
@@ -100,7 +95,7 @@ class Channel:
         self._pid = os.getpid()
         self._closed = ""
         self.held: dict[str, tuple[int, str | None]] = {}
-        """The locks that this process holds: their tokens, and for which calls."""
+        """Locks that this process holds: token and call."""
         receiver = Receiver(ServerToAsker, self)
         self.hear, self.hear_all = receiver.hear, receiver.hear_all
 
@@ -113,7 +108,7 @@ class Channel:
         values: list[Any] | None = None,
         timeout: float | None = None,
     ) -> tuple[Any, list[Any]]:
-        """The server's answer: a result and values; raises what went wrong."""
+        """The result and values; raises the server's error."""
         if os.getpid() != self._pid:
             refuse_child()
         values = values or []
@@ -145,7 +140,7 @@ class Channel:
         return result, found
 
     def _wait(self, wait: _Wait, timeout: float | None) -> tuple[str, Any, list[Any]]:
-        """Waits for an answer; `wake` has us look again, for an exception that waits for this thread."""
+        """`wake` interrupts the wait so that a pending exception can be raised."""
         end = None if timeout is None else time.monotonic() + timeout + LATE
         while wait.answer is None:
             if timeout is None or end is None:
@@ -164,7 +159,7 @@ class Channel:
                     self._opened = True
 
     def tell(self, kind: str, name: str, operation: str, arguments: list[Any], values: list[Any] | None = None) -> None:
-        """Asks for something whose answer nobody wants."""
+        """Sends a request without waiting for its reply."""
         id, values = next(self._ids), values or []
         self._left[id] = kind, name, operation
         self._tell(AskerToServer.ask(id, self._epoch, kind, name, operation, arguments, None, len(values)), values)
@@ -176,20 +171,20 @@ class Channel:
             self._left.pop(message[1], None)  # the server is gone, with all that this was about
 
     def wake(self, thread: int) -> None:
-        """Has a thread that waits run a little, so that an exception is raised that was set for it."""
+        """Lets a waiting thread run, so that an exception set for it is raised."""
         for wait in list(self._waits.values()):
             if wait.thread == thread:
                 wait.go_on()
 
     def end_call(self, call: str) -> None:
-        """A call has ended: what it holds is released."""
+        """Releases what the call holds."""
         for name, (token, holder) in list(self.held.items()):
             if holder == call:
                 del self.held[name]
                 self.tell("lock", name, "release", [token])
 
     def fail(self, code: str, text: str) -> None:
-        """No answers come any more to what was asked so far."""
+        """Fails all pending requests."""
         with self._lock:
             waits = list(self._waits.values())
             self._waits.clear()
@@ -202,7 +197,7 @@ class Channel:
             wait.go_on()
 
     def close(self, text: str) -> None:
-        """The pool is closed: whoever waits is told, and nothing can be asked any more."""
+        """Fails all pending and later requests."""
         self._closed = text
         self.fail("closed", text)
 
@@ -221,7 +216,6 @@ class Channel:
             self._undo(self._left.pop(id, None), code, result, buffers)
 
     def _leave(self, id: int, wait: _Wait) -> None:
-        """A thread waits no longer for its answer."""
         with self._lock:
             still = self._waits.pop(id, None) is not None
             if still:
@@ -232,7 +226,7 @@ class Channel:
             self._undo(wait.question, *wait.answer)
 
     def _undo(self, question: tuple[str, str, str] | None, code: str, result: Any, values: list[Any]) -> None:
-        """Gives back what came for somebody who does not wait any more."""
+        """Undoes a reply that nobody waits for."""
         if code or question is None:
             return
         kind, name, operation = question
@@ -251,7 +245,6 @@ def _too_large(kind: str, name: str, what: str) -> SharedTooLarge:
 
 
 def no_answer(timeout: float) -> SharedTimeout:
-    """The error of a thread that has waited and got no answer at all."""
     return SharedTimeout(
         f"node 0, which keeps the shared collections of the pool, has not answered within {timeout:g} s: it is busy, "
         "or cannot be reached now. What a late answer brings is given back; whether something was put is not known."
@@ -265,7 +258,6 @@ def _raise(code: str, result: Any) -> NoReturn:
 
 
 def refuse_child() -> NoReturn:
-    """Raises in a process that was forked from the one that asks."""
     raise SharedError(
         "shared collections cannot be used here: this process was forked from the one that runs the body. Use them in "
         "the body itself, or in threads of it."
@@ -277,7 +269,7 @@ _BUFFERS = b"B"  # what a pickle does not begin with
 
 
 def pack_value(packer: Packer, value: object, what: str) -> bytes:
-    """Bytes for a value, called `what` in errors."""
+    """`what` names the value in errors."""
     if type(value) in _PLAIN:
         return pickle.dumps(value, 5)
     head, buffers = packer.pack(value, what)
@@ -287,7 +279,7 @@ def pack_value(packer: Packer, value: object, what: str) -> bytes:
 
 
 def unpack_value(data: Any, *, keep_classes: bool = False) -> Any:
-    """The value again; arrays can be written to."""
+    """Arrays are writable."""
     if data[:1] != _BUFFERS:
         return unpack(data, (), keep_classes=keep_classes)
     head, buffers = pickle.loads(memoryview(data)[1:])

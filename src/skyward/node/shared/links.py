@@ -1,7 +1,4 @@
-"""Passes questions of a node's runners on to the server on node 0, and answers back.
-
-They go over a link between the two agents, or through the client where nodes cannot reach each other.
-"""
+"""Forwards requests of a node's runners to the server on node 0: over a link between agents, or through the client."""
 
 from __future__ import annotations
 
@@ -28,9 +25,8 @@ __all__ = ["PATIENCE", "Relay", "Uplink"]
 
 
 class Relay:
-    """Part of an agent, on its loop. `send` sends to a runner, `tell` to the client, `post` over the link to node 0.
-
-    `direct` says whether there is an address for that link.
+    """Part of an agent, on its loop. `send` sends to a runner, `tell` to the client, `post` over the link to node 0;
+    `direct` says whether that link has an address.
     """
 
     def __init__(
@@ -45,7 +41,6 @@ class Relay:
         self._ways: dict[str, bool] = {}  # of each asker, whether it uses the link; it keeps to that
 
     def up(self, asker: str, message: Message, buffers: list[Any]) -> None:
-        """A runner of this node says something to the server."""
         unanswered = self._open.setdefault(asker, set())
         if message[0] == "ask":
             unanswered.add(message[1])
@@ -57,20 +52,18 @@ class Relay:
             self._tell(AgentToClient.share(asker, message, len(buffers)), buffers)
 
     def down(self, asker: str, message: Message, buffers: list[Any]) -> None:
-        """The server answers a runner of this node."""
         unanswered = self._open.get(asker)
         if unanswered is not None:
             unanswered.discard(message[1])
             self._send(runner_of(asker), AgentToRunner.share(message, len(buffers)), buffers)
 
     def ended(self, asker: str, why: str) -> None:
-        """A runner of this node has ended."""
         if asker in self._open:
             self.up(asker, AskerToServer.gone(why), [])
             del self._open[asker], self._ways[asker]
 
     def lost(self, why: str, *, direct: bool | None = None) -> None:
-        """No answers come any more to what was asked: of all askers, or of those that use the link, or do not."""
+        """Fails pending requests: all, or only those over the link, or only the others."""
         for asker, unanswered in self._open.items():
             if direct is not None and self._ways[asker] is not direct:
                 continue
@@ -82,7 +75,6 @@ class Relay:
 
 
 def runner_of(asker: str) -> str:
-    """The runner that an asker's name means."""
     return asker.rpartition("/")[2]
 
 
@@ -93,7 +85,7 @@ def runner_of(asker: str) -> str:
 
 
 PATIENCE = 30.0
-"""How many seconds a broken link is tried again, before it is given up."""
+"""Seconds for which a broken link is retried."""
 _GREETING = 10.0
 _PAUSES = 0.1, 2.0  # between attempts: the first one, and the longest
 
@@ -107,10 +99,8 @@ Found = tuple[socket.socket, dict[str, Any]] | Exception
 
 
 class Uplink:
-    """Part of an agent, on its loop; only connecting happens in threads.
-
-    `dial` connects to node 0, `obey` gets what comes from there, `lost` is told when no answers come any more to what
-    was asked. `wake` has the agent call `look`.
+    """Part of an agent, on its loop; only connecting uses threads. `obey` gets messages, `lost` is called when pending
+    requests will get no reply, `wake` schedules `look`.
     """
 
     def __init__(
@@ -135,7 +125,6 @@ class Uplink:
         self._unread = False
 
     def post(self, message: Message, buffers: list[Any]) -> None:
-        """Sends a message, now or when there is a connection."""
         self._link.post([message], buffers)
         if self._link.sock is None and not self._connecting:
             self._down = self._clock()
@@ -143,7 +132,7 @@ class Uplink:
         self._watch()
 
     def renounce(self, why: str) -> None:
-        """Gives the link up: nothing that was said counts any more."""
+        """Gives up the link and what was sent over it."""
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)
             self._link.detach()
@@ -151,7 +140,6 @@ class Uplink:
         self._lost(why)
 
     def look(self) -> None:
-        """Takes what threads have found."""
         while not self._found.empty():
             found = self._found.get()
             self._connecting = False
@@ -166,12 +154,11 @@ class Uplink:
                 self._attach(*found)
 
     def pending(self) -> bool:
-        """Whether there may be more to hear than the selector knows."""
+        """Whether there may be buffered data that the selector does not show."""
         unread, self._unread = self._unread, False
         return unread
 
     def hear(self, events: int = 0) -> None:
-        """Takes what node 0 has sent, and sends what it was not ready for."""
         link, sock = self._link, self._link.sock
         if sock is None:
             return
@@ -219,7 +206,7 @@ class Uplink:
         self._watch()
 
     def _watch(self) -> None:
-        """Has the selector say when the socket takes more, while something waits for that."""
+        """Waits for writability while data is pending."""
         if self._link.writing is not self._writing and self._link.sock is not None:
             self._writing = not self._writing
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)

@@ -1,7 +1,7 @@
-"""A runner's way to the server of shared collections; made when a body uses one for the first time.
+"""A runner's connection to the server of shared collections; created on first use.
 
-On a local pool it is a connection to the agent of node 0, read by a thread of its own. Elsewhere messages go over the
-socket to the node's own agent, which passes them on: keys of the pool never come into a process of users.
+On a local pool it connects to node 0's agent. Elsewhere messages go through the node's own agent, so that the pool's
+keys never enter a user process.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ Write = Callable[[socket.socket, threading.Lock, list[Any]], None]
 
 
 class RunnerShared:
-    """Part of a runner. `send` sends a message to its agent; `write` sends bytes and lets no signal cut them in two.
-
-    `calls` returns the calls that run here, and since when.
-    """
+    """`write` sends bytes uninterrupted by signals; `calls` returns the running calls and their start times."""
 
     def __init__(
         self,
@@ -58,21 +55,18 @@ class RunnerShared:
         self._send_lock = threading.Lock()
 
     def install(self, settings: dict[str, Any]) -> None:
-        """Has `sky.dict(...)` and the others work in this process."""
+        """Enables `sky.dict(...)` and the others in this process."""
         self._settings, self._pid = settings, os.getpid()
         serve_by(self.channel)
 
     def channel(self) -> Channel:
-        """How bodies ask; made when it is first wanted."""
         return self._channel or self._make_channel()
 
     def wake(self, thread: int) -> None:
-        """Has a thread that waits for an answer run a little."""
         if self._channel is not None:
             self._channel.wake(thread)
 
     def end_call(self, call: str) -> None:
-        """A call has ended: locks that it holds are released."""
         if self._channel is not None and self._channel.held:
             self._channel.end_call(call)
 
@@ -98,7 +92,6 @@ class RunnerShared:
         return self._channel
 
     def _age(self) -> float:
-        """Since how many seconds the current call runs."""
         call = current_call()
         ages = [time.monotonic() - began for id, began, _ in self._calls() if call is not None and id == call[0]]
         return ages[0] if ages else 0.0

@@ -1,6 +1,5 @@
-"""The server of shared collections, in the agent of node 0: who asks over which way, and when time-outs are over.
-
-It tells `SharedState` what happens, and sends answers the way that the questions came. It is made with the first one.
+"""The server of shared collections in node 0's agent, created with the first request. Passes events to `SharedState`
+and sends replies the way requests came.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Route = Callable[[Message, list[Any]], None]
 
 
 class Server:
-    """Part of an agent, on its loop. `info` says what runners are told of the pool."""
+    """Part of an agent, on its loop. `info` is what runners know of the pool."""
 
     def __init__(
         self,
@@ -46,25 +45,23 @@ class Server:
         self._receive = Receiver(AskerToServer, self).hear
 
     def hear(self, asker: str, message: Message, buffers: list[Any], route: Route) -> None:
-        """A message of a process; answers to it go by `route`."""
+        """Replies go by `route`."""
         if asker not in self._routes:
             self._routes[asker] = route
         self._receive(message, buffers, asker)
         self._flush()
 
     def gone(self, asker: str, why: str) -> None:
-        """A process has ended."""
         if self._routes.pop(asker, None) is not None:
             self._deliver(self._state.gone(asker, why, self._clock()))
             self._flush()
 
     def gone_all(self, prefix: str, why: str) -> None:
-        """All processes whose names begin so have ended."""
         for asker in [asker for asker in self._routes if asker.startswith(prefix)]:
             self.gone(asker, why)
 
     def lost(self, node: int, rank: int | None, why: str) -> None:
-        """A rank, or (None) a whole node, was lost, whether it has used collections or not."""
+        """A rank, or with None a whole node, whether it has used collections or not."""
         info = self._info()
         ranks = [other for other in range(info.world_size) if info.node_of(other) == node] if rank is None else [rank]
         for each in ranks:
@@ -72,7 +69,7 @@ class Server:
         self._flush()
 
     def end(self, code: str, text: str) -> None:
-        """The pool closes, or what is kept here does not count any more: nobody waits from now on."""
+        """Fails all pending requests."""
         self._deliver(self._state.end(code, text))
         self._flush()
 
@@ -135,7 +132,6 @@ class Server:
     # runners of this computer, each with a connection of its own
 
     def admit(self, sock: socket.socket) -> None:
-        """A runner of this computer has connected."""
         self._directs += 1
         direct = _Direct(f"direct/{self._directs}", sock)
         try:
@@ -178,7 +174,6 @@ class Server:
             self.gone(direct.name, "its process has ended")
 
     def _flush(self) -> None:
-        """Sends what was answered; several answers to one runner go in one frame."""
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, {}
@@ -210,7 +205,6 @@ class Server:
 
 
 def _encoded(messages: list[Message], buffers: Sequence[Any]) -> list[Buffer]:
-    """Answers as a frame, or as several where they are too much for one."""
     try:
         return encode(messages, buffers)
     except (RecursionError, TypeError, ValueError) as exc:
@@ -222,14 +216,12 @@ def _encoded(messages: list[Message], buffers: Sequence[Any]) -> list[Buffer]:
 
 
 def _may_be(asker: str, rank: int, info: InstanceInfo) -> bool:
-    """Whether a process can be this rank: it is one of its own node. Those of this computer are all of one user."""
+    """Whether a process may claim this rank: it must run on its node. Local processes all belong to one user."""
     node = asker.partition("/")[0]
     return rank in range(info.world_size) and (node == "direct" or node == str(info.node_of(rank)))
 
 
 class _Direct:
-    """The connection of a runner of this computer."""
-
     def __init__(self, name: str, sock: socket.socket) -> None:
         self.name, self.sock = name, sock
         self.reader, self.writer = FrameReader(), FrameWriter()

@@ -1,9 +1,9 @@
-"""The shared collections of a pool, as a state machine: it is told what is asked, who is gone and what time it is.
+"""The shared collections of a pool as a state machine.
 
-    ask, withdraw, gone, lost, tick, close  ->  answers
+      ask, withdraw, gone, lost, tick, close  ->  answers
 
-Every question gets exactly one answer, unless its asker is gone. No clock, socket or thread here, and nothing is
-unpickled. An operation is done as a whole before the next one: all of them are atomic.
+Every request gets exactly one answer, unless its asker is gone. No clock, socket or thread here, and nothing is
+unpickled. Operations are atomic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_ITEMS = 1_000_000  # in one answer: a frame has a limit
 
 
 class Dict(Collection):
-    """Keys with values; each value has a number that grows with every change."""
+    """Each value has a version that grows with every change."""
 
     kind = "dict"
 
@@ -103,7 +103,6 @@ class Dict(Collection):
         return [done(request, None, [joined_keys(self._items), *(value for _, value in self._items.values())])]
 
     def do_clear(self, request: Request) -> list[Reply]:
-        """Removes everything."""
         self._items.clear()
         self.size = 0
         return [done(request)]
@@ -159,7 +158,6 @@ class Set(Collection):
         return [done(request, None, [joined_keys(self._members)])]
 
     def do_clear(self, request: Request) -> list[Reply]:
-        """Removes everything."""
         self._members.clear()
         self.size = 0
         return [done(request)]
@@ -170,8 +168,6 @@ class Set(Collection):
 
 
 class Counter(Collection):
-    """A whole number."""
-
     kind = "counter"
 
     def __init__(self, name: str, around: Surroundings) -> None:
@@ -276,7 +272,7 @@ class Queue(Collection):
 
 
 class Lock(Collection):
-    """Held by one process at a time; each time with a larger token."""
+    """Each acquisition has a larger token."""
 
     kind = "lock"
 
@@ -334,7 +330,7 @@ class Lock(Collection):
 
 
 class Barrier(Collection):
-    """A place where processes wait until all have arrived; then it begins again."""
+    """Reusable: resets when all have arrived."""
 
     kind = "barrier"
 
@@ -404,8 +400,6 @@ class Barrier(Collection):
 
 
 class Event(Collection):
-    """A flag that can be waited for."""
-
     kind = "event"
 
     def __init__(self, name: str, around: Surroundings) -> None:
@@ -413,22 +407,18 @@ class Event(Collection):
         self._set = False
 
     def do_set(self, request: Request) -> list[Reply]:
-        """Sets the flag; whoever waits goes on."""
         self._set = True
         waiting, self.waiting = self.waiting, deque()
         return [done(request), *map(done, waiting)]
 
     def do_clear(self, request: Request) -> list[Reply]:
-        """Takes the flag back."""
         self._set = False
         return [done(request)]
 
     def do_is_set(self, request: Request) -> list[Reply]:
-        """-> whether it is set."""
         return [done(request, self._set)]
 
     def do_wait(self, request: Request) -> list[Reply]:
-        """Waits until the flag is set."""
         if self._set:
             return [done(request)]
         self.waiting.append(request)
@@ -440,7 +430,7 @@ class Event(Collection):
 
 
 class Meeting(Collection):
-    """Where the ranks of a group come together, once each: all of them get what rank 0 brings."""
+    """Where the ranks of a group meet once: all get rank 0's value."""
 
     kind = "meeting"
     lasting = False
@@ -450,7 +440,7 @@ class Meeting(Collection):
         self._came: set[int] = set()
 
     def do_join(self, request: Request) -> list[Reply]:
-        """[value] -> the value of rank 0; waits for all ranks. The time-out has a list of those that never came."""
+        """[value] -> rank 0's value; waits for all ranks. On timeout the error lists the missing ones."""
         rank = request.asker.rank
         if rank is None or any(each.asker.rank == rank for each in self.waiting):
             who = f"{request.asker.label} is none" if rank is None else f"rank {rank} is there already"
@@ -471,7 +461,6 @@ class Meeting(Collection):
 
 
 def listed(labels: Iterable[str]) -> str:
-    """Names in a sentence: "rank 1, rank 2 and the client"."""
     *most, last = labels
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -480,20 +469,20 @@ _ALL = Dict, Set, Counter, Queue, Lock, Barrier, Event, Meeting
 KINDS: dict[str, type[Collection]] = {kind.kind: kind for kind in _ALL}
 
 ROOM = 1 << 30
-"""How many bytes all collections of a pool may have."""
+"""Bytes that all collections of a pool may hold."""
 _REPEATED = 5.0
-"""A loss that is told again within so many seconds is the same one."""
+"""Seconds within which a repeated loss is the same one."""
 
 Answer = tuple[str, Message, list[bytes]]
-"""Who gets it, the message, and its buffers."""
+"""Recipient, message, buffers."""
 
 
 class SharedState:
-    """Every method says what happened, at the time `now`, and returns the answers that are to be sent."""
+    """Each method is an event at time `now` and returns answers to send."""
 
     def __init__(self, epoch: str, ranks: int = 1) -> None:
         self.epoch = epoch
-        """Another one means that everything was lost in between."""
+        """A new epoch means that all data was lost."""
         self.around = Surroundings(ranks)
         self._askers: dict[str, Asker] = {}
         self._collections: dict[str, Collection] = {}
@@ -505,11 +494,10 @@ class SharedState:
 
     @property
     def waiting(self) -> int:
-        """How many questions have no answer yet."""
         return len(self._waiting)
 
     def open(self, asker: str, label: str, rank: int | None) -> None:
-        """A process says who it is, perhaps again."""
+        """May be repeated."""
         known = self._askers.setdefault(asker, Asker(asker))
         known.label, known.rank = label, rank
 
@@ -526,7 +514,7 @@ class SharedState:
         values: list[bytes],
         now: float,
     ) -> list[Answer]:
-        """A process asks something; it waits if it is not among those who are answered."""
+        """If there is no answer yet, the process waits."""
         known = self._askers.get(asker)
         if known is None:
             known = self._askers[asker] = Asker(asker)
@@ -550,7 +538,7 @@ class SharedState:
         return answers
 
     def withdraw(self, asker: str, id: int) -> list[Answer]:
-        """A process waits no longer; if it was answered already, nothing happens."""
+        """Ignored if already answered."""
         found = self._waiting.get((asker, id))
         if found is None:
             return []
@@ -559,7 +547,7 @@ class SharedState:
         return self._answers([*left, *collection.leave(request, "does not wait any more")])
 
     def gone(self, asker: str, why: str, now: float) -> list[Answer]:
-        """A process has ended: it waits for nothing, holds no lock, and its rank is lost to barriers."""
+        """Its requests and locks end, and its rank is lost to barriers."""
         known = self._askers.pop(asker, None)
         if known is None:
             return []
@@ -576,7 +564,7 @@ class SharedState:
         return [answer for answer in answers if answer[0] != asker]
 
     def lost(self, rank: int, why: str, now: float) -> list[Answer]:
-        """A rank is lost, whether it has used collections or not."""
+        """Whether it has used collections or not."""
         before = self.around.losses.get(rank)
         if before is not None and now - before[0] < _REPEATED:
             return []  # it was told by the process's own end
@@ -587,13 +575,12 @@ class SharedState:
         return answers
 
     def due(self) -> float:
-        """When the next time-out is over."""
         while self._deadlines and not self._is_waiting(self._deadlines[0][2]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def tick(self, now: float) -> list[Answer]:
-        """Answers those whose time-out is over."""
+        """Answers expired requests."""
         answers: list[Answer] = []
         while self.due() <= now:
             request = heapq.heappop(self._deadlines)[2]
@@ -603,7 +590,7 @@ class SharedState:
         return answers
 
     def end(self, code: str, text: str) -> list[Answer]:
-        """The pool closes, or what is kept here does not count any more: nobody waits, nothing is done from now on."""
+        """Fails all requests from now on."""
         self._ended = Refused(code, text)
         waiting = [(request, code, text, list[bytes]()) for _, request in self._waiting.values()]
         return self._answers(waiting)
