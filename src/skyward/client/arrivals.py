@@ -31,12 +31,8 @@ _MOST_OUTPUT = 128 << 20  # agents keep 32 MiB at most while we are away, and se
 
 @dataclass(frozen=True)
 class StreamActions:
-    """What is done for the streams that users read."""
-
     post: Callable[[int, list[Any]], None]
-    """Sends messages to a node."""
     closed: Callable[[Call], None]
-    """The user wants no more items."""
     defer: Callable[..., None]
     """Has something done when no lock is held."""
 
@@ -52,7 +48,6 @@ class Arrivals:
         self._transcripts: list[dict[int, Transcript]] = [{} for _ in range(plan.nodes)]  # by node and local rank
 
     def rest_of_output(self, number: int, id: str | None) -> list[Action]:
-        """The last line of a call's output, or of a node's, if nothing ended it."""
         return [Emit(Chunk(partial(self._rest, number, id), _nothing))] if self._transcripts[number] else []
 
     # in the thread of listeners

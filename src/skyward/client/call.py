@@ -55,7 +55,6 @@ class CallFuture(UserFuture[T]):
         """Kept alive as long as the future is: a pool is not closed under those who wait for its calls."""
 
     def settle(self, about: dict[str, Any], pieces: list[Any]) -> None:
-        """Has the future hold a result that is not unpickled yet."""
         head = bytes(pieces[0]) if pieces else b""  # a copy: the frame that it came in need not be kept for it
         if not self.fulfil(_Packed(about, [head, *pieces[1:]])):
             discard(about)
@@ -86,7 +85,7 @@ class CallFuture(UserFuture[T]):
         return True
 
     def _load(self) -> None:
-        """Unpickles the result, once; a failure to do so becomes the future's exception."""
+        """Unpickles the result once; a failure becomes the future's exception."""
         with self._loading:
             packed: Any = self._result
             if not isinstance(packed, _Packed):
@@ -145,8 +144,6 @@ class CallFuture(UserFuture[T]):
 
 @dataclass(slots=True)
 class _Packed:
-    """A result as it came from a node."""
-
     about: dict[str, Any]
     pieces: list[Any]
     owner: int = field(default_factory=os.getpid)
@@ -243,12 +240,11 @@ class Call:
 
     @property
     def items(self) -> int:
-        """How many calls it is to the user: each item of a map is one."""
         return self.chunk.items if self.chunk is not None else 1
 
     @property
     def movable(self) -> bool:
-        """Whether another node may get it: not a rank of a broadcast, nor one that an iterator is being read for."""
+        """False for a rank of a broadcast, or while an iterator argument is being read."""
         return not self.pinned and not self.inputs
 
     def sending(self, began: float) -> tuple[str, float]:
@@ -256,7 +252,7 @@ class Call:
         return self.gang[0].id if self.gang else "", max(0.0, began - self.made)
 
     def again(self) -> Call:
-        """The same call once more, since the result that it kept is lost: its next attempt."""
+        """The next attempt of the call, because its kept result was lost."""
         made = type(self)(self, dict(self.about), self.pieces, self.uploads, {}, self.retries)
         made.attempt, made.needs, made.keeps = self.attempt + 1, self.needs, self.keeps
         made.arguments = self.arguments
@@ -276,7 +272,6 @@ def _glance(pending: PendingCompute[Any]) -> str:
 
 
 def discard(about: dict[str, Any]) -> None:
-    """Removes the blobs of a result that nobody waits for."""
     try:
         blobs.remove(path for path, _ in about.get("blobs", {}).values())
     except OSError as exc:

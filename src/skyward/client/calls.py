@@ -90,7 +90,7 @@ _ASK = 30.0
 
 
 def unheard_of(calls: Iterable[Call], connected: Callable[[int], bool], now: float) -> dict[int, list[Call]]:
-    """Calls that nothing was heard of for long, by the node that has them and can be asked."""
+    """Calls without news for long, by the connected node that has them."""
     silent: dict[int, list[Call]] = {}
     for call in calls:
         waited = call.node is not None and call.state != "held" and now - call.heard > _ASK
@@ -126,7 +126,7 @@ Failure = tuple[BaseException, outcomes.Outcome, float]
 
 
 class ClientCalls:
-    """Every method says what happened, at the time `now` where it matters, and returns what is to be done."""
+    """Each method is an event at time `now` and returns actions."""
 
     def __init__(
         self, pool: str, nodes: int, slots: int, listening: Callable[[], object] = lambda: True, local: bool = True
@@ -147,7 +147,6 @@ class ClientCalls:
     # from the user
 
     def submit(self, calls: Sequence[Call], now: float) -> list[Action]:
-        """Calls for any node."""
         self._now = now
         for call in calls:
             self._take(call)
@@ -159,12 +158,11 @@ class ClientCalls:
         return self._settled()
 
     def set_ranks(self, ranks: Ranks, slots: int) -> None:
-        """Says how many processes each node has, and how many calls each of them runs at a time."""
         self.ranks = ranks
         self.dispatch.set_slots([count * slots for count in ranks.counts])
 
     def submit_to(self, calls: Sequence[tuple[int, Call]], now: float) -> list[Action]:
-        """Calls for certain ranks; more than one of them succeed or fail as one."""
+        """More than one call succeed or fail together."""
         self._now = now
         gang = [call for _, call in calls]
         for rank, call in calls:
@@ -179,13 +177,11 @@ class ClientCalls:
         return self._taken()
 
     def cancel(self, call: Call, why: str, now: float) -> list[Action]:
-        """A call is to end wherever it is; its verdict comes as for any other call."""
         self._now = now
         self._cancel(call, why)
         return self._settled()
 
     def abandon(self, error: Callable[[Any], BaseException], now: float) -> list[Action]:
-        """Every call fails: the pool is closing, or cannot go on."""
         self._now = now
         for call in list(self.calls.values()):
             self._step(call, "abandon", (error(call), "cancelled", 0.0))
@@ -193,19 +189,18 @@ class ClientCalls:
         return self._taken()
 
     def unfinished(self) -> Iterator[Call]:
-        """The calls that have neither ended nor been stopped, without streams: those may have no end."""
+        """Running calls, without streams, which may never end."""
         return (call for call in self.calls.values() if call.stream is None and call.stopping is None)
 
     def streams(self) -> list[Call]:
-        """The calls whose items are sent one by one, or will be, and that have not been stopped.
-
-        Those that have not begun come first: if they are stopped in this order, none begins in the place of another.
+        """Streams that were not stopped; those that have not begun come first, so that none starts in the place of
+        another.
         """
         found = [call for call in self.yielding.values() if call.stopping is None]
         return sorted(found, key=lambda call: (call.stream is not None, call.node is not None))
 
     def stream_closed(self, call: Call, now: float) -> list[Action]:
-        """The user wants no more items; a body that does not end by itself is stopped."""
+        """A body that does not end by itself is stopped."""
         self._now = now
         if call.id not in self.calls or call.node is None:
             return []
@@ -216,12 +211,10 @@ class ClientCalls:
     # from nodes; what there is room for then is sent with the next `turn`, many calls in one frame
 
     def runs_at(self, number: int, call_id: str, place: int) -> None:
-        """A body has begun in the process of a node that has this local rank."""
         if self.ranks.many and (call := self._at(number, call_id)) is not None:
             call.rank = self.ranks.rank(number, place)
 
     def started(self, number: int, call_id: str, place: int, now: float) -> list[Action]:
-        """A body has been running for a while."""
         call = self._at(number, call_id)
         if call is not None:
             self.runs_at(number, call_id, place)
@@ -231,7 +224,6 @@ class ClientCalls:
         return self._taken()
 
     def recalled(self, number: int, call_id: str, now: float) -> list[Action]:
-        """A node has given a call back that it had not begun."""
         self._now = now
         call = self._at(number, call_id)
         if call is not None:
@@ -239,7 +231,6 @@ class ClientCalls:
         return self._taken()
 
     def result(self, number: int, call_id: str, about: dict[str, Any], pieces: list[Any], now: float) -> list[Action]:
-        """A body has returned."""
         self._now = now
         call = self._at(number, call_id)
         if call is not None and (call.keeps is not None or "kept" in about):
@@ -249,7 +240,6 @@ class ClientCalls:
         return self._taken()
 
     def failure(self, number: int, call_id: str, failure: Failure, doubtful: bool, now: float) -> list[Action]:
-        """A call gave no result; `doubtful` if another rank may be the cause."""
         self._now = now
         call = self._at(number, call_id)
         if call is not None:
@@ -258,14 +248,14 @@ class ClientCalls:
         return self._taken()
 
     def too_large(self, number: int, call_id: str, error: Exception, now: float) -> list[Action]:
-        """A call is more than a frame may hold: its node has not got it, and no other can."""
+        """The call exceeds the frame size, so no node can get it."""
         call = self._at(number, call_id)
         text = f"{call.name if call else call_id} was not sent: with its arguments it is {error} Send less with one "
         text += "call, and many small arrays as a few large ones."
         return self.failure(number, call_id, (InvalidArgument(text), "error", 0.0), False, now)
 
     def unsendable(self, number: int, blob: str, error: Exception, now: float) -> list[Action]:
-        """A large buffer cannot be sent to a node: the calls that wait there for it cannot run."""
+        """Fails the calls that wait there for the buffer."""
         self._now = now
         for call in self.dispatch.at(number):
             if not call.announced and (blob in call.uploads or any(blob.startswith(r.key) for r in call.needs)):
@@ -277,7 +267,7 @@ class ClientCalls:
         return self._taken()
 
     def lost(self, number: int, call_id: str, reason: str, now: float) -> list[Action]:
-        """What became of a call on its node is not known: it is started again elsewhere, if it may be."""
+        """The call's state is unknown: it is restarted elsewhere if allowed."""
         self._now = now
         call = self._at(number, call_id)
         if call is not None:
@@ -303,13 +293,11 @@ class ClientCalls:
     # from what is known of nodes
 
     def take_calls(self, numbers: Iterable[int], now: float) -> list[Action]:
-        """These nodes take calls, the others do not."""
         self._now = now
         self.dispatch.set_up(set(numbers))
         return self._settled()
 
     def lose_node(self, number: int, reason: str, now: float) -> list[Action]:
-        """A node is gone, and with it what it had."""
         self._now = now
         self._lose_kept(number, reason)
         for call in self.dispatch.at(number):
@@ -317,7 +305,7 @@ class ClientCalls:
         return self._settled()
 
     def fail_waiting(self, number: int, reason: str, now: float) -> list[Action]:
-        """No node is left for the calls that wait, and none is coming: they fail."""
+        """Fails waiting calls when no node is left or coming."""
         self._now = now
         for call in self.dispatch.waiting():
             self._step(call, "abandon", (NodeLost(number, call.name, reason, call.attempt), "lost", 0.0))
@@ -326,7 +314,7 @@ class ClientCalls:
     # time
 
     def turn(self, in_doubt: Callable[[int], bool], connected: Callable[[int], bool], now: float) -> list[Action]:
-        """Takes back what waits behind others, asks after calls that nothing is heard of, and does what is due."""
+        """Periodic work: recalls queued calls, asks about silent ones, applies timeouts."""
         self._now = now
         for call in self.dispatch.stale(now):
             self._step(call, "recall")
@@ -349,13 +337,12 @@ class ClientCalls:
         return self._settled()
 
     def soon(self) -> bool:
-        """Whether `turn` should come again soon."""
         return bool(self._timers) or self.dispatch.crowded() or self.dispatch.choosy()
 
     # the machinery: one place for each thing that happens to a call
 
     def _step(self, call: Call, event: str, failure: Failure | None = None, result: Any = None) -> bool:
-        """Moves a call along its table; False if the event changes nothing in its state."""
+        """Applies the state table; False if the event changes nothing."""
         row = CALLS.get((call.state, event))
         if row is None or call.id not in self.calls:
             return False
@@ -369,7 +356,7 @@ class ClientCalls:
         return True
 
     def _leave(self, call: Call, result: Any) -> None:
-        """The one place where a call leaves the books."""
+        """The only place where a call is removed."""
         del self.calls[call.id]
         self.yielding.pop(call.id, None)
         self.dispatch.settle(call, result[0]["s"] if result is not None else None)
@@ -392,7 +379,7 @@ class ClientCalls:
         self._step(call, "lost" if again else "lost for good", (lost, "lost", 0.0))
 
     def _at(self, number: int, call_id: str) -> Call | None:
-        """A call, if it is with that node: one that was given up may still speak of what others have by now."""
+        """None unless that node has it: one that was given up may still report calls that others have now."""
         call = self.calls.get(call_id)
         return call if call is not None and call.node == number else None
 
@@ -403,7 +390,7 @@ class ClientCalls:
         heapq.heappush(self._timers, (self._now + seconds, next(self._count), event, call))
 
     def _ask(self, connected: Callable[[int], bool]) -> None:
-        """A call that nothing was heard of for long: its node says whether it has it."""
+        """Asks nodes about calls without news for long."""
         for number, calls in unheard_of(self.calls.values(), connected, self._now).items():
             for call in calls:
                 call.asked, call.heard = True, self._now
@@ -412,7 +399,6 @@ class ClientCalls:
             self._out.append(Post(number, asks, []))
 
     def _settled(self) -> list[Action]:
-        """What is to be done, after nodes have got what they have room for: one frame a node."""
         if self.kept.out:
             self._follow()
         batches: dict[int, list[Call]] = {}
@@ -497,7 +483,6 @@ class ClientCalls:
         self._out.append(Fail(call, error))
 
     def keep(self, event: str, *about: Any, now: float) -> list[Action]:
-        """Something has happened to a kept result: an event of `Kept`, with what it takes."""
         self._now = now
         getattr(self.kept, event)(*about)
         return self._settled()
@@ -510,7 +495,7 @@ class ClientCalls:
             self.kept.submitted(call)
 
     def _enqueue(self, call: Call, *, first: bool = False) -> None:
-        """A call waits for a node, once all results that it takes are there."""
+        """Queues a call once all results that it takes exist."""
         if call.id not in self.calls:
             return  # it has ended meanwhile
         if call.needs:
@@ -524,7 +509,7 @@ class ClientCalls:
         self.dispatch.add(call, first=first)
 
     def _lose_kept(self, number: int, reason: str) -> None:
-        """A node is gone with what it kept: calls that no node has got wait for it, if it is made again."""
+        """Calls that no node has yet wait for lost results to be made again."""
         self.kept.lose_node(number, reason)
         for call in self.dispatch.waiting():
             if call.needs:
@@ -532,7 +517,6 @@ class ClientCalls:
                 self._enqueue(call)
 
     def _given(self, call: Call) -> tuple[dict[str, Any], list[Any]]:
-        """What a call is sent with: what it takes is known only now."""
         if call.keeps is not None and call.node is not None:
             call.keeps.told.add(call.node)
         if not call.needs:
@@ -542,7 +526,6 @@ class ClientCalls:
         return about, pieces
 
     def _ended_well(self, call: Call, about: dict[str, Any]) -> None:
-        """A call that takes kept results, or makes one, has returned."""
         if call.node is not None:
             self.kept.seen(call, call.node)
             if call.keeps is not None:
@@ -550,7 +533,7 @@ class ClientCalls:
                 self.kept.made(call, call.node, about, again=again)
 
     def _call_back(self, number: int, result: KeptResult) -> None:
-        """Calls that wait on a node for a result that does not come there begin when it was made again, if it is."""
+        """Recalls calls that wait on a node for a result that does not come there."""
         for call in self.dispatch.at(number):
             if call.announced or result not in call.needs:
                 continue
@@ -562,7 +545,6 @@ class ClientCalls:
                 self._step(call, "failure", (lost, "lost", 0.0))
 
     def _follow(self) -> None:
-        """Does what follows from what has happened to kept results."""
         while actions := self.kept.take():
             for action in actions:
                 match action:

@@ -60,8 +60,6 @@ MOST_MALFORMED = 3
 
 @dataclass(eq=False)
 class Connection:
-    """A node, as far as connections go."""
-
     number: int
     link: Link = field(default_factory=partial(Link, takes=FROM_NODE))
     session: str = field(default_factory=lambda: os.urandom(8).hex())
@@ -75,11 +73,10 @@ class Connection:
     """The link that had a socket last, until its loss is told."""
 
     def hello(self) -> dict[str, Any]:
-        """What a node's agent is greeted with."""
         return {"session": self.session, "received": self.link.received}
 
     def welcome(self, sock: socket.socket, answer: dict[str, Any]) -> bool:
-        """Goes on over a new socket; True if the agent is another one than before, and knows nothing of us."""
+        """True if it is a different agent, which knows nothing of us."""
         restarted = self.incarnation not in ("", answer["incarnation"])
         self.incarnation, self.about, self.refusals = answer["incarnation"], answer, 0
         if restarted:
@@ -88,9 +85,8 @@ class Connection:
         return restarted
 
     def renounce(self, session: str) -> Link:
-        """Forgets what was said: should the node come back, its agent learns that it had been given up.
-
-        Returns the old link, whose socket is still open.
+        """Forgets what was sent; a returning agent learns that it had been given up. Returns the old link, whose socket
+        is still open.
         """
         old = self.link
         self.link, self.session, self.incarnation, self.malformed = old.fresh(), session, "", 0
@@ -98,8 +94,6 @@ class Connection:
 
 
 class Heard(NamedTuple):
-    """A message of a node."""
-
     number: int
     link: Link
     message: Message
@@ -118,15 +112,11 @@ class Greeted(NamedTuple):
 
 
 class NotReached(NamedTuple):
-    """An attempt to connect to a node again has failed."""
-
     number: int
     error: Exception
 
 
 class Lost(NamedTuple):
-    """The connection to a node is gone."""
-
     number: int
     link: Link
 
@@ -144,12 +134,6 @@ Refusal = Callable[[int, Message, TooLarge], None]
 
 
 class Connections:
-    """Connections to the agents of a pool.
-
-    `session` is how the names of the pool's sessions begin. `attach` and `renounce` change what a node's link is: the
-    engine calls them with its lock held, and drops events of links that are no longer their node's.
-    """
-
     def __init__(
         self,
         nodes: int,
@@ -199,46 +183,39 @@ class Connections:
             self.wake()  # the polling thread goes on when the socket takes more
 
     def wake(self) -> None:
-        """Has `poll` return soon."""
         try:
             self._wake_write.send(b"x")
         except OSError:
             pass  # full (it will wake anyway) or closed
 
     def abouts(self) -> list[dict[str, Any]]:
-        """What each node said of itself in its greeting."""
         return [peer.about for peer in self.peers]
 
     def connected(self, number: int) -> bool:
-        """Whether there is a connection to a node at this moment."""
         return self.peers[number].link.sock is not None
 
     def heard(self, number: int) -> float:
-        """When a node was last heard of."""
         return self.peers[number].link.heard
 
     def unacknowledged(self, number: int) -> int:
-        """How many bytes were sent to a node of which it has not said that they arrived."""
         return self.peers[number].link.kept_bytes
 
     def current(self, number: int, link: Link) -> bool:
-        """Whether a link is still the one to a node: what came over another one is not listened to."""
+        """False for messages of a replaced link, which are dropped."""
         return self.peers[number].link is link
 
     def connect(self, number: int, deadline: float) -> None:
-        """Connects to a node's agent for the first time: tries until `deadline`, then it is `Unreachable`."""
+        """Retries until `deadline`, then reports `Unreachable`."""
         threading.Thread(target=self._connect, args=(number, deadline), name="skyward-connect", daemon=True).start()
 
     def reconnect(self, number: int, pause: float = 0.0) -> None:
-        """Tries once, after a pause, to connect to a node's agent again."""
         threading.Thread(target=self._reconnect, args=(number, pause), name="skyward-reconnect", daemon=True).start()
 
     def stop_connecting(self) -> None:
-        """Makes no more attempts to connect."""
         self._no_more_attempts.set()
 
     def renounce(self, number: int) -> None:
-        """Forgets what was said to a node: should it come back, its agent learns that it had been given up."""
+        """Forgets what was sent; a returning agent learns that it had been given up."""
         self._renounced.append(self.peers[number].renounce(self._new_session()))
         self.wake()
 
@@ -287,7 +264,7 @@ class Connections:
         self._tell(event)
 
     def _try_reviving(self, number: int) -> None:
-        """Has a node's machine set up again that answers but has nothing of ours any more."""
+        """Sets up a machine again that answers but has lost everything of ours."""
         if self._revive is not None:
             try:
                 self._revive(number)
@@ -324,7 +301,7 @@ class Connections:
     # the polling thread
 
     def poll(self, timeout: float) -> list[Event]:
-        """Waits until something happens, at most `timeout` seconds, and returns it in its order."""
+        """Waits at most `timeout` seconds; returns events in order."""
         self.drop_renounced()
         if self._unsettled:
             self._register()
@@ -348,7 +325,7 @@ class Connections:
         return events + self.notice_silence()
 
     def attach(self, event: Greeted) -> bool | None:
-        """Goes on over a new socket; True if the agent is another one than before, None if it comes too late."""
+        """True if it is a different agent, None if it comes too late."""
         peer = self.peers[event.number]
         if event.link is not peer.link or self._closed:
             event.sock.close()
@@ -361,7 +338,6 @@ class Connections:
         return restarted
 
     def read(self, number: int) -> list[Event]:
-        """What has arrived from a node."""
         peer = self.peers[number]
         link, events = peer.link, list[Event]()
         try:
@@ -378,7 +354,7 @@ class Connections:
         return events
 
     def distrust(self, number: int, link: Link, error: Exception) -> list[Event]:
-        """Breaks the connection to a node that sends what we cannot read; gives up the node when it goes on so."""
+        """Drops the connection after an unreadable message; gives up the node if that repeats."""
         peer = self.peers[number]
         log.warning("node %d sent something that is no message of ours: %.200r", number, error)
         peer.malformed += 1
@@ -386,7 +362,7 @@ class Connections:
         return lost if peer.malformed < MOST_MALFORMED else [Unreachable(number, ConnectionError(why), link)]
 
     def notice_silence(self) -> list[Event]:
-        """Gives up connections on which nothing has come for a while: agents speak every second."""
+        """Drops silent connections: agents send something every second."""
         now = self._clock()
         if now - self._looked < 1.0:
             return []
@@ -400,13 +376,11 @@ class Connections:
         return events
 
     def drop_renounced(self) -> None:
-        """Closes the sockets of links that were given up."""
         while self._renounced:
             self._renounced.popleft().detach()
             self._unsettled = True
 
     def close(self) -> None:
-        """Drops all connections."""
         self._closed = True
         self._no_more_attempts.set()
         self.drop_renounced()
@@ -427,7 +401,6 @@ class Connections:
         return [Lost(peer.number, link)]
 
     def _register(self) -> None:
-        """Brings the selector up to date with the links' sockets and what they want."""
         self._unsettled = False
         registered = {key.data: key for key in self._selector.get_map().values() if key.data is not None}
         for number, key in list(registered.items()):  # all of them first: a new socket may have an old one's number
@@ -493,29 +466,24 @@ def given_up(
 
 
 def next_try(away: float, *, gone: bool) -> float:
-    """How long to wait before the next attempt to connect."""
     return _GONE if gone else min(2.0, 0.05 + away / 4)
 
 
 class Alone:
-    """Since when no node at all can be reached, and what is said of it: after half a minute, then every minute."""
+    """Tracks since when no node is reachable; warns after half a minute, then every minute."""
 
     def __init__(self) -> None:
         self._since, self._told = 0.0, 0
         self.over = float("-inf")
-        """When a node was reached again."""
 
     def began(self, now: float) -> None:
-        """The last connection has broken."""
         self._since = now
 
     def ended(self, now: float) -> None:
-        """A node is connected."""
         self.over = now if self._since else self.over
         self._since, self._told = 0.0, 0
 
     def told(self, now: float, lease: float) -> str:
-        """What the user is told now, if anything."""
         away = now - self._since
         if not self._since or away <= 30 + 60 * self._told:
             return ""

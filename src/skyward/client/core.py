@@ -37,7 +37,7 @@ _AT_ONCE, _A_SECOND = 100.0, 20.0  # what a node may tell of itself; ours say on
 
 
 class Core:
-    """Every method says what happened, at the time `now`, and returns what is to be done."""
+    """Each method is an event at time `now` and returns actions."""
 
     def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
         self._plan, self._links = plan, links
@@ -51,34 +51,29 @@ class Core:
 
     @property
     def ranks(self) -> Ranks:
-        """Which rank is on which node."""
         return self.calls.ranks
 
     def rank(self, number: int, place: int) -> int:
-        """The rank of a node's process, as the node names it."""
         if place >= self.ranks.counts[number]:
             raise Malformed(f"node {number} has no process {place}")
         return self.ranks.rank(number, place)
 
     def settle_ranks(self) -> None:
-        """All nodes have said what they have: from now on it is known how many processes each runs."""
+        """Fixes the number of processes per node, after all nodes have greeted."""
         self.calls.set_ranks(self._plan.ranks(self.nodes.abouts()), self._plan.slots)
         self.nodes.gang = self.nodes.gang or (self._plan.gang and len(self.ranks) > 1)
 
     # from the user
 
     def submit(self, calls: Sequence[Call], now: float) -> list[Action]:
-        """Calls for any node."""
         return self.calls.submit(calls, now)
 
     def submit_to(self, calls: Sequence[tuple[int, Call]], now: float) -> list[Action]:
-        """Calls for certain ranks; more than one of them succeed or fail as one."""
         if len(calls) > 1:
             self._stalls.watch([call for _, call in calls], now)
         return self.calls.submit_to(calls, now)
 
     def cancel(self, call: Call, why: str, now: float) -> list[Action]:
-        """A call is to end."""
         return self.calls.cancel(call, why, now)
 
     def check_nodes_left(self) -> None:
@@ -106,7 +101,6 @@ class Core:
         return missing
 
     def close(self, now: float) -> list[Action]:
-        """The pool is closing: what is open fails."""
         self.nodes.closing = self.calls.closing = True
         return self.calls.abandon(
             lambda call: PoolClosed(f"the pool was closed while {call.name} was waiting or running."), now
@@ -198,14 +192,14 @@ class Core:
         return [Emit(events.Notice(self._plan.pool, f"node {number}: {text}", "warning"))]
 
     def _too_often(self, number: int, now: float) -> bool:
-        """Whether a node tells more of itself than listeners can be asked to hear: they hear nothing of it."""
+        """Limits how often listeners hear of a node."""
         left, at = self._allowed[number]
         left = min(_AT_ONCE, left + max(0.0, now - at) * _A_SECOND)
         self._allowed[number] = max(0.0, left - 1), now
         return left < 1
 
     def mishandled(self, number: int, message: Sequence[Any], error: BaseException, now: float) -> list[Action]:
-        """A message could not be handled: the call that it was about must not wait for another."""
+        """The call that the message was about must not wait for another."""
         call = self.calls.calls.get(message[1]) if len(message) > 1 and isinstance(message[1], str) else None
         if call is None or message[0] not in VERDICTS:
             return []
@@ -215,7 +209,6 @@ class Core:
     def verdict(
         self, number: int, kind: str, call_id: str, about: dict[str, Any], buffers: list[Any], now: float
     ) -> list[Action]:
-        """A call has ended on a node."""
         actions: list[Action] = []
         call = self.calls.calls.get(call_id)
         own = call is not None and call.node == number  # else it has ended, or is with another node
@@ -242,11 +235,9 @@ class Core:
     # connections and machines
 
     def renew(self, now: float) -> list[Action]:
-        """Has the runners of all nodes made (again)."""
         return self._routed(self.nodes.renew(now), now)
 
     def attached(self, number: int, *, restarted: bool, now: float) -> list[Action]:
-        """There is a connection to a node."""
         if self.nodes.all[number].state == "joining":
             try:
                 if error := self._plan.refusal(number, self._links.abouts()[number]):
@@ -257,16 +248,13 @@ class Core:
         return self._routed(self.nodes.attached(number, restarted=restarted, now=now), now)
 
     def broken(self, number: int, now: float) -> list[Action]:
-        """The connection to a node is gone."""
         return self._routed(self.nodes.broken(number, now), now)
 
     def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[Action]]:
-        """A node could not be reached again: when to try once more."""
         pause, actions = self.nodes.retry(number, error, now)
         return pause, self._routed(actions, now)
 
     def unreachable(self, number: int, error: Exception, now: float) -> list[Action]:
-        """A node could not be reached at all."""
         return self._routed(self.nodes.unreachable(number, error, now), now)
 
     def admit(self, number: int, now: float) -> tuple[bool, list[Action]]:
@@ -286,17 +274,14 @@ class Core:
         return any(self.calls.dispatch.busy(number) for number in numbers)
 
     def not_replaced(self, number: int, reason: str, now: float) -> list[Action]:
-        """No machine was found for a node's place."""
         return self._routed(self.nodes.not_replaced(number, reason, now), now)
 
     def machine_ended(self, number: int, reason: str, now: float) -> list[Action]:
-        """A silent node's machine is known to be gone."""
         return self._routed(self.nodes.ended(number, reason, now), now)
 
     # time
 
     def turn(self, now: float) -> list[Action]:
-        """Does what is due."""
         actions: list[Action] = [*self.nodes.tell_alone(now)]
         if self.nodes.tainted and not any(call.state == "stopping" for call in self.calls.calls.values()):
             actions += self.renew(now)  # after every process of the old group has had its verdict
@@ -305,7 +290,6 @@ class Core:
         return actions + self._fail_unservable(now)
 
     def _stop_stalled(self, now: float) -> list[Action]:
-        """Looks after broadcasts that seem to get nowhere."""
         actions: list[Action] = []
         for action in self._stalls.turn(self.calls.calls, self.nodes.gang, self._links.connected, now):
             if isinstance(action, Stall):
@@ -319,7 +303,6 @@ class Core:
         return bool(self._links.abouts()[number].get("accelerators"))
 
     def _routed(self, actions: list[NodeAction], now: float) -> list[Action]:
-        """What is left to do once the calls know of what happened to nodes."""
         self.calls.dispatch.set_up(self.nodes.takes_calls())
         left: list[Action] = []
         for action in actions:
@@ -331,22 +314,19 @@ class Core:
         return left + self.calls.take_calls(self.nodes.takes_calls(), now) + self._fail_unservable(now)
 
     def _fail_unservable(self, now: float) -> list[Action]:
-        """Fails what waits, if no node will ever take it."""
         lost = self.nodes.no_node_left()
         return self.calls.fail_waiting(lost.number, lost.gone, now) if lost is not None else []
 
 
 class ConnectionEvents:
-    """Tells `Core` what the connections saw; the engine's lock is held."""
+    """Passes connection events to `Core`, with the engine's lock held."""
 
     def __init__(self, core: Core, connections: Connections) -> None:
         self._core, self._connections = core, connections
         self.first: set[int] = set()
-        """Nodes that are connected to for the first time."""
         self.closing = False
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What is to be done after something has happened to a connection."""
         number = event.number
         match event:
             case Greeted():

@@ -24,8 +24,6 @@ _LOOKED_AT = 1000
 
 
 class Queued(Protocol):
-    """What is dispatched."""
-
     id: str
     node: int | None
     pinned: bool
@@ -36,9 +34,7 @@ class Queued(Protocol):
     """How long it waits for that node rather than going to another."""
 
     @property
-    def movable(self) -> bool:
-        """Whether another node may get it."""
-        ...
+    def movable(self) -> bool: ...
 
 
 C = TypeVar("C", bound=Queued)
@@ -65,26 +61,21 @@ class Dispatch(Generic[C]):
         self._choosy: set[str] = set()  # which of the queue prefer a node
 
     def set_slots(self, slots: Sequence[int]) -> None:
-        """Says how many calls each node runs at a time."""
         for node, count in zip(self._nodes, slots, strict=True):
             node.slots = count
         self._even = len({count for count in slots if count}) == 1  # a node that is missing has none
 
     def up(self, node: int, is_up: bool) -> None:
-        """Says whether a node takes calls."""
         self._nodes[node].up = is_up
 
     def set_up(self, nodes: set[int]) -> None:
-        """Says which nodes take calls."""
         for number, node in enumerate(self._nodes):
             node.up = number in nodes
 
     def is_up(self, node: int) -> bool:
-        """Whether a node takes calls."""
         return self._nodes[node].up
 
     def busy(self, node: int) -> bool:
-        """Whether a node has calls."""
         return bool(self._nodes[node].inflight)
 
     def running(self) -> int:
@@ -92,7 +83,6 @@ class Dispatch(Generic[C]):
         return sum(min(node.slots, len(node.inflight)) for node in self._nodes)
 
     def add(self, call: C, *, first: bool = False) -> None:
-        """Queues a call for any node."""
         self._queue[call.id] = call
         if call.prefers is not None:
             self._choosy.add(call.id)
@@ -100,7 +90,7 @@ class Dispatch(Generic[C]):
             self._queue.move_to_end(call.id, last=False)
 
     def pin(self, call: C, node: int, now: float = 0.0) -> None:
-        """Gives a call to one node, whatever that has already."""
+        """Regardless of its load."""
         call.node, call.pinned, call.sent = node, True, now
         self._nodes[node].inflight[call.id] = call
 
@@ -126,7 +116,6 @@ class Dispatch(Generic[C]):
         return chosen
 
     def settle(self, call: C, seconds: float | None = None) -> None:
-        """A call has left its node."""
         if call.node is not None:
             node = self._nodes[call.node]
             node.inflight.pop(call.id, None)
@@ -141,16 +130,14 @@ class Dispatch(Generic[C]):
             self._mean = seconds if self._mean is None else 0.9 * self._mean + 0.1 * seconds
 
     def stop(self, call: C) -> None:
-        """A call is to end: its slot counts as free, since its node makes another process for the next."""
+        """Its slot counts as free: the node starts another process for the next call."""
         if call.node is not None:
             self._nodes[call.node].stopping.add(call.id)
 
     def at(self, node: int) -> list[C]:
-        """The calls of a node."""
         return list(self._nodes[node].inflight.values())
 
     def waiting(self) -> list[C]:
-        """The calls that no node has got."""
         return list(self._queue.values())
 
     def stale(self, now: float) -> list[C]:
@@ -171,22 +158,21 @@ class Dispatch(Generic[C]):
         return chosen
 
     def crowded(self) -> bool:
-        """Whether a node has more than it runs, so that `stale` is worth asking."""
+        """Whether a node has a backlog, so that `stale` is worth calling."""
         for node in self._nodes:  # noqa: SIM110 - asked at every turn, and a generator takes longer
             if len(node.inflight) > node.slots:
                 return True
         return False
 
     def choosy(self) -> bool:
-        """Whether calls wait for a certain node: after a while another one may have them."""
+        """Whether calls wait for a preferred node."""
         return bool(self._choosy)
 
     def load(self) -> tuple[int, int]:
-        """How many calls wait here, and how many are with nodes."""
+        """Waiting calls, and calls on nodes."""
         return len(self._queue), sum(len(n.inflight) for n in self._nodes)
 
     def queue_length(self) -> int:
-        """How many calls wait for a free slot, here or with a node."""
         return len(self._queue) + sum(max(0, len(n.inflight) - n.slots) for n in self._nodes)
 
     def _suited(self, roomiest: int, now: float) -> tuple[int, C] | None:
@@ -220,7 +206,6 @@ class Dispatch(Generic[C]):
         return best
 
     def _window(self, slots: int) -> int:
-        """How many calls a node with so many slots gets at most."""
         if self._mean is None or self._mean >= _HORIZON * slots:
             return slots
         return slots + min(_AHEAD_MOST * slots, int(slots * _HORIZON / max(self._mean, 1e-6)))

@@ -84,7 +84,7 @@ _UNTOLD = 5.0  # a node that is started again is there sooner
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What an engine has around it: clock, connections, threads. The tests' simulation has others."""
+    """Injected dependencies: clock, connections, threads. The simulation has its own."""
 
     clock: Callable[[], float] = time.monotonic
     connections: type[Connections] = Connections
@@ -94,8 +94,6 @@ class Surroundings:
 
 
 class Engine:
-    """Moves calls to nodes and results back."""
-
     def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
         around = surroundings or Surroundings()
         self._plan, self._clock, self._feed = plan, around.clock, around.feed
@@ -123,12 +121,12 @@ class Engine:
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     def totals(self) -> tuple[int, int, int]:
-        """How many calls have ended, how many of them have failed, and how many neither returned nor failed."""
+        """Calls ended, failed, and stopped (neither returned nor failed)."""
         calls = self._core.calls
         return calls.settled, calls.failed, calls.undone - calls.failed
 
     def counts(self) -> tuple[int, int, int, int]:
-        """How many calls run, wait, have returned, and have failed; of a map's items each is one once it has ended."""
+        """Calls running, waiting, returned and failed; each ended item of a map counts."""
         with self._lock:
             calls = self._core.calls
             running = calls.dispatch.running()
@@ -137,7 +135,6 @@ class Engine:
     # opening and closing
 
     def open(self, deadline: float) -> None:
-        """Connects to every node and waits until each has its runners ready."""
         self.thread.start()
         try:
             self._open(deadline)
@@ -177,21 +174,20 @@ class Engine:
             return next(calls.unfinished(), None) is None, stopped
 
     def unfinished(self) -> tuple[int, int]:
-        """How many calls have not ended, and how many streams have not been read to their end, closed or dropped."""
+        """Unfinished calls, and streams not read to their end, closed or dropped."""
         with self._lock:
             calls = self._core.calls
             streams = [call.stream for call in calls.streams()]
             return sum(call.items for call in calls.unfinished()), sum(not stream.ended for stream in streams if stream)
 
     def settle(self, seconds: float) -> None:
-        """Waits until the futures of calls that have ended say so, unless that takes too long."""
+        """Waits until the futures of ended calls are resolved."""
         settled = _thread.allocate_lock()
         settled.acquire()
         self._defer(settled.release)
         settled.acquire(timeout=seconds)
 
     def close(self, grace: float) -> None:
-        """Fails what is open, has runners leave their hooks, and disconnects."""
         with self._lock:
             self._refuse_more()
             self._do(self._core.close(self._clock()))
@@ -203,7 +199,7 @@ class Engine:
         self.abandon()
 
     def abandon(self) -> None:
-        """Drops all connections at once; what is on the nodes ends by itself."""
+        """Drops all connections at once; nodes end by themselves."""
         self._refuse_more()
         self._uploads.close()
         self._stopped = True
@@ -221,7 +217,6 @@ class Engine:
         self._connections.stop_connecting()
 
     def _connect(self, numbers: Iterable[int], deadline: float) -> None:
-        """Connects to nodes for the first time, to all at once, and waits until that is done or has failed."""
         self._connection_events.first.update(numbers)
         for number in numbers:
             self._connections.connect(number, deadline)
@@ -234,7 +229,6 @@ class Engine:
     # calls
 
     def send(self, calls: Sequence[Call]) -> None:
-        """Queues calls for any node."""
         with self._lock:
             self._check_open()
             inner = [each for call in calls for each in call.inner]
@@ -247,7 +241,6 @@ class Engine:
 
     @property
     def ranks(self) -> Ranks:
-        """Which rank is on which node."""
         return self._core.ranks
 
     def send_to(self, calls: Sequence[tuple[int, Call]], world: int | None = None) -> bool:
@@ -268,12 +261,11 @@ class Engine:
             raise exc.rebuilt() from None
 
     def up(self) -> list[int]:
-        """The numbers of the nodes that take calls now."""
         with self._lock:
             return sorted(self._core.nodes.takes_calls())
 
     def stacks(self, seconds: float = 5.0) -> Stacks:
-        """Where the bodies of all nodes stand; a node that does not answer in time has none."""
+        """A node that does not answer in time has no stacks."""
         with self._lock:
             self._check_open()
             survey, actions = self._core.surveys.ask(self._connected(), None, self._clock())
@@ -285,7 +277,6 @@ class Engine:
         return survey.stacks(self._core.ranks)
 
     def stop(self, call: Call, why: str = "cancelled") -> None:
-        """Ends a call wherever it is; its verdict comes as for any other call."""
         with self._lock:
             self._do(self._core.cancel(call, why, self._clock()))
 
@@ -293,13 +284,12 @@ class Engine:
         call.future.on_cancel = lambda: self.stop(call)
 
     def _check_open(self) -> None:
-        """Refuses calls when there is no node, or no pool."""
         if self._closing:
             raise PoolClosed("the pool is closed; open it again with `with sky.ComputePool(...) as pool:`.")
         self._core.check_nodes_left()
 
     def _await_up(self, numbers: Sequence[int]) -> None:
-        """Waits for nodes that are being restarted, replaced or out of reach; a node that is gone is an error."""
+        """Waits for nodes that are restarting, being replaced or unreachable; raises for a lost one."""
         began, told, patience = self._clock(), False, max(_PATIENCE, self._plan.lease)
         while True:
             self._check_open()
@@ -400,7 +390,7 @@ class Engine:
             self._transfers.lost(number, reason)
 
     def _settle_kept(self, call: Call) -> None:
-        """Gives the user the Ref; the call, which may be kept to be started again, must not keep it too."""
+        """Gives the user the Ref; the call, which may be kept for a restart, must not hold it."""
         ref, call.ref = call.ref, None
         future, call.future = call.future, CallFuture(call.name)
         if ref is not None:
@@ -408,7 +398,7 @@ class Engine:
         self._changed.notify_all()
 
     def _do_fetch(self, number: int, wanted: Sequence[blobs.Blob], sources: Sequence[int]) -> None:
-        """Has a node get a result from others; where it cannot reach them, it asks for it."""
+        """A node that cannot reach the others asks us."""
         places = [(other, *place) for other in sources if (place := self._plan.address(other)) is not None]
         if places:
             messages = [ClientToAgent.fetch(name, size, places) for name, size in wanted]
@@ -423,7 +413,6 @@ class Engine:
             self._defer(_remove, paths)
 
     def _tell_forgotten(self) -> None:
-        """Tells nodes of results that nobody wants any more, of all at once."""
         if self._forgotten:
             forgotten, self._forgotten = self._forgotten, {}
             for number, keys in forgotten.items():
@@ -449,13 +438,12 @@ class Engine:
             self._connections.close()
 
     def _defer(self, act: Callable[..., Any], *args: Any) -> None:
-        """Has the I/O thread settle a future, emit an event, close a stream: when no lock is held. Must not block."""
+        """Runs on the I/O thread without the lock; must not block."""
         self._deferred.add(act, *args)
         if threading.current_thread() is not self.thread:
             self._connections.wake()
 
     def handle(self, happened: Sequence[Event]) -> bool:
-        """Does what follows from what the connections saw, and what is due; True if this should be done again soon."""
         with self._lock:
             for event in happened:
                 if not isinstance(event, Heard):
@@ -469,7 +457,6 @@ class Engine:
         return soon
 
     def _follow(self, event: Event) -> None:
-        """Does what follows from a connection that was made, lost, or cannot be made."""
         try:
             self._do(self._connection_events.handle(event, self._clock()))
         except Exception as exc:  # of what the node has said of itself: it is given up, and the others are not
@@ -525,7 +512,7 @@ class Engine:
     # the places of nodes that other machines take: called by threads of `machines/replacement.py`, without the lock
 
     def await_vacant(self, node: int) -> bool:
-        """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
+        """Waits until a node is idle or lost, and takes it out; False if the pool is closed."""
         with self._lock:
             while not self._closing:
                 vacant, actions = self._core.vacate(node, self._clock())
@@ -536,12 +523,12 @@ class Engine:
             return False
 
     def vacancy(self) -> int:
-        """The number that the next node gets of those that were missing when the pool opened."""
+        """The number of the next late node."""
         with self._lock:
             return len(self._core.nodes.present)
 
     def admit(self, node: int) -> bool:
-        """Waits until the ranks of a pool may change, and makes room for a node; False if the pool is closed."""
+        """Waits until ranks may change, then makes room for a node; False if the pool is closed."""
         with self._lock:
             while not self._closing:
                 admitted, actions = self._core.admit(node, self._clock())
@@ -552,7 +539,6 @@ class Engine:
             return False
 
     def connect(self, node: int) -> None:
-        """Connects to the machine that stands in for a node's old one, or for one that was missing."""
         with self._lock:
             self._connect([node], self._clock() + _JOIN)
             self._changed.notify_all()
@@ -563,34 +549,30 @@ class Engine:
             raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
 
     def not_replaced(self, node: int, reason: str) -> None:
-        """No machine was found: what waits for one fails."""
         with self._lock:
             self._do(self._core.not_replaced(node, reason, self._clock()))
             self._changed.notify_all()
 
     def missing(self) -> list[int]:
-        """The nodes of which it is not known whether they are lost."""
         with self._lock:
             return self._core.nodes.silent()
 
     def ended(self, node: int, reason: str) -> None:
-        """A node's machine is known to be gone."""
         with self._lock:
             self._do(self._core.machine_ended(node, reason, self._clock()))
             self._changed.notify_all()
 
     def pause_for(self, seconds: float) -> bool:
-        """Waits; False if the pool is closed meanwhile."""
+        """False if the pool is closed meanwhile."""
         return not self._stopping.wait(seconds)
 
     def tell(self, node: int, text: str) -> None:
-        """Says how far it is with a node."""
         self._defer(self._plan.emit, events.NodePhase(self._plan.pool, node, text))
 
     # results and objects that stay on nodes, and files there
 
     def forget(self, keys: Sequence[str], unused: Callable[[], Sequence[str]]) -> None:
-        """Has nodes let go of objects that nobody has a Ref to any more, and of the blobs that nobody needs."""
+        """Tells nodes to drop objects without a Ref, and unused blobs."""
         with self._lock:
             if self._closing:
                 return
@@ -605,14 +587,12 @@ class Engine:
                 self._connections.post(number, messages)
 
     def get_kept(self, result: KeptResult, future: CallFuture[Any]) -> None:
-        """Has a result brought here, for the future."""
         with self._lock:
             self._check_open()
             self._check_files([result])
             self._tell_kept("get", result, future)
 
     def release_kept(self, result: KeptResult) -> None:
-        """The user has let go of a result."""
         with self._lock:
             if not self._closing:
                 self._tell_kept("release", result)
@@ -653,17 +633,17 @@ class Engine:
 
     @property
     def pushing(self) -> threading.Lock:
-        """Held by the one push of the pool that is under way."""
+        """Held during a push; one per pool at a time."""
         return self._transfers.pushing
 
     def file_nodes(self) -> dict[int, str]:
-        """The nodes that have joined, with why one is lost; empty for those that are there."""
+        """Joined nodes with the reason if lost, else empty."""
         with self._lock:
             self._check_open()
             return {node.number: node.gone for node in self._core.nodes.present}
 
     def ask_files(self, node: int, order: dict[str, Any]) -> Answers:
-        """Has a node do something with files (`node/files.py`)."""
+        """See `node/files.py`."""
         with self._lock:
             self._check_open()
             if gone := self._core.nodes.all[node].gone:
@@ -671,18 +651,15 @@ class Engine:
             return self._transfers.ask(node, order)
 
     def load_blob(self, node: int, name: str, blob: blobs.Blob) -> None:
-        """Has a node get a blob: from here, or from another node that has it."""
         if not self._plan.local:  # local nodes read the file themselves
             with self._lock:
                 self._uploads.load(node, {name: blob})
 
     def send_blob(self, node: int, name: str) -> None:
-        """Sends a node a blob that it did not get from another one."""
         with self._lock:
             self._uploads.need(node, name)
 
     def drop_blob(self, nodes: Sequence[int], name: str) -> None:
-        """Has nodes let go of a blob that nobody will ask for again."""
         if not self._plan.local:
             with self._lock:
                 self._uploads.drop(name)

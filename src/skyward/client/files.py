@@ -39,12 +39,10 @@ _MOST_SEGMENTS = 1000
 _TRIES = 5
 
 Begin = Callable[[int], Callable[[int], None]]
-"""Is told how many bytes there are to copy, and returns who counts them."""
+"""Gets the number of bytes to copy; returns a counter for them."""
 
 
 class _Segment(NamedTuple):
-    """A part of a file: which file, where it begins there and in its piece, and how long it is."""
-
     file: int
     offset: int
     start: int
@@ -68,7 +66,6 @@ class Push:
         self._tell: Callable[[int], None] = lambda size: None
 
     def run(self, source: str, target: str, begin: Begin) -> Transfer:
-        """Does all of it; returns when every node has all files under their names."""
         left_out: list[str] = []
         here, entries = _scanned(source, left_out)
         names = [entry.path for entry in entries]
@@ -95,7 +92,6 @@ class Push:
         return Transfer(len(starts), size, len(files) - len(starts), tuple(left_out))
 
     def _place(self, target: str, name: str) -> tuple[str, str]:
-        """Where a file goes: the folder on the nodes, and its name there."""
         folder, given = os.path.split(target)
         if given and not self._engine.ask_files(self._nodes[0], {"do": "look", "path": target}).next()[0].get("folder"):
             return folder or ".", given
@@ -120,7 +116,6 @@ class Push:
         entries: Sequence[Entry],
         have: Sequence[Sequence[int | None]],
     ) -> None:
-        """Gives a piece to the nodes that lack something of it."""
         while len(self._under_way) >= _WINDOW or any(piece.behind for piece in self._under_way):
             self._settle()
         name, blob = self._store.put(data) if data else ("", ("", 0))
@@ -141,7 +136,7 @@ class Push:
                 piece.asked.append((node, order, self._engine.ask_files(node, order)))
 
     def _settle(self) -> None:
-        """Waits until the oldest piece is written everywhere; then nobody keeps it."""
+        """Waits until the oldest piece is written everywhere, then frees it."""
         piece = self._under_way[0]
         for node, order, answers in piece.asked:
             for attempt in range(_TRIES):
@@ -175,7 +170,6 @@ class Push:
         return not missing
 
     def _finish(self, there: str, entries: Sequence[Entry]) -> None:
-        """Makes links, and gives folders their modes, the deepest first."""
         ordered = [list(entry) for entry in sorted(entries, key=lambda entry: (entry.kind, entry.path), reverse=True)]
         asked = [
             self._engine.ask_files(node, {"do": "finish", "root": there, "entries": ordered[at : at + _BATCH]})
@@ -260,8 +254,6 @@ _NONSENSE = "what the node says of its files cannot be understood"
 
 
 class _Wanted(NamedTuple):
-    """A part of a file: the entry here, the file's name there, where the part begins, and how long it is."""
-
     entry: Entry
     name: str
     offset: int
@@ -277,7 +269,6 @@ class Pull:
         self._under_way: deque[tuple[list[_Wanted], Answers]] = deque()
 
     def run(self, source: str, target: str, begin: Begin) -> Transfer:
-        """Does all of it; returns when all files are here under their names."""
         there, is_folder, entries, left_out = self._scanned(source)
         names = [entry.path for entry in entries]
         here = target
@@ -359,7 +350,6 @@ class Pull:
         self._under_way.append((parts, self._engine.ask_files(self._node, order)))
 
     def _settle(self, writer: Writer, tell: Callable[[int], None]) -> None:
-        """Writes what was asked for first."""
         parts, answers = self._under_way.popleft()
         answer, buffers = answers.next()
         told: Any = answer.get("pieces")
@@ -432,7 +422,6 @@ class Answers:
         self._came: queue.SimpleQueue[tuple[dict[str, Any], list[Any]] | SkywardError] = queue.SimpleQueue()
 
     def put(self, came: tuple[dict[str, Any], list[Any]] | SkywardError) -> None:
-        """An answer, or the reason why there is none."""
         self._came.put(came)
 
     def next(self) -> tuple[dict[str, Any], list[Any]]:
@@ -447,7 +436,7 @@ class Answers:
 
 
 class Transfers:
-    """Part of an engine, which holds its lock; `post` sends messages to a node."""
+    """Part of an engine, which holds its lock."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -457,7 +446,6 @@ class Transfers:
         self.pushing = threading.Lock()  # two at once could write the same file
 
     def ask(self, node: int, order: dict[str, Any]) -> Answers:
-        """Has a node do something with its files."""
         number, answers = next(self._numbers), Answers(node, path_of(order))
         self._open[number] = answers
         if self._closed:  # looked at after it is open: `close` may be called at any moment, without the engine's lock
@@ -467,14 +455,12 @@ class Transfers:
         return answers
 
     def lost(self, node: int, reason: str) -> None:
-        """A node is lost or was restarted: what it was asked is not answered any more."""
         for number, answers in list(self._open.items()):
             if answers.node == node:
                 del self._open[number]
                 answers.put(node_lost(node, answers.path, reason))
 
     def close(self) -> None:
-        """The pool is closed: nothing is answered any more."""
         self._closed = True
         for number in list(self._open):
             if (answers := self._open.pop(number, None)) is not None:

@@ -48,13 +48,13 @@ _RELAYS: dict[type[Event], Any] = {Log: output.relay_records, Warned: _relay_war
 
 
 def _relays(event: Event) -> tuple[Listener, ...]:
-    """Who hears of it before listeners do: what this program has set up for its own records and warnings."""
+    """Handlers for this program's own log records and warnings; they run before listeners."""
     relay_warnings = _RELAYS.get(type(event))
     return () if relay_warnings is None else (relay_warnings,)
 
 
 class Listeners:
-    """Who hears of events: each listener hears every event in order, on one thread."""
+    """Each listener gets every event in order, on one thread."""
 
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
@@ -79,7 +79,6 @@ class Listeners:
         return remove
 
     def any(self) -> bool:
-        """Whether anybody listens."""
         return bool(self._listeners) or self.record is not None
 
     def wants(self) -> bool | KeepEnd:
@@ -87,7 +86,7 @@ class Listeners:
         return True if self._listeners else self.record_end or False
 
     def emit(self, event: Event | Chunk) -> None:
-        """Passes an event on to the listeners' thread; leaves it out, and counts it, if they are very far behind."""
+        """Queues for the listeners' thread; drops and counts events if they are far behind."""
         listeners = self._listeners
         if isinstance(event, Chunk):  # of output: nodes send no more of it than was taken
             if self.any() or self.worker.submitted != self.worker.finished:
@@ -121,7 +120,7 @@ class Listeners:
         return full
 
     def flush(self, seconds: float = _DELIVERY) -> None:
-        """Waits until listeners have heard everything that was emitted so far, unless one of them is stuck."""
+        """Returns early if a listener is stuck."""
         self.worker.wait(self.worker.submitted, seconds)
 
     def close(self, seconds: float) -> None:
@@ -132,7 +131,6 @@ class Listeners:
             log.warning("the last %d events were left out: a listener was too far behind", left_out)
 
     def _take(self, chunk: Chunk) -> None:
-        """Takes output apart, and has listeners hear of it."""
         try:
             for event in chunk.events(self.any()):
                 relays = _relays(event)
@@ -157,7 +155,7 @@ class Listeners:
 
 
 class UserCode:
-    """The threads on which a pool runs its user's functions; they end when the block is left."""
+    """The threads that run a pool's user functions."""
 
     def __init__(self) -> None:
         self.callbacks = Worker("skyward-callbacks", _PATIENCE)
@@ -174,7 +172,6 @@ class UserCode:
         self.listeners.close(max(0.1, end - time.monotonic()))
 
     def is_current(self) -> bool:
-        """Whether the caller is a callback or a listener."""
         return self.callbacks.is_current() or self.listeners.worker.is_current()
 
 
@@ -239,13 +236,11 @@ class UserFuture(AwaitableFuture[T]):
         adding = None
 
     def set_result(self, result: T) -> None:
-        """Sets the result; does not wait for callbacks."""
         self._note_events()
         super().set_result(result)
         self._wake()
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Sets the exception; does not wait for callbacks."""
         self._note_events()
         super().set_exception(exception)
         self._wake()
@@ -363,16 +358,14 @@ class Worker:
         return True
 
     def go_on(self) -> None:
-        """Says, in a function that does many things, that one more of them begins: it is not stuck."""
+        """Marks progress in a long function: it is not stuck."""
         if self._began is not None:
             self._began = self._clock()
 
     def is_current(self) -> bool:
-        """Whether the caller is one of the functions that run here."""
         return threading.current_thread() in self._threads
 
     def open(self) -> None:
-        """Keeps threads that have nothing to do."""
         self._closed = False
 
     def close(self, seconds: float) -> None:
@@ -464,13 +457,11 @@ class Deferred:
         self._ended = False
 
     def add(self, act: Callable[..., Any], *args: Any) -> None:
-        """Has something done later; it must not block."""
         self._calls.append((act, args))
         if self._ended:
             self.run()  # nobody else does it any more
 
     def run(self) -> None:
-        """Does everything that was added."""
         while True:
             try:
                 act, args = self._calls.popleft()
@@ -482,6 +473,5 @@ class Deferred:
                 log.exception("%r raised", act)
 
     def end(self) -> None:
-        """Does everything that was added; from now on, whoever adds something does it."""
         self._ended = True
         self.run()

@@ -167,7 +167,7 @@ def mapped(
 
 
 def error_of(future: Future[Any]) -> BaseException | None:
-    """The exception of a future that is done; being cancelled counts as one."""
+    """Cancellation counts as an error."""
     try:
         return future.exception()
     except CancelledError as exc:
@@ -193,7 +193,6 @@ class _Combined(UserFuture[tuple[Any, ...]]):
         self.on_cancel = partial(_cancel, parts)
 
     def settled(self, part: Future[Any]) -> None:
-        """One of the parts is done."""
         if self._ended is not None:
             self._ended(part)
         error = None if self._keep else _error_as_it_came(part)
@@ -287,11 +286,9 @@ class _Results(Iterator[T]):
         return partial(self._read, future), isinstance(future, AwaitableFuture) and future.is_light
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Takes back a `wake`: nobody waits for it any more."""
         self._wakes.discard(wake)
 
     def _ended(self) -> Future[T] | None:
-        """The next future, if it has ended."""
         if self._done is None:
             future = self._futures[-self._left]
             return future if future.done() else None
@@ -301,7 +298,6 @@ class _Results(Iterator[T]):
             return None
 
     def _read(self, future: Future[T] | None) -> T:
-        """The result of a future, or of the next one that ends."""
         try:
             if future is None:
                 assert self._done is not None
@@ -328,7 +324,6 @@ class _Results(Iterator[T]):
         return self._indices[id(future)]
 
     def close(self) -> None:
-        """Cancels what is left."""
         with self._claiming:
             self._left = 0
         _cancel(self._futures)
@@ -405,8 +400,6 @@ def _not_for_generators(fn: Callable[..., Any]) -> TypeError:
 
 @dataclass(frozen=True)
 class _Failed:
-    """An exception in the place of a result, on its way home."""
-
     described: dict[str, Any]
     data: bytes
 
@@ -463,7 +456,6 @@ class GroupCounter:
         self._lock = threading.RLock()  # a signal handler may stop calls of the group in the thread that counts
 
     def follow(self, futures: Sequence[Future[Any]]) -> None:
-        """Counts futures as they end, and is over when all have."""
         for future in futures:
             when_done(future, self.ended)
 
@@ -481,7 +473,6 @@ class GroupCounter:
                 self.add(0)
 
     def add(self, done: int, failed: int = 0, stopped: int = 0) -> None:
-        """So many more have ended: well, with an error, or because they were stopped."""
         with self._lock:
             self._done += done
             self._failed += failed
@@ -497,7 +488,6 @@ class GroupCounter:
                 self._tell_soon()
 
     def expect(self, total: int) -> None:
-        """So many there are: it was not known, or was wrong."""
         with self._lock:
             if total != self._total:
                 self._total = total
@@ -512,7 +502,7 @@ class GroupCounter:
         self._flush()
 
     def _tell_soon(self) -> None:
-        """Tells now, or in a moment: the next call may take an hour to end."""
+        """Emits now or shortly: the next call may take an hour."""
         wait = self._told + _EVERY - self._clock()
         if wait <= 0:
             self._tell()
@@ -577,7 +567,6 @@ class PoolExecutor(Executor):
 
     @property
     def is_shut(self) -> bool:
-        """Whether it takes no more calls."""
         return self._shut
 
     def __call__(self, *_: Never) -> NoReturn:

@@ -46,8 +46,6 @@ _LONGEST = 10.0
 
 @dataclass(eq=False)
 class KeptResult:
-    """The result of a call that stays on nodes."""
-
     key: str
     name: str
     state: str = "making"  # or there, lost, failed
@@ -67,7 +65,7 @@ class KeptResult:
 
 
 class Kept:
-    """The kept results of a pool. `local`: nodes are on this computer, and share their files."""
+    """`local`: nodes share this computer's files."""
 
     def __init__(self, pool: str, local: bool) -> None:
         self._pool, self._local = pool, local
@@ -78,14 +76,12 @@ class Kept:
         self.out: list[KeptAction] = []  # what `take` gives next
 
     def take(self) -> list[KeptAction]:
-        """What is to be done."""
         out, self.out = self.out, []
         return out
 
     # calls
 
     def submitted(self, call: Call) -> None:
-        """A call has come that takes kept results, or makes one."""
         for result in call.needs:
             result.uses += 1
         if call.keeps is not None:
@@ -93,11 +89,11 @@ class Kept:
             self.results[call.keeps.key] = call.keeps
 
     def trouble(self, call: Call) -> KeptResult | None:
-        """What a call takes and will never get: it is lost, or was never made."""
+        """What a call takes and will never get."""
         return next((result for result in call.needs if result.error is not None), None)
 
     def block(self, call: Call) -> bool:
-        """Has a call wait if something that it takes is not there; False if all of it is."""
+        """False if everything that it takes exists."""
         call.lacks = {result.key for result in call.needs if result.state == "making"}
         for result in call.needs:
             if result.key in call.lacks:
@@ -135,13 +131,11 @@ class Kept:
         return about, pieces, fetches
 
     def seen(self, call: Call, number: int) -> None:
-        """A body has begun: its node has what it takes."""
         for result, given in zip(call.needs, call.given, strict=False):
             if result.state == "there" and given is result.blobs:
                 result.where.add(number)
 
     def left(self, call: Call) -> None:
-        """A call has ended."""
         for result in call.needs if call.lacks else ():
             result.waiters.pop(call.id, None)
         if call.keeps is None:
@@ -179,7 +173,6 @@ class Kept:
             self.get(result, future)
 
     def failed(self, call: Call, error: BaseException) -> None:
-        """A call has failed: who needs its result fails, too."""
         result = call.keeps
         if result is None:
             return
@@ -189,11 +182,10 @@ class Kept:
             self._free(result)
 
     def hold(self, result: KeptResult) -> None:
-        """Somebody else wants a result."""
         result.uses += 1
 
     def release(self, result: KeptResult) -> None:
-        """Somebody does not want a result any more; who was the last frees it."""
+        """Frees the result when nobody wants it any more."""
         result.uses -= 1
         if result.uses > 0:
             return
@@ -205,7 +197,6 @@ class Kept:
     # nodes
 
     def lose_node(self, number: int, reason: str) -> None:
-        """A node is gone, and what it kept with it."""
         for result in list(self.results.values()):
             result.where.discard(number)
             result.told.discard(number)
@@ -237,7 +228,6 @@ class Kept:
             self.out.append(CallBack(number, result))
 
     def get(self, result: KeptResult, future: CallFuture[Any]) -> None:
-        """The user wants a result here."""
         if result.key not in self.results:
             dropped = ValueError(f"the Ref to the result of {result.name} was dropped while it was asked for.")
             self.out.append(GetFailed(future, result.error or dropped))
@@ -251,7 +241,6 @@ class Kept:
             self._ask(result, future)
 
     def brought(self, number: int, request: int, about: dict[str, Any]) -> None:
-        """What a node has sent of a result."""
         result, source, future = self._requests.pop(request, (None, -1, None))
         if result is None or source != number:
             self.out.append(Discard(about))
@@ -275,7 +264,6 @@ class Kept:
                 self._through_client(result, node)
 
     def abandon(self, error: Callable[[Any], BaseException]) -> None:
-        """The pool is closing."""
         self.closing = True
         waiting = [(result, future) for result, _, future in self._requests.values() if future is not None]
         waiting += [(result, future) for result in self.results.values() for future in result.gets]
@@ -285,7 +273,6 @@ class Kept:
     # the machinery
 
     def _gone(self, result: KeptResult, number: int, reason: str) -> None:
-        """No node has a result any more."""
         call, text = result.call, f"the result of {result.name}, which node {number} kept, is gone ({reason})"
         result.awaited, awaited = set[int](), result.awaited
         if call is not None and not self.closing:
@@ -312,7 +299,6 @@ class Kept:
                 self.out.append(Unblock(call))
 
     def _drop_call(self, result: KeptResult) -> None:
-        """A result is not made again: what its call took need not be kept."""
         call, result.call = result.call, None
         if call is not None:
             self.out.append(Release(list(call.uploads)))
@@ -348,7 +334,6 @@ class Kept:
         self.out.append(Post(source, [ClientToAgent.bring(request, result.key)], []))
 
     def _ask_again(self, result: KeptResult, future: CallFuture[Any] | None) -> None:
-        """The node that was asked has not got it: another one may."""
         if future is not None:
             self.get(result, future)
         elif result.awaited and result.state == "there" and result.where and result.key in self.results:
@@ -356,6 +341,5 @@ class Kept:
 
 
 def _in_order(about: dict[str, Any]) -> list[Blob]:
-    """The blobs that metadata name."""
     named = sorted(about.get("blobs", {}).items(), key=lambda entry: int(entry[0]))
     return [(str(name), int(size)) for _, (name, size) in named]

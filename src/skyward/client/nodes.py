@@ -33,10 +33,7 @@ _ANSWER = 6.0  # a provider knows better than we why a machine is gone, and is a
 
 
 class Nodes:
-    """Every method says what happened, at the time `now` where it matters, and returns what is to be done.
-
-    Of `links` it only asks which nodes are connected, when they were heard, and what they said of themselves.
-    """
+    """Each method is an event at time `now` and returns actions. `links` is only queried."""
 
     def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
         self._plan, self._links, self._requests = plan, links, requests
@@ -57,7 +54,6 @@ class Nodes:
     # what nodes say
 
     def on_ready(self, number: int, generation: int, now: float) -> list[NodeAction]:
-        """A node's runners are there."""
         self._now = now
         if generation == self._generation:
             node = self.all[number]
@@ -69,7 +65,6 @@ class Nodes:
     def on_failed(
         self, number: int, described: dict[str, Any], generation: int, buffers: Sequence[Any], now: float
     ) -> list[NodeAction]:
-        """A node cannot make runners."""
         self._now = now
         if generation != self._generation:
             return []
@@ -85,20 +80,18 @@ class Nodes:
         return self._lost(number, "failed", reason)
 
     def on_replaced(self, number: int, rank: int | None, generation: int, now: float) -> list[NodeAction]:
-        """A runner has died, and another one is being made; `rank` where nodes have several."""
         self._now = now
         if generation == self._generation and self.gang and not self.closing:
             self.taint(f"the process of node {number}" if rank is None else f"rank {rank} (node {number})")
         return self._taken()
 
     def on_broken_group(self, now: float) -> list[NodeAction]:
-        """A process that may belong to a group is gone, as a call's verdict says."""
         self._now = now
         self.taint()
         return self._taken()
 
     def on_ports(self, ports: list[int], generation: int, now: float) -> list[NodeAction]:
-        """The head has free ports for groups; those that were asked for before the last time do not count."""
+        """Ports of earlier requests are ignored."""
         self._now = now
         if generation != self._generation:
             return []
@@ -112,7 +105,6 @@ class Nodes:
         return self._taken()
 
     def on_notice(self, number: int, seconds: float, now: float) -> list[NodeAction]:
-        """A node's machine will be taken away."""
         self._now = now
         self.all[number].leaving = now + seconds
         self._step(self.all[number], "notice")
@@ -121,14 +113,14 @@ class Nodes:
     # runners, made and made again
 
     def taint(self, who: str = "a process") -> None:
-        """A runner that may belong to a group is gone: no calls until all of them have been made again."""
+        """No calls until all runners of the group were restarted."""
         if not self.tainted:
             self.tainted = True
             text = f"{who} died; all of them are restarted, because a process group cannot be repaired."
             self._emit(events.Notice(self._plan.pool, text))
 
     def renew(self, now: float) -> list[NodeAction]:
-        """Makes the runners of all nodes (again), over fresh ports of the head."""
+        """Restarts the runners of all nodes, with new ports of the head."""
         self._now = now
         self._renew()
         return self._taken()
@@ -142,7 +134,6 @@ class Nodes:
             self._out.append(Post(0, [ClientToAgent.ports(_PORTS, self._generation)], []))
 
     def _refused(self, node: Node) -> bool:
-        """Whether a node is not what was asked for; it is given up then."""
         error = None if node.gone else self._plan.refusal(node.number, self._links.abouts()[node.number])
         if error is not None:
             node.error = error
@@ -158,7 +149,6 @@ class Nodes:
         self._out.append(Post(number, [message], hooks))
 
     def _inform(self, number: int) -> None:
-        """Tells the other nodes where a node is now."""
         for other in self.present:
             if other.number != number and not other.gone:
                 settings, _ = self._plan.setup(other.number, self.abouts(), self._ports)
@@ -168,7 +158,7 @@ class Nodes:
     # connections that come and go
 
     def attached(self, number: int, *, restarted: bool, now: float) -> list[NodeAction]:
-        """There is a connection to a node (again); after a restart its agent knows nothing of us."""
+        """A restarted agent knows nothing of us."""
         self._now = now
         node = self.all[number]
         self._alone.ended(now)
@@ -179,7 +169,6 @@ class Nodes:
         return self._taken()
 
     def broken(self, number: int, now: float) -> list[NodeAction]:
-        """The connection to a node is gone; it is tried again for a while."""
         self._now = now
         if self.closing:
             return []
@@ -189,7 +178,7 @@ class Nodes:
         return self._taken()
 
     def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[NodeAction]]:
-        """A node could not be reached again: when to try once more; it is given up when it must be gone."""
+        """When to retry, or None; gives the node up when it must be gone."""
         self._now = now
         node, local = self.all[number], self._plan.local
         actions: list[NodeAction] = []
@@ -220,7 +209,6 @@ class Nodes:
         return next_try(now - node.away, gone=bool(node.gone)), actions
 
     def unreachable(self, number: int, error: Exception, now: float) -> list[NodeAction]:
-        """A node could not be reached for so long that it is given up."""
         self._now = now
         if self.all[number].state == "joining":
             self.all[number].error = error
@@ -233,7 +221,6 @@ class Nodes:
         return self._lost(number, "unreachable", reason)
 
     def tell_alone(self, now: float) -> list[Emit]:
-        """Says that no node can be reached: after half a minute, then every minute."""
         self._now = now
         if any(node.state == "silent" for node in self.all) and (text := self._alone.told(now, self._plan.lease)):
             return [Emit(events.Notice(self._plan.pool, text, "warning"))]
@@ -257,7 +244,6 @@ class Nodes:
     # nodes that were missing, and other machines for lost ones
 
     def join(self, number: int, now: float) -> list[NodeAction]:
-        """A node that was missing has come, and is connected to."""
         self._now = now
         self.all[number].error = None
         self._step(self.all[number], "join")
@@ -278,7 +264,6 @@ class Nodes:
         return True, self._taken()
 
     def not_replaced(self, number: int, reason: str, now: float) -> list[NodeAction]:
-        """No machine was found: what waits for one fails."""
         self._now = now
         if self.closing:
             return []
@@ -288,7 +273,6 @@ class Nodes:
         return self._taken()
 
     def ended(self, number: int, reason: str, now: float) -> list[NodeAction]:
-        """Gives a node up whose machine is known to be gone."""
         self._now = now
         if self.all[number].state == "silent" and not self.closing:
             return self._lost(number, "give up", reason)
@@ -297,7 +281,7 @@ class Nodes:
     # the machinery
 
     def _step(self, node: Node, event: str) -> bool:
-        """Moves a node along its table; False if the event changes nothing in its state."""
+        """Applies the state table; False if the event changes nothing."""
         row = NODES.get((node.state, event))
         if row is None:
             return False
@@ -377,27 +361,24 @@ class Nodes:
 
     @property
     def present(self) -> list[Node]:
-        """The nodes of the pool, whatever has become of them; not those that were missing and have not joined."""
+        """Without missing nodes that have not joined."""
         return [n for n in self.all if n.state not in ("absent", "joining")]
 
     def joining(self) -> bool:
-        """Whether a node that was missing is being connected to."""
         return any(n.state == "joining" for n in self.all)
 
     def abouts(self) -> list[dict[str, Any]]:
-        """What each node said of itself; nothing of those that are missing."""
         known = zip(self.all, self._links.abouts(), strict=True)
         return [{} if node.state == "absent" else about for node, about in known]
 
     def takes_calls(self) -> set[int]:
-        """The nodes that may get calls: those of a group only together."""
+        """Nodes of a group take calls only together."""
         if self.tainted or (self._plan.gang and self.joining()):
             return set()
         able = {n.number for n in self.all if n.state == "ready" and self._links.connected(n.number)}
         return able if not self.gang or len(able) == len(self.present) else set()
 
     def all_ready(self) -> bool:
-        """Whether every node has its runners."""
         return all(n.state == "ready" for n in self.present)
 
     def in_doubt(self, number: int, now: float) -> bool:
@@ -407,7 +388,6 @@ class Nodes:
         return not self.closing and not node.gone and (node.state == "silent" or late)
 
     def is_leaving(self, number: int) -> bool:
-        """Whether a node's machine is about to be taken away."""
         return self.all[number].leaving > 0
 
     def given_up(self, number: int) -> bool:
@@ -431,7 +411,6 @@ class Nodes:
                 raise error
 
     def silent(self) -> list[int]:
-        """The nodes of which it is not known whether they are lost."""
         return [n.number for n in self.all if n.state == "silent"]
 
 
@@ -500,8 +479,6 @@ NODES: dict[tuple[str, str], Row] = {
 
 @dataclass(eq=False)
 class Node:
-    """What is known of a node."""
-
     number: int
     state: str = "opening"
     before: str = "opening"

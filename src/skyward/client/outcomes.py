@@ -61,7 +61,6 @@ def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -
 
 
 def told(call: Call, rank: int | None, end: End, now: float) -> events.EndOfCall:
-    """What listeners are told of the end of a call, at the time `now`."""
     outcome, seconds, error, failed_items = end
     node, items = -1 if call.node is None else call.node, 1 if call.chunk is None else call.chunk.items
     more = (call.attempt, call.arguments, items, failed_items, *call.sending(now - seconds))
@@ -166,7 +165,6 @@ def missing_module(module: str) -> str:
 
 
 def _package(module: str) -> str | None:
-    """The package that a module comes from: as installed here, else as known; None where neither says."""
     installed = _installed().get(module, [])
     if len(set(installed)) == 1:  # more than one share a namespace, as google's do
         return installed[0]
@@ -271,7 +269,6 @@ def interrupted(error: BaseException, parts: Sequence[Future[Any]], keep: bool) 
 
 
 def note_call(error: BaseException, index: int, calls: Sequence[PendingCompute[Any]]) -> None:
-    """Notes which of the calls of a group an exception comes from."""
     notes = getattr(error, "__notes__", None)
     if index < len(calls) and not (isinstance(notes, list) and len(cast("list[Any]", notes)) >= _MOST_NOTES):
         call = calls[index]

@@ -50,7 +50,7 @@ _MARK = MARK.encode()
 
 
 class Chunk:
-    """Some output of a node on its way to listeners: as bytes until their thread takes it apart."""
+    """Output of a node, kept as bytes until the listeners' thread splits it."""
 
     __slots__ = ("events", "taken")
 
@@ -62,13 +62,10 @@ class Chunk:
 
 
 def output_window(nodes: int) -> int:
-    """How much output of each node may be under way to listeners."""
     return max(_LEAST_WINDOW, _ALL_WINDOWS // nodes)
 
 
 class Lines:
-    """The lines of one stream."""
-
     def __init__(self) -> None:
         self._rest: bytes = b""
         self._bar: bytes = b""  # was there when a record came: what follows overwrites it, or leaves it as a line
@@ -94,7 +91,6 @@ class Lines:
         return found
 
     def rest(self) -> list[tuple[str, bool]]:
-        """What is left without a line end; nothing afterwards."""
         rest, self._rest = self._rest, b""
         return [(hide(text), progress) for text, progress in self._marks_apart([rest, b""]) if text and not progress]
 
@@ -157,7 +153,6 @@ class Transcript:
         self._lines: dict[tuple[str, str | None], Lines] = {}
 
     def feed(self, stream: str, call: str | None, data: bytes | memoryview) -> list[tuple[str, bool]]:
-        """The lines that are complete now."""
         return self._lines.setdefault((stream, call), Lines()).feed(data)
 
     def end(self, call: str | None) -> list[tuple[Stream, str, bool]]:

@@ -37,8 +37,6 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class _Batch:
-    """What calls that are sent together share."""
-
     def __init__(self, retries: int) -> None:
         self.retries = retries
         self.functions: dict[int, tuple[str, list[Any], dict[str, Ref[Any]]]] = {}
@@ -136,7 +134,6 @@ class Packing:
         return call
 
     def _keep(self, call: Call, item: PendingCompute[Any]) -> None:
-        """Has the result of a call stay on its node; the user gets a Ref to it."""
         call.keeps = KeptResult(os.urandom(KEY_BYTES).hex(), call.name)
         call.about["keep"] = call.keeps.key
         call.ref = self._refs.kept(call.keeps, described(item.name, item.args, item.kwargs))
@@ -368,17 +365,11 @@ T = TypeVar("T")
 class Keeper(Protocol):
     """What knows the nodes that keep objects."""
 
-    def forget(self, keys: Sequence[str], unused: Callable[[], Sequence[str]]) -> None:
-        """Has nodes let go of objects that were put, and of the blobs that nobody needs any more."""
-        ...
+    def forget(self, keys: Sequence[str], unused: Callable[[], Sequence[str]]) -> None: ...
 
-    def get_kept(self, result: KeptResult, future: CallFuture[Any]) -> None:
-        """Has a result brought here."""
-        ...
+    def get_kept(self, result: KeptResult, future: CallFuture[Any]) -> None: ...
 
-    def release_kept(self, result: KeptResult) -> None:
-        """Says that the user has let go of a result."""
-        ...
+    def release_kept(self, result: KeptResult) -> None: ...
 
 
 class Refs:

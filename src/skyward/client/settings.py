@@ -21,14 +21,12 @@ def _welcome(node: int, about: dict[str, Any]) -> SkywardError | None:
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """A pool's size, its connections, and what is done at its request."""
-
     pool: str
     nodes: int
     slots: int
-    """How many calls each process runs at a time."""
+    """Concurrent calls per process."""
     reach: Callable[[int], socket.socket]
-    """Connects to a node's agent; both sides have checked who the other is."""
+    """Connects to a node's agent, mutually authenticated."""
     setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
     emit: Callable[[events.Event], None]
     listening: Callable[[], object]
@@ -43,13 +41,11 @@ class PoolSettings:
     lease: float
     """How many seconds nodes on other machines go on without us; 0 for local nodes."""
     directory: str
-    """Where the client keeps large buffers."""
     address: Callable[[int], tuple[str, int] | None]
     """Where other nodes reach a node's agent, if they can."""
     revive: Callable[[int], None] | None
     """Sets a lost node's machine up again, if it answers."""
     substitutes: Substitutes | None
-    """Where other machines for lost nodes come from, if there are any."""
     reboots: bool = False
     """Whether machines where nobody listens any more may be booting, and are back by themselves: hosts of the user."""
     refusal: Callable[[int, dict[str, Any]], SkywardError | None] = _welcome

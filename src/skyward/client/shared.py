@@ -37,7 +37,6 @@ class ClientShared:
         self._opened = False
 
     def channel(self) -> Channel:
-        """How the client asks; made when it is first wanted."""
         if self._channel is None:
             from skyward.node.shared.channel import Channel, pack_value, unpack_value
             from skyward.transport.payload import Packer
@@ -52,12 +51,11 @@ class ClientShared:
         return self._channel
 
     def close(self) -> None:
-        """The pool is closed: whoever waits is told."""
         if self._channel is not None:
             self._channel.close(_CLOSED)
 
     def lost(self, node: int, rank: int | None, reason: str) -> None:
-        """A rank of a node has ended, or (None) the whole node is lost or was restarted."""
+        """With `rank` None the whole node is lost or was restarted."""
         head = node == 0 and rank is None
         messages = [ClientToAgent.lost(node, rank, reason)]
         if head and self._gone():

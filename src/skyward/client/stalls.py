@@ -48,8 +48,6 @@ _IDLE_SHARE = 0.02  # of a core; frameworks have threads that say now and then t
 
 @dataclass(frozen=True)
 class Rank:
-    """What is known of a rank at one moment."""
-
     rank: int
     node: int
     returned: bool = False
@@ -68,7 +66,6 @@ class Rank:
 
     @property
     def idle(self) -> bool:
-        """Whether it is known to do nothing."""
         return self.stack is not None and self.cpu is not None and self.cpu < _IDLE_SHARE and not self.entered
 
     @property
@@ -134,7 +131,6 @@ def cause(ranks: Sequence[Rank]) -> str:
 
 
 def stacks(ranks: Sequence[Rank]) -> Stacks:
-    """Where every rank of a broadcast stands."""
     return Stacks(
         Stack(rank.rank, rank.node, "returned")
         if rank.returned
@@ -188,14 +184,12 @@ class _Seen(NamedTuple):
 
 @dataclass(eq=False)
 class _Watch:
-    """One broadcast, or one call in a pool whose nodes form a group."""
-
     calls: Sequence[Call]
     began: float
     returned: int = 0
     """How many ranks had returned when it was looked at last."""
     changed: float = 0.0
-    """When a rank returned or spoke last."""
+    """When a rank last returned or sent something."""
     survey: Survey | None = None
     looked: float = 0.0
     pause: float = 0.0
@@ -207,7 +201,7 @@ class _Watch:
 
 
 class StallWatch:
-    """Every method says what happened, at the time `now`, and returns what is to be done."""
+    """Each method is an event at time `now` and returns actions."""
 
     def __init__(self, pool: str, timeout: float | None, surveys: Surveys, accelerators: Callable[[int], bool]) -> None:
         self._pool, self._timeout, self._surveys, self._accelerators = pool, timeout, surveys, accelerators
@@ -217,7 +211,6 @@ class StallWatch:
         self._busy: dict[int, float] = {}
 
     def watch(self, calls: Sequence[Call], now: float) -> None:
-        """Ranks of a broadcast, or a call to one node, are on their way."""
         if calls[0].id not in self._watched:
             self._watches.append(_Watch(calls, now, changed=now))
             self._watched.add(calls[0].id)
@@ -275,7 +268,6 @@ class StallWatch:
         return [*posts]
 
     def _still_since(self, watch: _Watch, left: list[Call]) -> float:
-        """Since when none of the ranks has given a sign of life."""
         return max(watch.changed, *(self._busy.get(call.node or 0, 0.0) for call in left))
 
     def _judge(self, watch: _Watch, left: list[Call], survey: Survey, now: float) -> list[StallAction]:
@@ -332,7 +324,6 @@ class StallWatch:
 
 
 def _found(bodies: list[Body], call: Call) -> tuple[Body | None, dict[str, Any]]:
-    """Where a call stands, and the facts of its process, which one that has returned has left behind."""
     body = next((body for body in bodies if body.get("call") == call.id), None)
     place = call.about.get("place", 0)
     own = [body] if body is not None else [each for each in bodies if each["place"] == place]
@@ -452,8 +443,6 @@ Body = dict[str, Any]
 
 @dataclass
 class Survey:
-    """One question to some nodes."""
-
     request: int
     asked: float
     awaited: set[int]
@@ -461,11 +450,9 @@ class Survey:
 
     @property
     def complete(self) -> bool:
-        """Whether every node has answered."""
         return not self.awaited
 
     def stacks(self, ranks: Ranks) -> Stacks:
-        """What the nodes have answered so far."""
         found = [
             stack_of(ranks.rank(node, body["place"]), node, body)
             for node, bodies in self.bodies.items()
@@ -489,24 +476,20 @@ class Surveys:
         return survey, [Post(node, [message], []) for node in sorted(survey.awaited)]
 
     def answered(self, number: int, request: int, bodies: list[Body]) -> None:
-        """A node has answered."""
         survey = self._open.get(request)
         if survey is not None and number in survey.awaited:
             survey.awaited.discard(number)
             survey.bodies[number] = bodies
 
     def close(self, survey: Survey) -> None:
-        """Nobody waits for the rest of the answers."""
         self._open.pop(survey.request, None)
 
 
 def stack_of(rank: int, node: int, body: Body) -> Stack:
-    """A node's answer about one body, for users."""
     frames = frames_of(body.get("frames"))
     known = {name: body[name] for name in ("call", "name", "seconds", "problem") if name in body}
     return Stack(rank, node, body["state"], cpu_seconds=body["cpu"], frames=frames, **known)
 
 
 def frames_of(given: list[list[Any]] | None) -> tuple[Frame, ...]:
-    """The frames of one thread, as a node tells them."""
     return tuple(Frame(str(file), int(line), str(function)) for file, line, function in given or ())

@@ -38,8 +38,6 @@ Failed = Callable[[int, str, Exception], None]
 
 @dataclass(eq=False)
 class _Upload:
-    """A buffer that a node gets from here."""
-
     node: int
     name: str
     failing: float = 0.0
@@ -69,7 +67,6 @@ class Uploads:
         self._closing = threading.Event()
 
     def load(self, node: int, files: Mapping[str, tuple[str, int]]) -> None:
-        """Has a node get what it does not have yet."""
         with self._lock:
             for name, (path, size) in files.items():
                 self._files[name] = (path, size)
@@ -84,7 +81,7 @@ class Uploads:
                     self._upload(node, name)
 
     def need(self, node: int, name: str) -> None:
-        """A node could not get a buffer from its peers, or has let it go."""
+        """A node could not get a buffer from its peers, or has dropped it."""
         with self._lock:
             if name in self._files:
                 self._holders.setdefault(name, set()).add(node)
@@ -99,7 +96,6 @@ class Uploads:
             self._files.pop(name, None)
 
     def offer(self, node: int, files: Mapping[str, tuple[str, int]]) -> None:
-        """Sends buffers to a node that cannot get them from its peers."""
         with self._lock:
             self._files |= files
             for name in files:
@@ -107,19 +103,16 @@ class Uploads:
                 self._upload(node, name)
 
     def has(self, name: str) -> bool:
-        """Whether a buffer lies here."""
         with self._lock:
             return name in self._files
 
     def forget(self, node: int) -> None:
-        """A node has lost what it had."""
         with self._lock:
             for name, holders in self._holders.items():
                 holders.discard(node)
                 self._under_way.pop((node, name), None)
 
     def close(self) -> None:
-        """Ends all uploads."""
         self._closing.set()
         with self._lock:
             for lane in self._lanes.values():

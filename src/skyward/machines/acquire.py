@@ -130,14 +130,11 @@ _ELSEWHERE = ("capacity", "quota", "permission", "credentials", "expired", "thro
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the specs of a pool, with the provider that it means."""
-
     provider: Provider
     spec: Spec
 
     @property
     def nodes(self) -> int:
-        """How many nodes the pool has if this one is taken."""
         return cast(int, self.spec.nodes)
 
     def __str__(self) -> str:
@@ -155,7 +152,6 @@ class Prospect:
 
     @property
     def possible(self) -> bool:
-        """Whether there is anything to try."""
         return self.why_not is None and bool(self._offers)
 
     @property
@@ -165,7 +161,6 @@ class Prospect:
 
     @property
     def cost(self) -> str:
-        """The price in words."""
         if not self.possible:
             return "nothing fits" if self.why_not is None else "not available"
         return "price unknown" if math.isinf(self.hourly_cost) else f"{money(self.hourly_cost)} an hour"
@@ -191,22 +186,18 @@ class Plans:
 
     @property
     def first(self) -> Prospect:
-        """The one that is tried first."""
         return self.prospects[0]
 
     @property
     def offers(self) -> Sequence[Offer]:
-        """What is available of the one that is tried first."""
         return tuple(self.first.plan)
 
     @property
     def ruled_out(self) -> Sequence[RuledOut]:
-        """What will not be tried of it, and why."""
         return getattr(self.first.plan, "ruled_out", ())
 
     @property
     def hourly_cost(self) -> float:
-        """What the one that is tried first costs an hour."""
         return self.first.hourly_cost
 
     def _repr_html_(self) -> str:

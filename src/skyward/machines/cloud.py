@@ -92,8 +92,6 @@ exit 1
 
 @dataclass(frozen=True)
 class PoolKeys:
-    """Files of a pool's keys; private ones are readable by this user only."""
-
     login: Path
     known_hosts: Path
     login_public: str
@@ -324,7 +322,6 @@ class Terms:
 
 
 def resource_name(pool: str) -> str:
-    """What a pool's key and groups are called; unlike a tag, nobody can change it."""
     return f"skyward-{pool}"
 
 
@@ -443,17 +440,14 @@ class Bill:
 
     @property
     def cost(self) -> float:
-        """Dollars, traffic not counted; where the machine's price is not known, what the rest of it cost."""
         return self.charged.known_total
 
     @property
     def where(self) -> str:
-        """In which zone, and how it was bought."""
         return f"{self.market}, {self.zone}{', taken back' if self.taken_back else ''}"
 
     @property
     def price(self) -> str:
-        """The cost in words."""
         return f"{money(self.cost)}{'' if self.charged.known else ' and the machine, whose price is not known'}"
 
     def __str__(self) -> str:

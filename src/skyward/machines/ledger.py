@@ -62,7 +62,6 @@ def state_dir() -> Path:
 
 
 def pool_dir(pool: str, root: Path | None = None) -> Path:
-    """The directory of a pool, whether it exists or not."""
     if not usable(pool):
         raise InvalidArgument(f"{pool!r} is no name of a pool. Names have letters, digits, '.', '_' and '-'.")
     return (root or state_dir()) / _POOLS / pool
@@ -138,7 +137,6 @@ def read(pool: str, root: Path | None = None) -> History | None:
 
 
 def histories(root: Path | None = None) -> Iterator[History]:
-    """Every pool of which there is a ledger."""
     _check(root or state_dir())
     try:
         names = sorted(path.name for path in ((root or state_dir()) / _POOLS).iterdir())
@@ -224,7 +222,6 @@ class Ledger:
 
     @classmethod
     def held(cls, pool: str) -> Ledger | None:
-        """The ledger of a pool of this process."""
         mine = (ledger for ledger in list(_HELD) if ledger.pool == pool and ledger._fd >= 0)
         return next((ledger for ledger in mine if ledger.directory == pool_dir(pool)), None)
 
@@ -242,7 +239,6 @@ class Ledger:
         return call
 
     def answer(self, call: str, kind: str, *ids: str, **data: Any) -> None:
-        """Writes down what a call has made."""
         self._write(Record("answer", call, kind, ids, time.time(), data))
 
     def refused(self, call: str, kind: str, reason: str) -> None:
@@ -255,7 +251,6 @@ class Ledger:
             self._write(Record("gone", "", kind, ids, time.time()))
 
     def note(self, **data: Any) -> None:
-        """Writes down something else."""
         self._write(Record("note", "", "", (), time.time(), data))
 
     def remove(self) -> None:

@@ -59,7 +59,6 @@ class Price:
 
     @property
     def known(self) -> bool:
-        """Whether the machine's own price is known."""
         return math.isfinite(self.machine)
 
     def times(self, count: float) -> Price:
@@ -223,14 +222,10 @@ class Planned(Protocol):
     """What `pool.plan()` returns, whoever has the machines; its text is for people."""
 
     @property
-    def offers(self) -> Sequence[Offer]:
-        """What is available, the first choice first."""
-        ...
+    def offers(self) -> Sequence[Offer]: ...
 
     @property
-    def ruled_out(self) -> Sequence[RuledOut]:
-        """What will not be tried, and why."""
-        ...
+    def ruled_out(self) -> Sequence[RuledOut]: ...
 
     @property
     def hourly_cost(self) -> float:

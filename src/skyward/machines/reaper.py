@@ -79,8 +79,6 @@ class Found:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a pool that was to be ended."""
-
     found: Found
     did: Literal["ended", "would end", "left alone", "failed"]
     why: str = ""

@@ -37,8 +37,6 @@ _MOMENT = 1.0  # machines that are lost together are lost within it
 
 
 class _Batch:
-    """Machines that are asked for in one request: how many, and what came of it."""
-
     def __init__(self) -> None:
         self.count = 0
         self.machines: Future[tuple[Machine, ...]] = Future()
@@ -179,49 +177,29 @@ class Supply:
 class Substitutes(Protocol):
     """Gets and sets up other machines; `setup/bringup.py: PoolHosts` does it."""
 
-    def wanted(self, node: int) -> bool:
-        """Whether a node's machine is replaced when it is lost."""
-        ...
+    def wanted(self, node: int) -> bool: ...
 
-    def prepare(self, node: int) -> Callable[[], None]:
-        """Gets a machine and sets it up; the returned function makes it the node's machine."""
-        ...
+    def prepare(self, node: int) -> Callable[[], None]: ...
 
-    def ended(self, nodes: Sequence[int]) -> dict[int, str]:
-        """Which machines of these nodes are gone, as their provider knows, and why."""
-        ...
+    def ended(self, nodes: Sequence[int]) -> dict[int, str]: ...
 
 
 class Place(Protocol):
     """What `Replacing` needs of the engine; called without the engine's lock."""
 
-    def await_vacant(self, node: int) -> bool:
-        """Waits until a node has nothing to do or is lost, and takes it out; False if the pool is closed."""
-        ...
+    def await_vacant(self, node: int) -> bool: ...
 
-    def connect(self, node: int) -> None:
-        """Connects to the node's new machine."""
-        ...
+    def connect(self, node: int) -> None: ...
 
-    def not_replaced(self, node: int, reason: str) -> None:
-        """No other machine was available."""
-        ...
+    def not_replaced(self, node: int, reason: str) -> None: ...
 
-    def missing(self) -> list[int]:
-        """The nodes of which it is not known whether they are lost."""
-        ...
+    def missing(self) -> list[int]: ...
 
-    def ended(self, node: int, reason: str) -> None:
-        """A node's machine is known to be gone."""
-        ...
+    def ended(self, node: int, reason: str) -> None: ...
 
-    def pause_for(self, seconds: float) -> bool:
-        """Waits; False if the pool is closed meanwhile."""
-        ...
+    def pause_for(self, seconds: float) -> bool: ...
 
-    def tell(self, node: int, text: str) -> None:
-        """Says how far it is with a node."""
-        ...
+    def tell(self, node: int, text: str) -> None: ...
 
 
 _ASK, _END = -1, -2
@@ -255,7 +233,6 @@ class Requests:
         return True
 
     def going(self, node: int) -> bool:
-        """Whether another machine for a node is on its way."""
         return node in self._going
 
     def inquire(self) -> None:
@@ -267,19 +244,15 @@ class Requests:
     # for `Replacing`
 
     def next(self) -> int:
-        """Waits for the next request: a node, or `_ASK`, or `_END`."""
         return self._queue.get()
 
     def end(self) -> None:
-        """There will be no more requests."""
         self._queue.put(_END)
 
     def asked(self) -> None:
-        """The provider is not being asked any more."""
         self._asking = False
 
     def place(self, node: int) -> None:
-        """A new machine is a node's machine now, and is being connected to."""
         with self._lock:
             self._placed.add(node)
 
@@ -418,41 +391,25 @@ class Missing:
 class Newcomers(Protocol):
     """Gets and sets up what was missing; `setup/bringup.py: PoolHosts` does it."""
 
-    def bring(self, missing: Missing) -> Any:
-        """Sets the machine up; raises if that cannot be done now."""
-        ...
+    def bring(self, missing: Missing) -> Any: ...
 
-    def place(self, newcomer: Any, node: int) -> None:
-        """Makes it the machine of a node, whose agent listens then."""
-        ...
+    def place(self, newcomer: Any, node: int) -> None: ...
 
-    def turn_back(self, newcomer: Any, node: int) -> None:
-        """It could not join after all."""
-        ...
+    def turn_back(self, newcomer: Any, node: int) -> None: ...
 
 
 class JoiningPlace(Protocol):
     """What `Joining` needs of the engine; called without the engine's lock."""
 
-    def vacancy(self) -> int:
-        """The number that the next node gets."""
-        ...
+    def vacancy(self) -> int: ...
 
-    def admit(self, node: int) -> bool:
-        """Waits until the ranks of the pool may change; False if the pool is closed."""
-        ...
+    def admit(self, node: int) -> bool: ...
 
-    def connect(self, node: int) -> None:
-        """Connects to a node."""
-        ...
+    def connect(self, node: int) -> None: ...
 
-    def pause_for(self, seconds: float) -> bool:
-        """Waits; False if the pool is closed meanwhile."""
-        ...
+    def pause_for(self, seconds: float) -> bool: ...
 
-    def tell(self, node: int, text: str) -> None:
-        """Says how far it is with a node."""
-        ...
+    def tell(self, node: int, text: str) -> None: ...
 
 
 class Joining:

@@ -60,7 +60,6 @@ class Watchdog:
 
     @property
     def pid(self) -> int:
-        """The process id of the watchdog, which is started if it does not run yet."""
         with self._lock:
             return self._started().pid
 
