@@ -37,8 +37,6 @@ exec(compile(program, "join.py", "exec"), {"__name__": "__main__"})
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker, as its scheduler knows it."""
-
     address: str
     host: str
     name: str
@@ -47,8 +45,6 @@ class Worker:
 
 @dataclass(frozen=True)
 class Place:
-    """A place of a pool: the worker, the actor that has the place, and the task that keeps the worker."""
-
     number: int
     worker: Worker
     actor: Any
@@ -134,7 +130,6 @@ class Guest:
         client.subscribe_topic(self._topic, self._heard)
 
     def workers(self) -> list[Worker]:
-        """The workers that take tasks."""
         found = self.client.scheduler_info(n_workers=-1)["workers"]
         return [
             Worker(address, worker["host"], str(worker["name"]), worker["nthreads"])
@@ -159,12 +154,10 @@ class Guest:
                 )
 
     def next_number(self) -> int:
-        """The number of a new place: none is used twice."""
         self._next += 1
         return self._next - 1
 
     def taken(self) -> list[Worker]:
-        """The workers that hold places which are there."""
         return [place.worker for place in list(self.places.values()) if not self.lost(place)]
 
     def start(self, number: int, worker: Worker, program: str, text: str) -> Place:
@@ -208,7 +201,6 @@ class Guest:
             self._changed.wait_for(lambda: started <= self._ended.keys(), _ENDING)
 
     def close(self) -> None:
-        """Gives everything up."""
         self.drop(list(self.places.values()))
         if self._own:
             self.client.close()

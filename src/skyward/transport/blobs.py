@@ -98,21 +98,19 @@ def draft(directory: str, size: int) -> tuple[mmap.mmap, Blob]:
 
 
 def digest(buffer: Buffer) -> str:
-    """The name of a content."""
     import xxhash
 
     return xxhash.xxh3_128_hexdigest(buffer)
 
 
 class Incoming:
-    """Blobs that come in pieces, each in order; one for which there is no room in memory goes to a disk."""
+    """Blobs that arrive in ordered pieces; one that does not fit in memory goes to disk."""
 
     def __init__(self, directory: str, suffix: str = "") -> None:
         self._directory, self._suffix = directory, suffix
         self._elsewhere: dict[str, str] = {}
 
     def path(self, name: str) -> str:
-        """The file that holds what has come of a blob."""
         return self._elsewhere.get(name) or os.path.join(self._directory, name + self._suffix)
 
     def write(self, name: str, offset: int, data: Buffer, total: int = 0) -> None:
@@ -144,7 +142,6 @@ class Incoming:
             self._elsewhere[name] = path
 
     def forget(self, name: str) -> None:
-        """A blob is whole, or does not come after all."""
         self._elsewhere.pop(name, None)
 
 
@@ -186,7 +183,6 @@ def read(blob: Sequence[str | int], *, unlink: bool = False) -> memoryview:
 
 
 def remove(paths: Iterable[str]) -> None:
-    """Removes blobs; those already gone are no error."""
     for path in paths:
         try:
             os.unlink(path)
@@ -219,7 +215,7 @@ def make_directory() -> str:
 
 
 def make_again(directory: str) -> bool:
-    """Makes a directory of blobs again if somebody has removed it; False if it is there."""
+    """Recreates a removed directory; False if it exists."""
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
@@ -231,7 +227,7 @@ def make_again(directory: str) -> bool:
 
 
 def _hold(directory: str) -> None:
-    """Locks a directory, so that other pools do not take it for that of a dead process."""
+    """Locks a directory, so that other pools do not take it for a dead process's."""
     private.let_go(path := os.path.join(directory, _LOCK))
     try:
         private.hold(path)
@@ -309,30 +305,28 @@ class BlobIndex:
         self._bytes = 0
 
     def get(self, name: str) -> Blob | None:
-        """A blob that is there."""
         return self._blobs.get(name)
 
     def add(self, name: str, blob: Blob) -> None:
-        """A blob is there now."""
         self._bytes += blob[1] - self._blobs.get(name, ("", 0))[1]
         self._blobs[name] = blob
 
     def use(self, names: Iterable[str]) -> None:
-        """One more call needs these blobs, there or not."""
+        """The blobs need not exist yet."""
         for name in names:
             self._uses[name] += 1
             if name in self._blobs:
                 self._blobs.move_to_end(name)
 
     def release(self, names: Iterable[str]) -> None:
-        """A call no longer needs these blobs; they stay as long as there is room."""
+        """The blobs stay cached while there is room."""
         for name in names:
             self._uses[name] -= 1
             if self._uses[name] <= 0:
                 del self._uses[name]
 
     def discard(self, names: Iterable[str]) -> None:
-        """Removes blobs at once, unless a call needs them."""
+        """Unless a call needs them."""
         for name in names:
             if name not in self._uses and (blob := self._blobs.pop(name, None)) is not None:
                 remove([blob[0]])
@@ -345,7 +339,6 @@ class BlobIndex:
         return [path for path, _ in gone]
 
     def make_room(self) -> None:
-        """Removes blobs that no call needs until the rest is within the limit."""
         limit = self._limit()
         if self._bytes <= limit:
             return
@@ -408,7 +401,6 @@ class Store:
         return name, blob
 
     def _check_directory(self) -> None:
-        """Makes the directory again if somebody has removed it while the pool is open."""
         if self.closed:
             raise PoolClosed("the pool is closed; open it again with `with sky.ComputePool(...) as pool:`.")
         if make_again(self.directory):
@@ -419,12 +411,11 @@ class Store:
         self._index.make_room()
 
     def retain(self, digests: Iterable[str]) -> None:
-        """Says that one more call needs these blobs."""
         with self._lock:
             self._index.use(digests)
 
     def discard(self, digests: Iterable[str]) -> None:
-        """Says that a call no longer needs these blobs, and removes those that no other call needs."""
+        """Removes the blobs that no other call needs."""
         names = list(digests)
         if os.getpid() == self._owner:
             with self._lock:
@@ -432,19 +423,17 @@ class Store:
                 self._index.discard(names)
 
     def has(self, digest: str) -> bool:
-        """Whether a blob is there."""
         with self._lock:
             return self._index.get(digest) is not None
 
     def release(self, digests: Iterable[str]) -> None:
-        """Says that a call no longer needs these blobs; they stay as long as there is room."""
+        """The blobs stay cached while there is room."""
         if os.getpid() == self._owner:
             with self._lock:
                 self._index.release(digests)
                 self._index.make_room()
 
     def close(self) -> None:
-        """Removes the directory and everything in it."""
         if os.getpid() != self._owner:
             self.closed = True  # without the lock: a thread that the child does not have may hold it
             return

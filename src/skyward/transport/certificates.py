@@ -178,8 +178,6 @@ class _Socket(ssl.SSLSocket):
 
 
 class PoolCertificates:
-    """Issues certificates of one pool."""
-
     def __init__(self, pool: str, ttl: float) -> None:
         self.authority = Authority(pool, ttl)
         self._tls: tuple[ssl.SSLContext, float] | None = None  # with the time when it is made again
@@ -194,5 +192,4 @@ class PoolCertificates:
         return self._tls[0]
 
     def of_node(self, node: int) -> dict[str, str]:
-        """What a node's agent shows to others, and whom it trusts."""
         return vars(self.authority.issue(node_role(node)))

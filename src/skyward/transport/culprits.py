@@ -1,4 +1,4 @@
-"""Why something cannot be sent: the path that leads to the part that is to blame, and what to do about it."""
+"""Why something cannot be pickled: the path to the part at fault, and what to do about it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def _argument(found: re.Match[str]) -> str:
 
 
 def _culprit(value: object, label: str, pickle: Pickle) -> tuple[str, object]:
-    """The path to the innermost part that cannot be pickled, and that part."""
     deadline = time.monotonic() + _SECONDS
     seen: set[int] = set()
     path, current = label, value
@@ -125,7 +124,6 @@ def _picklable(value: object, pickle: Pickle) -> bool:
 
 
 def names(code: Any) -> Iterator[str]:
-    """All names that a code object and those inside it refer to."""
     yield from code.co_names
     for const in code.co_consts:
         if hasattr(const, "co_names"):

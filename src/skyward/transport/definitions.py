@@ -42,14 +42,12 @@ def reduce(value: Any) -> Any:
 
 
 def add(kind: type, reducer: Callable[[Any], Any]) -> None:
-    """Has values of this type pickled as `reducer` says."""
     _REDUCERS[kind] = reducer
     _NAMELESS.add(kind)
     KINDS.add(kind)
 
 
 def _is_elsewhere(value: Any) -> bool:
-    """Whether the other side finds it by its name."""
     found = _internals._lookup_module_and_qualname(value, name=getattr(value, "__qualname__", None))
     return found is not None and not _internals._is_registered_pickle_by_value(found[0])
 

@@ -112,7 +112,6 @@ def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseExceptio
 
 
 def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseException:
-    """Adds the note that says where it happened, with the remote traceback."""
     note = f"{where}\n\n{REMOTE}\n{hide(_with_source(described['traceback'])).rstrip()}"
     return exc if noted(exc, note) else RemoteError(described["type"], hide(described["message"]), note)
 
@@ -218,7 +217,6 @@ def _portable(exc: BaseException) -> BaseException | _Parts | None:
 
 
 def _shortened(value: object) -> object:
-    """An argument of an exception, or a part of it if it is large."""
     if isinstance(value, str):
         return _tail(value, _MAX_ARGUMENT)
     if isinstance(value, bytes):
@@ -262,7 +260,6 @@ def _type_name(exc: BaseException) -> str:
 
 
 def _links(exc: BaseException) -> list[tuple[BaseException, str, bool]]:
-    """The chain, outermost first: each exception, how the next one hangs on it, and __suppress_context__."""
     links: list[tuple[BaseException, str, bool]] = []
     current: BaseException | None = exc
     seen: set[int] = set()
@@ -310,7 +307,7 @@ def _masked(value: Any) -> Any:
 
 
 def _without_ours(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is neither ours nor of the loop that runs a coroutine for us."""
+    """The traceback without our leading frames."""
     left = tb
     while left is not None and left.tb_frame.f_code.co_filename.startswith(_OURS):
         left = left.tb_next

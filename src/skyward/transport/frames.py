@@ -58,7 +58,6 @@ class TooLarge(ValueError):
 
 
 def loads(data: Buffer) -> Any:
-    """The header of a frame."""
     try:
         text = str(data, "utf-8", "surrogatepass")
         value, end = _scan(text, 0)
@@ -90,12 +89,10 @@ _EMPTY = bytearray()  # never changed
 
 @functools.lru_cache(256)
 def _prefix(buffers: int) -> struct.Struct:
-    """What stands before the header: its length, the number of buffers, their lengths."""
     return struct.Struct(f"!II{buffers}Q")
 
 
 def nbytes(buffer: Buffer) -> int:
-    """The size of a buffer in bytes."""
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
@@ -127,7 +124,6 @@ class FrameWriter:
         self.pending = 0
 
     def add(self, pieces: Iterable[Buffer]) -> None:
-        """Puts a frame at the end of what is to be sent."""
         for piece in pieces:
             view = memoryview(piece).cast("B") if not isinstance(piece, memoryview) else piece
             self._pieces.append(view)
@@ -150,7 +146,6 @@ class FrameWriter:
         return True
 
     def clear(self) -> None:
-        """Forgets everything (the connection is gone)."""
         self._pieces.clear()
         self.pending = 0
 
@@ -165,7 +160,7 @@ class FrameReader:
         self._big: bytearray | None = None  # a frame too large for chunks, filled in place
         self._size = self._filled = 0  # of that frame
         self.last = 0
-        """How many bytes the last read gave."""
+        """Bytes given by the last read."""
 
     def read(self, recv_into: Callable[[memoryview], int]) -> tuple[list[Frame], bool]:
         """Reads once; returns the complete frames and whether the other side is still there."""

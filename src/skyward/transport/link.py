@@ -55,22 +55,18 @@ class Link:
         self._decrypted: Callable[[], int] = _nothing
 
     def fresh(self) -> Link:
-        """Another link with the same clock and limits, over which nothing has been said."""
         return Link(self._clock, self._takes, self._sends)
 
     @property
     def received(self) -> int:
-        """The number of the last frame that arrived."""
         return self._received
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the other side has not acknowledged yet."""
         return self._kept_bytes
 
     @property
     def writing(self) -> bool:
-        """Whether something waits for the socket to take more."""
         return self.sock is not None and self._writer.pending > 0
 
     def attach(self, sock: socket.socket, peer_received: int) -> None:
@@ -88,7 +84,6 @@ class Link:
             self._flush()
 
     def detach(self) -> None:
-        """Closes the socket; what is unacknowledged is kept for the next one."""
         with self.lock:
             self._drop()
 
@@ -110,7 +105,6 @@ class Link:
             return not self._writer.pending
 
     def flush(self) -> bool:
-        """Goes on sending; True when nothing waits any more."""
         with self.lock:
             self._flush()
             return not self._writer.pending
@@ -151,7 +145,6 @@ class Link:
         return arrived, True
 
     def acknowledge(self) -> None:
-        """Tells the other side what has arrived, if it does not know yet."""
         with self.lock:
             if self._unacked_frames and self.sock is not None:
                 self._ack()
@@ -204,7 +197,6 @@ class Link:
 
 
 def _nothing() -> int:
-    """What a socket without TLS holds back."""
     return 0
 
 

@@ -44,8 +44,6 @@ _CARE = (b"_make_skeleton", b"_load_from_bytes")
 
 
 class Packer:
-    """Packs functions, arguments and results; knows which modules the other side has."""
-
     def __init__(self, roots: Iterable[str] = ()) -> None:
         self._roots = tuple(dict.fromkeys([*_environment_roots(), *(str(Path(r).resolve()) for r in roots if r)]))
         self._checked: set[str] = {"__main__", "__mp_main__", "skyward", "cloudpickle"}  # both are on every node
@@ -320,14 +318,12 @@ _HUGE = 2 << 20
 
 
 def bytes_of(buffer: Any) -> bytes:
-    """As `bytes(buffer)`."""
     if type(buffer) is bytes:
         return buffer
     return _unpickled(pickle.BINBYTES8, buffer) if _is_worth_it(buffer) else bytes(buffer)
 
 
 def bytearray_of(buffer: Any) -> bytearray:
-    """As `bytearray(buffer)`."""
     return _unpickled(pickle.BYTEARRAY8, buffer) if _is_worth_it(buffer) else bytearray(buffer)
 
 
@@ -341,8 +337,6 @@ def _unpickled(opcode: bytes, buffer: Any) -> Any:
 
 
 class _Pickle(io.RawIOBase):
-    """A pickle of one large object."""
-
     def __init__(self, opcode: bytes, content: memoryview) -> None:
         self._content = content
         self._rest = [pickle.STOP, opcode + struct.pack("<Q", content.nbytes), pickle.PROTO + b"\x05"]
@@ -406,8 +400,6 @@ _OPCODES = {  # what stands before a large part: the opcode and its length
 
 
 class PieceWriter:
-    """The file that a pickler writes to."""
-
     def __init__(self) -> None:
         self._stream: list[bytes] = []
         self._buffers: list[memoryview] = []
@@ -436,7 +428,6 @@ class PieceWriter:
         return False
 
     def packed(self) -> Packed:
-        """Head and buffers of what was written."""
         small = [buffer for buffer in self._buffers if buffer.nbytes < LARGE]
         join = len(small) > _MANY or (len(small) > 1 and sum(buffer.nbytes for buffer in small) >= LARGE)
         if not join and not any(self._kinds):

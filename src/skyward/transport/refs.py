@@ -114,16 +114,13 @@ def install(named: Mapping[str, Sequence[int]], buffers: Sequence[Any]) -> None:
 
 
 def keep(key: str, value: object) -> None:
-    """A result that stays here: calls of this process get the very object."""
     _objects[key] = value
 
 
 def fetched(key: str) -> Any:
-    """The object of a Ref, in a process that runs calls."""
     return _objects[key]
 
 
 def forget(keys: Iterable[str]) -> None:
-    """Nobody has a Ref to these any more."""
     for key in keys:
         _objects.pop(key, None)

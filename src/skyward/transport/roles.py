@@ -11,11 +11,9 @@ from typing import Any, cast
 __all__ = ["CLIENT", "node_role", "refusal"]
 
 CLIENT = "client"
-"""The role of the pool's client."""
 
 
 def node_role(node: int) -> str:
-    """The role of a node."""
     return f"node-{node}"
 
 

@@ -59,7 +59,7 @@ class Producer:
         return True
 
     def grant(self, count: int) -> None:
-        """The consumer has used `count` items; more than there were does not count."""
+        """Surplus credit is ignored."""
         with self._changed:
             count = min(count, len(self._flying))
             self._credit += count
@@ -68,7 +68,7 @@ class Producer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The consumer wants no more; a waiting `put` returns at once."""
+        """A waiting `put` returns at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -161,7 +161,6 @@ class Consumer(Iterator[Any]):
             self._wakes.discard(wake)
 
     def _take(self) -> tuple[Any, int, int]:
-        """Waits for an item."""
         with self._changed:
             while True:
                 try:
@@ -197,7 +196,6 @@ class Consumer(Iterator[Any]):
 
     @property
     def ended(self) -> bool:
-        """Whether no more items will come."""
         return self._ended
 
     def feed(self, items: list[tuple[Any, int]]) -> None:
@@ -220,7 +218,7 @@ class Consumer(Iterator[Any]):
                 self._wake()
 
     def close(self) -> None:
-        """Stops the producer; what has not been used is dropped."""
+        """Unread items are dropped."""
         with self._changed:
             self._items.clear()
             self._error = None
@@ -249,7 +247,7 @@ class Stream(Iterator[T]):
         return next(self._consumer)
 
     def close(self) -> None:
-        """Stops the body; what has not been used is dropped."""
+        """Unread items are dropped."""
         self._consumer.close()
 
     def __enter__(self) -> Stream[T]:

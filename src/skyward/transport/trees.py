@@ -72,13 +72,10 @@ def leads_out(path: str, target: str) -> bool:
 
 
 class Reader:
-    """Reads files below a directory."""
-
     def __init__(self, root: str) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Lets go of the directory."""
         os.close(self._root)
 
     def read(self, path: str, offset: int, length: int) -> tuple[bytes, int, int]:
@@ -99,14 +96,13 @@ class Reader:
 
 
 class Writer:
-    """Writes entries below a directory, which is made if it is not there."""
+    """Creates the directory if needed."""
 
     def __init__(self, root: str) -> None:
         os.makedirs(root, exist_ok=True)
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Lets go of the directory."""
         os.close(self._root)
 
     def make_folder(self, path: str) -> None:
@@ -131,7 +127,7 @@ class Writer:
                     os.close(fd)
 
     def has(self, entry: Entry) -> int | None:
-        """None if a file is there already; else how much of it has been written before, in vain."""
+        """None if a file is complete; else how many bytes an earlier attempt wrote."""
         try:
             with _parent(self._root, entry.path) as (folder, name):
                 if _same(folder, name, entry):
@@ -177,7 +173,6 @@ class Writer:
                     os.unlink(name, dir_fd=folder)
 
     def link(self, entry: Entry) -> None:
-        """Makes a link, unless it is there already."""
         if leads_out(entry.path, entry.target):
             raise Malformed(f"the link {entry.path[:200]!r} leads out of its folder")
         with _parent(self._root, entry.path) as (folder, name):

@@ -50,7 +50,7 @@ log = logging.getLogger("skyward.aws")
 
 @dataclass(frozen=True)
 class Pace:
-    """How long is waited for what, in seconds; tests of users make it quick."""
+    """Intervals in seconds; tests make them short."""
 
     base: float = 0.5
     """The first pause before a refused call is repeated; pauses double, with full jitter, up to `cap`."""
@@ -58,7 +58,7 @@ class Pace:
     budget: float = 300.0
     """How long one call is repeated altogether."""
     poll: float = 2.5
-    """Between two looks at the same machines."""
+    """Between two polls of the same machines."""
     settle: float = 5.0
     """Between two empty listings, after which nothing is believed to be left."""
     unanswered: float = 60.0
@@ -69,8 +69,6 @@ class Pace:
 
 @dataclass(frozen=True)
 class Account:
-    """Where calls go and as whom."""
-
     region: str
     profile: str | None = None
     endpoint_url: str | None = None
@@ -86,7 +84,7 @@ def recalled(pace: Mapping[str, float] | None) -> Pace:
 
 
 def connect(account: Account, report: Report | None = None) -> Api:
-    """A connection for this account; clients are made once a process and login."""
+    """One client per process and login."""
     known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     # whoever is more or less patient shares them: making a client takes a while
     api = _connected(replace(account, pace=Pace()), tuple(sorted(known.items())), os.getpid())
@@ -102,8 +100,6 @@ def _connected(account: Account, environ: tuple[tuple[str, str], ...], pid: int)
 
 @dataclass(frozen=True)
 class Api:
-    """The services of one region."""
-
     account: Account
     session: Any
     report: Report = log.info
@@ -127,7 +123,6 @@ class Api:
         raise AssertionError
 
     def pages(self, service: str, operation: str, key: str, **params: Any) -> list[dict[str, Any]]:
-        """What `key` holds in all pages of an answer."""
         found: list[dict[str, Any]] = []
         token: str | None = None
         while True:
@@ -365,7 +360,6 @@ def quota_code(kind: str, market: str) -> str:
 
 
 def refusal(action: str, code: str, message: str, region: str, status: int = 400) -> errors.CloudRefused:
-    """The error for an answer of AWS."""
     # an account on the free plan may use some types only: as with capacity, another one may do
     kind = "capacity" if "not eligible for Free Tier" in message else kind_of(code, status)
     if "ServiceLinkedRole" in code:  # the first spot machine of an account needs a role that AWS makes itself
@@ -411,7 +405,6 @@ def only_errors_of_ours(*methods: str) -> Callable[[C], C]:
 
 
 def specification(kinds: Iterable[str], tags: Mapping[str, str]) -> list[dict[str, Any]]:
-    """TagSpecifications for a create call."""
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
@@ -426,6 +419,5 @@ def filters(**values: Sequence[str] | str) -> list[dict[str, Any]]:
 
 
 def as_dict(thing: Mapping[str, Any]) -> dict[str, str]:
-    """The tags of something that was described."""
     tags: list[dict[str, str]] = thing.get("Tags") or []
     return {tag["Key"]: tag["Value"] for tag in tags}

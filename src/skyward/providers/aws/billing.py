@@ -32,8 +32,6 @@ def charge(hourly: Price, market: Market, seconds: float, taken_back: bool = Fal
 
 @dataclass(frozen=True)
 class AwsBill(Bill):
-    """What one machine cost, as AWS bills it."""
-
     @property
     def charged(self) -> Price:
         return charge(self.hourly, self.market, self.seconds, self.taken_back)

@@ -55,7 +55,6 @@ def check_settings(aws: Any, boot: float) -> None:
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuses what does not look like such a value."""
     form, example = _FORMS[name]
     if not isinstance(value, str) or not re.fullmatch(form, value):
         what = "no region of AWS" if name == "region" else "nothing that AWS would know"
@@ -84,7 +83,6 @@ def check_endpoint(recorded: str, known: str | None, environ: Mapping[str, str],
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """One value or a list of them, each of which looks like one."""
     if not isinstance(value, str | list | tuple | set | frozenset):
         example = _FORMS[name][1]
         raise InvalidArgument(f'{name}={value!r} is neither a text nor a list of them. Write {name}=["{example}"].')
@@ -111,13 +109,11 @@ def usual_region(profile: str | None, environ: Mapping[str, str]) -> str:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuses what is neither yes nor no."""
     if not isinstance(value, bool):
         raise InvalidArgument(f"{name}={value!r} is neither True nor False. Give one of them.")
 
 
 def check_throughput(value: object) -> None:
-    """Refuses what no gp3 volume has."""
     if value is not None and not (type(value) is int and 125 <= value <= 2000):
         raise InvalidArgument(
             f"root_disk_throughput={value!r}: gp3 volumes have 125 to 2000 MiB/s. Give a number of these."
@@ -131,7 +127,7 @@ def check_burstable(burstable: bool, excluded: bool) -> None:
 
 
 def tag_pairs(tags: object) -> tuple[tuple[str, str], ...]:
-    """Tags as pairs of texts; some names are not the user's to give."""
+    """Some tag names are reserved."""
     given: Any = cast("Mapping[Any, Any]", tags).items() if isinstance(tags, Mapping) else tags
     try:
         pairs = tuple((str(key), str(value)) for key, value in given)

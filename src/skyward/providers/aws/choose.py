@@ -72,7 +72,6 @@ def shapes(api: Api, spec: Spec, kinds: Sequence[str] = ()) -> list[Shape]:
 
 
 def shape(described: dict[str, Any]) -> Shape:
-    """A shape from one item of DescribeInstanceTypes."""
     kind: str = described["InstanceType"]
     name, count, memory, fraction = _accelerator(described)
     classes: list[str] = described.get("SupportedUsageClasses") or []
@@ -97,7 +96,6 @@ def shape(described: dict[str, Any]) -> Shape:
 
 
 def offerings(api: Api, kinds: Sequence[str]) -> dict[str, set[str]]:
-    """The zones in which each kind is offered at all."""
     zones: dict[str, set[str]] = {}
     for start in range(0, len(kinds), 100):
         some = [{"Name": "instance-type", "Values": list(kinds[start : start + 100])}]
@@ -233,8 +231,6 @@ _KINDS = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """The provider's settings that matter for choosing."""
-
     image: Callable[[CloudOffer], MachineImage]
     """The image that machines of an offer start from."""
     kinds: tuple[str, ...] = ()
@@ -253,14 +249,12 @@ class Choice:
     """Reserved capacity; there and nowhere else machines are launched then."""
 
     def unfit(self, shape: Shape, spec: Spec) -> str | None:
-        """Why machines of this shape will not do."""
         # a pattern such as "*.large" names no family
         named = any(fnmatchcase(shape.kind, kind) for kind in self.kinds if kind[0] not in "*?[")
         burstable = named if self.burstable is None else self.burstable
         return unfit(shape, spec, burstable, shape.kind in self.kinds)
 
     def disk(self, offer: CloudOffer) -> Disk:
-        """The root disk of a machine."""
         return root_disk(self.image(offer).root_gb, self.root_gb, self.throughput, offer.disk_mbps)
 
 
@@ -388,14 +382,12 @@ def _offers(
 
 
 def _priced(offer: CloudOffer, choice: Choice, prices: Prices) -> CloudOffer:
-    """The offer with its whole price: machine, disk and public address."""
     machine, source = (0.0, "live") if offer.block else prices.of(offer.kind, offer.zone, offer.market)
     parts = Price(machine, prices.disk.hourly(choice.disk(offer)), 0.0 if choice.private else PUBLIC_ADDRESS)
     return replace(offer, hourly_cost=parts.total, parts=parts, price=source)
 
 
 def _explained(offers: Sequence[CloudOffer], choice: Choice) -> list[str]:
-    """What the price consists of, and what is not in it."""
     first = offers[0]
     said = [f"one node of the first: {first.parts} an hour ({choice.disk(first)})" if first.parts.known else ""]
     said.append(
@@ -461,8 +453,6 @@ def _near(shape: Shape, spec: Spec) -> bool:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Room for machines of one kind in one zone."""
-
     id: str
     kind: str
     zone: str
@@ -473,7 +463,6 @@ class Reservation:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
         return f"{'capacity block' if self.block else 'reservation'} {self.id}"
 
 

@@ -24,8 +24,6 @@ __all__ = ["KINDS", "Thing", "delete", "found_leftovers", "give_back", "things"]
 
 @dataclass(frozen=True)
 class Thing:
-    """Something of a pool that is no machine."""
-
     kind: str
     id: str
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
@@ -35,7 +33,6 @@ class Thing:
     """The id by which it is tagged, where that is another one."""
 
     def leftover(self) -> Leftover:
-        """It as `sky ps` lists it."""
         return Leftover(self.tags.get(POOL, ""), self.id, self.kind, expires=expiry(self.tags))
 
 
@@ -105,8 +102,6 @@ def _leaving(item: dict[str, Any]) -> bool:
 
 @dataclass
 class _Work:
-    """What is known while a pool is given back."""
-
     history: History
     claim: PoolClaim
     machines: dict[str, CloudMachine] = field(default_factory=dict[str, CloudMachine])
@@ -225,7 +220,7 @@ def _unconfirmed(work: _Work) -> list[str]:
 
 
 def _cost(work: _Work) -> float:
-    """What is left costs an hour, as far as is known."""
+    """Dollars per hour of what is left, as far as known."""
     made = work.history.made("instance")
     prices: dict[str, float] = {id: float(record.data.get("price", 0)) for id, record in made.items()}
     prices |= {id: machine.hourly_cost for id, machine in work.machines.items()}
@@ -302,7 +297,6 @@ class PoolClaim(Claim):
         return owned
 
     def owns_thing(self, thing: Thing) -> bool:
-        """Whether something else was made for the pool."""
         if thing.kind == "volume":
             return self.tagged(thing.tags) and thing.id in self.volumes
         return self.owns(thing.kind, thing.id, thing.tags, thing.name)

@@ -78,8 +78,6 @@ _ORIGINS = 4  # so many images back it is asked what an image was made from
 
 @dataclass(frozen=True)
 class MachineImage:
-    """An image: its id, what its root disk is called and needs, and its user."""
-
     id: str
     root_device: str
     root_gb: int
@@ -111,7 +109,6 @@ def without_image(accelerator: str) -> str:
 
 
 def find_image(api: Api, name: str, architecture: str | None = None) -> MachineImage:
-    """The image with this id, or the one that a parameter names."""
     id = name if name.startswith("ami-") else _named(api, name)
     image = _described(api, id)
     if image is None:
@@ -161,7 +158,7 @@ def _described(api: Api, id: str) -> dict[str, Any] | None:
 
 
 def _user(api: Api, image: dict[str, Any]) -> str:
-    """The user of an image; if nothing in it says, of the one that it was made from."""
+    """Falls back to the image that it was made from."""
     origin: dict[str, Any] | None = image
     for _ in range(_ORIGINS):
         user = login_user(origin)

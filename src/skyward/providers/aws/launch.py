@@ -48,8 +48,6 @@ _KMS = (
 
 @dataclass(frozen=True)
 class Order:
-    """What a launch needs, whichever offer is taken."""
-
     api: Api
     ledger: Ledger
     terms: Terms
@@ -174,7 +172,6 @@ def request(
     close: str | None = None,
     efa: bool = False,
 ) -> dict[str, Any]:
-    """The parameters of RunInstances."""
     tags = {**order.terms.tags, **price_tags(offer.parts)}
     disk = root_disk(image.root_gb, order.root_gb, order.throughput, offer.disk_mbps)
     kinds = ["instance", "volume", "network-interface"]
@@ -225,7 +222,6 @@ def request(
 
 
 def ensure_placement(api: Api, ledger: Ledger, terms: Terms) -> str:
-    """The pool's placement group."""
     name = resource_name(terms.pool)
     if ledger.history.left("placement-group"):
         return name
@@ -316,8 +312,6 @@ Ready = Callable[[Order, list[str]], list[CloudMachine]]
 
 @dataclass(frozen=True)
 class Settings:
-    """The provider's settings that matter for launching."""
-
     owner: str
     subnets: Sequence[Subnet]
     image: Callable[[CloudOffer], MachineImage]
@@ -366,14 +360,12 @@ def open_pool(
 
 
 def trust_machines(machines: Sequence[CloudMachine]) -> None:
-    """Has ssh expect the pool's host key at the addresses of these machines."""
     for pool, ledger in _ledgers(machines).items():
         targets = [machine.ssh for machine in machines if machine.tags.get(POOL) == pool]
         trust(make_keys(ledger.directory), [target.host for target in targets if target is not None])
 
 
 def forget_machines(machines: Sequence[CloudMachine]) -> None:
-    """Has ssh forget the addresses of machines that are gone."""
     for pool, ledger in _ledgers(machines).items():
         ours = [machine for machine in machines if machine.tags.get(POOL) == pool]
         forget(make_keys(ledger.directory), [ip for m in ours for ip in (m.public_ip, m.private_ip) if ip])

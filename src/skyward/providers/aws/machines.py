@@ -43,8 +43,6 @@ State = Literal["pending", "running", "stopping", "stopped", "shutting-down", "t
 
 @dataclass(frozen=True)
 class CloudMachine(Machine):
-    """An instance: where it stands, what it costs, and how it is doing."""
-
     region: str = ""
     zone: str = ""
     kind: str = ""
@@ -61,12 +59,11 @@ class CloudMachine(Machine):
     image: str = ""
     architecture: str = "x86_64"
     volumes: tuple[str, ...] = ()
-    """Disks that end with it."""
     tags: dict[str, str] = field(default_factory=dict[str, str], hash=False)
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or will, or could again: whether it may cost money."""
+        """Whether it may cost money: it runs, will run, or could run again."""
         return self.state not in ("shutting-down", "terminated")
 
     @property
@@ -88,7 +85,6 @@ class CloudMachine(Machine):
         return self.state == "running" and self.ssh is not None
 
     def leftover(self) -> Leftover:
-        """The machine as `sky ps` lists it."""
         cost = self.hourly_cost if self.alive else 0.0
         detail = f"{self.kind}, {self.state}"
         return Leftover(self.tags.get(POOL, ""), self.id, "machine", detail, cost, expiry(self.tags))
@@ -104,7 +100,6 @@ def described(api: Api, ids: Sequence[str], **how: Any) -> list[CloudMachine]:
 
 
 def tagged(api: Api, **requested: str) -> list[CloudMachine]:
-    """Instances by tag (`pool=`, `owner=`), in any state."""
     return _asked(api, filters(**requested))
 
 
@@ -131,7 +126,6 @@ def machine(
     private: bool = False,
     proxy: Callable[[str], str] | None = None,
 ) -> CloudMachine:
-    """A machine from one item of DescribeInstances."""
     tags = as_dict(item)
     price = price_of(tags)
     state: State = item["State"]["Name"]
@@ -214,7 +208,6 @@ class Endpoint:
 
 
 def check_way(via: object) -> None:
-    """Refuses a way that there is not."""
     if via is not None and via not in get_args(Way):
         raise InvalidArgument(
             f'via={via!r} is no way to a machine. Say via="ssm" (Session Manager) or via="eice" (an EC2 Instance '

@@ -41,8 +41,6 @@ _ASKING = 8.0
 
 @dataclass(frozen=True)
 class Subnet:
-    """A part of a network, in one zone."""
-
     id: str
     zone: str
     vpc: str
@@ -91,7 +89,6 @@ def subnets(api: Api, given: Sequence[str] = (), public: bool = True, demanded: 
 
 
 def checked_cidr(value: str) -> str:
-    """An address or a range of them, as AWS wants it."""
     try:
         return str(ipaddress.ip_network(value, strict=False))
     except ValueError as exc:
@@ -260,13 +257,11 @@ def your_group(group: str, own: Callable[[], str]) -> Admission:
 
 
 def ssh_rule(cidr: str, text: str = OURS) -> dict[str, Any]:
-    """A rule that lets in ssh from an address or a range of them."""
     key, field = ("Ipv6Ranges", "CidrIpv6") if ":" in cidr else ("IpRanges", "CidrIp")
     return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, key: [{field: cidr, "Description": text}]}
 
 
 def utc_now() -> datetime:
-    """The time, by which rules are ordered."""
     return datetime.now(UTC)
 
 

@@ -35,8 +35,6 @@ ROOM_GB = 30
 
 @dataclass(frozen=True)
 class Disk:
-    """A gp3 volume."""
-
     gb: int
     throughput: int = _FREE_THROUGHPUT
     """MiB/s."""
@@ -56,7 +54,6 @@ class DiskPrices:
     throughput: float
 
     def hourly(self, disk: Disk) -> float:
-        """What a disk costs an hour."""
         iops, throughput = max(0, disk.iops - _FREE_IOPS), max(0, disk.throughput - _FREE_THROUGHPUT)
         return (disk.gb * self.gb + iops * self.iops + throughput * self.throughput) / _HOURS
 
@@ -120,7 +117,6 @@ class Prices:
 
 
 def ask(api: Api, kinds: Sequence[str], spot: bool = True) -> Prices:
-    """Prices for these kinds in the region of `api`."""
     notes: list[str] = []
     pace = api.account.pace
     hasty = replace(api, account=replace(api.account, pace=replace(pace, budget=min(pace.budget, _PATIENCE))))
@@ -130,7 +126,6 @@ def ask(api: Api, kinds: Sequence[str], spot: bool = True) -> Prices:
 
 
 def forget() -> None:
-    """Has prices asked again."""
     with _lock:
         _known.clear()
 

@@ -302,11 +302,9 @@ class AWS(Provider):
         return [(here, item) for here, item in found if self.owner in (None, item.owner)]
 
     def _login(self) -> str:
-        """Whose pools these are: the owner that was given, or who is logged in."""
         return self.owner or self._api(None).identity()
 
     def _recorded(self, metadata: Mapping[str, Any], region: str | None = None) -> AWS:
-        """This provider with the settings that a ledger has."""
         known = {name: metadata[name] for name in ("profile", "endpoint_url", "owner") if metadata.get(name)}
         if "endpoint_url" in known:
             check_endpoint(known["endpoint_url"], self.endpoint_url, os.environ)

@@ -93,7 +93,6 @@ class Kept:
 
 
 def content_of(key: str, base: str, architecture: str) -> str:
-    """The hash of an environment on a machine image."""
     return blake2b(json.dumps([key, base, architecture]).encode(), digest_size=12).hexdigest()
 
 
@@ -143,7 +142,6 @@ def keep(api: Api, owner: str, key: str, machine: CloudMachine, shell: Shell, ca
 
 
 def kept() -> list[Kept]:
-    """The images that this computer has had made."""
     found: list[Kept] = []
     for path in sorted(_directory().glob("skyward-warm-*")):
         try:
@@ -199,7 +197,7 @@ def _ready(api: Api, owner: str, content: str) -> MachineImage | None:
 
 
 def _described(api: Api, item: Kept) -> dict[str, Any] | None:
-    """The image of that name, if it is this account's and its owner's: names cannot be changed, tags can."""
+    """The account's image of that name, if it has the same owner: names cannot be changed, tags can."""
     found = api.pages("ec2", "describe_images", "Images", Owners=["self"], Filters=filters(name=item.name))
     ours = {"Key": OWNER, "Value": item.owner[:256]}
     return next(

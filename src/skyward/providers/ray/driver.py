@@ -56,7 +56,6 @@ def main() -> None:
 
 
 def say(message: dict[str, Any]) -> None:
-    """Tells the client, which reads our output or the job's log."""
     print(MARK + json.dumps(message), flush=True)
 
 
@@ -130,8 +129,6 @@ class Joiner:
 
 
 class Bundle:
-    """One bundle of the group, and the joiner that runs in it, if one does."""
-
     def __init__(self, index: int, place: int) -> None:
         self.index, self.place = index, place
         self.actor: Any = None
@@ -205,7 +202,6 @@ class Holder:
             os._exit(code)
 
     def on_sigterm(self, number: int, frame: Any) -> None:
-        """The job is being stopped."""
         self.finish(0)
 
     def until_input_ends(self) -> None:
@@ -215,7 +211,7 @@ class Holder:
         self.finish(0)
 
     def _demand(self) -> dict[str, float]:
-        """What a bundle asks for, with the type of GPU if a node of this cluster says that it has it."""
+        """Includes the GPU type if a node of this cluster reports it."""
         known = {name for node in _nodes() for name in node["resources"]}
         fitting = [name for name in self._order["types"] if name in known]
         return {**self._order["resources"], **dict.fromkeys(fitting[:1], 0.001)}
@@ -252,7 +248,6 @@ class Holder:
         self._waits[ref] = bundle, "start"
 
     def _settle(self, ref: Any, bundle: Bundle, what: str) -> None:
-        """A joiner was started, or has ended."""
         ray = _module("ray")
         try:
             result = ray.get(ref)
@@ -304,7 +299,6 @@ class Holder:
 
 
 def _module(name: str) -> Any:
-    """A module of Ray's, which is imported when it is first used and has no types."""
     return importlib.import_module(name)
 
 

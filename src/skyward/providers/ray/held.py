@@ -36,8 +36,6 @@ class RayMachine(JoinedMachine):
 
 @dataclass
 class _Place:
-    """A place of the pool: whose it is, and which machine it has now."""
-
     driver: Driver
     bundle: int
     turn: int = 0
@@ -100,7 +98,6 @@ class HeldPool:
                     self._places[number].awaited = False
 
     def gone(self, machine: RayMachine) -> str:
-        """Why a machine will not come back; empty while it may."""
         assert machine.joined is not None
         place = self._places.get(machine.joined.place)
         if place is None or place.turn != machine.turn:
@@ -118,7 +115,6 @@ class HeldPool:
         self.arrivals.dismiss(machine.joined.place)
 
     def expected(self) -> bool:
-        """Whether machines are away, so that others may ask for their places."""
         with self._lock:
             numbers = list(self._places)
         return not all(map(self.arrivals.is_connected, numbers))

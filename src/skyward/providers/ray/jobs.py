@@ -111,8 +111,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class Jobs:
-    """The Jobs API at an address."""
-
     url: str
     token: str | None = field(default=None, repr=False)
     timeout: float = 30.0
@@ -155,7 +153,6 @@ class Jobs:
             raise
 
     def log(self, id: str) -> str:
-        """What the driver of a job has printed."""
         answer = self._json("GET", f"/api/jobs/{quote(id)}/logs", "reading the job's log", dict)
         return str(answer.get("logs", ""))
 
@@ -226,16 +223,11 @@ _FOR_RAY = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_TLS_", "RAY_USE_TLS")
 
 
 def driver_source() -> str:
-    """The program that runs on the cluster."""
     return Path(__file__).with_name("driver.py").read_text()
 
 
 class Driver(Protocol):
-    """What holds places of a pool on a cluster."""
-
-    def report(self) -> DriverReport:
-        """How far it is."""
-        ...
+    def report(self) -> DriverReport: ...
 
     def glance(self) -> DriverReport:
         """The same, and whether it has ended, as far as that can be known without waiting."""
@@ -252,8 +244,6 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class JobDriver:
-    """A driver that runs on the head, as a job."""
-
     jobs: Jobs
     id: str
 
@@ -389,8 +379,6 @@ class Busy(NoCapacity):
 
 @dataclass(frozen=True)
 class DriverReport:
-    """How far a driver is."""
-
     waiting: str = ""
     """Ray's word for why the places are not there yet; empty once they are."""
     nodes: Sequence[str] = ()
@@ -479,7 +467,6 @@ def _described(nodes: object) -> tuple[str, ...]:
 
 
 def _has(node: Mapping[str, Any]) -> str:
-    """What a node has, or, where that is said, how much of it is free."""
     resources: Mapping[str, float] = node.get("resources") or {}
     if "free" not in node:
         return amounts(resources)

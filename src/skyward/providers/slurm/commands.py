@@ -33,19 +33,17 @@ _TIMEOUT = 60.0
 
 
 class Commands:
-    """The commands of one cluster; usable from many threads."""
+    """Thread-safe."""
 
     def __init__(self, login: SshTarget | None, ssh_timeout: float, settings: Mapping[str, object]) -> None:
         self._login, self._ssh_timeout, self._settings = login, ssh_timeout, settings
         self._shell: Shell | None = None
         self.cancelled: set[str] = set()
-        """The jobs that were cancelled by us."""
         self.final = ""
         """Which job somebody else has cancelled: then the pool gets no other nodes."""
 
     @property
     def where(self) -> str:
-        """Where the commands are run, for people."""
         return "this computer" if self._login is None else str(self._login)
 
     @cached_property
@@ -65,7 +63,6 @@ class Commands:
         return self._result("sbatch", done, True).strip().splitlines()[-1].partition(";")[0]
 
     def close(self) -> None:
-        """Disconnects from the login node."""
         shell, self._shell = self._shell, None
         if shell is not None:
             shell.close()

@@ -87,15 +87,12 @@ _ABOVE_LIMIT = (
 
 @dataclass(frozen=True)
 class Job:
-    """A job as Slurm has it."""
-
     id: str
     state: str
     reason: str = ""
     start: float | None = None
     """When it started, or is expected to start (seconds since 1970)."""
     end: float | None = None
-    """When its time is over."""
     count: int = 0
     nodes: tuple[str, ...] = ()
     limit: float = float("inf")
@@ -106,17 +103,14 @@ class Job:
 
     @property
     def waits(self) -> bool:
-        """Whether it has no nodes yet."""
         return self.state in _WAITING
 
     @property
     def runs(self) -> bool:
-        """Whether its nodes are there."""
         return self.state in _RUNNING
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs any more."""
         return not self.waits and not self.runs and self.state not in ENDING
 
     def time_over(self, now: float) -> bool:
@@ -148,7 +142,6 @@ class Job:
 
 
 def job_name(pool: str) -> str:
-    """The name of a pool's jobs."""
     return _NAME + pool
 
 
@@ -277,7 +270,6 @@ def listed(commands: Commands, id: str | None = None) -> list[Job]:
 
 
 def jobs_of(commands: Commands, pool: str) -> list[Job]:
-    """The jobs of a pool."""
     return [job for job in listed(commands) if job.pool == pool]
 
 
@@ -502,8 +494,6 @@ def _states(commands: Commands, nodes: Sequence[str]) -> list[tuple[str, str, st
 
 @dataclass(frozen=True)
 class SlurmMachine(Machine):
-    """A node of a job."""
-
     job: str = ""
     node: str = ""
     reason: str = ""
@@ -524,7 +514,6 @@ class SlurmMachine(Machine):
 
 
 def by_pool(machines: Sequence[Machine]) -> dict[str, list[SlurmMachine]]:
-    """Machines of Slurm, by the pools that they belong to."""
     found: dict[str, list[SlurmMachine]] = {}
     for machine in machines:
         if isinstance(machine, SlurmMachine) and machine.joined is not None:

@@ -411,7 +411,6 @@ class Slurm(Provider):
         return Holding(pool, tuple(made))
 
     def _options(self, ledger: Ledger, spec: Spec, count: int, gpus: str | None) -> list[str]:
-        """The options of sbatch."""
         expires = float(ledger.history.metadata["expires"])
         options = job_options(self._settings, extra_options(self.options), spec, count, gpus)
         return [*options, f"--job-name={job_name(ledger.pool)}", f"--comment={comment(ledger.pool, expires)}"]
