@@ -7,7 +7,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,14 +16,13 @@ from skyward import events
 from skyward.api.usage_errors import check_path
 from skyward.errors import InvalidArgument
 from skyward.events import Event
+from skyward.history.state import Attempt, PoolState
 from skyward.history.store import Entry, Tail, find
 
 __all__ = ["History", "lanes", "read", "write"]
 
 
 Table = Literal["metrics", "calls", "output"]
-
-_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -94,28 +94,18 @@ class History:
     @property
     def state(self) -> str:
         """ "closed", "open", "opening" or "closing", as the last event that says so; "killed" if nobody closed it."""
-        now = "opening"
-        for event in self.events:
-            match event:
-                case events.PoolOpened():
-                    now = "open"
-                case events.PoolClosing():
-                    now = "closing"
-                case events.PoolClosed():
-                    return "closed"
-                case _:
-                    pass
-        return now if self.running else "killed"
+        stage = self._state.stage or "opening"
+        return stage if self.running or stage == "closed" else "killed"
 
     @property
     def nodes(self) -> int:
         """How many nodes were asked for."""
-        return next((event.nodes for event in self.events if isinstance(event, events.PoolOpening)), 0)
+        return self._state.requested
 
     @property
     def provider(self) -> str:
         """Where they came from."""
-        return next((event.provider for event in reversed(self.events) if isinstance(event, events.PoolOpening)), "")
+        return self._state.provider
 
     def calls(self) -> list[CallRecord]:
         """Every call that began, in that order, as its last attempt went; those that run have no `seconds` yet."""
@@ -123,32 +113,13 @@ class History:
 
     def attempts(self) -> list[CallRecord]:
         """Every attempt of every call, also those that were lost with their node and tried again."""
-        found: dict[tuple[str, int], CallRecord] = {}
-        last: dict[str, int] = {}
-        for event in self.events:
-            if not isinstance(event, events.CallStarted | events.CallEnded):
-                continue
-            e, at = event, (event.call, event.attempt)
-            told = (e.call, e.name, e.arguments, e.node, e.rank)
-            if isinstance(e, events.CallStarted):
-                before = found.get((e.call, last.get(e.call, e.attempt)))
-                if before is not None and before.seconds is None and before.attempt != e.attempt:  # lost with its node
-                    lost = replace(before, seconds=max(0.0, e.time - before.began), outcome="lost")
-                    found[before.id, before.attempt] = lost
-                found[at] = CallRecord(*told, e.time, attempt=e.attempt, group=e.group, waited=e.waited)
-                last[e.call] = e.attempt
-                continue
-            running = found.get((e.call, last.get(e.call, e.attempt)))
-            at = (e.call, running.attempt) if running is not None and running.seconds is None else at
-            known, seconds = found.get(at), e.seconds
-            if known is None:
-                known = CallRecord(*told, e.time - e.seconds, attempt=e.attempt, group=e.group, waited=e.waited)
-            elif not seconds:  # it is not told how long one ran that was lost or cancelled
-                seconds = max(0.0, e.time - known.began)
-            counts = {"items": e.items, "failed_items": e.failed_items}
-            found[at] = replace(known, seconds=seconds, outcome=e.outcome, error=e.error, **counts)
-            last[e.call] = e.attempt
-        return list(found.values())
+        return [
+            CallRecord(
+                *(a.id, a.name, a.arguments, a.node, a.rank, a.began, a.seconds, a.outcome, a.attempt),
+                *(a.error, a.items, a.failed_items, a.group, a.waited),
+            )
+            for a in self._folded[1]
+        ]
 
     def output(self, node: int | None = None, call: str | None = None) -> list[events.Output]:
         """The lines that bodies wrote: all, or those of a node or of a call."""
@@ -165,24 +136,28 @@ class History:
     @property
     def price_known(self) -> bool:
         """Whether the price of all machines was known all the time, so that `cost` is all of it."""
-        return all(math.isfinite(event.hourly) for event in self.events if isinstance(event, events.PoolCost))
+        return self._state.price_known
 
     @property
     def priced(self) -> bool:
         """Whether its machines have a price, as those of clouds have."""
-        return any(isinstance(event, events.PoolCost) for event in self.events)
+        return self._state.priced
 
     def cost(self, now: float | None = None) -> float:
         """What the machines have cost in dollars until `now` (seconds since 1970), by their price where it is known."""
-        spent, hourly, since = 0.0, 0.0, 0.0
+        last = self.events[-1].time if self.events else 0.0
+        return self._state.spent((time.time() if now is None else now) if self.running else last)
+
+    @property
+    def _state(self) -> PoolState:
+        return self._folded[0]
+
+    @cached_property
+    def _folded(self) -> tuple[PoolState, list[Attempt]]:
+        state, attempts = PoolState(), dict[int, Attempt]()
         for event in self.events:
-            if isinstance(event, events.PoolCost | events.PoolClosed):
-                spent += hourly * max(0.0, event.time - since) / _HOUR
-                told = event.hourly if isinstance(event, events.PoolCost) else 0.0
-                hourly, since = (told if math.isfinite(told) else 0.0), event.time
-        last = self.events[-1].time if self.events else since
-        end = (time.time() if now is None else now) if self.running else last
-        return spent + hourly * max(0.0, end - since) / _HOUR
+            attempts |= {id(attempt): attempt for attempt in state.apply(event, event.time)}
+        return state, list(attempts.values())
 
     def to_pandas(self, table: Table = "metrics") -> Any:
         """A DataFrame of a `table`: "metrics" (time, node, rank, call, name, value, step), "calls", "output"."""

@@ -17,6 +17,7 @@ from typing import Literal
 from skyward import events
 from skyward.events import Event
 from skyward.history.lines import parsed
+from skyward.history.state import PoolState
 from skyward.history.store import Entry, entries
 from skyward.machines import spent
 from skyward.machines.ledger import histories
@@ -78,16 +79,15 @@ def gather(since: float, now: float | None = None, root: Path | None = None) -> 
 
 def of_events(pool: str, found: Sequence[Event], end: float, running: bool) -> Iterator[Charge]:
     """What a history says of a pool's cost: its price an hour, from each time that it changed."""
-    provider = _provider(found)
-    steps = [event for event in found if isinstance(event, events.PoolCost | events.PoolClosed)]
-    for number, event in enumerate(steps):
-        if not isinstance(event, events.PoolCost):
-            continue
-        last = number + 1 == len(steps)
-        until = max(event.time, end if last else steps[number + 1].time)
-        known = math.isfinite(event.hourly)
-        cost = event.hourly * (until - event.time) / 3600 if known else 0.0
-        yield Charge(pool, provider, event.time, until, cost, unknown=not known, running=running and last)
+    state = PoolState()
+    for event in found:
+        state.apply(event, event.time)
+    closed = bool(state.rates) and state.hourly is None
+    for began, until, hourly in state.prices(end):
+        last = not closed and began == state.rates[-1][0]
+        cost = hourly * (until - began) / 3600 if math.isfinite(hourly) else 0.0
+        unknown = not math.isfinite(hourly)
+        yield Charge(pool, state.provider or "unknown", began, until, cost, unknown=unknown, running=running and last)
 
 
 def by_day(charge: Charge, zone: tzinfo | None = None) -> Iterator[tuple[date, Charge]]:

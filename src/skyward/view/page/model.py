@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from skyward import events
 from skyward.events import CallEnded, Event
 from skyward.history.lines import Skipped, summary
-from skyward.view.page.timeline import FAILED, PageCall, Timeline
+from skyward.history.state import FAILED, Attempt, PoolState
+from skyward.view.page.timeline import Timeline
 from skyward.view.terminal import clean
 
 __all__ = ["PageModel", "Reports", "died", "thinned"]
@@ -27,7 +28,7 @@ class Broadcast:
     """The ranks of a broadcast, as far as they have begun."""
 
     id: str
-    calls: list[PageCall]
+    calls: list[Attempt]
 
     def told(self) -> dict[str, Any]:
         """What the page shows of it."""
@@ -48,19 +49,19 @@ class PageCalls:
     """Every attempt of every call, in the order in which they began to be known."""
 
     def __init__(self) -> None:
-        self.all: list[PageCall] = []
+        self.all: list[Attempt] = []
         self.broadcasts: dict[str, Broadcast] = {}
-        self._by_id: dict[str, PageCall] = {}
+        self._by_id: dict[str, Attempt] = {}
 
-    def add(self, call: PageCall) -> None:
+    def add(self, call: Attempt) -> None:
         """One more attempt of a call."""
-        call.before = self._by_id.get(call.id)
+        call.number, call.before = len(self.all), self._by_id.get(call.id)
         self.all.append(call)
         self._by_id[call.id] = call
         if call.group:
             self.broadcasts.setdefault(call.group, Broadcast(call.group, [])).calls.append(call)
 
-    def get(self, id: str) -> PageCall | None:
+    def get(self, id: str) -> Attempt | None:
         """The last attempt of a call."""
         return self._by_id.get(id)
 
@@ -106,7 +107,7 @@ class PageCalls:
         return {**shown(call), "error": call.error, "earlier": attempts, "ranks": ranks}
 
 
-def shown(call: PageCall) -> dict[str, Any]:
+def shown(call: Attempt) -> dict[str, Any]:
     """A call as a row of a list."""
     return {
         "number": call.number,
@@ -126,7 +127,7 @@ def shown(call: PageCall) -> dict[str, Any]:
     }
 
 
-def _has(call: PageCall, wanted: str) -> bool:
+def _has(call: Attempt, wanted: str) -> bool:
     return (
         wanted in call.name.lower()
         or wanted in call.arguments.lower()
@@ -195,8 +196,6 @@ _BLOCKS = 12_000  # in one answer
 _BROADCASTS = 300
 _NARROWEST = 3  # pixels that a block has at least
 _SPARK = 60  # points of a curve of a node
-_HOUR = 3600.0
-_SAMPLED = 1.0  # seconds between two samples of a node
 _WINDOW = 10  # seconds over which the rate of calls is taken
 
 
@@ -210,9 +209,6 @@ class _Gpu:
 
 @dataclass(slots=True)
 class _Node:
-    state: str = "waiting"
-    done: int = 0
-    failed: int = 0
     cpu: Curve = field(default_factory=Curve)
     memory: Curve = field(default_factory=Curve)
     gpus: dict[int, _Gpu] = field(default_factory=dict[int, _Gpu])
@@ -223,21 +219,17 @@ class PageModel:
     """The state of one pool, as the page asks for it."""
 
     def __init__(self, pool: str) -> None:
-        self.pool, self.state, self.provider = pool, "opening", ""
+        self.pool, self.killed, self._pool = pool, False, PoolState()
         self.began = self.last = 0.0
         self.revision = 0
         self._nodes: dict[int, _Node] = {}
         self._calls = PageCalls()
-        self._done = self._failed = self._cancelled = 0
         self._recent: Counter[int] = Counter()  # calls that ended, by second
         self._lines = OutputLines()
         self._reports = Reports()
         self._queue = Curve()
-        self._groups: dict[int, events.GroupProgress] = {}
         self._moments: deque[tuple[float, str, str, int | None]] = deque(maxlen=_MOMENTS)
         self._said = 0
-        self._hourly, self._spent, self._since = 0.0, 0.0, 0.0
-        self._unpriced = False
         self._skipped = Skipped("")
 
     def apply(self, found: Iterable[Event]) -> None:
@@ -246,54 +238,61 @@ class PageModel:
             self.began = self.began or event.time
             self.last = max(self.last, event.time)
             self.revision += 1
+            for attempt in self._pool.apply(event, event.time):
+                self._follow(attempt)
             handler = getattr(self, f"_on_{type(event).__name__}", None)
             if handler is not None:
                 handler(event)
+
+    @property
+    def state(self) -> str:
+        """ "opening", "open", "closing", "closed" or "killed"."""
+        return "killed" if self.killed else self._pool.stage or "opening"
 
     # answers
 
     def summary(self, now: float) -> dict[str, Any]:
         """What stands at the top of the page."""
         over = self.state in ("closed", "killed")
-        cost = self._spent + self._hourly * max(0.0, (self.last if over else now) - self._since) / _HOUR
+        pool, hourly = self._pool, self._pool.hourly or 0.0
         return {
             "pool": self.pool,
             "state": self.state,
-            "provider": self.provider,
+            "provider": pool.provider,
             "revision": self.revision,
             "began": self.began,
             "now": self.last if over else now,
-            "nodes": len(self._nodes),
-            "up": sum(node.state == "up" for node in self._nodes.values()),
+            "nodes": len(pool.nodes),
+            "up": sum(node.status == "up" for node in pool.nodes.values()),
             "calls": len(self._calls.all),
-            "running": 0 if over else sum(len(node.time.running) for node in self._nodes.values()),
-            "waiting": 0 if over or not self._queue.values else int(self._queue.values[-1]),
-            "done": self._done + self._skipped.ok,
-            "failed": self._failed,
-            "cancelled": self._cancelled,
+            "running": 0 if over else len(pool.calls),
+            "waiting": 0 if over else pool.queued,
+            "done": pool.done + self._skipped.ok,
+            "failed": pool.failed,
+            "cancelled": pool.cancelled,
             "rate": 0.0 if over else self._rate(now),
-            "cost": _finite(cost) if self._hourly or self._spent else None,
-            "hourly": 0.0 if over else _finite(self._hourly),
-            "unpriced": self._unpriced,
+            "cost": pool.spent(self.last if over else now) if _has_price(pool) else None,
+            "hourly": 0.0 if over else _finite(hourly),
+            "unpriced": not pool.price_known,
             "skipped": self._skipped.count,
             "groups": [
                 {name: getattr(group, name) for name in ("name", "done", "failed", "total", "left", "rate", "over")}
-                for group in list(self._groups.values())[-8:]
+                for group, _ in list(pool.groups.values())[-8:]
             ],
         }
 
     def nodes(self, since: float = 0.0, first: int = 0, last: int | None = None) -> list[dict[str, Any]]:
         """Every node; those from place `first` to before `last` with their figures over time, from `since` on."""
-        found = sorted(self._nodes.items())
+        found = sorted(self._pool.nodes.items())
         shown = range(first, len(found) if last is None else last)
         return [
             {
                 "node": number,
-                "state": node.state,
-                "running": len(node.time.running),
+                "state": node.status,
+                "running": len(self._node(number).time.running),
                 "done": node.done,
                 "failed": node.failed,
-                **(_figures(node, since) if place in shown else {}),
+                **(_figures(self._node(number), since) if place in shown else {}),
             }
             for place, (number, node) in enumerate(found)
         ]
@@ -309,7 +308,7 @@ class PageModel:
         tick = max(1e-6, _NARROWEST * (end - start) / max(1, width))
         over = self.state in ("closed", "killed")
         until = self.last if over else now
-        found = sorted(self._nodes.items())
+        found = [(number, self._node(number)) for number in sorted(self._pool.nodes)]
         shown = found[first:last]
         room = max(100, _BLOCKS // max(1, len(shown)))
         digits = max(0, min(6, 1 - math.floor(math.log10(tick))))
@@ -366,49 +365,25 @@ class PageModel:
 
     # what happens
 
-    def _on_PoolOpening(self, event: events.PoolOpening) -> None:
-        self.state, self.provider = "opening", event.provider
-        for number in range(event.nodes):
-            self._node(number)
-
     def _on_PoolOpened(self, event: events.PoolOpened) -> None:
-        self.state = "open"
-        for node in self._nodes.values():
-            if node.state in ("waiting", "ready"):
-                node.state = "up"
         self._say(event, "pool", f"open: {event.nodes} nodes, {event.slots} slots, after {event.seconds:.1f} s")
 
     def _on_PoolClosing(self, event: events.PoolClosing) -> None:
-        self.state = "closing"
         self._say(event, "pool", "closing")
 
     def _on_PoolClosed(self, event: events.PoolClosed) -> None:
-        self.state = "closed"
-        self._account(event.time, 0.0)
-        for node in self._nodes.values():
-            node.state = "gone"
         self._say(event, "pool", f"closed after {event.seconds:.1f} s")
 
-    def _on_PoolCost(self, event: events.PoolCost) -> None:
-        known = math.isfinite(event.hourly)
-        self._unpriced = self._unpriced or not known
-        self._account(event.time, event.hourly if known else 0.0)
-
     def _on_NodePhase(self, event: events.NodePhase) -> None:
-        if event.node is not None and event.phase == "ready":
-            self._node(event.node).state = "up" if self.state == "open" else "ready"
         self._say(event, "set-up", event.phase, event.node)
 
     def _on_NodeUp(self, event: events.NodeUp) -> None:
-        self._node(event.node).state = "up"
         self._say(event, "node", "takes calls again", event.node)
 
     def _on_NodeDown(self, event: events.NodeDown) -> None:
-        self._node(event.node).state = "down"
         self._say(event, "warning", event.reason, event.node)
 
     def _on_NodeLeaving(self, event: events.NodeLeaving) -> None:
-        self._node(event.node).state = "leaving"
         self._say(event, "warning", f"will be taken away in {event.seconds:.0f} s", event.node)
 
     def _on_Notice(self, event: events.Notice) -> None:
@@ -439,47 +414,21 @@ class PageModel:
             if gpu.memory_used is not None:
                 known.memory.add(event.time, gpu.memory_used)
 
-    def _on_CallStarted(self, event: events.CallStarted) -> None:
-        before = self._calls.get(event.call)
-        if before is not None and before.outcome == "running":
-            self._finish(before, event.time, 0.0, "lost", "")
-            self._node(before.node).failed += 1
-        e = event
-        made = (e.call, e.name, e.node, e.rank, e.time, e.arguments, e.attempt, e.group, e.waited)
-        call = PageCall(len(self._calls.all), *made)
-        self._node(event.node).time.begin(call)
-        self._calls.add(call)
+    def _follow(self, call: Attempt) -> None:
+        """A call has begun or ended; one that never began is counted, and has no row."""
+        if call.node < 0:
+            return
+        time = self._node(call.node).time
+        if call.number < 0:
+            self._calls.add(call)
+            time.begin(call)
+        if call.ended is not None:
+            time.end(call)
 
     def _on_CallEnded(self, event: events.CallEnded) -> None:
-        call = self._calls.get(event.call)
-        if (call is None or call.outcome != "running") and event.node >= 0:  # it was over before it was told of
-            e, began = event, event.time - event.seconds
-            at = (e.pool, e.call, e.name, e.node, e.attempt, e.rank, e.arguments, e.group, e.waited)
-            self._on_CallStarted(events.CallStarted(*at, time=began))
-            call = self._calls.get(event.call)
         if event.outcome == "crashed":
             self._say(event, "warning", died(event), None if event.node < 0 else event.node)
-        self._done += event.done
-        self._failed += event.failed
-        self._cancelled += event.outcome == "cancelled"
         self._recent[int(event.time)] += event.items
-        if call is not None:  # it has begun
-            if event.seconds:
-                call.waited = event.waited
-            call.items = event.items
-            self._finish(call, event.time, event.seconds, event.outcome, event.error)
-            node = self._node(call.node)
-            node.done += event.done
-            node.failed += event.failed
-
-    def _finish(self, call: PageCall, now: float, seconds: float, outcome: str, error: str) -> None:
-        """A call has ended; how long it ran is not told of one that was lost or cancelled."""
-        if outcome == "lost" and (heard := self._node(call.node).cpu.at):  # not as long as it took to notice
-            now = min(now, heard[-1] + _SAMPLED)
-        ended = max(call.began, min(now, call.began + seconds) if seconds else now)
-        call.ended, call.seconds = ended, seconds or ended - call.began
-        call.outcome, call.error = outcome, error
-        self._node(call.node).time.end(call)
 
     def _on_Output(self, event: events.Output) -> None:
         self._lines.add(event.time, event.node, event.stream, event.text, event.call)
@@ -497,12 +446,6 @@ class PageModel:
         if call is not None:
             call.progress = (event.step, event.total)
 
-    def _on_GroupProgress(self, event: events.GroupProgress) -> None:
-        self._groups.pop(event.group, None)
-        self._groups[event.group] = event
-        while len(self._groups) > 64:
-            del self._groups[next(iter(self._groups))]
-
     # how
 
     def _node(self, number: int) -> _Node:
@@ -511,10 +454,6 @@ class PageModel:
     def _say(self, event: Event, kind: str, text: str, node: int | None = None) -> None:
         self._moments.append((event.time, kind, text, node))
         self._said += 1
-
-    def _account(self, now: float, hourly: float) -> None:
-        self._spent += self._hourly * max(0.0, now - self._since) / _HOUR
-        self._hourly, self._since = hourly, now
 
     def _rate(self, now: float) -> float:
         last = int(now)
@@ -551,6 +490,10 @@ def _figures(node: _Node, since: float) -> dict[str, Any]:
             for index, gpu in sorted(node.gpus.items())
         ],
     }
+
+
+def _has_price(pool: PoolState) -> bool:
+    return any(hourly for _, hourly in pool.rates if hourly is not None and math.isfinite(hourly))
 
 
 def _finite(value: float) -> float | None:

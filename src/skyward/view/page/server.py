@@ -125,7 +125,7 @@ class PageServer:
             if self._take(now + _AT_ONCE):
                 self._found = None
                 if self.model.state != "closed" and not self._entry.running:
-                    self.model.state = "killed"
+                    self.model.killed = True
             self._read = time.monotonic()
         return self.model
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FAILED", "ROWS", "PageCall", "Timeline"]
+from skyward.history.state import FAILED, Attempt
+
+__all__ = ["ROWS", "Timeline"]
 
 ROWS = 64
 """How many calls of a node at the same time are shown."""
-FAILED = frozenset(("error", "crashed", "timeout", "lost"))
-"""The outcomes of calls that failed."""
 
 _TILE = 256  # ticks
 _TILES = 2_000  # kept for a node
@@ -26,38 +26,11 @@ Block = list[Any]
 
 
 @dataclass(slots=True)
-class PageCall:
-    """One attempt of a call, in the row in which it is drawn."""
-
-    number: int
-    id: str
-    name: str
-    node: int
-    rank: int | None
-    began: float
-    arguments: str
-    attempt: int
-    group: str = ""
-    waited: float = 0.0
-    row: int = 0
-    ended: float | None = None
-    seconds: float | None = None
-    outcome: str = "running"
-    error: str = ""
-    items: int = 1
-    """How many items of `pool.map` it had."""
-    before: PageCall | None = None
-    """The attempt before this one."""
-    progress: tuple[float, float | None] | None = None
-    """How far it has said to be: steps, and of how many."""
-
-
-@dataclass(slots=True)
 class _Class:
     """Calls of about the same length, in the order in which they began."""
 
     starts: list[float] = field(default_factory=list[float])
-    calls: list[PageCall] = field(default_factory=list[PageCall])
+    calls: list[Attempt] = field(default_factory=list[Attempt])
     longest: float = 0.0
 
 
@@ -66,14 +39,14 @@ class Timeline:
 
     def __init__(self) -> None:
         self.rows: list[float] = []  # until when each is taken
-        self.running: dict[int, PageCall] = {}
+        self.running: dict[int, Attempt] = {}
         self._starts: list[float] = []
-        self._calls: list[PageCall] = []
+        self._calls: list[Attempt] = []
         self._lengths: dict[int, _Class] = {}
         self._tiles: dict[tuple[int, int], list[Block]] = {}
         self._levels: set[int] = set()
 
-    def begin(self, call: PageCall) -> None:
+    def begin(self, call: Attempt) -> None:
         """A call has begun, now or a while ago: it gets a row."""
         at = call.began + _JITTER
         free = next((row for row, until in enumerate(self.rows) if until <= at), len(self.rows))
@@ -88,7 +61,7 @@ class Timeline:
         self.running[call.number] = call
         self._forget(call)
 
-    def end(self, call: PageCall) -> None:
+    def end(self, call: Attempt) -> None:
         """A call has ended, as it says itself."""
         until = call.ended if call.ended is not None else call.began
         self.running.pop(call.number, None)
@@ -114,7 +87,7 @@ class Timeline:
             found += self._tile(level, tile, span, now)
         return [block for block in found if block[2] >= start and block[1] <= end]
 
-    def _across(self, before: float, start: float, end: float) -> list[PageCall]:
+    def _across(self, before: float, start: float, end: float) -> list[Attempt]:
         """Calls that began before a time, and were not over at `start`."""
         found = [call for call in self.running.values() if call.began < before]
         for same in self._lengths.values():
@@ -137,18 +110,18 @@ class Timeline:
             self._levels.add(level)
         return made
 
-    def _forget(self, call: PageCall) -> None:
+    def _forget(self, call: Attempt) -> None:
         for level in self._levels:
             self._tiles.pop((level, math.floor(call.began / (_TILE * 2.0**level))), None)
 
 
-def _merged(calls: Iterable[PageCall], tick: float, now: float) -> list[Block]:
+def _merged(calls: Iterable[Attempt], tick: float, now: float) -> list[Block]:
     """Calls as blocks; those that are shorter than a `tick` and follow each other in a row are one."""
     shown: dict[int, Block] = {}
     return list(_made(calls, tick, now, shown))
 
 
-def _made(calls: Iterable[PageCall], tick: float, now: float, shown: dict[int, Block]) -> Iterator[Block]:
+def _made(calls: Iterable[Attempt], tick: float, now: float, shown: dict[int, Block]) -> Iterator[Block]:
     for call in calls:
         until = call.ended if call.ended is not None else max(now, call.began)
         block = shown.get(call.row)
