@@ -178,7 +178,10 @@ def _commands() -> str:
         if names:
             lines += [f"## {title.capitalize()}", ""]
         for name in names:
-            lines += [f"### sky {name}", "", "```text", _help(commands[name].format_help()), "```", ""]
+            text = _help(commands[name].format_help())
+            if name != "run":
+                text = re.sub(r"^the pool:\n(?: +.*\n)+", "the pool: the options of `sky run`\n", text, flags=re.M)
+            lines += [f"### sky {name}", "", "```text", text, "```", ""]
     return "\n".join(lines)
 
 
