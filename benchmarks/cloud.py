@@ -136,7 +136,7 @@ class Bench:
             with sky.ComputePool(provider=provider, image=IMAGE, console=False):
                 return time.perf_counter() - began
         finally:
-            self.aws.give_back(held)
+            self.aws.give_back(held.pool)
 
     def open(self) -> Iterator[Row]:
         """From running machines to an open pool, against a pool of SSH on the same hosts, in turns."""
@@ -176,7 +176,7 @@ def simulated(quick: bool) -> Iterator[Row]:
     tally, times = Tally("calls to get and give back, by machines"), dict[int, float]()
     numbers = (1, 10) if quick else (1, 10, 100)
     with Cloud() as cloud, _environment(cloud.environ):
-        cloud.aws().give_back(cloud.aws().acquire(Spec(), "first"))  # imports, and moto's own tables
+        cloud.aws().give_back(cloud.aws().acquire(Spec(), "first").pool)  # imports, and moto's own tables
     for nodes in numbers:
         spread = random.Random(nodes)
         boots = [BOOTS[1], *(spread.uniform(*BOOTS) for _ in range(nodes - 1))]
@@ -186,7 +186,7 @@ def simulated(quick: bool) -> Iterator[Row]:
             held = aws.acquire(Spec(nodes=nodes), f"simulated-{nodes}")
             times[nodes] = time.perf_counter() - began
             tally.add(str(nodes), "open", cloud.calls)
-            aws.give_back(held)
+            aws.give_back(held.pool)
             tally.add(str(nodes), "close", cloud.calls)
     print(tally, flush=True)
     for nodes, took in times.items():

@@ -175,3 +175,25 @@ def test_an_attempt_is_named_only_where_there_were_others_and_counted_from_one()
     assert "(attempt 2)" in str(errors.TaskCrashed("f", 0, 1, 3))
     assert "attempt" not in str(errors.TaskTimeout("f", 0, 1.0))
     assert "was stopped (attempt 3)." in str(errors.TaskTimeout("f", 0, 1.0, 2))
+
+
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (
+            errors.NodeLost(2, "train", "it was rebooted", attempts=0, broadcast=True),
+            "train was not started: node 2 is lost (it was rebooted). A broadcast needs all nodes; calls with >> go to "
+            "those that are left, and a node that comes back takes part again.",
+        ),
+        (
+            errors.NodeLost(2, "train", "it was rebooted", attempts=0),
+            "train was not started: node 2 is lost (it was rebooted). Open another pool.",
+        ),
+        (
+            errors.NodeLost(0, reason="no node of the pool is left: it was rebooted", attempts=0),
+            "the call was not started: no node of the pool is left: it was rebooted. Open another pool.",
+        ),
+    ],
+)
+def test_only_a_broadcast_is_told_that_other_calls_may_still_run(lost: errors.NodeLost, text: str) -> None:
+    assert str(lost) == text

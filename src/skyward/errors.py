@@ -252,11 +252,12 @@ class NodeLost(TaskError):
             what = f"{self.task} was not started" if self.task else "the call was not started"
             if _TTL in why:
                 return f"{what}: {why}. Open the pool again, with a longer ttl=."
-            if why.startswith("no node"):
-                return f"{what}: {why}. Open another pool."
+            lost = why if why.startswith("no node") else f"node {self.node} is lost ({why})"
+            if not self.broadcast:
+                return f"{what}: {lost}. Open another pool."
             return (
-                f"{what}: node {self.node} is lost ({why}). A broadcast needs all nodes; calls with >> go to those "
-                "that are left, and a node that comes back takes part again."
+                f"{what}: {lost}. A broadcast needs all nodes; calls with >> go to those that are left, and a node "
+                "that comes back takes part again."
             )
         text = f"{self.task or 'the call'} was running on node {self.node}, which was lost ({why}). "
         if _TTL in why:

@@ -97,7 +97,7 @@ class Core:
             starts = node.state in ("opening", "ready") and self._links.connected(node.number)
             if (late and not starts) or overdue or self.nodes.given_up(node.number):
                 why = node.gone or ("its machine is being taken away" if node.leaving else "it is not ready")
-                raise NodeLost(node.number, reason=why, attempts=0)
+                raise NodeLost(node.number, reason=why, attempts=0, broadcast=True)
         return missing
 
     def close(self, now: float) -> list[Action]:
