@@ -56,8 +56,8 @@ class Packer:
 
     def pack(self, value: object, what: str) -> Packed:
         """Bytes for `value`, called `what` in errors; raises NotSerializable naming the part that cannot travel."""
-        if _is_simple(value):
-            return pack_plain(value)
+        if (plain := self.pack_simple(value)) is not None:
+            return plain
         try:
             with _by_value(self._foreign_modules()):
                 return _cloudpickle(value)
@@ -68,14 +68,17 @@ class Packer:
 
     def pack_simple(self, value: object) -> Packed | None:
         """Bytes for a plain value, in which there is nothing that stays here or on nodes; None for all others."""
-        return pack_plain(value) if _is_simple(value) else None
+        if not _is_simple(value):
+            return None
+        try:
+            return pack_plain(value)
+        except Exception:  # an array that was deleted, for example: `pack` meets it again, and says where it is
+            return None
 
     def pack_small(self, value: object) -> bytes | None:
         """Bytes for a plain value that fits into a message; None for all others."""
-        if not _is_simple(value):
-            return None
-        head, buffers = pack_plain(value)
-        return None if buffers or len(head) >= blobs.LARGE else head
+        head, buffers = self.pack_simple(value) or (b"", ())
+        return head if head and not buffers and len(head) < blobs.LARGE else None
 
     def pack_function(self, fn: object, what: str) -> Packed:
         """As `pack`; a function that refers to nothing but constants is pickled once and then known by them."""
@@ -129,11 +132,14 @@ class Packer:
 def pack_plain(value: object) -> Packed:
     """Bytes for a value that needs none of cloudpickle's care, and has nothing large in it but arrays."""
     buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
+    pickler.dispatch_table = tensors.TABLE
+    pickler.dump(value)
     if not buffers:
-        return head, []
+        return file.getvalue(), []
     out = PieceWriter()
-    out.write(head)
+    out.write(file.getvalue())
     for buffer in buffers:
         out.buffer(buffer)
     return out.packed()
@@ -243,19 +249,13 @@ def _is_simple(value: object, depth: int = 4) -> bool:
             return False
         given = given.values()
     elif kind is not tuple and kind is not list:
-        return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and _is_plain(value)
+        return tensors.is_plain(value)
     if len(given) > 64 or (given and depth == 1):
-        return False
+        return _SHORTS.issuperset(map(type, given))
     for item in given:  # noqa: SIM110 - done for every call, and a generator takes longer
         if type(item) not in _SHORTS and not _is_simple(item, depth - 1):
             return False
     return True
-
-
-def _is_plain(array: Any) -> bool:
-    """Whether numpy leaves the array's memory out of band by itself."""
-    flags, dtype = array.flags, array.dtype
-    return (flags.c_contiguous or flags.f_contiguous) and not dtype.hasobject and dtype.isbuiltin != 2
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 Frameworks are not imported here. What takes their objects apart is in the table once they are loaded; what puts them
 together imports them, where there is something to put together.
 
-    torch   a storage becomes one buffer, however many tensors share it; the tensors themselves travel as torch has it
+    torch   a storage becomes one buffer, however many tensors share it; tensors that need more travel as torch has it
     jax     an array becomes the numpy array that it is on the host
     numpy   only what numpy itself would copy into the pickle: types of other packages (bfloat16), arrays with gaps
 
@@ -12,6 +12,7 @@ What lies on a GPU is copied to memory of the host once. It comes to the same de
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import pickle
 import sys
@@ -19,10 +20,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["TABLE", "local", "look_around"]
+__all__ = ["TABLE", "is_plain", "local", "look_around"]
 
-TABLE: dict[type, Callable[[Any], Any]] = {}
+TABLE: dict[type, Callable[[Any], Any]] = {complex: copyreg.dispatch_table[complex]}  # the only plain type in there
 """What takes objects apart, by exact type: subclasses keep their own way."""
+
+_PLAIN: dict[type, Callable[[Any], bool]] = {}
 
 _TINY = 1 << 10  # bytes; below this, a buffer of its own costs more than a copy
 _ALIGNED = 64
@@ -48,17 +51,48 @@ def look_around() -> None:
             add(module)
 
 
+def is_plain(value: object) -> bool:
+    """Whether a C pickler with the table does for this array, tensor or number: nothing in it may be user code."""
+    kind = type(value)
+    if kind not in _PLAIN:
+        look_around()
+    check = _PLAIN.get(kind)
+    return check is not None and check(value)
+
+
+def _module(name: str) -> Any:
+    """A framework, without the import system's own functions where it is loaded."""
+    found = sys.modules.get(name)
+    if found is None or getattr(found.__spec__, "_initializing", False):
+        return importlib.import_module(name)
+    return found
+
+
 # torch
 
 
 def _add_torch(torch: Any) -> None:
     if hasattr(torch, "UntypedStorage"):
+        _PLAIN[torch.Tensor] = _is_plain_tensor
         TABLE[torch.Tensor] = _reduce_tensor
         TABLE[torch.UntypedStorage] = _reduce_storage
         TABLE[torch.storage.TypedStorage] = _reduce_typed_storage
 
 
+def _is_plain_tensor(tensor: Any) -> bool:
+    """Whether a tensor is nothing but a view of memory of the host."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is sys.modules["torch"].strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.__dict__)
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def _reduce_tensor(tensor: Any) -> Any:
+    if _is_plain_tensor(tensor):
+        shape = tuple(tensor.shape), tensor.stride()
+        return _tensor, (tensor.untyped_storage(), tensor.dtype, tensor.storage_offset(), *shape)
     torch = sys.modules["torch"]
     made = tensor.__reduce_ex__(5)
     if made[0] is getattr(torch._utils, "_rebuild_tensor_v3", None):
@@ -68,13 +102,17 @@ def _reduce_tensor(tensor: Any) -> Any:
     return made
 
 
+def _tensor(storage: Any, dtype: Any, *view: Any) -> Any:
+    return _module("torch").empty(0, dtype=dtype, device="cpu").set_(storage, *view)
+
+
 def _reduce_typed_storage(storage: Any) -> Any:
     # each tensor makes one of these for itself; what tensors share is the untyped one
     return _typed_storage, (storage._untyped_storage, storage.dtype)
 
 
 def _typed_storage(untyped: Any, dtype: Any) -> Any:
-    torch = importlib.import_module("torch")
+    torch = _module("torch")
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
@@ -92,7 +130,7 @@ def _reduce_storage(storage: Any) -> Any:
 
 def _storage(data: Any, device: str) -> Any:
     """The storage on its device, or on the CPU where this computer does not have that device."""
-    torch = importlib.import_module("torch")
+    torch = _module("torch")
     view = memoryview(data)
     flat = None if view.readonly or not view.nbytes else torch.frombuffer(view, dtype=torch.uint8)
     if flat is None or flat.data_ptr() % _ALIGNED:
@@ -159,6 +197,11 @@ def _add_jax(jax: Any) -> None:
     found = sys.modules.get("jax._src.array")
     if found is not None and hasattr(found, "ArrayImpl"):
         TABLE[found.ArrayImpl] = _reduce_jax_array
+        _PLAIN[found.ArrayImpl] = _is_plain_jax_array
+
+
+def _is_plain_jax_array(array: Any) -> bool:
+    return not array.weak_type
 
 
 def _reduce_jax_array(array: Any) -> Any:
@@ -168,7 +211,7 @@ def _reduce_jax_array(array: Any) -> Any:
 
 
 def _jax_array(array: Any) -> Any:
-    return importlib.import_module("jax").device_put(array)  # on the CPU, it uses the array's memory
+    return _module("jax").device_put(array)  # on the CPU, it uses the array's memory
 
 
 # numpy
@@ -176,6 +219,14 @@ def _jax_array(array: Any) -> Any:
 
 def _add_numpy(numpy: Any) -> None:
     TABLE[numpy.ndarray] = _reduce_array
+    _PLAIN[numpy.ndarray] = _is_plain_array
+    numbers: set[type] = {kind for kind in numpy.sctypeDict.values() if issubclass(kind, numpy.number | numpy.bool_)}
+    _PLAIN.update(dict.fromkeys(numbers, lambda number: True))
+
+
+def _is_plain_array(array: Any) -> bool:
+    dtype = array.dtype
+    return not dtype.hasobject and dtype.isbuiltin != 2  # a type of another package
 
 
 def _reduce_array(array: Any) -> Any:

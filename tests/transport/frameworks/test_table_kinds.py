@@ -17,6 +17,7 @@ import safetensors.numpy
 import scipy.sparse
 from PIL import Image
 
+from skyward.transport.payload import Packer, unpack
 from tests.support.journeys import travel
 
 SMALL = 12_000
@@ -142,3 +143,9 @@ def test_what_safetensors_writes_and_reads_travels_beside_the_pickle() -> None:
         assert journey.on_sockets < SMALL
         got = safetensors.numpy.load(journey.value) if isinstance(sent, bytes) else journey.value
         assert all(np.array_equal(got[name], array) for name, array in arrays.items())
+
+
+def test_a_jax_array_needs_no_care_of_cloudpickle() -> None:
+    packed = Packer().pack_simple({"x": jnp.ones(256), "y": jnp.ones(4, "bfloat16")})
+    assert packed is not None
+    assert float(unpack(*packed)["y"].sum()) == 4

@@ -254,3 +254,8 @@ def test_what_was_packed_is_not_bound_to_where_it_was_packed() -> None:
     head, buffers = Packer().pack({"t": torch.arange(MANY)}, "value")
     got = unpack(head, [bytes(b) for b in buffers])
     assert torch.equal(got["t"], torch.arange(MANY))
+
+
+def test_a_plain_tensor_needs_no_care_of_cloudpickle() -> None:
+    assert Packer().pack_simple(({"x": torch.zeros(256), "y": [torch.zeros(4, 4).T]}, {})) is not None
+    assert Packer().pack_simple(torch.zeros(4, requires_grad=True)) is None
