@@ -203,8 +203,8 @@ class Console:
     def _end_bars(self, feed: Feed, at_once: bool = True) -> None:
         """Writes the last state of progress bars that were cut off; else, for short calls, only now and then."""
         now = time.monotonic()
-        for number, node in self._overview.nodes.items():
-            for rank, bar in node.bars.items():
+        for number, marks in self._overview.marks.items():
+            for rank, bar in marks.bars.items():
                 if bar.text and not self.live and (at_once or now >= bar.due_at_end):
                     feed.put("stdout", f"{self._tag(number, rank)}{bar.text}\n")
                     bar.text, bar.due_at_end, self._unwritten = "", now + _PROGRESS_EVERY, True
@@ -257,7 +257,8 @@ class Console:
             return False
 
     def _show(self, feed: Feed, event: on.Output) -> None:
-        bar = self._overview.nodes[event.node].bars.get(event.rank or 0) if event.node in self._overview.nodes else None
+        marks = self._overview.marks.get(event.node)
+        bar = marks.bars.get(event.rank or 0) if marks is not None else None
         if bar is None:
             with self._lock:
                 bar = self._overview.bar(event.node, event.rank)
@@ -282,10 +283,11 @@ class Console:
 
     def _tag(self, node: int, rank: int | None) -> str:
         """What stands before a line: its node, and its rank where nodes have several."""
-        processes, nodes = self._overview.processes, self._overview.nodes
+        state = self._overview.state
+        processes, nodes = state.processes, state.nodes
         key = (node, rank if processes != 1 else None, len(_attached) > 1)
         if key not in self._tags:
-            pool = f"{self._overview.pool} " if key[2] else ""
+            pool = f"{state.pool} " if key[2] else ""
             last = max(nodes, default=0)
             name, longest, colour = f"{pool}node-{node}", f"{pool}node-{last}", node
             if key[1] is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from skyward import events as on
 from skyward.events import GpuSample
+from skyward.history.state import Attempt, NodeState, PoolState
 from skyward.machines.offers import money
 from skyward.view.terminal import Cell, clean
 
@@ -112,9 +112,6 @@ NODE_COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _MOST_FAILURES = 10  # lines on failed calls of a group
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
-_Running = tuple[str, float, int | None]
-"""The name of a call that runs, since when, and in which rank."""
-
 
 @dataclass(slots=True)
 class Bar:
@@ -128,30 +125,25 @@ class Bar:
 
 
 @dataclass(slots=True)
-class _Node:
-    """What is known of a node."""
+class _Row:
+    """What the view adds to the state of a node."""
 
-    phase: str = "waiting"
-    since: float = field(default_factory=time.monotonic)
-    down: str | None = None
-    cpu: float | None = None
-    memory: int = 0
-    gpus: tuple[on.GpuSample, ...] = ()
-    running: dict[str, _Running] = field(default_factory=dict[str, _Running])
     bars: dict[int, Bar] = field(default_factory=dict[int, Bar])  # by rank
     recent: Recent = field(default_factory=Recent)
 
-    def cells(self, number: int, opening: bool, ranked: bool, slots: int, now: float) -> list[Cell]:
+    def cells(self, number: int, node: NodeState, opening: bool, ranked: bool, slots: int, now: float) -> list[Cell]:
         name = (f"node-{number}", NODE_COLOURS[number % len(NODE_COLOURS)])
-        if self.down is not None:
-            return [("✗", _RED), name, ("down", _RED), (self.down, _RED)]
+        if node.status == "down":
+            return [("✗", _RED), name, ("down", _RED), (node.reason, _RED)]
         if opening:
-            return [(_SPINNER[int(now * 10) % 10], _CYAN), name, (self.phase, ""), (elapsed(now - self.since), _DIM)]
-        share = self.recent.busy(now, [since for _, since, _ in self.running.values()], slots, self.since)
-        figures = f"{self.cpu:4.0f} % CPU {self.memory / 1e6:8,.0f} MB" if self.cpu is not None else ""
-        if self.gpus:
-            figures += f"  {gpu_cell(self.gpus)}"
-        calls = self._calls(ranked, now) or self.recent.text(now)
+            phase = node.phase if node.leaving is None else f"taken away in {elapsed(node.leaving)}"
+            return [(_SPINNER[int(now * 10) % 10], _CYAN), name, (phase, ""), (elapsed(now - node.since), _DIM)]
+        share = self.recent.busy(now, [call.began for call in node.running.values()], slots, node.since)
+        figures = ""
+        if node.sample is not None:
+            figures = f"{node.sample.cpu:4.0f} % CPU {node.sample.memory / 1e6:8,.0f} MB"
+            figures += f"  {gpu_cell(node.sample.gpus)}" if node.sample.gpus else ""
+        calls = _calls(node, ranked, now) or self.recent.text(now)
         return [
             ("●" if calls else "○", _GREEN),
             name,
@@ -161,15 +153,16 @@ class _Node:
             (calls, _BOLD),
         ]
 
-    def _calls(self, ranked: bool, now: float) -> str:
-        named: dict[str, list[_Running]] = {}
-        for one in self.running.values():
-            named.setdefault(one[0], []).append(one)
-        return ", ".join(
-            f"{called}{f' ×{len(ones)}' if len(ones) > 1 else ''} {elapsed(now - min(since for _, since, _ in ones))}"
-            + (_ranks(ones) if ranked else "")
-            for called, ones in named.items()
-        )
+
+def _calls(node: NodeState, ranked: bool, now: float) -> str:
+    named: dict[str, list[Attempt]] = {}
+    for call in node.running.values():
+        named.setdefault(call.name, []).append(call)
+    return ", ".join(
+        f"{name}{f' ×{len(calls)}' if len(calls) > 1 else ''} {elapsed(now - min(call.began for call in calls))}"
+        + (_ranks(calls) if ranked else "")
+        for name, calls in named.items()
+    )
 
 
 class Overview:
@@ -177,67 +170,58 @@ class Overview:
 
     def __init__(self, *, live: bool) -> None:
         self.live = live  # the view shows much of what is a sentence elsewhere
-        self.pool = self.provider = self.stage = ""
-        self.nodes: dict[int, _Node] = {}
-        self.processes: int | str = 1  # a node; each is a rank
-        self.slots = self.done = self.failed = self.queued = 0
-        self.began = time.monotonic()
-        self.groups: dict[int, tuple[on.GroupProgress, float]] = {}  # with when it was told
+        self.state = PoolState()
+        self.marks: dict[int, _Row] = {}
         self._told: Counter[str] = Counter()  # lines on failed calls, by function
         self._untold: Counter[str] = Counter()  # failed calls that have no line
-        self._hourly: float | None = None
-        self._spent, self._priced = 0.0, 0.0  # dollars up to the time at which the price was last told
-
-    def node(self, number: int) -> _Node:
-        """A node; one that nobody sees for a call that never reached any."""
-        if number < 0:
-            return _Node()
-        if number not in self.nodes:
-            self.nodes[number] = _Node()
-        return self.nodes[number]
 
     def bar(self, node: int, rank: int | None) -> Bar:
         """The progress bar of a node's process."""
-        return self.node(node).bars.setdefault(rank or 0, Bar())
+        return self._marks(node).bars.setdefault(rank or 0, Bar())
+
+    def _marks(self, node: int) -> _Row:
+        return self.marks.get(node) or (self.marks.setdefault(node, _Row()) if node >= 0 else _Row())
 
     def is_idle_after(self, event: on.Event) -> bool:
         """Whether no call runs any more when this one has ended."""
         ended = event.call if isinstance(event, on.CallEnded) else None
-        return not any(call != ended for node in self.nodes.values() for call in node.running)
+        return not any(call != ended for node in self.state.nodes.values() for call in node.running)
 
     def cost(self, now: float) -> str:
         """What machines cost an hour, and have cost so far; nothing where they cost nothing."""
-        if self._hourly is None:
+        hourly = self.state.hourly
+        if hourly is None:
             return ""
-        if not math.isfinite(self._hourly):
-            return _rate(self._hourly)
-        return f"{_rate(self._hourly)}, {money(self._spent_until(now))} so far"
+        return f"{_rate(hourly)}, {money(self.state.spent(now))} so far" if math.isfinite(hourly) else _rate(hourly)
 
     def rows(self, now: float, width: int = sys.maxsize) -> list[list[Cell]]:
         """The pool's part of the view; in a narrow one the first row has what matters most."""
-        if not self.stage:
+        state = self.state
+        if state.stage in ("", "closed"):
             return []
-        opening, ranked = self.stage == "opening", self.processes != 1
+        opening, ranked = state.stage == "opening", state.processes != 1
         rows = [[(self._head(now, opening, width), _BOLD)]]
-        rows += [[(f"  {group_text(event, now - told)}", "")] for event, told in self.groups.values()]
-        for number, node in sorted(self.nodes.items()):
-            rows.append(node.cells(number, opening, ranked, self.slots // max(1, len(self.nodes)), now))
-            for rank, bar in sorted(node.bars.items()):
+        rows += [[(f"  {group_text(group, now - at)}", "")] for group, at in state.groups.values() if not group.over]
+        for number, node in sorted(state.nodes.items()):
+            marks = self._marks(number)
+            rows.append(marks.cells(number, node, opening, ranked, state.slots // max(1, len(state.nodes)), now))
+            for rank, bar in sorted(marks.bars.items()):
                 if bar.text and node.running:  # a report may come after the end of its call
                     rows.append([(f"   rank-{rank} {bar.text}" if ranked else f"   {bar.text}", "")])
         return [[(clean(text, colours=False), style) for text, style in row] for row in rows]
 
     def _head(self, now: float, opening: bool, width: int) -> str:
+        state = self.state
         parts = {
-            "pool": f"skyward {self.pool}",
-            "provider": self.provider,
-            "nodes": counted(len(self.nodes), "node"),
+            "pool": f"skyward {state.pool}",
+            "provider": state.provider,
+            "nodes": counted(len(state.nodes), "node"),
             "cost": self.cost(now),
-            "slots": "" if opening else counted(self.slots, "slot"),
-            "calls": "" if opening else f"{self.done:,} ok, {self.failed:,} failed",
-            "queued": f"{self.queued:,} queued" if self.queued else "",
-            "stage": "" if self.stage == "open" else self.stage,
-            "time": elapsed(now - self.began),
+            "slots": "" if opening else counted(state.slots, "slot"),
+            "calls": "" if opening else f"{state.done:,} ok, {state.failed:,} failed",
+            "queued": f"{state.queued:,} queued" if state.queued else "",
+            "stage": "" if state.stage == "open" else state.stage,
+            "time": elapsed(now - state.began),
         }
         shown = " · ".join(filter(None, parts.values()))
         for least in ("provider", "slots", "time", "nodes", "cost", "pool"):
@@ -249,71 +233,49 @@ class Overview:
 
     def follow(self, event: on.Event, now: float) -> str | None:
         """Updates what is shown; returns a sentence for the user, if the event needs one."""
+        sentence = self._sentence(event)
+        for call in self.state.apply(event, now):
+            if call.ended is not None and isinstance(event, on.CallEnded):
+                self._ended(call, event.node, now, event.seconds)
+        if self.live and isinstance(event, on.NodeDown):
+            self._marks(event.node).bars.clear()
+        return sentence
+
+    def _sentence(self, event: on.Event) -> str | None:
+        """What the user is told of an event, by the state before it."""
+        state = self.state
         match event:
-            case on.CallStarted(call=call, name=name, node=number, rank=rank):
-                self.node(number).running[call] = (name, now, rank)
             case on.CallEnded():
-                return self._ended(event, now)
-            case on.NodeSample(node=number, cpu=cpu, memory=memory, gpus=gpus):
-                node = self.node(number)
-                node.cpu, node.memory, node.gpus = cpu, memory, gpus
-            case on.QueueLength(calls=calls):
-                self.queued = calls
-            case on.GroupProgress(group=group, over=over):
-                if over:
-                    self.groups.pop(group, None)
-                    return self._more_failures()
-                self.groups[group] = event, now
-            case on.PoolOpening(nodes=count, provider=provider, processes_per_node=processes):
-                self.processes = processes
-                self.pool, self.provider, self.stage = event.pool, provider, "opening"
-                self.nodes = {number: _Node(since=now) for number in range(count)}
-                self.began = now
+                return self._failure(event) if event.failed_items else None  # else the program gets the exception
+            case on.GroupProgress(over=True) | on.PoolClosing():
+                return self._more_failures()
+            case on.PoolOpening(nodes=count, provider=provider):
                 return None if self.live else f"opening {counted(count, 'node')} on {provider}"
             case on.PoolCost(hourly=hourly):
-                before = self._hourly
-                self._spent, self._priced, self._hourly = self._spent_until(now), now, hourly
-                return None if self.live or before == hourly else f"machines cost {_rate(hourly)}"
+                return None if self.live or state.hourly == hourly else f"machines cost {_rate(hourly)}"
             case on.NodePhase(node=number, phase=phase):
-                return self._phase(number, phase, now)
+                return self._phase(number, phase)
             case on.PoolOpened(nodes=count, slots=slots, seconds=seconds):
-                self.stage, self.slots = "open", slots
-                for node in self.nodes.values():
-                    node.since = now
                 opened = f"{counted(count, 'node')}, {counted(slots, 'slot')}, {elapsed(seconds)}"
                 return None if self.live else f"pool open: {opened}"
             case on.NodeDown(node=number, reason=reason):
-                node = self.node(number)
-                node.down = reason
-                node.running.clear()
-                if self.live:
-                    node.bars.clear()
                 return f"node {number} is down: {reason}"
-            case on.NodeLeaving(node=number, seconds=seconds):
-                self.node(number).phase = f"taken away in {elapsed(seconds)}"
             case on.NodeUp(node=number):
-                node = self.node(number)
-                node.down, node.since = None, now
                 return f"node {number} is up again"
             case on.Notice(text=text, level=level):
                 return f"warning: {text}" if level == "warning" else text
             case on.BroadcastStalled(text=text):
                 return f"warning: {text}"
-            case on.PoolClosing():
-                self.stage = "closing"
-                return self._more_failures()
             case on.PoolClosed(seconds=seconds, calls=calls, stopped=stopped):
-                self.stage = ""
-                if not (self.slots or calls):
+                if not (state.slots or calls):
                     return f"was not opened, {elapsed(seconds)}"
-                ended = f"{counted(calls, 'call')}, {self.failed:,} failed"
+                ended = f"{counted(calls, 'call')}, {state.failed:,} failed"
                 if stopped:
-                    done = max(0, calls - self.failed - stopped)
-                    ended = f"{counted(calls, 'call')} ({done:,} done, {self.failed:,} failed, {stopped:,} stopped)"
-                return f"closed: {ended}, {counted(len(self.nodes), 'node')}, {elapsed(seconds)}"
+                    done = max(0, calls - state.failed - stopped)
+                    ended = f"{counted(calls, 'call')} ({done:,} done, {state.failed:,} failed, {stopped:,} stopped)"
+                return f"closed: {ended}, {counted(len(state.nodes), 'node')}, {elapsed(seconds)}"
             case _:
-                pass
-        return None
+                return None
 
     def recall(self, event: on.Event, now: float) -> None:
         """Updates what is shown by an event of a history, which needs no sentence any more."""
@@ -322,18 +284,16 @@ class Overview:
         else:
             self.follow(event, now)
 
-    def _ended(self, event: on.CallEnded, now: float) -> str | None:
-        node = self.node(event.node)
-        node.running.pop(event.call, None)
-        node.recent.add(event.name, now, event.seconds)
-        busy = {rank or 0 for _, _, rank in node.running.values()}
-        for rank, bar in node.bars.items():
-            if self.live and rank not in busy:
-                bar.text = ""
-        self.done += event.done
-        self.failed += event.failed
-        if not event.failed_items:
-            return None  # the program gets the exception itself
+    def _ended(self, call: Attempt, number: int, now: float, seconds: float) -> None:
+        marks, node = self._marks(number), self.state.node(number)
+        marks.recent.add(call.name, now, seconds)
+        if self.live and marks.bars:
+            busy = {other.rank or 0 for other in node.running.values()}
+            for rank, bar in marks.bars.items():
+                if rank not in busy:
+                    bar.text = ""
+
+    def _failure(self, event: on.CallEnded) -> str | None:
         self._told[event.name] += 1
         if self._told[event.name] > _MOST_FAILURES:
             self._untold[event.name] += event.failed_items
@@ -349,28 +309,20 @@ class Overview:
         self._untold.clear()
         return f"{' and '.join(more)} failed" if more else None
 
-    def _phase(self, number: int | None, phase: str, now: float) -> str | None:
-        told = list(self.nodes.values()) if number is None else [self.node(number)]
-        changed = [node for node in told if node.phase != phase]
-        for node in changed:
-            node.phase, node.since = phase, now
-        if self.live or not (changed or not told):
+    def _phase(self, number: int | None, phase: str) -> str | None:
+        nodes = self.state.nodes.values() if number is None else [self.state.node(number)]
+        if self.live or (nodes and all(node.phase == phase for node in nodes)):
             return None
         return phase if number is None else f"node {number}: {phase}"
-
-    def _spent_until(self, now: float) -> float:
-        if self._hourly is None or not math.isfinite(self._hourly):
-            return self._spent
-        return self._spent + self._hourly * max(0.0, now - self._priced) / 3600
 
 
 def _rate(hourly: float) -> str:
     return f"{money(hourly)} an hour" if math.isfinite(hourly) else "an unknown price"
 
 
-def _ranks(running: Sequence[_Running]) -> str:
+def _ranks(running: Sequence[Attempt]) -> str:
     """The ranks that run a call, for the view."""
-    ranks = sorted({rank for _, _, rank in running if rank is not None})
+    ranks = sorted({call.rank for call in running if call.rank is not None})
     return f" (rank{'' if len(ranks) == 1 else 's'} {' '.join(map(str, ranks))})" if ranks else ""
 
 
