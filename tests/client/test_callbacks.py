@@ -138,7 +138,7 @@ def test_closing_does_not_wait_for_a_function_that_is_stuck(gate: threading.Even
     worker.submit(gate.wait)
     began = time.monotonic()
     worker.close(0.05)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 45
 
 
 def test_a_closed_worker_still_runs_what_comes_late_and_keeps_no_thread() -> None:
@@ -293,17 +293,18 @@ def test_a_stuck_listener_delays_the_first_result_for_a_moment_and_no_other(
         future = UserFuture[int](user)
         future.set_result(1)
         assert future.result() == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # 20 if each of them waited
     gate.set()
 
 
-def test_a_listener_may_ask_for_a_result(user: UserCode) -> None:
+def test_a_listener_may_ask_for_a_result(user: UserCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyward.client.futures._STUCK", 60.0)  # it would wait so long for itself
     results: list[int] = []
 
     def listener(_: Event) -> None:
         future = UserFuture[int](user)
         in_thread(lambda: future.set_result(len(results)))
-        results.append(future.result(5))
+        results.append(future.result(60))
 
     user.listeners.add(listener)
     began = time.monotonic()
@@ -311,7 +312,7 @@ def test_a_listener_may_ask_for_a_result(user: UserCode) -> None:
     user.listeners.emit(Notice("pool", "b"))
     user.listeners.flush()
     assert results == [0, 1]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 45
 
 
 def test_events_that_nobody_takes_are_left_out_and_counted_and_nobody_waits(

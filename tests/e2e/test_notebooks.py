@@ -179,6 +179,16 @@ def train(steps):
         sky.progress(step, steps, loss=1 / step)
 """
 
+SHOWN = """
+import threading
+
+seen = threading.Event()
+
+def shown(event):  # groups that are done sooner are not
+    return isinstance(event, sky.events.GroupProgress) and event.seconds >= 0.5
+
+"""
+
 
 def test_progress_is_html_that_is_updated_in_place_and_its_last_state_stays(run: Run) -> None:
     outputs = run(
@@ -189,7 +199,8 @@ def test_progress_is_html_that_is_updated_in_place_and_its_last_state_stays(run:
         "results = sky.gather(*(slow(n) for n in range(12)), progress=False) >> pool",
         "train(20) @ pool\nprint('trained')",
         "results = sky.gather(*(slow(n) for n in range(8, 40)), return_exceptions=True) >> pool",
-        "later = sky.gather(*(slow(n) for n in range(12))) > pool\ntime.sleep(0.7)",
+        SHOWN + "pool.on_event(lambda event: shown(event) and seen.set())\n"
+        "later = sky.gather(*(slow(n) for n in range(20, 50))) > pool\nassert seen.wait(60)",
         "results = later.result()",
         "pool.close()",
     )
@@ -208,7 +219,7 @@ def test_progress_is_html_that_is_updated_in_place_and_its_last_state_stays(run:
     assert text(outputs[5]).endswith("trained\n")
     assert re.fullmatch(r"slow: 32/32 \(1 failed\), [\d.]+ s\n", text(displays(outputs[6])))
     assert re.search(r"^skyward: slow\(13\) failed on node [01]: ValueError: unlucky$", text(outputs[6]), re.M)
-    assert re.fullmatch(r"slow: 12/12, [\d.]+ s\n", text(outputs[7])), "begun here, ended in the next cell"
+    assert re.fullmatch(r"slow: 30/30, [\d.]+ s\n", text(outputs[7])), "begun here, ended in the next cell"
     assert outputs[8] == []
     assert "pool closed" in text(outputs[9])
 
@@ -217,8 +228,11 @@ def test_a_group_that_is_interrupted_or_fails_leaves_a_line_that_says_so(run: Ru
     outputs = run(
         DEFINE + SLOW,
         "pool = sky.ComputePool(nodes=2, name='stops').open()",
-        "import os, signal, threading\n"
-        "threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()  # as Jupyter interrupts a kernel\n"
+        SHOWN + "import os, signal\n"
+        "def interrupt(event):  # as Jupyter does\n"
+        "    if shown(event) and not seen.is_set():\n"
+        "        seen.set()\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "pool.on_event(interrupt)\n"
         "try:\n    sky.gather(*(slow(n) for n in range(100, 1000))) >> pool\n"
         "except KeyboardInterrupt:\n    print('interrupted')",
         "try:\n    sky.gather(*(slow(n) for n in range(1000))) >> pool\nexcept ValueError:\n    print('failed')",

@@ -69,7 +69,7 @@ def test_a_child_that_ignores_signals_is_ended_too() -> None:
         began = time.monotonic()
         processes.adopt_orphans()
         processes.end_children()
-        print(processes.children(), time.monotonic() - began < 5)
+        print(processes.children(), time.monotonic() - began < 45)
     """)
     assert out == "[] True\n"
 
