@@ -54,8 +54,9 @@ class Access:
     network: Literal["auto", "mesh", "star"] = "auto"
     lease_file: str | None = None
     """A file on each machine that must be touched within every lease, or the machine shuts itself down."""
-    notices: str | None = None
-    """What waits on a machine until it is about to be taken away, as "module:function"; it returns the seconds left."""
+    notices: Callable[[], float] | None = None
+    """Runs on each machine, in the agent, until the machine is about to be taken away; returns the seconds left. A
+    function of a module that nodes have: it is sent by name."""
     settle: Callable[[Shell, SshTarget], str | None] | None = None
     """Called once a machine accepts our login, while the rest is set up; the user is told what it returns."""
     prepare: Callable[[Shell, str], tuple[dict[str, str], str | None]] | None = None

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from skyward.node.gpu_meter import GpuMeter
 
-__all__ = ["run_agent", "wait"]
+__all__ = ["run_agent"]
 
 
 log = logging.getLogger("skyward.engine")
@@ -97,17 +96,3 @@ def _gpu_meter(gpus: Sequence[Gpu], called: Sequence[str]) -> GpuMeter | None:
 def _wait_for_notice(name: str, notice: Callable[[float], None]) -> None:
     module, _, function = name.partition(":")
     notice(getattr(importlib.import_module(module), function)())
-
-
-_POLL = 0.5
-
-
-def wait() -> float:
-    """Waits until the place is to be taken away; returns the seconds left."""
-    path = os.environ.get("SKYWARD_NOTICE", "")
-    while True:
-        try:
-            with open(path) as file:
-                return max(0.0, float(file.read()) - time.time())
-        except (OSError, ValueError):  # not yet
-            time.sleep(_POLL)

@@ -350,12 +350,13 @@ class PoolHosts:
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
         """Makes a keeper start its agents."""
+        wait = self._context.access.notices
         nodes = [
             {
                 "node": node,
                 "local": self._context.local,
                 "host": "127.0.0.1" if self._blocked else addresses[node].ip,
-                "notices": self._context.access.notices,
+                "notices": wait and f"{wait.__module__}:{wait.__qualname__}",
                 "identity": self.certificates.of_node(node) if self.certificates else None,
                 "session": self._session,
             }

@@ -17,6 +17,7 @@ from skyward.errors import InvalidArgument, NoOffer
 from skyward.machines.cloud import LEASE_FILE, CloudReceipt
 from skyward.machines.ledger import Ledger, remove
 from skyward.machines.offers import CloudOffer, Plan
+from skyward.providers.aws import notices
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, only_errors_of_ours, recalled
 from skyward.providers.aws.billing import allowed
 from skyward.providers.aws.checks import check_endpoint, check_settings, check_zones, tag_pairs, texts, usual_region
@@ -52,7 +53,6 @@ from skyward.providers.aws.warm import UNUSED, Kept, delete, keep, kept, listed,
 
 __all__ = ["AWS"]
 
-_NOTICES = "skyward.providers.aws.notices:wait"
 _HASTE = 20.0  # seconds that a look at what exists may wait for one place
 
 
@@ -147,7 +147,7 @@ class AWS(Provider):
             network,
             LEASE_FILE,
             settle=settle,
-            notices=_NOTICES,
+            notices=notices.wait,
             prepare=prepare,
             login=LOGIN,
         )

@@ -16,6 +16,7 @@ from skyward.api.spec import Spec
 from skyward.api.usage_errors import check_pairs, check_port, corrects
 from skyward.errors import InvalidArgument, NotGivenBack, SkywardError
 from skyward.machines.ledger import Ledger, pool_dir, read, remove
+from skyward.node.join import wait_for_notice
 from skyward.providers.ray.held import HeldPool, RayMachine
 from skyward.providers.ray.jobs import (
     REFUSED,
@@ -28,7 +29,7 @@ from skyward.providers.ray.jobs import (
     driver_source,
     known_token,
 )
-from skyward.setup.joined.arrivals import NOTICES, close_arrivals, open_arrivals
+from skyward.setup.joined.arrivals import close_arrivals, open_arrivals
 from skyward.setup.joined.program import join_program
 
 __all__ = ["Ray", "Strategy", "accelerator_types", "demand", "parse_address"]
@@ -96,7 +97,7 @@ class Ray(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease, notices=NOTICES)
+        return Access(lease=self.lease, notices=wait_for_notice)
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         asked = self._demand(spec)

@@ -15,6 +15,7 @@ from skyward.api.spec import Spec
 from skyward.api.usage_errors import corrects
 from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NoPlace, NotGivenBack, SkywardError
 from skyward.machines.ledger import History, Ledger, remove
+from skyward.providers.slurm import notices
 from skyward.providers.slurm.commands import Commands, SlurmRefused
 from skyward.providers.slurm.jobs import (
     UNANSWERED,
@@ -55,7 +56,6 @@ __all__ = ["Slurm"]
 
 _LOGIN = ("host", "user", "port", "key", "host_keys", "known_hosts", "config")
 _NOT_IN_NAMES = " /\\'\"`$;&|<>(){}"
-_NOTICES = "skyward.providers.slurm.notices:wait"
 _NOT_REACHED = 'Run the program on a login node, or use sky.Slurm(login="user@login"), which meets them there.'
 _OPEN: dict[str, Commands] = {}
 _TAKEN: dict[str, Taken] = {}
@@ -139,7 +139,7 @@ class Slurm(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease, ssh_timeout=self.ssh_timeout, notices=_NOTICES)
+        return Access(lease=self.lease, ssh_timeout=self.ssh_timeout, notices=notices.wait)
 
     @property
     def rented(self) -> bool:

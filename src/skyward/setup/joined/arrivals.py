@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from skyward.setup.joined.relay import RelayClient
 
 __all__ = [
-    "NOTICES",
     "Arrivals",
     "Places",
     "Refused",
@@ -49,9 +48,6 @@ __all__ = [
     "shell_for",
 ]
 
-
-NOTICES = "skyward.node.agent_main:wait"
-"""For `Access.notices` of providers whose machines join."""
 
 _REFUSED = 10.0
 _SETTLED = 10.0
