@@ -78,3 +78,15 @@ def test_a_call_that_is_tried_again_is_two_spans(told: tuple[Any, Any]) -> None:
     first, second = exporter.get_finished_spans()
     assert (first.end_time, second.start_time, second.end_time) == (2 * 10**9, 2 * 10**9, 3 * 10**9)
     assert second.attributes["skyward.attempt"] == 1
+
+
+def test_the_end_of_one_pool_leaves_the_calls_of_another_open(told: tuple[Any, Any]) -> None:
+    exporter, _ = told
+    listener = sky.integrations.opentelemetry()
+    for pool in ("a", "b"):
+        listener(events.PoolOpening(pool, 1, "Local", time=1.0))
+        listener(events.CallStarted(pool, pool, f"call of {pool}", 0, 0, time=2.0))
+    listener(events.PoolClosed("a", 3.0, 1, time=3.0))
+    assert [span.name for span in exporter.get_finished_spans()] == ["call of a", "skyward.pool"]
+    listener(events.CallEnded("b", "b", "call of b", 0, "ok", 2.0, time=4.0))
+    assert exporter.get_finished_spans()[-1].end_time == 4_000_000_000

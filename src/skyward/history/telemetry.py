@@ -5,6 +5,7 @@ Where they go is the user's: whatever tracer and meter providers the program has
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from skyward import events
 from skyward.errors import MissingPackage
 from skyward.events import Event
 from skyward.history.lines import summary
+from skyward.history.state import FAILED, Attempt, PoolState
 
 __all__ = ["opentelemetry"]
 
@@ -38,7 +40,8 @@ class _Telemetry:
     def __init__(self, trace: Any, meter: Any) -> None:
         self._trace, self._tracer = trace, trace.get_tracer("skyward")
         self._pools: dict[str, Any] = {}
-        self._calls: dict[str, Any] = {}
+        self._states: defaultdict[str, PoolState] = defaultdict(PoolState)
+        self._calls: dict[tuple[str, str], Any] = {}
         self._seconds = meter.create_histogram("skyward.call.duration", "s", "How long bodies ran.")
         self._ended = meter.create_counter(
             "skyward.calls", "{call}", "Calls that have ended, by outcome; items of a map."
@@ -48,15 +51,15 @@ class _Telemetry:
         self._reported = meter.create_gauge("skyward.progress", "1", "What bodies report with sky.progress, by name.")
 
     def __call__(self, event: Event) -> None:
+        for attempt in self._states[event.pool].apply(event, event.time):
+            self._follow(event, attempt)
         match event:
             case events.PoolOpening():
                 about = {"skyward.pool": event.pool, "skyward.provider": event.provider, "skyward.nodes": event.nodes}
                 start = int(event.time * _NANO)
                 self._pools[event.pool] = self._tracer.start_span("skyward.pool", start_time=start, attributes=about)
-            case events.CallStarted():
-                self._start(event)
             case events.CallEnded():
-                self._end(event)
+                self._count(event)
             case events.NodeSample():
                 where = {"skyward.pool": event.pool, "skyward.node": event.node}
                 self._cpu.set(event.cpu, where)
@@ -71,27 +74,30 @@ class _Telemetry:
                     text = event.text if isinstance(event, events.Notice) else f"node {event.node}: {event.reason}"
                     span.add_event(text, timestamp=int(event.time * _NANO))
             case events.PoolClosed():
-                for call in list(self._calls):
-                    self._calls.pop(call).end(int(event.time * _NANO))
+                for call in self._states.pop(event.pool).calls:
+                    self._calls.pop((event.pool, call)).end(int(event.time * _NANO))
                 span = self._pools.pop(event.pool, None)
                 if span is not None:
                     span.end(int(event.time * _NANO))
             case _:
                 pass
 
-    def _start(self, event: events.CallStarted) -> None:
-        before = self._calls.pop(event.call, None)
-        if before is not None:  # it was lost with its node, and is tried again
-            before.end(int(event.time * _NANO))
-        pool = self._pools.get(event.pool)
-        parent = self._trace.set_span_in_context(pool) if pool is not None else None
-        about = {"skyward.call": event.call, "skyward.node": event.node, "skyward.attempt": event.attempt}
-        about |= {"skyward.rank": event.rank} if event.rank is not None else {}
-        self._calls[event.call] = self._tracer.start_span(
-            event.name, context=parent, start_time=int(event.time * _NANO), attributes=about
-        )
+    def _follow(self, event: Event, attempt: Attempt) -> None:
+        """Begins the span of an attempt, or ends it."""
+        key, now = (event.pool, attempt.id), int(event.time * _NANO)
+        if attempt.ended is None:
+            span = self._pools.get(event.pool)
+            parent = self._trace.set_span_in_context(span) if span is not None else None
+            about = {"skyward.call": attempt.id, "skyward.node": attempt.node, "skyward.attempt": attempt.attempt}
+            about |= {"skyward.rank": attempt.rank} if attempt.rank is not None else {}
+            self._calls[key] = self._tracer.start_span(attempt.name, context=parent, start_time=now, attributes=about)
+        elif (span := self._calls.pop(key, None)) is not None:
+            if attempt.outcome in FAILED and isinstance(event, events.CallEnded):  # not one that is tried again
+                why = summary(attempt.outcome, attempt.error) or attempt.outcome
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, why))
+            span.end(now)
 
-    def _end(self, event: events.CallEnded) -> None:
+    def _count(self, event: events.CallEnded) -> None:
         about = {"skyward.pool": event.pool, "skyward.function": event.name, "skyward.outcome": event.outcome}
         for count, outcome in ((event.done, "ok"), (event.failed, event.outcome)):
             if count:
@@ -99,10 +105,3 @@ class _Telemetry:
         if event.outcome == "cancelled":
             self._ended.add(event.items, about)
         self._seconds.record(event.seconds, about)
-        span = self._calls.pop(event.call, None)
-        if span is None:
-            return
-        if event.outcome not in ("ok", "cancelled"):
-            why = summary(event.outcome, event.error) or event.outcome
-            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, why))
-        span.end(int(event.time * _NANO))

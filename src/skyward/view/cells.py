@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from skyward import events as on
 from skyward.api.html import State, bar, status
+from skyward.history.state import PoolState
 from skyward.view.overview import group_text, progress_text
 
 __all__ = ["Cells", "in_notebook"]
@@ -68,16 +69,15 @@ class Cells:
         self._ended: list[_Display] = []  # of groups that are over, in the cell that runs
         self._reports: _Display | None = None
         self._rows: dict[tuple[int, int | None], on.Progress] = {}
-        self._running: dict[str, tuple[int, int | None]] = {}
-        self._names: dict[str, str] = {}
-        self._ranked = self._stale = False
+        self._state = PoolState()
+        self._stale = False
         self._at_once, self._counted = _AT_ONCE, 0.0  # how many more may be shown at once, and when that was counted
 
     def hear(self, event: on.Event, sentence: str | None, now: float) -> bool:
         """Shows what the event says; False if the sentence about it, if there is one, is still to be written."""
+        changed = self._state.apply(event, now)
         match event:
-            case on.PoolOpening(processes_per_node=processes):
-                self._ranked = processes != 1
+            case on.PoolOpening():
                 self._open(event.pool, sentence or "", now, "running", at_once=True)
             case on.NodePhase() if self._opening is not None:
                 if sentence:
@@ -89,14 +89,9 @@ class Cells:
                 self._group(event, now)
             case on.Progress():
                 self._report(event, now)
-            case on.CallStarted(call=call, name=name, node=node, rank=rank):
-                self._running[call] = node, rank
-                self._names[call] = name
-                return False
-            case on.CallEnded(call=call):
-                self._stale = self._running.pop(call, None) in self._rows or self._stale
-                self._names.pop(call, None)
-                self._refresh_reports(now, at_once=not self._running)
+            case on.CallEnded():
+                self._stale = self._stale or any((call.node, call.rank) in self._rows for call in changed)
+                self._refresh_reports(now, at_once=not self._state.calls)
                 return False
             case on.NodeSample():
                 self._tick(now)
@@ -146,7 +141,7 @@ class Cells:
     def _report(self, event: on.Progress, now: float) -> None:
         cell = self._cell()
         if self._reports is None or self._reports.cell != cell:
-            busy = set(self._running.values())
+            busy = self._busy()
             self._rows = {key: row for key, row in self._rows.items() if key in busy}
             self._reports = _Display(cell)
         self._rows[event.node, event.rank] = event
@@ -158,20 +153,22 @@ class Cells:
         if display is None or not self._stale or not (now - display.at >= _EVERY or (at_once and self._allowed(now))):
             return
         self._stale = False
-        parts, lines = list[str](), list[str]()
+        parts, lines, busy = list[str](), list[str](), self._busy()
         for (node, rank), event in sorted(self._rows.items(), key=lambda row: (row[0][0], row[0][1] or 0)):
-            name = f"node-{node} rank-{rank}" if self._ranked else f"node-{node}"
-            called = self._names.get(event.call or "", "")
+            name = f"node-{node} rank-{rank}" if self._state.processes != 1 else f"node-{node}"
+            call = self._state.calls.get(event.call or "")
             share = event.step / event.total if event.total else None
             done = event.total is not None and event.step >= event.total
-            runs = (node, rank) in self._running.values()
-            state: State = "running" if runs and not done else "done" if done else "stopped"
+            state: State = "running" if (node, rank) in busy and not done else "done" if done else "stopped"
             if share is None and state != "running":
                 share = 0.0
             words = progress_text(event)
-            parts.append(bar(name, f"{called} {words}" if called else words, share, state))
+            parts.append(bar(name, f"{call.name} {words}" if call is not None else words, share, state))
             lines.append(f"[{name}] {words}")
         self._put(display, "".join(parts), "\n".join(lines), now)
+
+    def _busy(self) -> set[tuple[int, int | None]]:
+        return {(call.node, call.rank) for call in self._state.calls.values()}
 
     def _allowed(self, now: float) -> bool:
         """Whether the last state of a body may be shown at once: very many short ones would flood the notebook."""
