@@ -10,7 +10,7 @@ from typing import Any
 from skyward import events
 from skyward.api.spec import Ranks
 from skyward.errors import SkywardError
-from skyward.machines.replacement import Substitutes
+from skyward.machines.replacement import Machines
 
 __all__ = ["PoolSettings"]
 
@@ -45,7 +45,7 @@ class PoolSettings:
     """Where other nodes reach a node's agent, if they can."""
     revive: Callable[[int], None] | None
     """Sets a lost node's machine up again, if it answers."""
-    substitutes: Substitutes | None
+    substitutes: Machines | None
     reboots: bool = False
     """Whether machines where nobody listens any more may be booting, and are back by themselves: hosts of the user."""
     refusal: Callable[[int, dict[str, Any]], SkywardError | None] = _welcome

@@ -1,8 +1,8 @@
 """Other machines for nodes that are lost or about to be taken away.
 
     engine --begin, inquire--> Requests <--next-- Replacing
-    Replacing (a thread a node) --prepare--> Substitutes (setup/bringup.py) --another--> Supply --> provider
-                                --await_vacant, connect--> Place (the engine)
+    Replacing (a thread a node) --prepare--> Machines (setup/bringup.py) --another--> Supply --> provider
+                                --await_vacant, connect--> NodePlaces (the engine)
 
 The engine does not know `Replacing`: it leaves requests, and whoever opened it has them fulfilled.
 """
@@ -24,7 +24,7 @@ from skyward.api.provider import Admission, Machine, Report
 from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
 from skyward.transport.backoff import backoff
 
-__all__ = ["Joining", "Missing", "Readmission", "Replacing", "Requests", "Substitutes", "Supply"]
+__all__ = ["Joining", "Machines", "Missing", "Readmission", "Replacing", "Requests", "Supply"]
 
 
 log = logging.getLogger("skyward.engine")
@@ -174,8 +174,8 @@ class Supply:
             raise PoolClosed("the pool was closed while another machine was asked for.")
 
 
-class Substitutes(Protocol):
-    """Gets and sets up other machines; `setup/bringup.py: PoolHosts` does it."""
+class Machines(Protocol):
+    """Gets and sets up machines, for nodes that are lost or missing; `setup/bringup.py: PoolHosts` does it."""
 
     def wanted(self, node: int) -> bool: ...
 
@@ -183,9 +183,15 @@ class Substitutes(Protocol):
 
     def ended(self, nodes: Sequence[int]) -> dict[int, str]: ...
 
+    def bring(self, missing: Missing) -> Any: ...
 
-class Place(Protocol):
-    """What `Replacing` needs of the engine; called without the engine's lock."""
+    def place(self, newcomer: Any, node: int) -> None: ...
+
+    def turn_back(self, newcomer: Any, node: int) -> None: ...
+
+
+class NodePlaces(Protocol):
+    """What `Replacing` and `Joining` need of the engine; called without the engine's lock."""
 
     def await_vacant(self, node: int) -> bool: ...
 
@@ -201,6 +207,14 @@ class Place(Protocol):
 
     def tell(self, node: int, text: str) -> None: ...
 
+    def vacancy(self) -> int:
+        """The number that the next node gets."""
+        ...
+
+    def admit(self, node: int) -> bool:
+        """Waits until the ranks of the pool may change; False if the pool is closed."""
+        ...
+
 
 _ASK, _END = -1, -2
 
@@ -208,7 +222,7 @@ _ASK, _END = -1, -2
 class Requests:
     """Which nodes are to get another machine, and how far that is; thread-safe."""
 
-    def __init__(self, source: Substitutes | None) -> None:
+    def __init__(self, source: Machines | None) -> None:
         self._source = source
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -282,7 +296,7 @@ class Requests:
 class Replacing:
     """Fulfils requests: one thread for every node that is being replaced."""
 
-    def __init__(self, source: Substitutes, place: Place, requests: Requests) -> None:
+    def __init__(self, source: Machines, place: NodePlaces, requests: Requests) -> None:
         self._source, self._place, self._requests = source, place, requests
         self._threads: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="skyward-requests", daemon=True)
@@ -368,8 +382,8 @@ def _short(error: Exception) -> str:
 
 # Nodes that were missing when their pool opened: tried again now and then, and taken in when they come.
 #
-#     Joining (a thread for each) --bring, place--> Newcomers (setup/bringup.py) --> provider, host
-#                                 --admit, connect--> Place (the engine)
+#     Joining (a thread for each) --bring, place--> Machines (setup/bringup.py) --> provider, host
+#                                 --admit, connect--> NodePlaces (the engine)
 #
 # Nodes are numbered without gaps: whichever of the missing ones comes first gets the next number.
 
@@ -388,34 +402,10 @@ class Missing:
     """The machine that is tried again; None if the provider is asked for another one."""
 
 
-class Newcomers(Protocol):
-    """Gets and sets up what was missing; `setup/bringup.py: PoolHosts` does it."""
-
-    def bring(self, missing: Missing) -> Any: ...
-
-    def place(self, newcomer: Any, node: int) -> None: ...
-
-    def turn_back(self, newcomer: Any, node: int) -> None: ...
-
-
-class JoiningPlace(Protocol):
-    """What `Joining` needs of the engine; called without the engine's lock."""
-
-    def vacancy(self) -> int: ...
-
-    def admit(self, node: int) -> bool: ...
-
-    def connect(self, node: int) -> None: ...
-
-    def pause_for(self, seconds: float) -> bool: ...
-
-    def tell(self, node: int, text: str) -> None: ...
-
-
 class Joining:
     """Tries all that is missing, until it has come or the pool is closed."""
 
-    def __init__(self, source: Newcomers, place: JoiningPlace, missing: Sequence[Missing]) -> None:
+    def __init__(self, source: Machines, place: NodePlaces, missing: Sequence[Missing]) -> None:
         self._source, self._place = source, place
         self._one_at_a_time = threading.Lock()
         self._threads = [
