@@ -132,14 +132,18 @@ class Packer:
 def pack_plain(value: object) -> Packed:
     """Bytes for a value that needs none of cloudpickle's care, and has nothing large in it but arrays."""
     buffers: list[pickle.PickleBuffer] = []
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
-    pickler.dispatch_table = tensors.TABLE
-    pickler.dump(value)
+    if len(tensors.TABLE) == 1:  # no framework is loaded: one call is a seventh of the cost
+        head = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    else:
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
+        pickler.dispatch_table = tensors.TABLE
+        pickler.dump(value)
+        head = file.getvalue()
     if not buffers:
-        return file.getvalue(), []
+        return head, []
     out = PieceWriter()
-    out.write(file.getvalue())
+    out.write(head)
     for buffer in buffers:
         out.buffer(buffer)
     return out.packed()
