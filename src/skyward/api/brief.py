@@ -26,7 +26,7 @@ _BITS = 10_000  # a longer number takes long to write, and Python refuses some
 
 
 class _Short(reprlib.Repr):
-    """Makes no text as long as the value, unless a `__repr__` of the user's does."""
+    """Its text is never as long as the value, unless the user's own `__repr__` is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,6 @@ class _Short(reprlib.Repr):
         return f"frozenset({{{self._items(x, level)}}})" if x else "frozenset()"
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """An object whose own text would have all that it holds, in short as well."""
         kind = cast(Any, type(x))
         own = kind.__repr__
         if isinstance(own, FunctionType) and own.__code__.co_filename not in _USUAL:
@@ -116,7 +115,6 @@ _short = _Short()
 
 
 def brief(value: object, limit: int = 60) -> str:
-    """A value as a text of at most `limit` characters."""
     try:
         text = " ".join(_short.repr(value).split())
     except Exception:  # a broken repr of the user's must not hide the message it would be part of
@@ -125,7 +123,7 @@ def brief(value: object, limit: int = 60) -> str:
 
 
 def glance(args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -> str:
-    """Arguments as a text, made in microseconds: of objects whose repr is code of others only type and size."""
+    """Formats arguments in microseconds: types with foreign `__repr__` show only type and size."""
     parts = list(map(_glanced, args))
     if kwargs:
         from skyward.api.secret import looks_secret
@@ -136,7 +134,7 @@ def glance(args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -
 
 
 def _masked(text: str) -> str:
-    """A text without secrets, before it is shortened: what is left of one that was cut would not be recognised."""
+    """Hides secrets before shortening: half of one would not be recognised."""
     if not any_hidden():
         return text
     return hide(text if len(text) <= 2 * _EDGE else text[:_EDGE] + text[-_EDGE:])
@@ -156,7 +154,6 @@ def _glanced(value: object) -> str:
 
 
 def described(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int = 160) -> str:
-    """A call as a text: `train(3, rate=0.1)`."""
     from skyward.api.secret import looks_secret
 
     named = (f"{key}={'***' if looks_secret(key) else brief(value)}" for key, value in kwargs.items())

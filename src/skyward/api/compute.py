@@ -209,7 +209,6 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
         return replace(self, timeout=_checked_limit(seconds))
 
     def calls(self) -> list[PendingCompute[Any]]:
-        """The calls, with the group's time limit where they have none of their own."""
         if self.timeout is None:
             return list(self.items)
         return [c if c.timeout is not None else replace(c, timeout=self.timeout) for c in self.items]
@@ -304,7 +303,7 @@ class Compute(Generic[P, T]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Says what to write where Python has left out the class that a class method gets."""
+        """Explains a missing class argument of a class method."""
         signature = self._signature[0]
         if signature is None or next(iter(signature.parameters), "") != "cls":
             return
@@ -347,7 +346,7 @@ class Compute(Generic[P, T]):
 
     @functools.cached_property
     def _signature(self) -> tuple[inspect.Signature | None, int, int]:
-        """The signature, and from and up to how many arguments without names it certainly takes."""
+        """The signature, and how many positional arguments it surely takes: least and most."""
         try:
             signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
@@ -421,7 +420,6 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def checked_member(call: object) -> PendingCompute[Any]:
-    """The call, if it is one that can be part of a group."""
     if isinstance(call, PendingCompute):
         return cast("PendingCompute[Any]", call)
     if isinstance(call, list | tuple | Iterator):
@@ -440,12 +438,10 @@ def checked_member(call: object) -> PendingCompute[Any]:
 
 
 def _checked_timeout(seconds: Any) -> float | None:
-    """A time limit, if it is one; None where none was given."""
     return None if seconds is None else _checked_limit(seconds)
 
 
 def _checked_limit(seconds: Any) -> float:
-    """A time limit, if it is one; infinite for none."""
     if seconds is None:
         return math.inf
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
@@ -454,15 +450,12 @@ def _checked_limit(seconds: Any) -> float:
 
 
 def checked_retries(retries: Any) -> int:
-    """How often a call may be started again after the loss of a node, if it is a number of times."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
     return retries
 
 
 class Target(Protocol):
-    """Where a call can be sent."""
-
     def run(self, call: PendingCompute[T], /) -> T: ...
     def submit(self, call: PendingCompute[T], /) -> AwaitableFuture[T]: ...
     def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...

@@ -28,7 +28,6 @@ class Gpu:
 
     @property
     def is_slice(self) -> bool:
-        """Whether this is a part of a GPU."""
         return bool(self.card)
 
 
@@ -42,14 +41,11 @@ class Card:
 
     @property
     def parts(self) -> tuple[Gpu, ...]:
-        """What processes can be given of it."""
         return self.slices if self.mig else (self.gpu,)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a machine says of its accelerators."""
-
     gpus: tuple[Gpu, ...] = ()
     """Those that programs may use."""
     cards: int = 0
@@ -60,12 +56,10 @@ class Found:
     """Why GPUs could not be asked, if that is so."""
 
     def to_json(self) -> dict[str, Any]:
-        """As an agent's greeting has it."""
         return {**asdict(self), "gpus": [asdict(gpu) for gpu in self.gpus]}
 
     @staticmethod
     def of(greeting: Mapping[str, Any]) -> Found:
-        """What an agent's greeting says."""
         gpus = tuple(Gpu(**gpu) for gpu in greeting.get("gpus", ()))
         return Found(gpus, greeting.get("cards", 0), greeting.get("others", {}), greeting.get("problem", ""))
 

@@ -1,7 +1,5 @@
-"""Values as HTML, for notebooks: tables, and bars that say how far something is. Everything is escaped.
-
-Colours are few and work on white and on black: text has that of the notebook. Without styles, as where a notebook is
-shown that is not trusted, the text still says everything.
+"""Values as HTML for notebooks. Everything is escaped; colours work on light and dark backgrounds, and the text says
+everything without them.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ _CELL = "text-align:left;vertical-align:top;padding:.1em .8em .1em 0"
 
 
 def card(title: str, rows: Mapping[str, object]) -> str:
-    """A title over a table of two columns."""
     cells = "".join(
         f'<tr><td style="{_CELL};opacity:.7">{escape(name)}</td><td style="{_CELL}">{_lines(value)}</td></tr>'
         for name, value in rows.items()
@@ -33,7 +30,6 @@ def card(title: str, rows: Mapping[str, object]) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], notes: Iterable[str] = ()) -> str:
-    """A title over a table with a head, and remarks below it."""
     head = "".join(f'<th style="{_CELL};opacity:.7;font-weight:normal">{escape(name)}</th>' for name in columns)
     cells = ("".join(f'<td style="{_CELL}">{_lines(cell)}</td>' for cell in row) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
@@ -43,10 +39,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
 
 
 def bar(name: str, text: str, share: float | None, state: State, failed: float = 0.0) -> str:
-    """One line: a bar, a name, and text; without a share the bar says only that something goes on.
-
-    `failed` is the share that has failed, beside `share`.
-    """
+    """A progress bar with name and text; without a share it is indeterminate. `failed` is a share too."""
     colour = _COLOURS[state]
     if share is None:
         share, colour = 1.0, f"repeating-linear-gradient(-45deg,{colour} 0 .4em,transparent .4em .8em)"
@@ -63,7 +56,6 @@ def _part(share: float, colour: str) -> str:
 
 
 def status(name: str, text: str, state: State) -> str:
-    """One line: a dot in the colour of the state, a name, and text."""
     dot = f"flex:none;width:.6em;height:.6em;border-radius:50%;background:{_COLOURS[state]}"
     return f'<div style="{_LINE}"><span style="{dot}"></span><span><b>{escape(name)}</b> {escape(text)}</span></div>'
 
@@ -73,7 +65,6 @@ def _lines(value: object) -> str:
 
 
 def call_card(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None) -> str:
-    """A call that has not been sent yet."""
     limits = {"time limit": f"{timeout:g} s"} if timeout is not None and timeout < math.inf else {}
     given = {**{f"[{i}]": brief(v) for i, v in enumerate(args)}, **{k: brief(v) for k, v in kwargs.items()}}
     return card(f"{name}(...), not sent yet: {name}(...) >> pool", {**given, **limits})

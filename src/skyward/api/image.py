@@ -46,7 +46,6 @@ def requirement_path(entry: str) -> str | None:
 
 
 def check_number(name: str, value: object, *, whole: bool = True) -> None:
-    """Refuse what is not a positive number, in words."""
     kinds = (int,) if whole else (int, float)
     if type(value) not in kinds or not cast("float", value) > 0 or value == float("inf"):
         kind = "a whole number of at least 1" if whole else "a number above 0"
@@ -67,13 +66,11 @@ def check_number(name: str, value: object, *, whole: bool = True) -> None:
 
 
 def check_one_of(name: str, value: object, options: Sequence[str]) -> None:
-    """Refuse what is not one of `options`, and list them."""
     if value not in options:
         raise InvalidArgument(f"{name}={value!r} is not known; {name} is one of: {', '.join(options)}.")
 
 
 def check_texts(name: str, value: object) -> tuple[str, ...]:
-    """The strings of a list or tuple."""
     if isinstance(value, str):
         parts = re.split(r"[,\s]+", value.strip()) if "@" not in value else [value]
         raise InvalidArgument(f"{name} is one string; expected a list. Write {name}={list(map(mask, parts))!r}.")
@@ -90,7 +87,7 @@ def check_texts(name: str, value: object) -> tuple[str, ...]:
 
 
 def check_names(field: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of packages, all written in the one way in which they are compared."""
+    """Normalized package names."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", name):
             raise InvalidArgument(
@@ -391,5 +388,4 @@ class Image:
 
 
 def _plain(value: object) -> object:
-    """What JSON does not know, for the hash of an image."""
     return MASK if isinstance(value, Secret) else dict(vars(value))

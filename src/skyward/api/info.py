@@ -81,13 +81,12 @@ def call_context(
 
 
 def current_call() -> Call | None:
-    """Id and attempt of the call that this code runs for, if any."""
     served = _context_call.get() or _process_call
     return served[0] if served else None
 
 
 def current_broadcast() -> str | None:
-    """What all ranks call the broadcast that this code is a rank of; None in a call to one node."""
+    """The id that all ranks of the current broadcast share; None in a call to one node."""
     served = _context_call.get() or _process_call
     return served[1] if served else None
 
@@ -102,18 +101,16 @@ def require_peers(info: InstanceInfo) -> None:
 
 
 def mark_group() -> None:
-    """Says that this process is now part of a group with other nodes: none of them can be replaced alone."""
+    """Records that this process is in a group with other nodes: none of them can be replaced alone."""
     global _grouped
     _grouped = True
 
 
 def holds_group() -> bool:
-    """Whether this process is part of a group with other nodes."""
     return _grouped
 
 
 def set_stall_timeout(seconds: float | None) -> None:
-    """Says what the pool's `stall_timeout` is."""
     global _stall_timeout
     _stall_timeout = seconds
 
@@ -474,7 +471,7 @@ def preempted() -> Preemption | None:
 
 
 def announce(seconds: float) -> None:
-    """Says that the machine goes in so many seconds; for the runner."""
+    """For the runner: the machine ends in so many seconds."""
     global _notice
     _notice = Preemption(time.time() + seconds)
 
@@ -504,19 +501,18 @@ def note_shard(length: int, ranks: int, own: int) -> None:
 
 
 def count_by(counter: Callable[[], int] | None) -> None:
-    """Says who knows how many collectives this process has entered since its group was formed."""
+    """Sets the source of the number of collectives entered since the group was formed."""
     global _counter
     _counter = counter
 
 
 def stop_counting() -> None:
-    """The group is about to end: what was counted stays known until the next one."""
+    """The group is about to end; its count stays known until the next one."""
     last = facts().get("collectives")
     count_by(None if last is None else lambda: last)
 
 
 def facts() -> dict[str, Any]:
-    """What is known, for the client."""
     found: dict[str, Any] = {"shards": dict(_shards)}
     if _counter is not None:
         try:

@@ -51,7 +51,6 @@ def compare(requested: Accelerator, found: Found) -> Verdict:
 
 
 def described(gpus: Sequence[Gpu]) -> str:
-    """GPUs as people name them, e.g. "8 x NVIDIA A100-SXM4-80GB (80 GiB each)"."""
     counts: dict[tuple[str, int], int] = {}
     for gpu in gpus:
         key = (gpu.name or "GPU without a name", gpu.memory // _GIB)
@@ -68,7 +67,6 @@ def models_of(product: str) -> list[Model]:
 
 
 def _judged(gpu: Gpu, requested: Accelerator, model: Model | None) -> Verdict:
-    """One GPU; the texts are about it."""
     if _NAMELESS.search(gpu.name):
         return Verdict(
             doubt=f"has a GPU that its driver gives no name; whether it is a {requested.name} is not checked"
@@ -125,7 +123,6 @@ def _words(name: str) -> list[str]:
 
 
 def _in_order(parts: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether all parts are among the words, in this order."""
     rest = iter(words)
     return all(part in rest for part in parts)
 

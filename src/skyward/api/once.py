@@ -119,6 +119,5 @@ def arrived(module: str, qualname: str, identity: str, fn: Callable[..., Any]) -
 
 
 def identified(value: Once[..., Any]) -> tuple[str, str, str, Callable[..., Any]]:
-    """What `arrived` needs to find it again."""
     fn = cast(Any, value.fn)
     return fn.__module__, fn.__qualname__, value.identity, fn

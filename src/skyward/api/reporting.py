@@ -40,7 +40,7 @@ class Thinned:
         self._last: float | None = None  # the step that was sent last
 
     def offer(self, report: Report, now: float) -> Report | None:
-        """What is to be sent now that there is this report; the end (from `total - 1` on) is sent without delay."""
+        """What to send now; the end (from `total - 1` on) is sent without delay."""
         if self.held is not None:
             report = {**report, "metrics": self.held["metrics"] | report["metrics"]}
         self.held = report
@@ -53,7 +53,7 @@ class Thinned:
         return report
 
     def sent(self) -> None:
-        """What was to be sent has been; until then it is held, since a body may be stopped at any moment."""
+        """Confirms sending; until then the report is kept, since a body may be stopped at any moment."""
         self._last, self.held = self.held["step"] if self.held else None, None
 
 
@@ -91,7 +91,7 @@ def progress(step: float, total: float | None = None, **metrics: float) -> None:
 
 
 def end_of_call() -> None:
-    """Sends what the current call has reported and was held back; for runners, when its body has ended."""
+    """For runners: sends the held-back reports of a call that has ended."""
     if not _calls:
         return  # most bodies report nothing
     with _lock:
@@ -101,26 +101,25 @@ def end_of_call() -> None:
 
 
 def send_by(send: Callable[[Report], object]) -> None:
-    """Has reports of this process passed on; for runners."""
     global _send
     _send = send
     os.register_at_fork(after_in_child=_in_fork)
 
 
 def _in_fork() -> None:
-    """What was held back is the parent's to send, and the lock may be held for ever here."""
+    """Held-back reports are the parent's to send, and the lock may be held forever here."""
     global _lock
     _lock = threading.RLock()
     _calls.clear()
 
 
 def _rate() -> float:
-    """How many reports a second of a call are passed on: the client hears all processes of the pool."""
+    """Reports per second and call: the client receives those of all processes."""
     return max(_LEAST, min(_A_SECOND, _IN_POOL / instance_info().world_size))
 
 
 def _number(name: str, value: Any) -> float:
-    """A number, also out of a tensor or an array with one element."""
+    """Also from a tensor or array with one element."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -98,7 +98,6 @@ class Secret:
 
 
 def revealed(values: Mapping[str, str | Secret]) -> dict[str, str]:
-    """Variables as a program gets them."""
     return {name: value.reveal() if isinstance(value, Secret) else value for name, value in values.items()}
 
 
@@ -168,7 +167,7 @@ _RECENT = 256
 
 
 class Hidden:
-    """The value of a secret; all secrets of the same value share it."""
+    """The value of a secret, shared by all secrets with the same value."""
 
     __slots__ = ("__weakref__", "forms", "value")
 
@@ -185,7 +184,7 @@ _lock = threading.Lock()
 
 
 def hidden(value: str) -> Hidden:
-    """Has a value hidden from now on, at least as long as what is returned is kept."""
+    """Hides a value at least as long as the returned object is kept."""
     global _forms_now
     with _lock:
         known = _values.get(value)
@@ -199,12 +198,11 @@ def hidden(value: str) -> Hidden:
 
 
 def any_hidden() -> bool:
-    """Whether there is anything to hide."""
     return bool(_forms_now)
 
 
 def hide(text: str) -> str:
-    """`text` with *** in the place of every known value."""
+    """Replaces every known value with ***."""
     for form in _forms_now:
         if form in text:
             short = len(form) < _SHORTEST_ANYWHERE
@@ -225,14 +223,13 @@ def hide_beginning(text: str) -> str:
 
 
 def hide_bytes(data: bytes) -> bytes:
-    """`data` with *** in the place of every known value, encoded as UTF-8."""
     if any(form.encode("utf-8", "surrogateescape") in data for form in _forms_now):
         return hide(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     return data
 
 
 def longest() -> int:
-    """How many bytes the longest known value has; 0 if there is none."""
+    """Length in bytes of the longest known value; 0 if there is none."""
     return max((len(form.encode("utf-8", "surrogateescape")) for form in _forms_now), default=0)
 
 
@@ -241,14 +238,12 @@ def _hidden_word(found: re.Match[str]) -> str:
 
 
 def _is_in_word(text: str, start: int, end: int) -> bool:
-    """Whether a part of a text is only a part of a longer word there."""
     before, first, last, after = text[start - 1 : start], text[start], text[end - 1], text[end : end + 1]
     begun = _continues(before, first) and _ESCAPE.search(text, max(0, start - 20), start) is None
     return begun or _continues(last, after)
 
 
 def _continues(one: str, other: str) -> bool:
-    """Whether two neighbours are of one word."""
     return all(char.isalnum() or char == "_" for char in (one, other))
 
 

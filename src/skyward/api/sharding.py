@@ -103,7 +103,7 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
 
 
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
-    """The rank and how many there are: what was given, completed from the pool."""
+    """The rank and number of ranks: as given, completed from the pool."""
     given = f"node={node!r}, total_nodes={total_nodes!r}"
     if node is None or total_nodes is None:
         info = pool_info()
@@ -157,7 +157,6 @@ def _warn_uneven(length: int, total: int) -> None:
 
 
 def _in_group() -> bool:
-    """Whether a framework has joined this process with those of other nodes."""
     dist: Any = sys.modules.get("torch.distributed")
     return holds_group() or (dist is not None and dist.is_available() and dist.is_initialized())
 
@@ -180,7 +179,7 @@ def _indices(length: int, node: int, total: int, seed: int | None, drop_last: bo
 
 
 def _length(data: Any) -> int:
-    """How many elements `data` has, or a refusal in words if it is nothing that can be divided."""
+    """Raises if `data` cannot be divided."""
     if _is(data, "datasets", "Dataset") or hasattr(data, "iloc") or _is_arrow(data):
         return len(data)
     if _has_rows(data):
@@ -269,6 +268,5 @@ def _is_arrow(data: object) -> bool:
 
 
 def _is(data: object, module: str, name: str) -> bool:
-    """Whether `data` is of a class that only a process which has loaded `module` can hold."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(data, kind)

@@ -35,7 +35,6 @@ Executor = Literal["auto", "thread", "process"]
 
 
 def check_nodes(nodes: object) -> None:
-    """Refuse what is neither a number of nodes nor (min, max)."""
     if not isinstance(nodes, tuple):
         return check_number("nodes", nodes)
     bounds = cast("tuple[object, ...]", nodes)
@@ -52,7 +51,6 @@ def check_nodes(nodes: object) -> None:
 
 
 def check_min_nodes(min_nodes: object, nodes: int | tuple[int, int]) -> None:
-    """Refuse what is no number of nodes, and more than there will be."""
     if min_nodes is None:
         return
     check_number("min_nodes", min_nodes)
@@ -65,7 +63,6 @@ def check_min_nodes(min_nodes: object, nodes: int | tuple[int, int]) -> None:
 
 
 def check_processes(processes_per_node: object) -> None:
-    """Refuse what is neither a number of processes nor "gpu"."""
     if processes_per_node != "gpu" and not (type(processes_per_node) is int and processes_per_node > 0):
         raise InvalidArgument(
             f"processes_per_node={processes_per_node!r}: it must be a whole number from 1 up, or 'gpu': one per GPU."

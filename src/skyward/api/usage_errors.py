@@ -159,14 +159,13 @@ def _sentence(words: str, spelled: str, name: str, known: tuple[str, ...], hints
 
 
 def check_switches(**given: object) -> None:
-    """Refuse what is neither True nor False."""
     for name, value in given.items():
         if not isinstance(value, bool):
             raise InvalidArgument(f"{name}={brief(value)}: True or False is wanted.")
 
 
 def check_pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
-    """What a dictionary has, as pairs; also given as such."""
+    """The items of a dictionary, or pairs as given."""
     pairs: Any = cast(Any, given).items() if isinstance(given, Mapping) else given
     try:
         return [(key, value) for key, value in pairs]
@@ -177,13 +176,11 @@ def check_pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
 
 
 def check_port(port: object) -> None:
-    """Refuse what is no port to listen on; 0 is any that is free."""
     if type(port) is not int or not 0 <= port <= 65535:
         raise InvalidArgument(f"port={port!r} is no port. Give a number from 1 to 65535, or 0 for one that is free.")
 
 
 def check_path(what: str, value: object, example: str) -> str:
-    """The path of a file or folder as a text."""
     if isinstance(value, str | os.PathLike):
         text = os.fspath(cast("str | os.PathLike[str]", value))
         if isinstance(text, str):
@@ -203,9 +200,7 @@ class Unsent:
 
     if TYPE_CHECKING:
 
-        def _spelled(self) -> str:
-            """How it is written in a program."""
-            ...
+        def _spelled(self) -> str: ...
 
     def __bool__(self) -> bool:
         words = self._spelled()

@@ -59,8 +59,6 @@ _KILL_PATIENCE = 20.0
 
 
 class Answer(NamedTuple):
-    """What a pool has said, or why it has not."""
-
     pool: str
     pid: int
     """Of its program; 0 if it does not answer."""
@@ -305,7 +303,6 @@ class Summary:
 
 
 def summary_of(context: PoolContext, machines: str, engine: Engine, state: PoolState) -> Summary:
-    """What is to be told now."""
     running, waiting, done, failed = engine.counts()
     hourly = context.prices[-1][1] if context.prices else 0.0
     return Summary(
@@ -340,5 +337,4 @@ def spent(prices: Sequence[tuple[float, float]], until: float) -> float | None:
 
 
 def program() -> str:
-    """What this program is called."""
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"

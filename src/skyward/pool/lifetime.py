@@ -54,8 +54,6 @@ _ADVICE = "use `with sky.ComputePool(...) as pool:`, or call pool.close()."
 
 
 class Closable(Protocol):
-    """What is closed here: a pool."""
-
     def close(self) -> None: ...
 
 
@@ -143,13 +141,11 @@ def begin(pool: Closable, after_fork: Callable[[], None]) -> int:
 
 
 def end(number: int) -> None:
-    """The pool is closed."""
     _open.pop(number, None)
     _after_fork.pop(number, None)
 
 
 def is_ending() -> bool:
-    """Whether the interpreter ends, and closes what is open."""
     return _ending
 
 
@@ -324,7 +320,6 @@ class PoolState:
             self._over.clear()
 
     def check_wanted(self) -> None:
-        """Raises if the pool was closed while it was opening."""
         if self._unwanted:
             raise PoolClosed(
                 "the pool was closed while it was opening, by another thread or a listener; what was started for it "
@@ -357,7 +352,6 @@ class PoolState:
         return False
 
     def end_closing(self) -> None:
-        """The pool is closed."""
         self.now = "closed"
         self._over.set()
 

@@ -92,7 +92,6 @@ def not_a_single_call(value: object) -> TypeError:
 
 
 def not_put(value: object) -> TypeError:
-    """The error for `pool.put(f(1))`."""
     call = described(value.name, value.args, value.kwargs) if isinstance(value, PendingCompute) else "call"
     return TypeError(
         "pool.put() keeps objects; a call that was not sent has no result yet. To run it and leave its result on its "
@@ -122,8 +121,6 @@ def for_awaiting(results: list[Any]) -> list[Any]:
 
 
 class _Mapped(list[Any]):
-    """Results of a map in a thread that runs an event loop."""
-
     def __await__(self) -> NoReturn:
         raise TypeError(
             "pool.map() has waited by itself, and held up the event loop meanwhile; what it returns is a list. In "

@@ -28,7 +28,6 @@ _OF_FRAME_AND_HERE = 3  # references: the frame's, that of a variable, and that 
 
 
 def pool_as_html(pool: ComputePool) -> str:
-    """What a notebook shows of a pool."""
     rows: dict[str, object] = {
         "state": "open" if pool.is_active else "not open",
         "nodes": f"{pool.current_nodes()} of {pool.nodes} take calls" if pool.is_active else pool.nodes,
@@ -100,6 +99,5 @@ def _frames_of_threads() -> Iterator[FrameType]:
 
 
 def _shell() -> Any:
-    """The notebook or IPython that this program runs in, or None."""
     module = sys.modules.get("IPython")
     return module.get_ipython() if module is not None else None

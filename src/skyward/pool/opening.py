@@ -55,7 +55,6 @@ log = logging.getLogger("skyward.pool")
 
 
 def attach_console(console: bool | str, listen: Callable[..., Callable[[], None]], steps: ExitStack) -> None:
-    """Shows the pool's events to the user, if they are to be shown."""
     if console is False:
         return
     from skyward.view.console import attach
@@ -154,7 +153,6 @@ def make_packing(context: PoolContext, hosts: PoolHosts, user: UserCode) -> Pack
 
 
 def setup_script(context: PoolContext) -> str:
-    """The script that sets a machine of a pool up."""
     from importlib import metadata
 
     from skyward.setup.env import script
@@ -203,7 +201,6 @@ def transformed(plugins: Sequence[Plugin], image: Image, cluster: Cluster) -> Im
 
 
 def plugin_commands(plugins: Sequence[Plugin], cluster: Cluster) -> dict[str, Sequence[str]]:
-    """The shell lines that plugins want run on each machine."""
     found: dict[str, Sequence[str]] = {}
     for plugin in plugins:
         if plugin.bootstrap is not None:
@@ -218,7 +215,6 @@ def plugin_commands(plugins: Sequence[Plugin], cluster: Cluster) -> dict[str, Se
 
 
 def enter(plugins: Sequence[Plugin], pool: Any, cluster: Cluster, stack: ExitStack) -> None:
-    """Enters the contexts that plugins want around the open pool."""
     for plugin in plugins:
         if plugin.around_client is not None:
             try:
@@ -275,14 +271,12 @@ class Steps(ExitStack):
 
 
 def left_by(error: BaseException | None) -> str:
-    """How the block was left."""
     if error is None:
         return "the block was left"
     return f"the block was left by {'Ctrl-C' if isinstance(error, KeyboardInterrupt) else 'an exception'}"
 
 
 def waiting_text(calls: int) -> str:
-    """What is said when leaving the block takes a while."""
     what, them = ("1 call", "it") if calls == 1 else (f"{calls:,} calls", "them")
     return f"waiting for {what} to end before the pool is closed; Ctrl-C stops {them}."
 

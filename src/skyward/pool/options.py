@@ -102,7 +102,6 @@ def chosen_worker(concurrency: int | None, worker: Any) -> Worker:
 def check_limits(
     provision_timeout: Any, grace: Any, max_result_bytes: Any, default_compute_timeout: Any, stall_timeout: Any
 ) -> None:
-    """Refuses limits that are no numbers."""
     check_number("provision_timeout", provision_timeout, whole=False)
     check_number("grace", grace, whole=False)
     check_number("max_result_bytes", max_result_bytes)
@@ -171,33 +170,28 @@ def checked_name(name: Any) -> str:
 
 
 def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
-    """A yes or no, or one of a few words."""
     if isinstance(value, bool) or (isinstance(value, str) and value in words):
         return value
     raise InvalidArgument(f"{name}={value!r}: True or False{''.join(f', {word!r}' for word in words)} is wanted.")
 
 
 def check_listener(listener: Any) -> None:
-    """Refuses what cannot be called with an event."""
     if not callable(listener):
         raise InvalidArgument(f"on_event({listener!r}): a function that takes an event is wanted, on_event(print).")
 
 
 def checked_selection(selection: Any) -> Selection:
-    """In which order several specs are tried."""
     check_one_of("selection", selection, get_args(Selection))
     return selection
 
 
 def checked_group(group: Any) -> PendingComputeGroup[Any]:
-    """The group, if it is one."""
     if not isinstance(group, PendingComputeGroup):
         raise TypeError(f"a pool runs groups of calls, such as `a() & b()` or sky.gather(...), not {group!r}.")
     return cast("PendingComputeGroup[Any]", group)
 
 
 def checked(name: str, value: Any, kind: type[T]) -> T:
-    """The value, if it is of the right kind."""
     if not isinstance(value, kind):
         packages: Any = cast(Any, value) if isinstance(value, list | tuple) else ["numpy"]
         instead = f" Write image=sky.Image(pip={list(packages)!r})." if name == "image" else ""

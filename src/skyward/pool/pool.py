@@ -692,12 +692,10 @@ class ComputePool(Collections, Mistakes):
         return gather.streamed(futures, group.ordered, group.items, group.return_exceptions)
 
     def _counted(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> tuple[Any, ...]:
-        """What `gather` needs to know of calls that are sent as a group."""
         futures, counter = self._send(calls, keep=group.return_exceptions), self._counter(group, calls)
         return futures, calls, group.return_exceptions, counter.ended if counter is not None else None
 
     def _counter(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> GroupCounter | None:
-        """Counts the calls of a group as they end, if anybody wants to know."""
         if len(calls) < 2 or not group.progress or not self._listening():
             return None
         different = {(id(call.fn), call.label): call for call in calls}  # often one, while names take a while to make

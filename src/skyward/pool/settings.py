@@ -40,14 +40,11 @@ Table = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a file says: pools by name, and which of them is meant where none is named."""
-
     path: Path
     pools: Mapping[str, Table] = field(default_factory=dict[str, Table])
     default: str | None = None
 
     def named(self, name: str | None) -> tuple[str, Table]:
-        """A pool by name, or the default one."""
         if name is not None and not isinstance(name, str):
             raise InvalidArgument(f"from_config({name!r}): the name of a pool is wanted; options have names, nodes=4.")
         chosen = name or self.default or (next(iter(self.pools)) if len(self.pools) == 1 else None)
