@@ -1,4 +1,4 @@
-"""Answers mistakes in calls of our functions: misspelt names, unknown options, calls that were never sent."""
+"""What nodes print, log and warn of: put into lines, kept, and told to the user's own logging and warnings."""
 
 from __future__ import annotations
 
