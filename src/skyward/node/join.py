@@ -50,7 +50,6 @@ __all__ = [
     "read_text",
     "splice",
     "token",
-    "wait_for_notice",
 ]
 
 
@@ -349,7 +348,6 @@ _DROPPED = (
 )
 """Prefixes of variables that programs do not get."""
 _DIAL, _FIRST, _SILENT = 5.0, 60.0, 20.0
-_NOTICE_POLL = 0.5
 _TAKEN = 300.0  # a place becomes free when a machine is lost
 _PIECE = 1 << 18
 
@@ -665,17 +663,6 @@ def _reset() -> None:
             file.write("0")
     except OSError:
         pass  # it may only be raised here
-
-
-def wait_for_notice() -> float:
-    """Runs in the agent, for `Access.notices`: waits for the file that `_Joiner._give_notice` writes."""
-    path = os.environ.get("SKYWARD_NOTICE", "")
-    while True:
-        try:
-            with open(path) as file:
-                return max(0.0, float(file.read()) - time.time())
-        except (OSError, ValueError):  # not yet
-            time.sleep(_NOTICE_POLL)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from skyward.api.spec import Spec
 from skyward.api.usage_errors import check_path, check_port, corrects
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import pool_dir
-from skyward.node.join import wait_for_notice
+from skyward.node import join_notice
 from skyward.providers.ssh import parse_host
 from skyward.setup.joined.arrivals import (
     Arrivals,
@@ -82,7 +82,7 @@ class Join(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease, notices=wait_for_notice)
+        return Access(lease=self.lease, notices=join_notice.wait)
 
     @property
     def elastic(self) -> bool:

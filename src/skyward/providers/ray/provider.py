@@ -16,7 +16,7 @@ from skyward.api.spec import Spec
 from skyward.api.usage_errors import check_pairs, check_port, corrects
 from skyward.errors import InvalidArgument, NotGivenBack, SkywardError
 from skyward.machines.ledger import Ledger, pool_dir, read, remove
-from skyward.node.join import wait_for_notice
+from skyward.node import join_notice
 from skyward.providers.ray.held import HeldPool, RayMachine
 from skyward.providers.ray.jobs import (
     REFUSED,
@@ -97,7 +97,7 @@ class Ray(Provider):
 
     @property
     def access(self) -> Access:
-        return Access(lease=self.lease, notices=wait_for_notice)
+        return Access(lease=self.lease, notices=join_notice.wait)
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         asked = self._demand(spec)
