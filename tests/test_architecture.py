@@ -12,6 +12,7 @@ import pytest
 from skyward.node import orders, protocol
 from skyward.node.receiver import Direction
 from skyward.node.shared import protocol as shared_protocol
+from skyward.transport import codec
 
 ROOT = Path(__file__).parent.parent
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("architecture.md", "a-call.md", "what-ends-what.md")}
@@ -30,6 +31,14 @@ def test_every_message_says_what_it_means(link: type[Direction]) -> None:
     for kind in link.kinds():
         assert inspect.getdoc(getattr(link, kind)), f"{link.__name__}.{kind} does not say what it means"
     assert set(link.verdicts) <= set(protocol.VERDICTS)
+
+
+def test_every_order_says_what_it_means() -> None:
+    links = [link for link in vars(orders).values() if inspect.isclass(link) and link.__bases__ == (codec.Direction,)]
+    assert len(links) == 6
+    for link in links:
+        for message in link.messages().values():
+            assert message.__doc__, f"{message.__qualname__} does not say what it means"
 
 
 @pytest.mark.parametrize("link", LINKS.values())

@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import example, given, settings
@@ -42,7 +43,7 @@ from skyward.node.shared.handles import (
 from skyward.node.shared.protocol import AskerToServer
 from skyward.node.shared.state import SharedState
 from skyward.pool.options import check_limits
-from skyward.transport import blobs
+from skyward.transport import blobs, codec
 from skyward.transport.frames import FROM_NODE, FrameReader, encode
 from skyward.transport.payload import Packer
 
@@ -340,9 +341,12 @@ INSIDE: dict[tuple[type[Direction], str], dict[str, st.SearchStrategy[Any]]] = {
 CHECKS: dict[type[Direction], dict[str, Check]] = {ClientToAgent: AGENT_CHECKS, AgentToClient: CLIENT_CHECKS}
 LINKS: list[type[Direction]] = [
     link
-    for module in (protocol, shared_protocol, orders)
+    for module in (protocol, shared_protocol)
     for link in vars(module).values()
     if inspect.isclass(link) and link.__bases__ == (Direction,)
+]
+ORDERS: list[type[codec.Direction]] = [
+    link for link in vars(orders).values() if inspect.isclass(link) and link.__bases__ == (codec.Direction,)
 ]
 KINDS = [
     pytest.param(link, made, kind, id=f"{link.__name__}.{kind}")
@@ -385,19 +389,40 @@ def test_what_the_encoder_accepts_the_decoder_accepts(
 ) -> None:
     """One property for every message: of any kind, between any two processes, over what carries it there."""
     message, buffers = data.draw(messages(link, made, kind))
-    to, is_order = receiver(link, CHECKS.get(link)), link.__module__ == orders.__name__
+    to = receiver(link, CHECKS.get(link))
     most_header = FROM_NODE if link is AgentToClient else None
     try:
-        sent = (
-            json.dumps(message).encode() if is_order else b"".join(map(bytes, encode([message], buffers, most_header)))
-        )
+        sent = b"".join(map(bytes, encode([message], buffers, most_header)))
     except ValueError:
         return  # a number of thousands of digits: the sender's error
-    if is_order:  # a line or packet of JSON
-        to.hear(json.loads(sent), buffers)
-        return
     for heard, its_buffers in split(*decoded(sent, most_header)):
         to.hear(heard, its_buffers)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """What a sender may put into a field of this type."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return st.integers(parts[1].least, parts[1].most)
+    if origin is UnionType:
+        return st.one_of(*map(values_of, parts))
+    if origin is tuple:
+        return st.tuples(*map(values_of, parts))
+    if origin is list:
+        return st.lists(values_of(parts[0]), max_size=2)
+    if origin is dict:
+        return st.dictionaries(texts, values_of(parts[1]), max_size=2)
+    return {int: whole, float: finite, str: texts, bool: st.booleans(), NoneType: st.none(), Any: texts | whole}[hint]
+
+
+@pytest.mark.parametrize("message", [part for link in ORDERS for part in link.messages().values()])
+@settings(FUZZ, max_examples=max(15, FUZZ.max_examples // 200))
+@given(data=st.data())
+def test_every_order_that_can_be_made_is_taken(message: type[codec.Message], data: st.DataObject) -> None:
+    hints = get_type_hints(message, include_extras=True)
+    sent = message(*(data.draw(values_of(hint)) for hint in hints.values()))
+    heard = json.loads(orders.written(sent))
+    assert codec.decoder(message)(heard, []).encoded()[0] == heard
 
 
 def test_every_link_and_every_kind_that_is_looked_into_has_its_property() -> None:
@@ -406,7 +431,7 @@ def test_every_link_and_every_kind_that_is_looked_into_has_its_property() -> Non
         for path in Path(skyward.__file__).parent.rglob("*.py")
         for name in re.findall(r"^class (\w+)\(Direction\)", path.read_text(), re.M)
     }
-    assert {link.__name__ for link in LINKS} == found
+    assert {link.__name__ for link in [*LINKS, *ORDERS]} == found
     looked_into = {(link, kind) for link, checks in CHECKS.items() for kind in checks if kind not in link.verdicts}
     assert INSIDE.keys() == looked_into
     assert {kind for link in LINKS for kind in link.verdicts} == set(protocol.VERDICTS)

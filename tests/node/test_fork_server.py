@@ -15,7 +15,7 @@ import pytest
 
 from skyward.node import keeper
 from skyward.node.fork_server import _ForkServer
-from skyward.node.orders import SCARCE, UNANSWERED, AgentToForkServer
+from skyward.node.orders import SCARCE, UNANSWERED, AgentToForkServer, written
 from skyward.node.runners import Ended, Printed, Runners
 from tests.support.waiting import until
 
@@ -67,7 +67,7 @@ def test_a_failed_fork_for_an_agent_that_is_gone_costs_the_fork_server_nothing(
     monkeypatch.setattr(os, "fork", no_more_processes)
     with control, other, server._wake, server._wake_write:
         read, write = os.pipe()
-        socket.send_fds(ours, [json.dumps(AgentToForkServer.spawn("1-0", "/")).encode()], [write] * 5)
+        socket.send_fds(ours, [written(AgentToForkServer.Spawn("1-0", "/"))], [write] * 5)
         ours.close()
         os.close(read)  # nobody reads what the runner prints
         os.close(write)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.orders import AgentToForkServer, Direction, Message
-from skyward.node.receiver import Malformed, Receiver, split
+from skyward.node.receiver import Direction, Malformed, Message, Receiver, split
 
 
 class Small(Direction):
@@ -101,12 +100,12 @@ def test_a_receiver_with_a_method_for_no_kind_is_refused() -> None:
 
 
 def test_a_receiver_whose_method_has_other_fields_is_refused() -> None:
-    class Kills:
-        def _from_agent_spawn(self, name: str, cwd: str) -> None: ...
-        def _from_agent_kill(self, signal: int, name: str) -> None: ...
+    class Swapped(Judge):
+        def _from_client_data(self, context: int, id: str, buffers: list[Any]) -> None: ...
+        def _from_client_go(self, context: int, seconds: float, id: str) -> None: ...
 
-    with pytest.raises(TypeError, match=r"_from_agent_kill does not have the fields of AgentToForkServer\.kill"):
-        Receiver(AgentToForkServer, Kills())
+    with pytest.raises(TypeError, match=r"_from_client_go does not have the fields of Small\.go"):
+        Receiver(Small, Swapped())
 
 
 @pytest.mark.parametrize(

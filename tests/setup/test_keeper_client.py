@@ -64,7 +64,7 @@ def test_what_is_no_answer_is_an_error_of_starting(keeper: Callable[[str], Keepe
     started = keeper(f"import sys\n{program}\nsys.stdin.read()")
     began = time.monotonic()
     with pytest.raises(BootstrapError):
-        started.ask(ClientToKeeper.look(), time.monotonic() + 300)
+        started.ask(ClientToKeeper.Look(), time.monotonic() + 300)
     assert time.monotonic() - began < 120
 
 

@@ -23,10 +23,10 @@ from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from skyward.node import processes
-from skyward.node.orders import KeeperToClient
-from skyward.node.receiver import Message
+from skyward.node.orders import KeeperToClient, written
 from skyward.transport.backoff import backoff
 from skyward.transport.certificates import Identity, context
+from skyward.transport.codec import Message
 
 __all__ = ["connect", "main"]
 
@@ -100,13 +100,13 @@ def _serve(order: dict[str, Any], answer: int) -> None:
     try:
         _configure(order["directory"])
     except ImportError as exc:
-        _reply(answer, KeeperToClient.scheduler_failed(str(exc)))
+        _reply(answer, KeeperToClient.SchedulerFailed(str(exc)))
     else:
         asyncio.run(run_scheduler(order, answer))
 
 
 def _reply(answer: int, message: Message) -> None:
-    os.write(answer, json.dumps(message).encode() + b"\n")
+    os.write(answer, written(message) + b"\n")
     os.close(answer)
 
 
@@ -205,7 +205,7 @@ async def run_scheduler(order: dict[str, Any], answer: int) -> None:
     scheduler = await PoolScheduler(
         host=order["host"], port=0, protocol="tls", security=_security(Identity(**order["identity"]))
     )
-    _reply(answer, KeeperToClient.scheduler(scheduler.address))
+    _reply(answer, KeeperToClient.Scheduler(scheduler.address))
     await scheduler.finished()
 
 

@@ -24,9 +24,9 @@ from types import FrameType
 from typing import NoReturn
 
 from skyward.node import processes
-from skyward.node.orders import SCARCE, AgentToForkServer, ForkServerToAgent
-from skyward.node.receiver import Message, Receiver
+from skyward.node.orders import SCARCE, AgentToForkServer, ForkServerToAgent, written
 from skyward.node.runner import Runner
+from skyward.transport.codec import Message, Receiver, handles
 
 __all__ = ["main", "serve"]
 
@@ -89,27 +89,29 @@ class _ForkServer:
             return
         self._receiver.hear(json.loads(data), [], agent, fds)
 
-    def _from_agent_spawn(self, agent: socket.socket, fds: list[int], name: str, cwd: str) -> None:
+    @handles(AgentToForkServer.Spawn)
+    def _spawn(self, order: AgentToForkServer.Spawn, agent: socket.socket, fds: list[int]) -> None:
         try:
             pid = os.fork()
             if pid == 0:
-                self._become_runner(cwd, fds)
-            self._runners[pid] = (agent, name)
-            self._tell(agent, ForkServerToAgent.forked(name, pid))
+                self._become_runner(order.cwd, fds)
+            self._runners[pid] = (agent, order.name)
+            self._tell(agent, ForkServerToAgent.Forked(order.name, pid))
         except OSError as exc:  # too many processes, or no memory: the agent tries again
             with suppress(OSError):  # the agent may be gone; its socket says so next
                 os.write(fds[2], f"skyward: no process could be started: {exc.strerror}.\n".encode())
-            self._tell(agent, ForkServerToAgent.forked(name, 0))
-            self._tell(agent, ForkServerToAgent.ended(name, SCARCE))
+            self._tell(agent, ForkServerToAgent.Forked(order.name, 0))
+            self._tell(agent, ForkServerToAgent.Ended(order.name, SCARCE))
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _from_agent_kill(self, agent: socket.socket, fds: list[int], name: str, signal: int) -> None:
+    @handles(AgentToForkServer.Kill)
+    def _kill(self, order: AgentToForkServer.Kill, agent: socket.socket, fds: list[int]) -> None:
         for pid, known in self._runners.items():
-            if known == (agent, name):
-                _kill_group(pid, signal)
-        self._tell(agent, ForkServerToAgent.killed(name))
+            if known == (agent, order.name):
+                _kill_group(pid, order.signal)
+        self._tell(agent, ForkServerToAgent.Killed(order.name))
 
     def _become_runner(self, cwd: str, fds: list[int]) -> NoReturn:
         status = 70
@@ -151,11 +153,11 @@ class _ForkServer:
             if known is not None:
                 _kill_group(pid, signal.SIGKILL)
                 processes.end_children(spare=set(self._runners))
-                self._tell(known[0], ForkServerToAgent.ended(known[1], code))
+                self._tell(known[0], ForkServerToAgent.Ended(known[1], code))
 
     def _tell(self, agent: socket.socket, message: Message) -> None:
         try:
-            agent.send(json.dumps(message).encode())
+            agent.send(written(message))
         except OSError:
             pass  # the agent is gone; its socket says so next
 

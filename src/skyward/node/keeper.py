@@ -39,10 +39,10 @@ from typing import Any, NoReturn
 
 from skyward.node import fork_server, processes
 from skyward.node.dask_processes import DaskProcesses
-from skyward.node.orders import UNANSWERED, ClientToKeeper, KeeperToClient
-from skyward.node.receiver import Message, Receiver
+from skyward.node.orders import UNANSWERED, ClientToKeeper, KeeperToClient, written
 from skyward.transport import blobs, local_sockets
 from skyward.transport.backoff import backoff
+from skyward.transport.codec import Message, Receiver, handles
 
 __all__ = ["main", "probe"]
 
@@ -127,7 +127,7 @@ class _Keeper:
             self._renewed = now
             _touch(self._file)
         if now - self._born >= self._ttl:
-            _say(KeeperToClient.over())
+            _say(KeeperToClient.Over())
             return True
         if self._ending or (self._nodes and all(node.left for node in self._nodes)):
             return True
@@ -140,32 +140,38 @@ class _Keeper:
         meant = os.getppid() != self._joiner or os.path.exists(os.path.join(self._directory, "ending"))
         self._ending = self._ending or not self._joiner or meant
 
-    def _from_client_look(self) -> None:
+    @handles(ClientToKeeper.Look)
+    def _look(self, order: ClientToKeeper.Look) -> None:
         from skyward.node.check_network import addresses  # not for a pool on one machine
 
-        _say(KeeperToClient.addresses(addresses()))
+        _say(KeeperToClient.Addresses(addresses()))
 
-    def _from_client_probe(self, peers: dict[str, tuple[str, int]], timeout: float) -> None:
-        ends = {name: (host, port) for name, (host, port) in peers.items()}
-        _say(KeeperToClient.probed(probe(ends, timeout)))
+    @handles(ClientToKeeper.Probe)
+    def _probe(self, order: ClientToKeeper.Probe) -> None:
+        ends = {name: (host, port) for name, (host, port) in order.peers.items()}
+        _say(KeeperToClient.Probed(probe(ends, order.timeout)))
 
-    def _from_client_dask_scheduler(self, scheduler: dict[str, Any]) -> None:
-        self._dask.start_scheduler(scheduler)
+    @handles(ClientToKeeper.DaskScheduler)
+    def _start_scheduler(self, order: ClientToKeeper.DaskScheduler) -> None:
+        self._dask.start_scheduler(order.scheduler)
 
-    def _from_client_dask_worker(self, worker: dict[str, Any]) -> None:
-        self._dask.start_worker(worker)
+    @handles(ClientToKeeper.DaskWorker)
+    def _start_worker(self, order: ClientToKeeper.DaskWorker) -> None:
+        self._dask.start_worker(order.worker)
 
-    def _from_client_listen(self, host: str) -> None:
+    @handles(ClientToKeeper.Listen)
+    def _listen(self, order: ClientToKeeper.Listen) -> None:
         if self._listener is not None:
             self._listener.close()
         try:
-            self._listener = _listener(host)
+            self._listener = _listener(order.host)
         except OSError:
             self._listener = None
-        _say(KeeperToClient.listening(self._listener.getsockname()[1] if self._listener is not None else None))
+        _say(KeeperToClient.Listening(self._listener.getsockname()[1] if self._listener is not None else None))
 
-    def _from_client_start(self, nodes: list[dict[str, Any]], own_scratch: bool) -> None:
-        if own_scratch:
+    @handles(ClientToKeeper.Start)
+    def _start(self, order: ClientToKeeper.Start) -> None:
+        if order.own_scratch:
             self._scratch = blobs.make_directory()
             Path(self._directory, "scratch").write_text(self._scratch)  # for whoever cleans up if we are killed
         work = Path(self._directory, "work")  # on other machines, where bodies start
@@ -176,8 +182,8 @@ class _Keeper:
                 includes.unpack(file, work)
             os.unlink(archive)
         work.mkdir(0o700, exist_ok=True)
-        self._make_room(len(nodes))
-        for index, node in enumerate(nodes):
+        self._make_room(len(order.nodes))
+        for index, node in enumerate(order.nodes):
             place: list[Any]
             if node["local"]:
                 path = os.path.join(self._directory, f"agent-{node['node']}")
@@ -189,7 +195,7 @@ class _Keeper:
                 place = [node["host"], listener.getsockname()[1]]
             struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
             self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
-            _say(KeeperToClient.agent(node["node"], place, self._scratch))
+            _say(KeeperToClient.Agent(node["node"], place, self._scratch))
         self._start_missing()
 
     def _reap(self) -> None:
@@ -200,7 +206,7 @@ class _Keeper:
                 for node in self._nodes:
                     _kill(node.pid)  # their runners are gone with it
             elif self._dask.ended(pid, code):
-                _say(KeeperToClient.scheduler_died(code))
+                _say(KeeperToClient.SchedulerDied(code))
             else:
                 for node in self._nodes:
                     if node.pid == pid:
@@ -212,7 +218,7 @@ class _Keeper:
         if code == 0:
             node.left = True  # after the client's `bye`
             return
-        _say(KeeperToClient.agent_died(node.node, code))
+        _say(KeeperToClient.AgentDied(node.node, code))
         node.restarts += 1
         if code == UNANSWERED:
             self._fork_server.kill()
@@ -437,7 +443,7 @@ def probe(peers: dict[str, tuple[str, int]], timeout: float) -> dict[str, str]:
 
 def _say(message: Message) -> None:
     try:
-        os.write(1, json.dumps(message).encode() + b"\n")
+        os.write(1, written(message) + b"\n")
     except OSError:
         pass  # the client is gone; standard input says so next
 

@@ -22,12 +22,13 @@ from skyward.node import stack_dump
 from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_slots import Slot
 from skyward.node.logs import readable
-from skyward.node.orders import AgentToForkServer, ForkServerToAgent
+from skyward.node.orders import AgentToForkServer, ForkServerToAgent, written
 from skyward.node.protocol import AgentToClient, AgentToRunner
-from skyward.node.receiver import Message, Receiver
+from skyward.node.receiver import Message
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
+from skyward.transport.codec import Receiver, handles
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, Malformed, encode
 
 __all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said", "Standing"]
@@ -207,7 +208,7 @@ class Runners:
         ours, theirs = socket.socketpair()
         out, out_write = os.pipe()
         err, err_write = os.pipe()
-        order = json.dumps(AgentToForkServer.spawn(name, cwd)).encode()
+        order = written(AgentToForkServer.Spawn(name, cwd))
         variables = os.memfd_create("skyward-env")  # in memory, and of any size: a message has a limit
         status = os.memfd_create("skyward-status")
         os.ftruncate(status, page_size(threads))
@@ -272,7 +273,7 @@ class Runners:
     def kill(self, name: str) -> None:
         """Kills it with what its bodies started; `Ended` follows."""
         try:
-            self._fork_server.send(json.dumps(AgentToForkServer.kill(name, int(signal.SIGKILL))).encode())
+            self._fork_server.send(written(AgentToForkServer.Kill(name, int(signal.SIGKILL))))
             self._orders += 1
         except OSError:
             pass  # as in spawn
@@ -374,23 +375,26 @@ class Runners:
                 os._exit(3)  # without a fork server there are no runners; the keeper starts this agent again
             happened += self._receiver.hear(json.loads(data), [])
 
-    def _from_fork_server_forked(self, name: str, pid: int) -> list[Event]:
+    @handles(ForkServerToAgent.Forked)
+    def _forked(self, message: ForkServerToAgent.Forked) -> list[Event]:
         self._answered()
-        if name in self._processes:
-            self._processes[name].pid = pid or None
+        if message.name in self._processes:
+            self._processes[message.name].pid = message.pid or None
         return []
 
-    def _from_fork_server_killed(self, name: str) -> list[Event]:
+    @handles(ForkServerToAgent.Killed)
+    def _killed(self, message: ForkServerToAgent.Killed) -> list[Event]:
         self._answered()
         return []
 
-    def _from_fork_server_ended(self, name: str, status: int) -> list[Event]:
+    @handles(ForkServerToAgent.Ended)
+    def _ended(self, message: ForkServerToAgent.Ended) -> list[Event]:
         """Output comes before messages, and those before the end."""
-        process = self._processes.get(name)
+        process = self._processes.get(message.name)
         if process is None:
             return []
         said = self._on_runner(process, selectors.EVENT_READ, ended=True)
-        return [*self.drain(process), *said, Ended(process, status)]
+        return [*self.drain(process), *said, Ended(process, message.status)]
 
     def _unregister(self, fileobj: Any) -> None:
         if fileobj in self._selector.get_map():

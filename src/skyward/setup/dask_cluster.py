@@ -92,4 +92,4 @@ class DaskCluster:
             "paths": host.paths,
         }
         with suppress(BootstrapError):  # a node that is gone; it gets its worker when it is set up again
-            host.keeper.tell(ClientToKeeper.dask_worker(order))
+            host.keeper.tell(ClientToKeeper.DaskWorker(order))

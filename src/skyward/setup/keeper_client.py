@@ -16,8 +16,9 @@ from typing import IO, Any, cast
 from skyward.api.secret import hide
 from skyward.api.shell import Shell
 from skyward.errors import BootstrapError
-from skyward.node.orders import ClientToKeeper, KeeperToClient
-from skyward.node.receiver import Malformed, Message, Receiver
+from skyward.node.orders import ClientToKeeper, KeeperToClient, written
+from skyward.node.receiver import Malformed
+from skyward.transport.codec import Message, Receiver, handles
 
 __all__ = ["KeeperClient"]
 
@@ -50,7 +51,7 @@ class KeeperClient:
         argv = [python, "-P", "-m", "skyward.node.keeper", directory, str(lease), str(ttl)]
         argv += [lease_file] if lease_file else []
         self._process = shell.start(argv, env, self._errors)
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._answers: list[Any] = []
         self._nonsense = ""  # what it said that is no message, if it did
         self._lease, self._over = lease, False
@@ -71,8 +72,8 @@ class KeeperClient:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         return f"the pool's first process on {self.shell.name} {how}"
 
-    def ask(self, message: Message, deadline: float) -> Any:
-        self.tell(message)
+    def ask(self, order: Message, deadline: float) -> Any:
+        self.tell(order)
         self._answers.clear()
         while not self._answers:
             self._hear(deadline)
@@ -80,7 +81,7 @@ class KeeperClient:
 
     def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
         """Starts agents and waits until all listen."""
-        self.tell(ClientToKeeper.start(nodes, own_scratch))
+        self.tell(ClientToKeeper.Start([dict(node) for node in nodes], own_scratch))
         while len(self.ports) + len(self.sockets) < len(nodes):
             self._hear(deadline)
 
@@ -89,7 +90,7 @@ class KeeperClient:
         while not self._messages.empty():
             self._messages.get()  # of an earlier scheduler, of agents
         try:
-            return self.ask(ClientToKeeper.dask_scheduler(scheduler), deadline)
+            return self.ask(ClientToKeeper.DaskScheduler(dict(scheduler)), deadline)
         except BootstrapError:
             if self._process.poll() is None:
                 raise
@@ -118,11 +119,11 @@ class KeeperClient:
         if self._process.stdin is not None:
             os.close(self._process.stdin.fileno())
 
-    def tell(self, message: Message) -> None:
+    def tell(self, order: Message) -> None:
         stdin = self._process.stdin
         assert stdin is not None
         try:
-            stdin.write(json.dumps(message).encode() + b"\n")
+            stdin.write(written(order) + b"\n")
             stdin.flush()
         except BrokenPipeError:
             raise self._failure() from None
@@ -140,37 +141,49 @@ class KeeperClient:
             text = f"what answers on {self.shell.name} is no keeper of ours: {exc}."
             raise BootstrapError("keeper", text) from exc
 
-    def _from_keeper_addresses(self, addresses: list[Any]) -> None:
-        self._answers.append(addresses)
+    @handles(KeeperToClient.Addresses)
+    def _addresses(self, message: KeeperToClient.Addresses) -> None:
+        self._answers.append(message.addresses)
 
-    def _from_keeper_listening(self, port: int | None) -> None:
-        self._answers.append(port)
+    @handles(KeeperToClient.Listening)
+    def _listening(self, message: KeeperToClient.Listening) -> None:
+        self._answers.append(message.port)
 
-    def _from_keeper_probed(self, unreachable: dict[str, str]) -> None:
-        self._answers.append(unreachable)
+    @handles(KeeperToClient.Probed)
+    def _probed(self, message: KeeperToClient.Probed) -> None:
+        self._answers.append(message.unreachable)
 
-    def _from_keeper_agent(self, node: int, place: list[Any], scratch: str) -> None:
-        if len(place) == 1:
-            self.sockets[node] = place[0]
-        else:
-            self.ports[node] = (place[0], place[1])
-        self.scratch = scratch
+    @handles(KeeperToClient.Agent)
+    def _agent(self, message: KeeperToClient.Agent) -> None:
+        match message.place:
+            case [path]:
+                self.sockets[message.node] = path
+            case [host, port, *_]:
+                self.ports[message.node] = (host, port)
+            case _:
+                raise Malformed("an agent without its place")
+        self.scratch = message.scratch
 
-    def _from_keeper_agent_died(self, node: int, code: int) -> None:
+    @handles(KeeperToClient.AgentDied)
+    def _agent_died(self, message: KeeperToClient.AgentDied) -> None:
         pass  # it is started again, and its link says so
 
-    def _from_keeper_over(self) -> None:
+    @handles(KeeperToClient.Over)
+    def _over_now(self, message: KeeperToClient.Over) -> None:
         self._over = True
 
-    def _from_keeper_scheduler(self, address: str) -> None:
-        self.scheduler = address
+    @handles(KeeperToClient.Scheduler)
+    def _scheduler_runs(self, message: KeeperToClient.Scheduler) -> None:
+        self.scheduler = message.address
         self._answers.append("")
 
-    def _from_keeper_scheduler_failed(self, reason: str) -> None:
-        self._answers.append(reason)
+    @handles(KeeperToClient.SchedulerFailed)
+    def _scheduler_failed(self, message: KeeperToClient.SchedulerFailed) -> None:
+        self._answers.append(message.reason)
 
-    def _from_keeper_scheduler_died(self, code: int) -> None:
-        self._answers.append(f"it ended with code {code}.\n{self._stderr()}")
+    @handles(KeeperToClient.SchedulerDied)
+    def _scheduler_died(self, message: KeeperToClient.SchedulerDied) -> None:
+        self._answers.append(f"it ended with code {message.code}.\n{self._stderr()}")
 
     def _listen(self) -> None:
         stdout = self._process.stdout
@@ -216,11 +229,11 @@ def _errors_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _parsed(line: bytes) -> Message:
+def _parsed(line: bytes) -> list[Any]:
     try:
         message: Any = json.loads(line)
     except (ValueError, RecursionError) as exc:
         raise Malformed(f"{line[:80]!r} is no JSON ({type(exc).__name__})") from None
     if type(message) is not list or len(message) < 2 or type(message[0]) is not str:  # pyright: ignore[reportUnknownArgumentType] - that is the question
         raise Malformed(f"{line[:80]!r} is no message")
-    return cast("Message", message)
+    return cast("list[Any]", message)

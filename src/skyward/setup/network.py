@@ -144,12 +144,12 @@ def newcomer_blocked(
     host: Host, node: int, present: Mapping[int, tuple[str, int]], addresses: Sequence[Address], deadline: float
 ) -> Layout:
     peers = {str(other): end for other, end in present.items()}
-    answer: dict[str, str] = host.keeper.ask(ClientToKeeper.probe(peers, _PROBE_TIMEOUT), deadline)
+    answer: dict[str, str] = host.keeper.ask(ClientToKeeper.Probe(peers, _PROBE_TIMEOUT), deadline)
     return Layout(tuple(addresses), blocked_pairs({node: {int(name): reason for name, reason in answer.items()}}))
 
 
 def _addresses(host: Host, deadline: float) -> list[Address]:
-    return [Address(*entry) for entry in host.keeper.ask(ClientToKeeper.look(), deadline)]
+    return [Address(*entry) for entry in host.keeper.ask(ClientToKeeper.Look(), deadline)]
 
 
 def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
@@ -158,13 +158,13 @@ def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: floa
     listening: dict[str, tuple[str, int]] = {}
 
     def listen(node: int) -> None:
-        port = hosts[node].keeper.ask(ClientToKeeper.listen(addresses[node].ip), deadline)
+        port = hosts[node].keeper.ask(ClientToKeeper.Listen(addresses[node].ip), deadline)
         if port is not None:
             listening[str(node)] = (addresses[node].ip, port)
 
     def probe(node: int) -> dict[int, str]:
         peers = {name: end for name, end in listening.items() if name != str(node)}
-        answer: dict[str, str] = hosts[node].keeper.ask(ClientToKeeper.probe(peers, _PROBE_TIMEOUT), deadline)
+        answer: dict[str, str] = hosts[node].keeper.ask(ClientToKeeper.Probe(peers, _PROBE_TIMEOUT), deadline)
         silent = {other: "it cannot listen there" for other in nodes if str(other) not in listening and other != node}
         return silent | {int(name): reason for name, reason in answer.items()}
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import BootstrapError
-from skyward.node.orders import ClientToJoiner
+from skyward.node.orders import ClientToJoiner, written
 from skyward.setup.joined import members, relay
 from skyward.setup.joined import shell as shell_module
 from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals
@@ -122,7 +122,7 @@ def test_a_machine_that_asks_for_nothing_but_sends_orders_back_is_cut_off(arriva
     arrivals.expect([0])
     sock, _ = greet(arrivals, 0, "key")
     with sock:
-        sock.sendall(json.dumps(ClientToJoiner.end()).encode() + b"\n")
+        sock.sendall(written(ClientToJoiner.End()) + b"\n")
         assert sock.recv(100) == b""
 
 

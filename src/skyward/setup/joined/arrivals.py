@@ -29,10 +29,10 @@ from skyward.node.check_network import addresses
 from skyward.node.join import token
 from skyward.node.orders import ClientToJoiner, JoinerToClient
 from skyward.node.peers import plain
-from skyward.node.receiver import Receiver
 from skyward.setup.joined.members import Control, JoinedMachine, Listener, Member
 from skyward.setup.joined.shell import JoinShell
 from skyward.transport.certificates import Authority
+from skyward.transport.codec import Receiver, handles
 
 if TYPE_CHECKING:
     from skyward.setup.joined.relay import RelayClient
@@ -291,7 +291,7 @@ class Arrivals:
 
     def notice(self, place: int, seconds: float) -> None:
         """Forwards a preemption notice of the scheduler to the node."""
-        self.member(place).order(ClientToJoiner.notice(seconds))
+        self.member(place).order(ClientToJoiner.Notice(seconds))
 
     def dismiss(self, place: int, why: str = "it was given up") -> None:
         """Tells the machine to end; it may not come back."""
@@ -299,7 +299,7 @@ class Arrivals:
             self._places.retire(place)
             found = self._members.get(place)
         if found is not None:
-            found.order(ClientToJoiner.end())
+            found.order(ClientToJoiner.End())
             found.leave(why)
 
     def after_fork(self) -> None:
@@ -311,7 +311,7 @@ class Arrivals:
         with self._changed:
             members = list(self._members.values())
         for member in members:
-            member.order(ClientToJoiner.end())
+            member.order(ClientToJoiner.End())
             member.leave("the pool was closed")
         self._listener.close()
         self._control.close(2.0)
@@ -367,13 +367,16 @@ class Arrivals:
         if not any(member.arrived(id, sock) for member in members):
             sock.close()
 
-    def _from_joiner_failed(self, member: Member, id: str, reason: str) -> None:
-        member.failed(id, _shown(reason, _LONGEST_REASON))
+    @handles(JoinerToClient.Failed)
+    def _failed(self, message: JoinerToClient.Failed, member: Member) -> None:
+        member.failed(message.id, _shown(message.reason, _LONGEST_REASON))
 
-    def _from_joiner_leaving(self, member: Member, reason: str) -> None:
-        member.leave(_shown(reason, _LONGEST_REASON))
+    @handles(JoinerToClient.Leaving)
+    def _leaving(self, message: JoinerToClient.Leaving, member: Member) -> None:
+        member.leave(_shown(message.reason, _LONGEST_REASON))
 
-    def _from_joiner_pong(self, member: Member) -> None:
+    @handles(JoinerToClient.Pong)
+    def _pong(self, message: JoinerToClient.Pong, member: Member) -> None:
         """The control connection has already recorded it."""
 
     def warn_with(self, warn: Callable[[str], None]) -> None:

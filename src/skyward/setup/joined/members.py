@@ -19,10 +19,11 @@ from typing import Any, cast
 from skyward.api.provider import Machine
 from skyward.errors import HostUnreachable
 from skyward.node.join import WAIT
-from skyward.node.orders import ClientToJoiner
+from skyward.node.orders import ClientToJoiner, written
 from skyward.node.peers import Waiting, WaitingPeers, accept_all
-from skyward.node.receiver import Malformed, Message, split
+from skyward.node.receiver import Malformed, split
 from skyward.transport.certificates import Authority, context
+from skyward.transport.codec import Message
 from skyward.transport.link import tune
 
 __all__ = ["Control", "JoinedMachine", "Listener", "MachineLeft", "Member", "NotStarted"]
@@ -157,7 +158,7 @@ class _Line:
 class Control:
     """Serves all control connections. `heard` gets every message, in the reading thread."""
 
-    def __init__(self, heard: Callable[[Member, Message], None]) -> None:
+    def __init__(self, heard: Callable[[Member, list[Any]], None]) -> None:
         self._heard = heard
         self._lock = threading.Lock()
         self._lines: dict[Member, _Line] = {}
@@ -185,7 +186,7 @@ class Control:
         with self._lock:
             line = self._lines.get(member)
             if line is not None:
-                line.outgoing += json.dumps(message).encode() + b"\n"
+                line.outgoing += written(message) + b"\n"
         self._rouse()
 
     def close(self, seconds: float) -> None:
@@ -233,7 +234,7 @@ class Control:
             if now - line.asked > _PING:
                 line.asked = now
                 with self._lock:
-                    line.outgoing += json.dumps(ClientToJoiner.ping()).encode() + b"\n"
+                    line.outgoing += written(ClientToJoiner.Ping()) + b"\n"
             if line.outgoing:
                 self._write(line)
             if ready:

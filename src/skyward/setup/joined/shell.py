@@ -19,9 +19,9 @@ from skyward.api.shell import Finished
 from skyward.errors import BootstrapError, HostUnreachable
 from skyward.node.join import STDERR, STDIN, STDOUT, Pump
 from skyward.node.orders import ClientToJoiner
-from skyward.node.receiver import Message
 from skyward.setup.hosts import RECEIVE, not_copied
 from skyward.setup.joined.members import MachineLeft, Member, NotStarted
+from skyward.transport.codec import Message
 
 __all__ = ["JoinShell"]
 
@@ -66,7 +66,7 @@ class JoinShell:
     def reach(self, host: str, port: int) -> socket.socket:
         """A plain connection through the machine; the caller adds TLS."""
         try:
-            return self._member.stream(lambda id: ClientToJoiner.connect(id, host, port), secure=False)
+            return self._member.stream(lambda id: ClientToJoiner.Connect(id, host, port), secure=False)
         except NotStarted as exc:
             raise ConnectionRefusedError(f"{self.name}: {exc}") from exc
 
@@ -74,7 +74,7 @@ class JoinShell:
         """Has the machine run this itself when we are gone: no other local process can reach it. The returned command
         only ends the relay, if there is one.
         """
-        self._member.order(ClientToJoiner.at_end(list(argv)))
+        self._member.order(ClientToJoiner.AtEnd(list(argv)))
         return self._if_we_die()[0]
 
     def ending(self) -> tuple[list[str], str | None]:
@@ -91,7 +91,7 @@ class JoinShell:
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes], keep: bool) -> Joined:
         def order(id: str) -> Message:
-            return ClientToJoiner.run(id, list(argv), dict(env), keep)
+            return ClientToJoiner.Run(id, list(argv), dict(env), keep)
 
         try:
             return Joined(self._member.stream(order, secure=True), stderr)

@@ -1,0 +1,102 @@
+"""Messages are written and read as their annotations say, and reach the method that handles them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from skyward.transport.codec import Direction, Message, Receiver, Within, decoder, handles
+from skyward.transport.frames import Malformed
+
+
+class Small(Direction):
+    """A link of two kinds."""
+
+    class GoOn(Message):
+        """One without buffers."""
+
+        id: str
+        seconds: float
+        speed: Annotated[int, Within(-1, 3)]
+        way: Literal["left", "right"]
+        names: list[str] | None
+        places: dict[str, tuple[str, int]]
+
+    class Data(Message):
+        """One with buffers."""
+
+        id: str
+        buffers: list[bytes]
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    @handles(Small.GoOn)
+    def _go_on(self, message: Small.GoOn, context: int) -> str:
+        self.heard.append((message, context))
+        return "went"
+
+    @handles(Small.Data)
+    def _data(self, message: Small.Data, context: int) -> None:
+        self.heard.append((message, context))
+
+
+GOOD: list[Any] = ["go_on", "a", 2.0, -1, "left", ["n"], {"p": ["h", 1]}, 0]
+
+
+def test_a_message_is_its_kind_its_fields_and_the_number_of_its_buffers() -> None:
+    message = decoder(Small.GoOn)(GOOD, [])
+    assert (message.id, message.speed, message.places) == ("a", -1, {"p": ["h", 1]})
+    assert message.encoded() == (GOOD, ())
+    assert Small.Data("a", [b"1", b"2"]).encoded() == (["data", "a", 2], [b"1", b"2"])
+
+
+def test_each_message_reaches_the_method_that_handles_it() -> None:
+    ear = Ear()
+    receiver = Receiver(Small, ear)
+    assert receiver.hear(GOOD, [], 7) == "went"
+    receiver.hear(["data", "b", 1], [b"1"], 8)
+    assert ear.heard == [(decoder(Small.GoOn)(GOOD, []), 7), (Small.Data("b", [b"1"]), 8)]
+
+
+BAD: dict[int, list[Any]] = {
+    1: [None, 1, ["a"]],
+    2: [float("nan"), float("inf"), 10**400, "2", True],
+    3: [-2, 4, 1.0, True],
+    4: ["up", 1, ["left"]],
+    5: ["n", [1], {}],
+    6: [[], {"p": ["h"]}, {"p": ["h", -1]}, {"p": ["h", 1 << 63]}, {"p": "ab"}],
+}
+
+
+@pytest.mark.parametrize(("at", "value"), [(at, value) for at, values in BAD.items() for value in values])
+def test_a_field_that_does_not_fit_its_annotation_is_refused(at: int, value: Any) -> None:
+    ear = Ear()
+    with pytest.raises(Malformed, match=f"the field {Small.GoOn.__match_args__[at - 1]} of 'go_on'"):
+        Receiver(Small, ear).hear([*GOOD[:at], value, *GOOD[at + 1 :]], [], 7)
+    assert ear.heard == []
+
+
+@pytest.mark.parametrize(("at", "value"), [(2, 3), (3, 3), (5, None), (5, []), (6, {"p": ["h", (1 << 63) - 1]})])
+def test_a_field_at_its_limit_is_taken(at: int, value: Any) -> None:
+    assert Receiver(Small, Ear()).hear([*GOOD[:at], value, *GOOD[at + 1 :]], [], 7) == "went"
+
+
+def test_a_message_of_another_link_or_length_is_refused() -> None:
+    receiver = Receiver(Small, Ear())
+    with pytest.raises(Malformed, match="'stop' is not a message of Small"):
+        receiver.hear(["stop", "a", 0], [], 7)
+    with pytest.raises(Malformed, match="'data' with 2 fields instead of 1"):
+        receiver.hear(["data", "a", "b", 0], [], 7)
+
+
+def test_a_receiver_that_does_not_handle_every_message_is_refused() -> None:
+    class Half:
+        @handles(Small.Data)
+        def _data(self, message: Small.Data) -> None: ...
+
+    with pytest.raises(TypeError, match="nothing handles the messages go_on of Small"):
+        Receiver(Small, Half())
