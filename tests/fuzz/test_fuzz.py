@@ -23,7 +23,7 @@ from skyward.node.protocol import AgentToClient, ClientToAgent
 from skyward.node.receiver import Malformed, Refused, checked_greeting, split
 from skyward.providers.aws import notices
 from skyward.setup.keeper_client import _parsed
-from skyward.transport import includes
+from skyward.transport import includes, journal
 from skyward.transport.frames import FrameReader, encode
 from skyward.transport.link import Broken, Link
 from skyward.transport.roles import refusal
@@ -208,7 +208,7 @@ def test_notices_are_moments_or_no_notices(body: Any, date: str) -> None:
 def test_ledgers_are_read_whatever_stands_in_them(lines: list[Any]) -> None:
     for line in lines:
         text = line if isinstance(line, bytes) else json.dumps(line).encode()
-        for entry in (text, ledger._checksum(text) + b" " + text):
+        for entry in (text, journal._checksum(text) + b" " + text):
             found = ledger.parsed(entry.replace(b"\n", b""))
             assert found is None or isinstance(found, ledger.Record)
 

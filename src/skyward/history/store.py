@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.errors import InvalidArgument
 from skyward.machines.ledger import state_dir
-from skyward.transport import private
+from skyward.transport import journal, private
 from skyward.transport.private import is_locked
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ FILE = "events.jsonl"
 _DAY = 86_400.0
 _KEPT = 30 * _DAY
 _MOST_BYTES = 1 << 30
-_CHUNK = 1 << 20
 _LONGEST_LINE = 4 << 20
 _LAST_TIME = 1e11  # seconds since 1970: later ones are no times
 
@@ -59,13 +58,13 @@ class Tail:
     """Reads the events of a file, and later those that were added; an unfinished line is left for later."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._rest = path, 0, b""
+        self._tail = journal.Tail(path)
 
     @property
     def share(self) -> float:
         """How much of the file was read so far, as a share of 1."""
         try:
-            return min(1.0, self._offset / max(1, self._path.stat().st_size))
+            return min(1.0, self._tail.offset / max(1, self._tail.path.stat().st_size))
         except OSError:
             return 1.0
 
@@ -73,17 +72,10 @@ class Tail:
         """Every event since the last time."""
         from skyward.history.lines import parsed  # not to list the names of pools
 
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            while chunk := file.read(_CHUNK):
-                self._offset += len(chunk)
-                *lines, self._rest = (self._rest + chunk).split(b"\n")
-                for each in lines:
-                    event = parsed(each)
-                    if event is not None:
-                        yield event
-                if len(self._rest) > _LONGEST_LINE:
-                    self._rest = b""  # of no file of ours
+        for each in self._tail.lines():
+            event = parsed(each)
+            if event is not None:
+                yield event
 
 
 def entries(root: Path | None = None) -> list[Entry]:

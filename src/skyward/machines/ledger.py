@@ -1,6 +1,6 @@
 """What was asked of a cloud, on disk before it is asked: one append-only file per pool.
 
-<state>/pools/<pool>/ledger     one line per fact: checksum, then JSON; locked while the pool's process lives
+<state>/pools/<pool>/ledger     a journal, one line per fact; locked while the pool's process lives
 <state>/pools/<pool>/...        the pool's keys, removed with it
 
 intent -> the call -> answer (ids) or refused; gone when read back. A call without either may have made something.
@@ -8,8 +8,7 @@ intent -> the call -> answer (ids) or refused; gone when read back. A call witho
 
 from __future__ import annotations
 
-import fcntl
-import json
+import itertools
 import logging
 import math
 import os
@@ -17,17 +16,15 @@ import re
 import shlex
 import shutil
 import socket
-import stat
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from skyward.errors import InvalidArgument, SkywardError
-from skyward.transport import private
+from skyward.transport import journal, private
+from skyward.transport.journal import Journal
 from skyward.transport.private import is_locked
 
 __all__ = [
@@ -169,11 +166,10 @@ def remove(pool: str, root: Path | None = None) -> None:
 class Ledger:
     """A pool's ledger, held by this process; every line is on disk before the method returns."""
 
-    def __init__(self, pool: str, directory: Path, fd: int) -> None:
+    def __init__(self, pool: str, directory: Path, lines: Journal) -> None:
         self.pool, self.directory = pool, directory
-        self._fd, self._pid = fd, os.getpid()
-        self._lock = threading.Lock()
-        self._calls = 0
+        self._lines, self._pid = lines, os.getpid()
+        self._calls = itertools.count(1)
         _HELD.add(self)
 
     @classmethod
@@ -185,7 +181,7 @@ class Ledger:
         fresh = directory.parent / f".{pool}.{os.getpid()}.{time.monotonic_ns()}"
         fresh.mkdir(mode=0o700)
         fresh.chmod(0o700)  # a umask may have taken even our own rights away
-        ledger = cls(pool, fresh, _locked(fresh / _FILE, create=True))
+        ledger = cls(pool, fresh, Journal(fresh / _FILE, create=True))
         try:
             who = {"host": socket.gethostname(), "pid": os.getpid()}
             ledger._write(Record("open", time=time.time(), data={**metadata, **who}))
@@ -209,7 +205,7 @@ class Ledger:
         try:
             _check(root or state_dir())
             directory = pool_dir(pool, root)
-            return cls(pool, directory, _locked(directory / _FILE, create=False))
+            return cls(pool, directory, Journal(directory / _FILE, create=False))
         except (FileNotFoundError, NotADirectoryError, InvalidArgument):
             return None
         except BlockingIOError as exc:
@@ -222,7 +218,7 @@ class Ledger:
 
     @classmethod
     def held(cls, pool: str) -> Ledger | None:
-        mine = (ledger for ledger in list(_HELD) if ledger.pool == pool and ledger._fd >= 0)
+        mine = (ledger for ledger in list(_HELD) if ledger.pool == pool and ledger._lines.is_open)
         return next((ledger for ledger in mine if ledger.directory == pool_dir(pool)), None)
 
     @property
@@ -232,9 +228,7 @@ class Ledger:
 
     def intent(self, kind: str, **data: Any) -> str:
         """Writes down that something is about to be asked for; returns the name of the call."""
-        with self._lock:
-            self._calls += 1
-            call = f"{os.getpid()}-{self._calls}-{time.time_ns() % 10**9}"
+        call = f"{os.getpid()}-{next(self._calls)}-{time.time_ns() % 10**9}"
         self._write(Record("intent", call, kind, (), time.time(), data))
         return call
 
@@ -261,23 +255,13 @@ class Ledger:
 
     def let_go(self) -> None:
         """Unlocks the ledger and leaves it where it is, for whoever gives the rest back."""
-        with self._lock:
-            fd, self._fd = self._fd, -1
         _HELD.discard(self)
-        if fd >= 0:
-            os.close(fd)
+        self._lines.close()
 
     def _write(self, record: Record) -> None:
-        with self._lock:
-            if self._fd < 0:
-                raise SkywardError(f"the ledger of pool {self.pool!r} was let go by this process; nothing is written.")
-            # a line that was cut off by a crash must not swallow this one
-            size = os.fstat(self._fd).st_size
-            start = b"\n" if size and os.pread(self._fd, 1, size - 1) != b"\n" else b""
-            content = start + line(record)
-            if os.write(self._fd, content) != len(content):
-                raise OSError(f"the ledger {self.directory / _FILE} could not be written to its end")
-            os.fsync(self._fd)
+        if not self._lines.is_open:
+            raise SkywardError(f"the ledger of pool {self.pool!r} was let go by this process; nothing is written.")
+        self._lines.append_lines(line(record))
 
 
 def _make(root: Path) -> None:
@@ -303,28 +287,13 @@ def _unsafe(root: Path, reason: Exception) -> SkywardError:
     )
 
 
-def _locked(path: Path, create: bool) -> int:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
-    try:
-        if create:
-            os.fchmod(fd, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not create and os.fstat(fd).st_ino != os.stat(path).st_ino:
-            raise FileNotFoundError(path)  # it was removed, and perhaps made again, while we waited
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def _sweep(pools: Path) -> None:
     """Removes ledgers of processes that died before they could ask for anything."""
     for path in pools.glob(".*"):
         try:
             if time.time() - path.lstat().st_mtime < 600:
                 continue  # being made, and perhaps not locked yet
-            os.close(_locked(path / _FILE, create=False))
+            Journal(path / _FILE, create=False).close()
         except BlockingIOError:
             continue
         except OSError:
@@ -340,18 +309,8 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-# Strongly: a ledger is held until it is let go, whoever keeps the object.
+# Strongly: a ledger is held until it is let go, whoever keeps the object. In a forked child its journal is closed.
 _HELD: set[Ledger] = set()
-
-
-def _in_child() -> None:
-    # The lock belongs to all copies of the descriptor: a child that outlives us must not make us look alive.
-    for ledger in list(_HELD):
-        ledger._lock = threading.Lock()  # pyright: ignore[reportPrivateUsage] - same module
-        ledger.let_go()
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 # The lines of a ledger: how a fact is written, and what of a file is believed when it is read.
@@ -394,38 +353,27 @@ def line(record: Record) -> bytes:
         "time": record.time,
         "data": dict(record.data),
     }
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
-    return _checksum(text) + b" " + text + b"\n"
+    return journal.line(body)
 
 
 def parsed(line: bytes) -> Record | None:
     """The fact of a line, or None if the line is damaged."""
-    checksum, _, text = line.partition(b" ")
-    if len(text) > _LONGEST_LINE or checksum != _checksum(text):
-        return None
+    body = journal.parsed(line, _LONGEST_LINE)
     try:
-        body = json.loads(text)
-        return _checked(cast("dict[str, Any]", body)) if isinstance(body, dict) else None
-    except (ValueError, KeyError, RecursionError):
+        return None if body is None else _checked(body)
+    except KeyError:
         return None
 
 
 def content(path: Path) -> bytes | None:
     """What a ledger holds; None if it is no plain file of this user's, or others can write to it."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return journal.content(path, _MOST)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as exc:  # a link, or a file that we may not open
-        log.warning("the ledger %s is not read: %s", path, exc.strerror)
+        log.warning("the ledger %s is not read: %s", path, exc.strerror or exc)
         return None
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        os.close(fd)
-        log.warning("the ledger %s is not read: it is no plain file, or not this user's alone", path)
-        return None
-    with open(fd, "rb") as file:
-        return file.read(_MOST)
 
 
 def _checked(body: dict[str, Any]) -> Record | None:
@@ -451,10 +399,6 @@ def _is_text(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e15 and math.isfinite(value)
-
-
-def _checksum(text: bytes) -> bytes:
-    return blake2b(text, digest_size=8).hexdigest().encode()
 
 
 def usable(name: str) -> bool:
