@@ -26,7 +26,7 @@ def rows(seen: Medians) -> list[Row]:
         Row("no-op calls/s through gather", gathered, "ray actor calls", seen("ray", "gather"), "/s", at_least=3.0),
         Row("map, no-op items/s", mapped, "ray, a call for each", seen("ray", "gather"), "/s", at_least=50.0),
         Row("map, no-op items/s", mapped, "ray, one after another", seen("ray", "sequence"), "/s", at_least=50.0),
-        Row("map, no-op items/s", mapped, "loky, chunksize=200", seen("loky", "map"), "/s", at_least=1 / 3),
+        Row("map, no-op items/s", mapped, "loky, chunksize=200", seen("loky", "map"), "/s", at_least=0.9),
         Row(
             "400 calls of 50 ms on 4 x 10 slots, part of ideal",
             seen("skyward-slots", "share"),

@@ -209,12 +209,12 @@ def test_a_map_keeps_the_order(send: Threads, count: int) -> None:
 
 def test_quick_items_travel_in_chunks_and_never_all_at_once(send: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     # time that other programs take does not make an item slow here
-    monkeypatch.setattr("skyward.client.gather.time", SimpleNamespace(perf_counter=time.thread_time))
+    monkeypatch.setattr("skyward.node.items.time", SimpleNamespace(perf_counter=time.thread_time))
     mapped(send, PendingCompute(abs), list(range(20_000)), 4)
     assert len(send.calls) < 400
     assert send.most <= 8
-    assert sum(len(call.args[1]) for call in send.calls) == 20_000
-    assert max(len(call.args[1]) for call in send.calls) <= 20_000 // 4
+    assert sum(len(call.args[0]) for call in send.calls) == 20_000
+    assert max(len(call.args[0]) for call in send.calls) <= 20_000 // 4
 
 
 def test_slow_items_travel_one_by_one(send: Threads) -> None:
@@ -238,9 +238,15 @@ def test_an_async_function_is_run_for_each_item(send: Threads) -> None:
 
 
 def test_a_failing_item_is_raised_and_the_rest_not_sent(send: Threads) -> None:
+    failed = threading.Event()
+
+    def invert(x: int) -> float:
+        return 1 / x if x < 2 else failed.wait(60)
+
     with pytest.raises(ZeroDivisionError):
-        mapped(send, PendingCompute(lambda x: 1 // x), [1] * 5 + [0] + [1] * 10_000, 2)
-    assert sum(len(call.args[1]) for call in send.calls) < 10_000
+        mapped(send, PendingCompute(invert), [1] * 2 + [0] + [2] * 10_000, 2)
+    failed.set()
+    assert sum(len(call.args[0]) for call in send.calls) < 10_000
 
 
 def test_what_cannot_be_sent_cancels_what_was() -> None:

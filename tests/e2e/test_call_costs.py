@@ -17,9 +17,9 @@ CALLS = 200
 ONE_BY_ONE = 200  # functions of Skyward that run here for a call that is waited for; 177 to 184 when this was written
 OF_A_VALUE = 40  # more of them for a small array, or a dict of some; up to 25 when this was written
 TOGETHER = 130  # and for one of many that are sent at once; 104 to 110
-
-
+A_CHUNK = 270  # functions of Skyward that run here for a chunk of a map; 160 to 217
 ON_ITS_NODE = 60  # functions of any module that run in its process there, besides the body; 51 when this was written
+CHUNK_THERE = 75  # and for a chunk of a map; 58
 
 
 class Functions:
@@ -102,6 +102,32 @@ def test_one_of_many_calls_runs_even_fewer(functions: Functions, pool: sky.Compu
 
     together()
     assert functions.during(together) < TOGETHER, functions.begun.most_common(200)
+
+
+def test_a_map_runs_a_fixed_number_of_functions_for_a_chunk_and_none_for_an_item(
+    functions: Functions, pool: sky.ComputePool
+) -> None:
+    captured = [1]
+
+    def item(number: int) -> int:
+        return number * len(captured)
+
+    for count in (1_000, 100_000):
+        assert pool.map(item, range(count)) == list(range(count))
+        functions.during(lambda count=count: pool.map(item, range(count)))
+        chunks = functions.begun["skyward.client.gather._chunk_call"]
+        assert functions.begun.total() / chunks < A_CHUNK, functions.begun.most_common(200)
+        assert functions.begun["skyward.transport.payload._cloudpickle"] == 1, "the function is packed once"
+
+
+def test_a_chunk_of_a_map_runs_few_functions_on_its_node(pool: sky.ComputePool) -> None:
+    assert pool.map(nothing.local, range(1000)) == [None] * 1000
+    assert begin_counting() >> pool is None
+    pool.map(len, [()] * CALLS * 1000)
+    begun = end_counting() >> pool
+    chunks = begun["skyward.node.items.__call__"]
+    assert chunks > 10, chunks
+    assert begun.total() / chunks < CHUNK_THERE, begun.most_common(100)
 
 
 def test_a_history_alone_makes_no_event_of_a_call(functions: Functions, pool: sky.ComputePool) -> None:

@@ -267,7 +267,7 @@ def _glance(pending: PendingCompute[Any]) -> str:
     if chunk is None or chunk.first is None:
         return glance(pending.args, pending.kwargs)
     if chunk.items == 1:
-        return glance(tuple(pending.args[1]), {})
+        return glance(tuple(pending.args[0]), {})
     return f"items {chunk.first} to {chunk.first + chunk.items - 1}"
 
 

@@ -10,13 +10,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, wait
-from dataclasses import dataclass, replace
 from functools import partial
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Never, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.api.brief import brief
-from skyward.api.compute import Chunk, Compute, PendingCompute, as_compute, name_of
+from skyward.api.compute import Chunk, Compute, PendingCompute, as_compute
 from skyward.api.futures import AsyncItems, AwaitableFuture, Stream
 from skyward.client.futures import UserFuture, when_done
 from skyward.client.outcomes import (
@@ -26,11 +24,11 @@ from skyward.client.outcomes import (
     note_items,
     partial_of,
     say_how_many,
-    set_partial,
 )
 from skyward.errors import Preempted, RemoteError, TaskError
 from skyward.events import Event, GroupProgress
-from skyward.transport import exceptions
+from skyward.node.items import EachItem, FailedItem, not_for_generators
+from skyward.transport.exceptions import set_partial
 from skyward.transport.threads import run_in_thread
 
 __all__ = [
@@ -53,11 +51,8 @@ Send = Callable[[Sequence[PendingCompute[Any]]], Sequence[Future[Any]]]
 
 _CHUNK_SECONDS = 0.05
 _LEAST_SECONDS = 0.002
-_LEAST_ITEMS = 256
-_LONGEST = 8 << 10  # of the traceback that listeners and histories get of a chunk's first failure
+_LEAST_ITEMS = 1024
 _MISSING: Any = object()
-_COROUTINE: Any = CoroutineType
-_GENERATORS: tuple[Any, ...] = (GeneratorType, AsyncGeneratorType)
 
 
 def gathered(
@@ -115,8 +110,8 @@ def mapped(
     `count` is told how many more have ended well, and how many have failed.
     """
     if inspect.isgeneratorfunction(each.fn) or inspect.isasyncgenfunction(each.fn):
-        raise _not_for_generators(each.fn)
-    results: list[Any] = [_MISSING] * len(items)
+        raise not_for_generators(each.fn)
+    fn, results = EachItem(each.fn, keep), [_MISSING] * len(items)
     pending: dict[Future[Any], tuple[int, int]] = {}
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()  # unlike a condition, Ctrl-C leaves it whole
     per_item: float | None = None
@@ -125,11 +120,12 @@ def mapped(
     try:
         while pending or at < len(items):
             chunks: list[tuple[int, int]] = []
-            while at < len(items) and len(pending) + len(chunks) < 2 * slots:
+            ahead = slots if per_item is None else 2 * slots  # one of each slot says how long an item takes
+            while at < len(items) and len(pending) + len(chunks) < ahead:
                 size = 1 if limited else _chunk_size(len(items) - at, per_item, slots)
                 chunks.append((at, at + size))
                 at += size
-            calls = [_chunk_call(each, items[a:b], a, keep) for a, b in chunks]
+            calls = [_chunk_call(each, fn, items[a:b], a) for a, b in chunks]
             sent = dict(zip(send(calls), chunks, strict=True))
             pending |= sent
             for future in sent:
@@ -163,7 +159,7 @@ def mapped(
         set_partial(exc, {**finished, **before})
         say_how_many(exc, len(items), "items")
         raise
-    return [_restored(result) for result in results] if keep else results
+    return [_restored(result) if type(result) is FailedItem else result for result in results] if keep else results
 
 
 def error_of(future: Future[Any]) -> BaseException | None:
@@ -353,61 +349,13 @@ def _chunk_size(left: int, per_item: float | None, slots: int) -> int:
     return max(1, min(left, share, int(_CHUNK_SECONDS / max(per_item, 1e-7))))
 
 
-def _chunk_call(each: PendingCompute[Any], items: list[Any], start: int, keep: bool) -> PendingCompute[Any]:
-    args = (each.fn, items, start, keep)
-    return replace(each, fn=_apply, args=args, label=each.name, chunk=Chunk(len(items), start, keep))
-
-
-def _apply(
-    fn: Callable[[Any], Any], items: list[Any], start: int, keep: bool
-) -> tuple[float, tuple[int, str] | None, list[Any]]:
-    """The seconds it took, how many have failed and the first of these in words, and the results."""
-    began = time.perf_counter()
-    results: list[Any] = []
-    failed, first = 0, ""
-    for index, item in enumerate(items, start):
-        try:
-            result: Any = fn(item)
-            if type(result) is _COROUTINE:
-                import asyncio
-
-                result = asyncio.run(result)
-            elif type(result) in _GENERATORS:
-                raise _not_for_generators(fn)
-        except Exception as exc:
-            exceptions.noted(exc, f"item {index}: {name_of(fn)}({brief(item)})")
-            from skyward.node import gpu_failures  # this runs on a node; the client needs none
-
-            gpu_failures.look(exc)
-            if not keep:
-                set_partial(exc, dict(enumerate(results, start)))
-                raise
-            result = _Failed(*exceptions.capture(exc))
-            failed += 1
-            if failed == 1:
-                first = f"item {index}: {name_of(fn)}({brief(item)})\n\n{result.described['traceback'][-_LONGEST:]}"
-        results.append(result)
-    return time.perf_counter() - began, (failed, first) if failed else None, results
-
-
-def _not_for_generators(fn: Callable[..., Any]) -> TypeError:
-    name = name_of(fn)
-    return TypeError(
-        f"pool.map({name}, ...): {name} is a generator function, and each result of a map is sent as a whole. Have it "
-        f"return a list; or send calls, whose results are streams: `[{name}(item) > pool for item in items]`."
-    )
-
-
-@dataclass(frozen=True)
-class _Failed:
-    described: dict[str, Any]
-    data: bytes
+def _chunk_call(each: PendingCompute[Any], fn: EachItem, items: list[Any], start: int) -> PendingCompute[Any]:
+    chunk = Chunk(len(items), start, fn.keep)
+    return PendingCompute(fn, (items, start), timeout=each.timeout, retries=each.retries, label=each.name, chunk=chunk)
 
 
 def _restored(result: Any) -> Any:
-    if not isinstance(result, _Failed):
-        return result
-    return exceptions.annotate(exceptions.rebuild(result.described, result.data), result.described, "raised on a node")
+    return result.error() if isinstance(result, FailedItem) else result
 
 
 def _cancel(futures: Sequence[Future[Any]]) -> None:

@@ -18,7 +18,7 @@ from skyward.client.call import Call
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
 from skyward.transport import exceptions
-from skyward.transport.exceptions import noted
+from skyward.transport.exceptions import noted, set_partial
 
 __all__ = [
     "End",
@@ -35,7 +35,6 @@ __all__ = [
     "partial_of",
     "returned",
     "say_how_many",
-    "set_partial",
     "told",
 ]
 
@@ -282,14 +281,6 @@ def note_items(error: BaseException, each: PendingCompute[Any], items: Sequence[
         noted(error, f"item {start}: {first}")
     else:
         noted(error, f"items {start} to {start + len(items) - 1}, sent as one call: {first} to {last}")
-
-
-def set_partial(error: BaseException, results: Mapping[int, Any]) -> None:
-    """Puts results on an exception by their index; nothing happens if it takes no attributes."""
-    try:
-        error.partial = dict(results)  # type: ignore[attr-defined]
-    except Exception:  # one that forbids it, such as a frozen dataclass
-        pass
 
 
 def partial_of(error: BaseException) -> dict[int, Any]:

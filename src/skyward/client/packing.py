@@ -22,6 +22,7 @@ from skyward.client.futures import UserCode
 from skyward.client.kept import KeptResult
 from skyward.client.output import Watch
 from skyward.errors import FilesLost, PoolClosed
+from skyward.node.items import EachItem
 from skyward.transport import blobs, definitions
 from skyward.transport.frames import nbytes
 from skyward.transport.payload import Packed, Packer, unpack
@@ -36,10 +37,14 @@ definitions.add(PendingCompute, reduce_call)
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
+PackedFunction = tuple[str, list[Any], dict[str, Ref[Any]]]
+"""The digest of a function that nodes may keep, else nothing; its bytes; the objects that it takes."""
+
+
 class _Batch:
     def __init__(self, retries: int) -> None:
         self.retries = retries
-        self.functions: dict[int, tuple[str, list[Any], dict[str, Ref[Any]]]] = {}
+        self.functions: dict[int, PackedFunction] = {}
         self.found = FoundCalls()
         self.results: dict[str, KeptResult] = {}  # those of calls among the arguments
         self.limits: dict[str, float | None] = {}  # their time limits, where they have none of their own
@@ -54,6 +59,7 @@ class Packing:
         self._shared = shared  # whether nodes read the store's files themselves
         self._logging = Watch()
         self._digests: weakref.WeakKeyDictionary[FunctionType, tuple[Packed, str]] = weakref.WeakKeyDictionary()
+        self._maps: weakref.WeakKeyDictionary[EachItem, PackedFunction] = weakref.WeakKeyDictionary()
         self._refs: Refs
 
     def refs(self, keeper: Keeper) -> Refs:
@@ -119,10 +125,14 @@ class Packing:
         fn, args, kwargs = unbound(item)
         if result is not None:
             checked_keep(fn, item.name)
-        known = batch.functions.get(id(fn))
+        known = self._maps.get(fn) if isinstance(fn, EachItem) else batch.functions.get(id(fn))
         if known is None:
             with collected(self._store) as refs:
-                known = batch.functions[id(fn)] = (*self._function(fn, f"function {item.name}"), refs)
+                known = (*self._function(fn, f"function {item.name}"), refs)
+            if isinstance(fn, EachItem):
+                self._maps[fn] = known
+            else:
+                batch.functions[id(fn)] = known
         if streams[0] and (shift := len(args) - len(item.args)):
             streams = {index + shift for index in streams[0]}, streams[1]
         call = self._call(item, *known, args, kwargs, *streams, batch)
@@ -239,7 +249,7 @@ def streamed_parameters(call: PendingCompute[Any]) -> tuple[set[int], set[str]]:
     A parameter annotated `Iterator[T]` is streamed; one annotated `Iterable[T]` only when the value is not a
     collection (a list may be iterated twice, so it is sent as it is).
     """
-    known = _iterator_annotations(call.fn)
+    known = None if isinstance(call.fn, EachItem) else _iterator_annotations(call.fn)
     if known is None:
         return set(), set()
     kinds = itertools.chain(known.positional, itertools.repeat(known.rest))
@@ -333,6 +343,8 @@ def unbound(call: PendingCompute[Any]) -> tuple[Callable[..., Any], tuple[Any, .
 
 def remembers_nothing(fn: object) -> bool:
     """Whether a function may be kept on a node between calls: no call can change what it carries with it."""
+    if isinstance(fn, EachItem):
+        return remembers_nothing(fn.fn)
     if not isinstance(fn, FunctionType):
         return isinstance(fn, type | BuiltinFunctionType)
     carried = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]

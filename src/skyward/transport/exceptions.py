@@ -16,7 +16,7 @@ import stat
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -126,6 +126,14 @@ def noted(exc: BaseException, note: str) -> bool:
         except (AttributeError, TypeError):
             return False
     return True
+
+
+def set_partial(error: BaseException, results: Mapping[int, Any]) -> None:
+    """Puts results on an exception by their index; nothing happens if it takes no attributes."""
+    try:
+        error.partial = dict(results)  # type: ignore[attr-defined]
+    except Exception:  # one that forbids it, such as a frozen dataclass
+        pass
 
 
 def packed(
