@@ -82,11 +82,10 @@ print(future.result(timeout=60), future.done())
 """
 
 _ALL_COMMANDS = """\
-`sky`, `skyward` or `python -m skyward`. Every command has `--help` (`-h`), with examples. A wrong command or option is
-answered with the one that was probably meant.
+`sky`, `skyward` or `python -m skyward`. `sky COMMAND --help` has what follows, and the fields of `--json`. A wrong
+command or option is answered with the one that was probably meant.
 """
 
-_USUAL_STATUS = "exit status: 0 if all went well, 1 if not, 2 for a wrong command line, 130 after Ctrl-C."
 
 _CONVENTIONS = """\
 ## Exit status
@@ -99,14 +98,13 @@ _CONVENTIONS = """\
 | 130 | ended by Ctrl-C; what was open is closed |
 
 `sky run` ends with the status of the program, `sky exec` with the highest of all nodes (127 where there is no such
-program, 128 and the signal where one ended it). Below, a command's status is named where it means something else.
+program, 128 and the signal where one ended it). Below, a status is named only where it means something else.
 
 ## For programs
 
-`--json` prints JSON on standard output and nothing else there; what is for people goes to standard error. Lists
-are one object per line, so that `jq` and a loop over lines read them (`sky doctor` and `sky exec` print one list).
-The help of each command names the fields. New ones may come; those that are there keep their name and meaning.
-`null` is what is not known.
+With `--json`, standard output has JSON and nothing else; everything for people goes to standard error. Lists
+are one object per line, for `jq` (`sky doctor` and `sky exec` print one list). New fields may come;
+existing ones keep their name and meaning. `null` means not known.
 
 ## Completion
 
@@ -169,10 +167,6 @@ def _commands() -> str:
     os.environ["NO_COLOR"] = "1"
     commands = parser().commands
     lines = ["# Command line", "", _ALL_COMMANDS]
-    for title, names in COMMANDS.items():
-        if names:
-            lines += [f"**{title.capitalize()}**", ""]
-            lines += [f"- [`sky {name}`](#sky-{name}): {parser(name).summaries[name]}" for name in names] + [""]
     lines += [_CONVENTIONS]
     for title, names in COMMANDS.items():
         if names:
@@ -186,9 +180,12 @@ def _commands() -> str:
 
 
 def _help(text: str) -> str:
-    """A command's help without what the page says once: the option --help, and the usual exit status."""
+    """A command's help without what the page says once: --help, --json, and the usual exit status."""
     text = re.sub(r"^ +-h, --help +show this help message and exit\n", "", text, flags=re.M)
-    text = text.replace(_USUAL_STATUS, "").rstrip()
+    text = re.sub(r"^ +--json +print JSON, for programs\n", "", text, flags=re.M)
+    text = re.sub(r"^--json: .*(?:\n.+)*\n+", "", text, flags=re.M)
+    text = re.sub(r"(; |,\s)?2\s+for\s+a\s+wrong\s+command\s+line(,\s130\s+after\s+Ctrl-C)?\.", ".", text)
+    text = text.replace("exit status: 0 if all went well, 1 if not.", "").replace("[-h] ", "").rstrip()
     return re.sub(r"\noptions:\n(?=\n|\Z)", "", text).rstrip()
 
 

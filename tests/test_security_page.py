@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tests.support.citations import Rows, citing
 
-PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "security.md"
+ROWS = ROOT / "tests" / "security.md"
 CITED = re.compile(r"\bSEC-(\d+)(?: to SEC-(\d+))?")
 UNTESTED = frozenset({"SEC-29"})
 """There is no release yet."""
@@ -21,16 +23,16 @@ def numbers(text: str) -> Iterator[str]:
 
 
 def sentences() -> list[str]:
-    text = PAGE.read_text().partition("## The rows")[0]
-    return [" ".join(item.split()) for item in re.findall(r"^- (.*?)(?=\n- |\n\n|\n#)", text, re.M | re.S)]
+    text = PAGE.read_text()
+    return [" ".join(item.split()) for item in re.findall(r"^- (.*?)(?=\n- |\n\n|\n#|\s*\Z)", text, re.M | re.S)]
 
 
 def test_every_row_is_held_by_tests_that_name_it() -> None:
-    Rows(PAGE, r"SEC-\d+").compare(citing(numbers), UNTESTED)
+    Rows(ROWS, r"SEC-\d+").compare(citing(numbers), UNTESTED)
 
 
-def test_all_rows_are_on_the_page() -> None:
-    assert list(Rows(PAGE, r"SEC-\d+").words()) == [f"SEC-{number}" for number in range(1, 36)]
+def test_no_row_is_missing() -> None:
+    assert list(Rows(ROWS, r"SEC-\d+").words()) == [f"SEC-{number}" for number in range(1, 36)]
 
 
 def test_every_sentence_names_its_rows_or_says_that_it_has_no_test() -> None:
@@ -40,4 +42,4 @@ def test_every_sentence_names_its_rows_or_says_that_it_has_no_test() -> None:
 
 def test_every_row_is_told_in_a_sentence() -> None:
     told = {number for item in sentences() for number in numbers(item)}
-    assert told == set(Rows(PAGE, r"SEC-\d+").words())
+    assert told == set(Rows(ROWS, r"SEC-\d+").words())

@@ -19,9 +19,9 @@ def add(commands: Any) -> None:
         commands,
         "completion",
         "complete command lines in bash, zsh or fish",
-        "Prints a script for a shell, which then completes commands, options, files, and names of pools, of `sky` and "
-        "`skyward`. bash: put the first example into ~/.bashrc. zsh: put the second into ~/.zshrc, below compinit. "
-        "fish: run the third once. Make it again after an update.",
+        "Prints a script that completes commands, options, files and pool names in your shell. bash: put the first "
+        "example into ~/.bashrc. zsh: put the second into ~/.zshrc, below compinit. fish: run the third once, and "
+        "again after an update.",
         [
             'eval "$(sky completion bash)"',
             'eval "$(sky completion zsh)"',

@@ -18,19 +18,18 @@ def add(commands: Any) -> None:
         commands,
         "cost",
         "what was spent, by pool and day",
-        "Says what machines have cost that pools of this computer had: by their price an hour, with disks and public "
-        "addresses, as receipts say it; pools that run, and machines that were not given back, count so far. A pool "
-        "that runs over midnight is in both days. Machines without a known price are counted apart. Traffic and "
-        "images that are kept for warm starts are not in it. With --json there is one object per line; a pool whose "
-        "provider has no prices is not among them.",
+        "Shows what the pools of this computer have cost, with disks and public addresses, as on their receipts; pools "
+        "that are still open count so far. A pool that runs over midnight is in both days. Machines without a known "
+        "price are counted apart. Traffic, and images that are kept for warm starts, are not included.",
         [
             "sky cost",
             "sky cost --days 7 --by day",
             "sky cost --by pool --json | jq -s 'map(.dollars) | add'",
         ],
+        shape="one object per line; pools whose provider has no prices are not included.",
     )
-    parser.add_argument("--days", type=int, default=30, metavar="N", help="today and the days before it (30)")
-    parser.add_argument("--by", choices=("pool", "day", "provider"), help="one line for each (each pool on each day)")
+    parser.add_argument("--days", type=int, default=30, metavar="N", help="how many days, with today (30)")
+    parser.add_argument("--by", choices=("pool", "day", "provider"), help="sum up by this (default: by pool and day)")
     add_json(parser)
     parser.set_defaults(run=run)
 

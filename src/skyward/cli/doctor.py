@@ -30,10 +30,9 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "doctor",
-        "look at this computer",
-        "Looks at this computer: Python, ssh, uv, limits, room on its disks, which logins are found and where, the "
-        "settings of this project, and what earlier pools have left. Nothing is changed, and no value of a secret is "
-        "shown.",
+        "check this computer",
+        "Checks this computer: Python, ssh, uv, limits, disk space, which logins are found and where, the "
+        "settings of this project, and what earlier pools have left. Nothing is changed, and no secret is shown.",
         ["sky doctor", "sky doctor --json"],
         "exit status: 0 if pools can be opened from here, 1 if something is wrong.",
         shape="one list of objects: what, state (ok, warning, problem), text, do (what to do, or empty).",

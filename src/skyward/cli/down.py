@@ -33,21 +33,20 @@ def add(commands: Any) -> None:
         commands,
         "down",
         "end pools and everything they have created",
-        "Ends pools and confirms it. Without --yes it only says what it would do. A pool that a program of yours has "
-        "open on this computer is ended if it is named: the program closes it, as `pool.close()` does, and its calls "
-        "are stopped. A program that does not do so in time (two minutes, or 15 seconds if it does not answer) is "
-        "ended itself.",
+        "Ends pools and confirms it. Without --yes it only shows what it would do. A pool that a program on this "
+        "computer has open is ended if you name it: the program closes it, as `pool.close()` does, and its calls are "
+        "stopped. A program that does not do so in time (two minutes, or 15 seconds if it does not answer) is killed.",
         [
             "sky down lab                  what would be ended",
             "sky down lab --yes            ends it, also if it is open in another terminal",
             "sky down 4711 --yes           the pools that this process has open",
-            "sky down train-4f09a1 --yes   ends what a pool has left at its provider, and confirms",
+            "sky down train-4f09a1 --yes   ends what a pool has left at its provider",
             "sky down --all --yes          every pool whose program, on this computer, is gone",
             "sky down --expired --yes      every pool whose time is over, wherever it was opened",
             "sky down --warm --yes         images that pools have kept",
         ],
-        "exit status: 0 if nothing is left of what was to be ended (or would be ended, without --yes), 1 if something "
-        "failed or was left alone, 2 for a wrong command line, 130 after Ctrl-C.",
+        "exit status: 0 if everything was ended (or would be, without --yes), 1 if something failed or was left alone, "
+        "2 for a wrong command line, 130 after Ctrl-C.",
         "one object per line: kind (pool, or kept for an image), pool, provider, region, did (ended, would end, left "
         "alone, failed), why (a sentence, or empty), receipt (text, or null); of an image: text.",
     )

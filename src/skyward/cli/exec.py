@@ -22,8 +22,8 @@ def add(commands: Any) -> None:
         commands,
         "exec",
         "run a command on every node of a pool",
-        "Opens a pool, runs a command on every node at once, shows what it prints with the node's name before each "
-        "line, and closes the pool. One word with spaces in it is a line for the shell there.",
+        "Opens a pool, runs a command on every node at once, prints its output with the node's name before each line, "
+        "and closes the pool. A single word with spaces in it is run by the shell there.",
         [
             "sky exec -- nvidia-smi -L",
             "sky exec --host gpu1 --host gpu2 -- 'df -h ~ | tail -1'",

@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
         commands,
         "history",
         "list the pools of the last thirty days",
-        "Lists the pools that programs of yours have opened on this computer, the newest first: when, how "
-        "they ended, nodes, calls, failures, and what the machines cost as far as it is known.",
+        "Lists the pools that were opened on this computer, the newest first: when, how they ended, nodes, calls, "
+        "failures, and cost, where known.",
         [
             "sky history",
             "sky history --limit 5",

@@ -27,10 +27,10 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "hosts",
-        "look at hosts before a pool is opened there",
-        "Logs in to hosts as a pool would, all at once, and says what would go wrong: ssh, Python, disk, memory, "
-        "limits, GPUs and drivers, clocks, the way to package indexes, the network between them, and who else uses "
-        "them. A problem stops a pool; a warning is worth knowing. Nothing is installed, and nothing stays there.",
+        "check hosts before opening a pool there",
+        "Logs in to hosts as a pool would, all at once, and reports what would go wrong: ssh, Python, disk, memory, "
+        "limits, GPUs and drivers, clocks, package indexes, the network between the hosts, and who else uses "
+        "them. A problem stops a pool; a warning is worth knowing. Nothing is installed or left there.",
         [
             "sky hosts check gpu1 user@10.0.0.7:2222",
             "sky hosts check --pool lab",
@@ -41,14 +41,14 @@ def add(commands: Any) -> None:
         "one object per line for each finding, with host, what, state (ok, warning, problem), text and do.",
     )
     parser.usage = "sky hosts check [OPTIONS] HOST..."
-    parser.add_argument("action", choices=["check"], help="what to do with them")
+    parser.add_argument("action", choices=["check"], help="the only action so far")
     parser.add_argument("hosts", nargs="*", metavar="HOST", help="as ssh takes it, or user@host:port")
     parser.add_argument("--pool", metavar="NAME", help="the hosts of a pool of sky.toml or pyproject.toml")
     parser.add_argument("--config", metavar="FILE", help="another file with settings")
-    parser.add_argument("--user", metavar="NAME", help="who logs in, where a host does not say")
-    parser.add_argument("--port", type=int, metavar="N", help="the port of sshd, where a host does not say")
+    parser.add_argument("--user", metavar="NAME", help="the user, for hosts that do not name one")
+    parser.add_argument("--port", type=int, metavar="N", help="the port of sshd, for hosts that do not name one")
     parser.add_argument("--key", metavar="FILE", help="a private key")
-    parser.add_argument("--known-hosts", metavar="FILE", help="the file with the keys of hosts")
+    parser.add_argument("--known-hosts", metavar="FILE", help="the file with host keys")
     parser.add_argument("--accept-new", action="store_true", help="trust a host that is seen for the first time")
     parser.add_argument("--python", metavar="X.Y", help="the version that pools need (default: this one)")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds for a login (default: 10)")

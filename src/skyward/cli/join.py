@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         "exit status: 0 when the pool was closed, 1 if it could not be joined or was lost, 2 for a wrong command line.",
     )
     parser.add_argument("--file", help="the file that the pool has written (default: the variable SKYWARD_JOIN)")
-    parser.add_argument("--place", type=int, help="which node this is to be, from 0 on (default: the next free one)")
+    parser.add_argument("--place", type=int, help="which node to become, counted from 0 (default: the next free one)")
     parser.add_argument("--stdin", action="store_true", help="leave the pool when standard input ends")
     parser.set_defaults(run=run)
 

@@ -20,9 +20,9 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "logs",
-        "print what the bodies of a pool wrote",
-        "Prints the output, log records, warnings and failures of a pool of this computer, by its name or "
-        "by the id that `sky history` shows; without a name, of the pool that was opened last.",
+        "print a pool's output, warnings and failures",
+        "Prints the output, log records, warnings and failures of a pool of this computer; without a name, of "
+        "the pool that was opened last.",
         [
             "sky logs",
             "sky logs sweep --node 2",

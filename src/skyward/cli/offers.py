@@ -24,11 +24,10 @@ def add(commands: Any) -> None:
         commands,
         "offers",
         "list available machines and prices",
-        "Lists machines that fit, by price: where they are, what an hour costs (all nodes, one node, one accelerator), "
-        "whether they are spot machines, their size, what is known of their availability, and why others do not fit. "
-        "Without --provider everybody is asked whom this computer can ask: itself, AWS where a login is found, Slurm "
-        "where its programs are, and providers of other packages. Nothing is created. With --json there is one object "
-        "a line: those with `name` are offers, those with `why` say what cannot be had; a price of null is not known.",
+        "Lists machines that fit, by price: where they are, the price of an hour (all nodes, one node, one "
+        "accelerator), spot or on-demand, their size, what is known of their availability, and why others do not fit. "
+        "Without --provider it asks everything that this computer can use: itself, AWS if a login is found, Slurm if "
+        "its programs are installed, and providers of other packages. Nothing is created.",
         [
             "sky offers --accelerator A100",
             'sky offers --accelerator "H100:8" --nodes 2 --region us-east-1 --region eu-west-1 --spot',
@@ -36,11 +35,13 @@ def add(commands: Any) -> None:
             "sky offers --provider slurm --accelerator A100",
             "sky offers --host gpu1 --host gpu2",
         ],
-        "exit status: 0 if something can be had, 1 if nothing can, 2 for a wrong command line, 130 after Ctrl-C.",
+        "exit status: 0 if something is available, 1 if nothing is, 2 for a wrong command line, 130 after Ctrl-C.",
+        "one object per line: those with `name` are offers, those with `why` say what is not available; a price of "
+        "null is not known.",
     )
     parser.add_argument("--accelerator", metavar="NAME", help='what each node has, such as A100 or "H100:8" (none)')
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="how many nodes (1)")
-    parser.add_argument("--provider", metavar="KIND", help="ask this one alone: aws, slurm, ssh, local, ray, dask, ...")
+    parser.add_argument("--provider", metavar="KIND", help="ask only this one: aws, slurm, ssh, local, ray, dask, ...")
     parser.add_argument("--region", action="append", default=[], metavar="R", help="a region of AWS (repeat)")
     parser.add_argument("--profile", help="the profile of your AWS settings")
     parser.add_argument("--host", action="append", default=[], metavar="HOST", help="a host with ssh (repeat)")
@@ -48,9 +49,9 @@ def add(commands: Any) -> None:
     market = parser.add_mutually_exclusive_group()
     market.add_argument("--spot", action="store_true", help="spot machines only")
     market.add_argument("--on-demand", action="store_true", help="no spot machines")
-    parser.add_argument("--max-price", type=float, metavar="DOLLARS", help="an hour, for all nodes together")
-    parser.add_argument("--cpus", type=float, metavar="N", help="vCPUs that each node has at least")
-    parser.add_argument("--memory", type=float, metavar="GB", help="memory that each node has at least")
+    parser.add_argument("--max-price", type=float, metavar="DOLLARS", help="per hour, for all nodes together")
+    parser.add_argument("--cpus", type=float, metavar="N", help="vCPUs per node, at least")
+    parser.add_argument("--memory", type=float, metavar="GB", help="memory per node, at least")
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -30,19 +30,19 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "plan",
-        "what a program would open, and what it costs",
-        "Says what a pool would launch, where, for how much an hour, and what was ruled out. With FILE the program "
-        "runs, your code included, up to the line that opens its first pool; there it is stopped, nothing is created, "
-        "and later pools are not seen. What follows -- are arguments of the program. Without FILE, or with options of "
-        "a pool, no program runs: it is the plan of the pool that `sky run` and `sky exec` would open. With --json "
-        "there is one object: `possible`, `hourly_cost` (dollars for all nodes, null if not known) and `plans`, in "
-        "the order in which they are tried, each with `offers`, `ruled_out` and `notes`.",
+        "show what a program would open, and its price",
+        "Shows what a pool would launch, where, for how much per hour, and what was ruled out. With FILE, the program "
+        "runs, your code included, up to the line that opens its first pool, and is stopped there; nothing is created. "
+        "What follows -- are arguments of the program. Without FILE, or with options of a pool, no program runs: it is "
+        "the plan of the pool that `sky run` and `sky exec` would open.",
         [
             "sky plan train.py -- --epochs 3     runs train.py up to its pool",
             "sky plan --pool gpu                 [pools.gpu] of sky.toml",
             "sky plan --provider aws --nodes 2 --accelerator A100 --json",
         ],
         _CODES,
+        "one object: `possible`, `hourly_cost` (dollars for all nodes, null if not known) and `plans`, in the order "
+        "in which they are tried, each with `offers`, `ruled_out` and `notes`.",
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="a Python program that opens a pool")
     add_json(parser)

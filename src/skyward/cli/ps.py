@@ -39,13 +39,13 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "ps",
-        "list pools that are open, or have left something",
-        "Lists the pools that programs of yours have open on this computer, whatever their provider, and pools that "
-        "have machines at a provider, or may have left some: found by the ledgers of this computer and by tags. Each "
-        "is listed once. States: opening, open, closing; no answer (its program is stopped or very busy); in use; "
-        "abandoned (its program is gone); expired (its time is over); elsewhere (opened on another computer, or its "
-        "ledger is lost); not ours (only tagged like a pool). Nothing is said of a cloud that nobody is logged in to, "
-        "unless --region, --profile, AWS_PROFILE or a ledger names it. `sky history` lists pools that were closed.",
+        "list pools that are open, or left machines behind",
+        "Lists the pools that programs of yours have open on this computer, and pools that have, or may have left, "
+        "machines at a provider: found by the ledgers of this computer and by tags. States: opening, open, closing; no "
+        "answer (its program is stopped or very busy); in use; abandoned (its program is gone); expired (its time is "
+        "over); elsewhere (opened on another computer, or its ledger is lost); not ours (only tagged like a pool). A "
+        "cloud without a login is left out, unless --region, --profile, AWS_PROFILE or a ledger names it. `sky "
+        "history` lists closed pools.",
         [
             "sky ps",
             "sky ps --here                   clouds and clusters are not asked",
@@ -58,16 +58,14 @@ def add(commands: Any) -> None:
         "(seconds since 1970), age (seconds), program, pid, host, machines (the name for `sky down`), left (what "
         "exists at the provider), notes (sentences). null is what is not known.",
     )
-    parser.add_argument("--here", action="store_true", help="only pools that programs of this computer have open")
+    parser.add_argument("--here", action="store_true", help="only pools that are open on this computer")
     add_json(parser)
     add_place(parser)
     parser.set_defaults(run=run)
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--region", action="append", default=[], metavar="REGION", help="look there too (may be repeated)"
-    )
+    parser.add_argument("--region", action="append", default=[], metavar="REGION", help="look there too (repeat)")
     parser.add_argument("--profile", metavar="NAME", help="the profile of your cloud settings")
     parser.add_argument("--endpoint-url", metavar="URL", help="your own endpoint of AWS, if a pool was opened with one")
 

@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         "run a program with a pool",
         "Opens a pool, runs a Python file in which `pool` is that pool (and `>> sky` means it), and closes the pool, "
         "however the program ends. What follows -- are arguments of the program. A program that opens a pool of its "
-        "own (`sky.ComputePool`) gets none, and runs as by `python`.",
+        "own (`sky.ComputePool`) gets no second one.",
         [
             "sky run train.py -- --epochs 3     the default pool of sky.toml, else this computer",
             "sky run train.py --pool gpu        [pools.gpu] of sky.toml",

@@ -16,8 +16,8 @@ def add(commands: Any) -> None:
         commands,
         "script",
         "print the script that sets a host up",
-        "Prints the script that sets a host up for an image. A pool sends it, with the packages' exact versions, and "
-        "runs it there as the user that it logs in as.",
+        "Prints the script that sets a host up for an image. A pool adds the packages' exact versions and runs it "
+        "there, as the user that it logs in as.",
         ["sky script", "sky script --python 3.12 --pip torch --apt git", "sky script --pip numpy | less"],
         shape="one object: python, pip, apt (what was asked for), script (the text).",
     )

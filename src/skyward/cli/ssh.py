@@ -36,12 +36,11 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "ssh",
-        "open a shell on a node of a pool that runs",
-        "Opens a shell on a node of a pool that a program of yours has open on this computer, as the pool reaches it: "
-        "with its user, port, key, host keys and way in. It starts in the directory in which bodies start, with the "
-        "Python that they run in first on the PATH; what sky.Image(env=...) sets is not there. With a COMMAND after -- "
-        "it runs that instead; one word with spaces in it is a line for the shell there. The program is OpenSSH's; for "
-        "a node of this computer it is your own shell.",
+        "open a shell on a node of an open pool",
+        "Opens a shell on a node of a pool that is open on this computer, with the pool's own user, port, key, host "
+        "keys and route. It starts in the directory in which bodies start, with their Python first on the PATH; "
+        "variables of sky.Image(env=...) are not set. With a COMMAND after -- it runs that instead; a single word with "
+        "spaces in it is run by the shell there. It runs OpenSSH; for a node of this computer, your own shell.",
         [
             "sky ssh",
             "sky ssh sweep 1",

@@ -14,14 +14,14 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "stacks",
-        "show where every running body stands",
-        "Shows, for every pool that a program of yours on this computer has open, in which line each body stands, on "
-        "all of its nodes. Nothing is stopped. Pools of other computers and other users cannot be seen.",
+        "show the line every running body is at",
+        "Shows the line every running body is at, on all nodes of every pool that you have open on this computer. "
+        "Nothing is stopped. Pools of other computers and other users cannot be seen.",
         ["sky stacks", "sky stacks sweep", "sky stacks 4711           the pools of that process", "sky stacks --json"],
         "exit status: 0 if there was something to show or nothing was named, 1 if no such pool is open, 2 for a wrong "
         "command line.",
-        "one object a pool: pool, pid, text (what is printed without --json), stacks (a list: rank, node, state, call, "
-        "name, seconds, cpu_seconds, frames with file, line and function, problem).",
+        "one object per pool: pool, pid, text (what is printed without --json), stacks (a list: rank, node, state, "
+        "call, name, seconds, cpu_seconds, frames with file, line and function, problem).",
     )
     parser.add_argument("pools", nargs="*", metavar="POOL", help="only these, by name or by the id of their process")
     add_json(parser)

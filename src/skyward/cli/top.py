@@ -23,10 +23,10 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "top",
-        "show the nodes of a pool that runs",
-        "Shows, in this terminal, the live view of a pool that a program of yours has open on this "
-        "computer: nodes, calls, progress, cost. Ctrl-C ends it, and not the pool. Where there is no terminal, as in "
-        "a pipe, it prints the view of this moment once and ends; `sky logs -f` continues.",
+        "show the live view of an open pool",
+        "Shows the live view of a pool that is open on this computer: nodes, calls, progress, cost. Ctrl-C ends "
+        "the view, not the pool. Without a terminal, as in a pipe, it prints the current view once; `sky logs -f` "
+        "continues.",
         [
             "sky top",
             "sky top sweep",

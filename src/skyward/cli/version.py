@@ -16,14 +16,14 @@ def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "version",
-        "say which version this is",
-        "Says which Skyward this is. With --verbose also where it lies, which Python and system it runs on, and the "
-        "versions of packages that matter: what a report of a defect should have.",
+        "print the version",
+        "Prints the version. With --verbose also what a bug report should have: where Skyward is installed, which "
+        "Python and system it runs on, and the versions of packages that matter.",
         ["sky version", "sky version --verbose", "sky version --verbose --json"],
         shape="one object: skyward; with --verbose also at, python, system, ssh, and the version of "
         "each package, or 'not installed'.",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="say what else a report should have")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what else a bug report should have")
     add_json(parser)
     parser.set_defaults(run=run)
 

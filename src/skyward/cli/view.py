@@ -18,8 +18,8 @@ def add(commands: Any) -> None:
         commands,
         "view",
         "show a pool in the browser",
-        "Serves the page of a pool on loopback and prints its address, until Ctrl-C: nodes, calls over "
-        "time, output, metrics, cost. Without a name, of the pool that was opened last. The address works once. From "
+        "Serves the page of a pool on loopback, until Ctrl-C, and prints its address, which works once: nodes, calls "
+        "over time, output, metrics, cost. Without a name, it is the pool that was opened last. From "
         "another computer: ssh -L 8000:127.0.0.1:PORT, then the same address with port 8000.",
         [
             "sky view",
