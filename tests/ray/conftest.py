@@ -45,8 +45,8 @@ def provider(cluster: RayCluster) -> sky.Ray:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test neither processes nor files of ours are on any host, and Ray holds nothing for us."""
+    """After each test nothing of ours is on any host, and Ray holds nothing for us, unless a shared pool is open."""
     yield
-    if "cluster" in request.fixturenames:
+    if "cluster" in request.fixturenames and "pool" not in request.fixturenames:
         cluster: RayCluster = request.getfixturevalue("cluster")
         until(lambda: not cluster.left(), 60, cluster.left)

@@ -1,4 +1,4 @@
-"""Slurm keeps the contract of all providers, with real jobs."""
+"""Slurm keeps the contracts of all providers and of all pools, with real jobs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 import skyward as sky
 from skyward.testing import ProviderContract
+from tests.contracts.pool import PoolContract
 from tests.support.slurm import Cluster
 
 
@@ -13,3 +14,6 @@ class TestSlurm(ProviderContract):
     @pytest.fixture
     def provider(self, cluster: Cluster) -> sky.Slurm:
         return sky.Slurm()
+
+
+class TestPoolOnSlurm(PoolContract): ...

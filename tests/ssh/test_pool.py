@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,23 +36,8 @@ def place() -> sky.InstanceInfo | None:
 
 
 @sky.compute
-def doubled(array: np.ndarray) -> np.ndarray:
-    return array * 2
-
-
-@sky.compute
 def total(array: np.ndarray) -> float:
     return float(array.sum())
-
-
-@sky.compute
-def count(upto: int) -> Iterator[int]:
-    yield from range(upto)
-
-
-@sky.compute
-def say(text: str) -> None:
-    print(text)
 
 
 @sky.compute
@@ -64,15 +48,6 @@ def variable(name: str) -> str | None:
 def test_as_many_nodes_as_hosts_when_no_number_is_given(pool: sky.ComputePool) -> None:
     assert pool.nodes == 3
     assert pool.current_nodes() == 3
-
-
-def test_operators_work_as_on_this_computer(pool: sky.ComputePool) -> None:
-    assert add(1, 2) >> pool == 3
-    assert add(1, 2) @ pool == [3, 3, 3]
-    assert (add(1, 2) > pool).result(60) == 3
-    assert (add(1, 2) & add(3, 4)) >> pool == (3, 7)
-    assert pool.map(lambda x: x * x, range(50)) == [x * x for x in range(50)]
-    assert list(count(5) >> pool) == [0, 1, 2, 3, 4]
 
 
 def test_each_node_is_a_host_of_its_own(pool: sky.ComputePool, net: Network) -> None:
@@ -90,30 +65,6 @@ def test_nodes_know_the_addresses_by_which_they_reach_each_other(pool: sky.Compu
         assert [peer.private_ip for peer in info.peers] == [host.address for host in net]
         assert info.network.interface == "eth0"
         assert info.network.blocked is None
-
-
-def test_output_comes_home_line_by_line_with_its_node(pool: sky.ComputePool) -> None:
-    lines: list[tuple[int, str]] = []
-    stop = pool.on_event(lambda e: lines.append((e.node, e.text)) if isinstance(e, events.Output) else None)
-    say("hello from afar") @ pool
-    stop()
-    assert sorted(lines) == [(node, "hello from afar") for node in range(3)]
-
-
-def test_an_exception_keeps_its_type_and_names_the_node(pool: sky.ComputePool) -> None:
-    @sky.compute
-    def fail() -> None:
-        raise KeyError("gone")
-
-    with pytest.raises(KeyError, match="gone") as caught:
-        fail() >> pool
-    assert any("node" in note for note in caught.value.__notes__)
-
-
-def test_large_arguments_and_results_arrive_unchanged(pool: sky.ComputePool) -> None:
-    array = np.random.default_rng(1).random(3_000_000)
-    for result in doubled(array) @ pool:
-        assert np.array_equal(result, array * 2)
 
 
 def test_a_large_argument_crosses_the_clients_link_once(net: Network, pool: sky.ComputePool) -> None:
@@ -143,15 +94,6 @@ def test_an_object_that_is_put_crosses_the_clients_link_once(net: Network, pool:
     found = sky.gather(*(size(ref, f"key {n}") for n in range(30))) >> pool
     assert [text for _, text in found] == [table[f"key {n}"] for n in range(30)]
     assert ref.size < net.client_bytes().sent - before.sent < 1.5 * ref.size
-
-
-def test_a_stream_of_large_items_keeps_its_order(pool: sky.ComputePool) -> None:
-    @sky.compute
-    def blocks(n: int) -> Iterator[np.ndarray]:
-        for i in range(n):
-            yield np.full(300_000 if i % 2 else 3, i)
-
-    assert [int(block[0]) for block in blocks(8) >> pool] == list(range(8))
 
 
 def test_the_pool_is_a_dask_cluster(pool: sky.ComputePool) -> None:
