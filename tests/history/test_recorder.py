@@ -31,6 +31,21 @@ def _recorded(root: Path, found: list[Event], limit: int = 1 << 20) -> list[Even
     return list(store.Tail(recorder.path).read())
 
 
+def test_failed_calls_that_are_kept_go_before_their_history(tmp_path: Path) -> None:
+    for number in range(3):
+        recorder = Recorder("p", tmp_path, clock=lambda number=number: 1e9 + number)
+        recorder.close()
+        failed = recorder.path.parent / store.FAILED
+        failed.mkdir(mode=0o700)
+        (failed / "call").write_bytes(bytes(1000))
+        os.utime(recorder.path, (time.time() - 100 + number,) * 2)
+    store.prune(tmp_path, limit=2500)
+    found = store.entries(tmp_path)
+    assert [(entry.path.parent / store.FAILED).exists() for entry in found] == [True, True, False]
+    store.prune(tmp_path, now=time.time() + 31 * 86400)
+    assert store.entries(tmp_path) == []
+
+
 def _call(number: int, seconds: float = 0.1, outcome: str = "ok") -> list[Event]:
     return [
         events.CallStarted("p", f"c{number}", "f", 0, 0, 0, str(number)),

@@ -34,6 +34,7 @@ __all__ = [
     "GetFailed",
     "Got",
     "Inquire",
+    "KeepFailed",
     "KeptAction",
     "Load",
     "Lose",
@@ -98,6 +99,14 @@ class Fail(Record):
 
     call: Call
     error: BaseException
+
+
+class KeepFailed(Record):
+    """A call has failed: keep what is needed to run it again. Its arguments are let go of after this."""
+
+    call: Call
+    end: events.EndOfCall
+    error: BaseException | None
 
 
 class RecordEnd(Record):
@@ -236,7 +245,7 @@ class Stall(Record):
 _OfKept = Post | Emit | Discard | Fetch | Upload | Got | GetFailed | Release | Free
 _OfNodes = Post | Emit | Reconnect | Renounce | Inquire | ForgetBlobs
 
-Action = _OfKept | _OfNodes | Load | Feed | Settle | Fail | RecordEnd | SharedLost
+Action = _OfKept | _OfNodes | Load | Feed | Settle | Fail | KeepFailed | RecordEnd | SharedLost
 """What the engine is to do."""
 KeptAction = _OfKept | Unblock | MakeAgain | Unwanted | CallBack
 NodeAction = _OfNodes | Lose

@@ -21,6 +21,7 @@ from skyward.client.actions import (
     Emit,
     Fail,
     Feed,
+    KeepFailed,
     Load,
     MakeAgain,
     Post,
@@ -120,6 +121,7 @@ _METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.value
 _STOP_GRACE = 3.0
 _SUSPICION = 0.5
 _LOOK = 1.0  # how often all calls are looked at
+_OF_THE_BODY = ("error", "crashed", "timeout")  # ends that come from it, not from its node or the user
 _ASKED = 10_000  # calls in one question: the answer has to fit into a frame
 
 Failure = tuple[BaseException, outcomes.Outcome, float]
@@ -478,7 +480,7 @@ class ClientCalls:
         for other in others:
             other.cause = other.cause or (error if call.stopping is None else None)
             self._cancel(other, "gang")
-        self._tell_end(call, outcomes.failed(call, outcome, seconds, error))
+        self._tell_end(call, outcomes.failed(call, outcome, seconds, error), error)
         self.kept.failed(call, error)
         self._out.append(Fail(call, error))
 
@@ -566,9 +568,11 @@ class ClientCalls:
             begun = (call.id, call.name, call.node, call.attempt, self._rank(call), call.arguments)
             self._emit(events.CallStarted(self._pool, *begun, *call.sending(self._now)))
 
-    def _tell_end(self, call: Call, end: outcomes.End) -> None:
+    def _tell_end(self, call: Call, end: outcomes.End, error: BaseException | None = None) -> None:
         ended: Any = outcomes.told(call, self._rank(call), end, self._now)
         if end[0] != "ok":
+            if end[0] in _OF_THE_BODY and call.stopping in (None, "stalled"):
+                self._out.append(KeepFailed(call, ended, error))
             event = events.CallEnded(self._pool, *ended)
             self.failed, self.undone = self.failed + event.failed, self.undone + event.items - event.done
         listening: Any = self._listening()

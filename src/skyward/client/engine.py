@@ -37,6 +37,7 @@ from skyward.client.actions import (
     GetFailed,
     Got,
     Inquire,
+    KeepFailed,
     Load,
     Post,
     Reconnect,
@@ -117,6 +118,8 @@ class Engine:
         self._receiver = Receiver(
             AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers, checks=CHECKS
         )
+        self.on_failed: Callable[[Call, events.EndOfCall, BaseException | None], None] | None = None
+        """Hears of calls that failed by themselves while they still have their arguments, with the lock held."""
         self.abouts, self.after_fork = self._connections.abouts, self._connections.after_fork
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
@@ -320,6 +323,9 @@ class Engine:
                     self._defer(self._plan.emit, action.event)
                 case Fail():
                     self._do_fail(action.call, action.error)
+                case KeepFailed():
+                    if self.on_failed is not None:
+                        self.on_failed(action.call, action.end, action.error)
                 case Load():
                     if not self._plan.local:  # local nodes read the files themselves
                         self._uploads.load(action.node, action.files)

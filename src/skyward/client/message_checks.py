@@ -253,6 +253,7 @@ _ABOUT: dict[str, Test] = {
     "python": is_numbers,
     "path": is_texts,
     "hostname": _is_text,
+    "system": _is_text,
     "pid": is_whole,
     "accelerators": is_whole,
     "gpus": _is_gpus,

@@ -65,6 +65,8 @@ class Recorder:
         self._waiting: list[Event | tuple[float, EndOfCall]] = []
         self._writing = threading.Lock()
         self._closed = threading.Event()
+        self.meanwhile: Callable[[], None] | None = None
+        """What else is written in this thread, as often."""
         self._sampled: dict[int, float] = {}
         self._reported: dict[tuple[object, ...], float] = {}
         self._write(_header(pool, began))
@@ -125,6 +127,8 @@ class Recorder:
             closed = self._closed.wait(_PAUSE)
             try:
                 self.flush()
+                if self.meanwhile is not None:
+                    self.meanwhile()
             except Exception:  # the pool goes on without it
                 log.exception("the history of this pool is not written any more")
                 self._failed = True

@@ -23,9 +23,10 @@ from skyward.transport.private import is_locked
 if TYPE_CHECKING:
     from skyward.events import Event
 
-__all__ = ["FILE", "FOLDER", "Entry", "Tail", "entries", "find", "prune"]
+__all__ = ["FAILED", "FILE", "FOLDER", "Entry", "Tail", "entries", "find", "prune"]
 
 FOLDER = "history"
+FAILED = "failed"
 FILE = "events.jsonl"
 
 _DAY = 86_400.0
@@ -109,15 +110,30 @@ def find(name: str, root: Path | None = None) -> Entry:
     )
 
 
+def _size_of(folder: Path) -> int:
+    """How many bytes of files lie in a folder."""
+    try:
+        return sum(each.stat(follow_symlinks=False).st_size for each in os.scandir(folder))
+    except OSError:
+        return 0  # there is none, or it is being removed
+
+
 def prune(root: Path | None = None, now: float | None = None, kept: float = _KEPT, limit: int = _MOST_BYTES) -> None:
-    """Removes histories that are older than `kept` seconds, and the oldest while all have more than `limit` bytes."""
+    """Removes histories that are older than `kept` seconds, and the oldest while all have more than `limit` bytes.
+
+    Failed calls that are kept beside them have a limit of the same size, and are removed before their history.
+    """
     base = root or state_dir()
     now = time.time() if now is None else now
     if not private.check(base, FOLDER):
         return
-    total = 0
+    total, failed = 0, 0
     for folder, found in sorted(_sizes(base / FOLDER), key=lambda pair: pair[1].st_mtime, reverse=True):
         total += found.st_size
+        failed += (size := _size_of(folder / FAILED))
+        if size and failed > limit and not is_locked(folder / FILE):
+            failed -= size
+            shutil.rmtree(folder / FAILED, ignore_errors=True)  # and its history stays
         if now - found.st_mtime <= kept and total <= limit:
             continue
         entry = _entry(folder)  # the others are not even opened: there may be thousands

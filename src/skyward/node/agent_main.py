@@ -16,6 +16,7 @@ from skyward.api.hardware import Gpu, seen_by_one_process
 from skyward.node.agent import Agent, Surroundings
 from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientListener
+from skyward.node.failed_call import system
 from skyward.node.gpu_shares import names, variable
 from skyward.node.gpus import look
 from skyward.transport.roles import node_role
@@ -66,6 +67,7 @@ def _agent(
         "python": list(sys.version_info[:3]),
         "path": sys.path,
         "hostname": os.uname().nodename,
+        "system": system(),
         "pid": os.getpid(),
         "accelerators": seen_by_one_process(found.gpus),
         **found.to_json(),

@@ -175,6 +175,13 @@ def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
     raise InvalidArgument(f"{name}={value!r}: True or False{''.join(f', {word!r}' for word in words)} is wanted.")
 
 
+def checked_replay_limit(limit: Any) -> int:
+    """The most bytes of failed calls that are kept; 0 keeps none."""
+    if limit != 0 or isinstance(limit, bool):
+        check_number("max_replay_bytes", limit)
+    return limit
+
+
 def check_listener(listener: Any) -> None:
     if not callable(listener):
         raise InvalidArgument(f"on_event({listener!r}): a function that takes an event is wanted, on_event(print).")

@@ -59,6 +59,7 @@ from skyward.machines.parallel import each
 from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
 from skyward.pool import lifetime, opening
+from skyward.pool.failures import keep_failed_calls
 from skyward.pool.lifetime import PAGE_NOTICE, OrderlyExit, PoolState, hear_of
 from skyward.pool.mistakes import Mistakes, called_like_an_executor, for_awaiting, not_mapped, not_put
 from skyward.pool.opening import (
@@ -81,6 +82,7 @@ from skyward.pool.options import (
     checked_name,
     checked_plugins,
     checked_replace,
+    checked_replay_limit,
     checked_selection,
     checked_switch,
     chosen_specs,
@@ -229,6 +231,8 @@ class ComputePool(Collections, Mistakes):
         console: "live" (a view on the terminal), "plain" (lines), "silent" or False (nothing at all, nor what bodies
             print), "auto" or True: live on a terminal, lines elsewhere. Default: "auto".
         history: whether what happens is kept on this computer, for thirty days. Default: True.
+        max_replay_bytes: how many bytes of functions and arguments of failed calls are kept beside the history, for
+            `sky replay`; 0 keeps none. Default: 268435456 (256 MiB).
         view: whether the address of the pool's page is printed when it is open. Default: False.
         allow_nested: whether a body may open this pool. Default: False.
     """
@@ -262,6 +266,7 @@ class ComputePool(Collections, Mistakes):
         stall_timeout: float | None = 300.0,
         console: bool | str = "auto",
         history: bool = True,
+        max_replay_bytes: int = 256 << 20,
         view: bool = False,
         allow_nested: bool = False,
     ) -> None:
@@ -292,6 +297,7 @@ class ComputePool(Collections, Mistakes):
         self._patience, self._max_result, self._stall_timeout = provision_timeout, max_result_bytes, stall_timeout
         self._console = checked_switch("console", console, ("auto", "live", "plain", "silent"))
         self._history, self._view = checked_switch("history", history), checked_switch("view", view)
+        self._max_replay = checked_replay_limit(max_replay_bytes)
         self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._replace = checked_replace(replace, self._candidates)
         self._user = UserCode()
@@ -372,6 +378,7 @@ class ComputePool(Collections, Mistakes):
         )
         self._state.check_wanted()
         self._engine, self._store = self._hosts.engine, self._hosts.store
+        keep_failed_calls(self._recorder, self._max_replay, context, self._hosts, steps)
         packing = make_packing(context, self._hosts, self._user)
         self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)
         self._refs = packing.refs(self._engine)

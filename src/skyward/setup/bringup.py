@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward import events
 from skyward.api.context import PoolContext
+from skyward.api.info import InstanceInfo
 from skyward.api.provider import Machine
 from skyward.api.spec import Ranks
 from skyward.client.connections import NodeEnded
@@ -78,6 +79,7 @@ class PoolHosts:
         self._addresses: list[Address] = []
         self._hooks: list[Any] = []
         self._session = os.urandom(8).hex()
+        self._infos: dict[int, InstanceInfo] = {}
         self.by_node: dict[int, Host] = {}
         self._replacing: Replacing | None = None
         self._joining: Joining | None = None
@@ -106,7 +108,7 @@ class PoolHosts:
         each(lambda host: self._start(host, self._addresses, deadline), hosts)
         self.by_node.update((node, host) for host in hosts for node in host.nodes)
         self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
-        self._hooks = packed_hooks(context, hosts)
+        self._hooks = packed_hooks(context.plugins, hosts)
         self.engine = Engine(self._engine_settings(missing))
         if self._supply is not None:
             self._replacing = Replacing(self, self.engine, self.engine.requests)
@@ -157,6 +159,7 @@ class PoolHosts:
             (self._machines, self._addresses),
         )
         info = instance_info(self._context, node, *where, self._blocked, gpus, ports, self.engine.ranks)
+        self._infos[node] = info
         settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node], gpus)
         return {**settings, "head": self.address(0)}, self._hooks
 
@@ -274,6 +277,14 @@ class PoolHosts:
             self._supply.discard(machine)
 
     # for the pool
+
+    def info(self, node: int) -> InstanceInfo:
+        """What `sky.instance_info()` is in the first process of a node."""
+        return self._infos[node]
+
+    def package_list(self) -> str:
+        """What nodes have installed, as a requirements.txt with hashes; empty where they use what was there."""
+        return self._setup.package_list(self.by_node[0])
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
         """Puts packages beside those that nodes run with; returns the paths at which calls find them."""

@@ -283,6 +283,14 @@ class HostSetup:
                 )
             )
 
+    def package_list(self, host: Host) -> str:
+        """What a host has installed, as a requirements.txt with hashes; empty if its environment was not made by us."""
+        if self._packages is not None:
+            return self._packages.listing()
+        made = host.env.get("VIRTUAL_ENV", "")
+        listed = Path(made, "packages.txt")
+        return listed.read_text() if made and listed.is_file() else ""
+
     def _warn(self, what: str, text: str = "") -> None:
         """Warns once per kind of problem, not once per machine."""
         if what not in self._warned:

@@ -11,6 +11,7 @@ from skyward.api.context import PoolContext
 from skyward.api.hardware import Found
 from skyward.api.info import AcceleratorInfo, InstanceInfo, NetworkInfo, Peer
 from skyward.api.matching import compare, models_of
+from skyward.api.plugin import Plugin
 from skyward.api.provider import Machine
 from skyward.api.spec import Ranks
 from skyward.client import output
@@ -180,8 +181,8 @@ def shared_gpus(context: PoolContext, gpus: PoolGpus) -> str:
     )
 
 
-def packed_hooks(context: PoolContext, hosts: Sequence[Host]) -> list[Any]:
-    hooks = [(p.name, p.around_app, p.decorate) for p in context.plugins if p.around_app or p.decorate]
+def packed_hooks(plugins: Sequence[Plugin], hosts: Sequence[Host]) -> list[Any]:
+    hooks = [(p.name, p.around_app, p.decorate) for p in plugins if p.around_app or p.decorate]
     if not hooks:
         return []
     head, buffers = Packer([path for host in hosts for path in host.paths]).pack(hooks, "the plugins' hooks")

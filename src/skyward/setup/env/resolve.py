@@ -87,6 +87,11 @@ class Packages:
         built = str(self._home / "built")
         return {pin.name: "" if pin.marker or pin.file.startswith(built) else pin.wanted for pin in found}
 
+    def listing(self) -> str:
+        """What was resolved, as a requirements.txt with hashes; of several platforms, that of the first."""
+        found = sorted(self._home.glob("*.txt"))
+        return found[0].read_text() if found else ""
+
     def recipe(self, platform: str, cache: str, deadline: float, carry: bool = False) -> Recipe:
         """Resolves for a platform unless cached. With `carry` everything is sent, so the host needs no network."""
         with self._lock:

@@ -1,0 +1,117 @@
+"""What the failed calls of a pool share, and how keeping them is set up when the pool opens."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyward.api.context import PoolContext
+from skyward.api.image import mask
+from skyward.api.secret import without_secrets
+from skyward.node.failed_call import NodeFacts, PoolOfCalls
+
+if TYPE_CHECKING:
+    from skyward.history.recorder import Recorder
+    from skyward.setup.bringup import PoolHosts
+
+__all__ = ["keep_failed_calls"]
+
+
+def keep_failed_calls(
+    recorder: Recorder | None, limit: int, context: PoolContext, hosts: PoolHosts, steps: ExitStack
+) -> None:
+    """Has calls that fail kept beside the pool's history, up to `limit` bytes; nothing without a history."""
+    if recorder is None or not limit:
+        return
+    from skyward.client.failed_calls import FailedCalls
+    from skyward.history.failed_calls import KeptCalls
+
+    about = _Pool(context, hosts)
+    failed = FailedCalls(KeptCalls(recorder.path.parent, limit), limit, hosts.store, about.shared, about.place)
+    hosts.engine.on_failed = failed.failed
+    recorder.meanwhile = failed.flush
+    steps.callback(failed.close)  # before the directory of large arguments is removed
+
+
+@dataclass(frozen=True)
+class _Pool:
+    context: PoolContext
+    hosts: PoolHosts
+
+    def place(self, node: int) -> tuple[str, NodeFacts]:
+        about = self.hosts.engine.abouts()[node]
+        facts = NodeFacts(
+            hostname=about.get("hostname", ""),
+            python=tuple(about.get("python", ())),
+            system=about.get("system", ""),
+            cpus=about.get("cpus", 0),
+            gpus=tuple(gpu["name"] for gpu in about.get("gpus", ())),
+        )
+        return self.hosts.info(node).to_json(), facts
+
+    def shared(self) -> tuple[PoolOfCalls, Sequence[bytes]]:
+        """Runs in a thread of its own, when the first call has failed."""
+        image, context = self.context.image, self.context
+        hooks, left_out, pieces = self._hooks()
+        env = {name: value for name, value in without_secrets(image.env).items() if mask(value) == value}
+        listed = self.hosts.package_list()
+        made = PoolOfCalls(
+            pool=context.name,
+            interpreter=sys.executable,
+            python=".".join(map(str, image.python_version)),
+            pip=tuple(map(mask, image.pip)),
+            pip_indexes=tuple((mask(index.url), tuple(index.packages)) for index in image.pip_indexes),
+            build=tuple(image.build),
+            packages=listed or (_installed_here() if context.local else ""),
+            locked=bool(listed),
+            env=env,
+            secret_variables=sorted(set(image.env) - set(env)),
+            directory=_directory(),
+            paths=self._paths(),
+            hooks=hooks,
+            left_out=left_out,
+        )
+        return made, pieces
+
+    def _hooks(self) -> tuple[list[tuple[str, int]], list[str], list[bytes]]:
+        """Each plugin's hooks by themselves, so that those with a secret can be left out."""
+        from skyward.client.failed_calls import holds_secret
+        from skyward.setup.node_settings import packed_hooks
+
+        found: list[tuple[str, int]] = []
+        left_out: list[str] = []
+        all_pieces: list[bytes] = []
+        for plugin in self.context.plugins:
+            pieces = packed_hooks([plugin], list(self.hosts.by_node.values()))
+            if any(map(holds_secret, pieces)):
+                left_out.append(plugin.name)
+            elif pieces:
+                found.append((plugin.name, len(pieces)))
+                all_pieces += pieces
+        return found, left_out, all_pieces
+
+    def _paths(self) -> Sequence[str]:
+        if not self.context.image.includes:
+            return ()
+        from skyward.transport.includes import import_paths
+
+        return import_paths(self.context.image, Path.cwd())
+
+
+def _installed_here() -> str:
+    """The packages of this program, where nodes have the same: on this computer, in its own environment."""
+    found = {each.name: each.version for each in metadata.distributions()}
+    return "\n".join(f"{name}=={version}" for name, version in sorted(found.items()))
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it has been removed
+        return ""
