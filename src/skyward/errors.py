@@ -186,7 +186,7 @@ class TaskOutOfMemory(TaskCrashed):
         return (
             f"the process running {self.task} on {_where(self.node, self.rank)} was killed because its memory limit "
             "was reached. "
-            "Use smaller batches, a machine with more memory, or fewer slots a node."
+            "Use smaller batches, a machine with more memory, or fewer slots per node."
         )
 
 
