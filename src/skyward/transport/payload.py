@@ -30,7 +30,18 @@ from skyward.errors import FilesLost, NodeDiskFull, NotSerializable
 from skyward.transport import blobs, tensors
 from skyward.transport.blobs import LARGE
 
-__all__ = ["Packed", "Packer", "Pickler", "PieceWriter", "bytearray_of", "bytes_of", "pack_plain", "split", "unpack"]
+__all__ = [
+    "Packed",
+    "Packer",
+    "Pickler",
+    "PieceWriter",
+    "bytearray_of",
+    "bytes_of",
+    "is_by_value",
+    "pack_plain",
+    "split",
+    "unpack",
+]
 
 
 _CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, CodeType, BuiltinFunctionType})
@@ -111,7 +122,7 @@ class Packer:
             self._checked -= self._foreign.keys() - kept.keys()
             for name in sys.modules.keys() - self._checked:
                 module = sys.modules.get(name)
-                if isinstance(module, ModuleType) and not name.startswith(_OURS) and self._is_foreign(module):
+                if isinstance(module, ModuleType) and not name.startswith(_OURS) and self.is_foreign(module):
                     kept[name] = module
                 self._checked.add(name)
             # one module may be known by two names (expat's are), and is registered by its own
@@ -119,12 +130,15 @@ class Packer:
             self._foreign, self._seen = kept, state  # replaced, not changed: other threads compare it without the lock
         return self._names
 
-    def _is_foreign(self, module: ModuleType) -> bool:
+    def is_foreign(self, module: ModuleType) -> bool:
         """Whether only this process has the module: its file lies outside the environment."""
         file = getattr(module, "__file__", None)
         if file is None:
             # a module made at run time; built-in ones and namespace packages have a spec
             return getattr(module, "__spec__", None) is None and module.__name__ not in sys.builtin_module_names
+        return self.is_foreign_file(file)
+
+    def is_foreign_file(self, file: str) -> bool:
         path = str(Path(file).resolve())
         return path.endswith((".py", ".pyc", ".ipynb")) and not any(_inside(path, root) for root in self._roots)
 
@@ -278,6 +292,11 @@ def _inside(path: str, root: str) -> bool:
 _registry_lock = threading.RLock()
 # cloudpickle's own set: its functions take one module at a time, which takes long for thousands of them
 _registry: set[str] = cast(Any, cloudpickle).cloudpickle._PICKLE_BY_VALUE_MODULES
+
+
+def is_by_value(module: str) -> bool:
+    """Whether the user has registered a module, or a package that it is in, with cloudpickle."""
+    return any(module == name or module.startswith(f"{name}.") for name in _registry)
 
 
 class _by_value:

@@ -1,0 +1,83 @@
+"""`sky runs`: lists the runs of this computer, and removes those that are named."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from skyward.cli.common import add_command, add_json, print_json, table
+
+if TYPE_CHECKING:
+    from skyward.history.runs import Run
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "runs",
+        "list what runs have kept here, or remove it",
+        "Lists the runs of this computer, the one that was written to last first: the results that `resume=` has kept "
+        "under a name. `sky runs drop` removes runs with all that they have kept.",
+        ["sky runs", "sky runs --json", "sky runs drop grid-1"],
+        "exit status: 0, also if there is none; 1 if a run that is named is not known or in use; 2 for a wrong "
+        "command line.",
+        shape="one object per line: name, kind, began, changed (seconds since 1970), size (bytes), results (how many "
+        "are kept), in_use.",
+    )
+    parser.add_argument("action", nargs="?", choices=("drop",), help="drop: remove the runs that are named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the name of a run")
+    add_json(parser)
+    parser.set_defaults(run=run, error=parser.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from skyward.history import runs
+
+    if arguments.action == "drop":
+        if not arguments.names:
+            arguments.error("no runs named. `sky runs` lists them")
+        for found in [runs.find(name) for name in arguments.names]:
+            runs.drop(found)
+            print_json({"dropped": found.name}) if arguments.json else print(f"{found.name}: removed")
+        return 0
+    rows = [_row(each) for each in runs.runs()]
+    if arguments.json:
+        for row in rows:
+            print_json(row)
+    elif not rows:
+        print("no run has kept anything on this computer")
+    else:
+        print("\n".join(table([("run", "kind", "results", "size", "changed", ""), *map(_shown, rows)], right=_RIGHT)))
+    return 0
+
+
+_RIGHT = ("results", "size")
+
+
+def _row(found: Run) -> dict[str, Any]:
+    results = {(f.get("item"), f.get("version"), f.get("nth")) for f in found.facts()[0] if f.get("fact") == "result"}
+    return {
+        "name": found.name,
+        "kind": found.kind,
+        "began": found.began,
+        "changed": found.changed,
+        "size": found.size,
+        "results": len(results),
+        "in_use": found.in_use,
+    }
+
+
+def _shown(row: dict[str, Any]) -> tuple[str, ...]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["changed"]))
+    return row["name"], row["kind"], str(row["results"]), _size(row["size"]), when, "in use" if row["in_use"] else ""
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -1,0 +1,162 @@
+"""Runs on this computer: folders of what outlives a pool, by name.
+
+<state>/runs/<name>/journal     the first fact says of which kind the run is; locked while a process writes
+<state>/runs/<name>/...         what else runs of this kind have
+
+A "results" run is what `resume=` keeps, see `client/resume.py`. Each process that opens a run adds a fact that says who
+it is. A kind of its own needs a word for `kind`, and nothing here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyward.errors import InvalidArgument, SkywardError
+from skyward.machines.ledger import state_dir, usable
+from skyward.transport import journal, private
+from skyward.transport.journal import Journal
+
+__all__ = ["FOLDER", "Opened", "Run", "drop", "find", "open_run", "runs"]
+
+FOLDER = "runs"
+_JOURNAL = "journal"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it lies on disk."""
+
+    name: str
+    kind: str
+    path: Path
+    began: float
+    """When it was begun, in seconds since 1970."""
+    changed: float
+    """When something was written to it for the last time."""
+    size: int
+    """Bytes of all its files."""
+
+    @property
+    def journal(self) -> Path:
+        return self.path / _JOURNAL
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process has it open for writing."""
+        return private.is_locked(self.journal)
+
+    def facts(self) -> tuple[list[dict[str, Any]], int]:
+        """What its journal says, and how many of its lines are damaged."""
+        return journal.read(journal.content(self.journal))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run that this process may write to, until its journal is closed."""
+
+    path: Path
+    journal: Journal
+    facts: list[dict[str, Any]]
+    damaged: int
+
+
+def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
+    """The run of this name, made if there is none; refused while another process has it, or if its kind is another."""
+    if not usable(name):
+        raise InvalidArgument(f"{name!r} is no name of a run. Names have letters, digits, '.', '_' and '-'.")
+    folder = private.make(root or state_dir(), FOLDER, name)
+    path = folder / _JOURNAL
+    try:
+        held = _held(path)
+    except BlockingIOError:
+        raise SkywardError(
+            f"run {name!r} is in use by {_who(path)}. Wait until it has ended, end it, or use another name."
+        ) from None
+    facts, damaged = journal.read(journal.content(path))
+    head = _head(facts)
+    if head is None:
+        held.append({"fact": "run", "kind": kind, "format": 1, "began": time.time()})
+    elif head.get("kind") != kind:
+        held.close()
+        raise InvalidArgument(
+            f"run {name!r} is of another kind ({head.get('kind')}), so it cannot be used for {kind}. Use another name."
+        )
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    who = {"pid": os.getpid(), "host": socket.gethostname(), "program": program}
+    held.append({"fact": "open", "time": time.time(), **who})
+    return Opened(folder, held, facts, damaged)
+
+
+def runs(kind: str | None = None, root: Path | None = None) -> list[Run]:
+    """The runs of this computer, or those of one kind; the one that was written to last comes first."""
+    base = root or state_dir()
+    if not private.check(base, FOLDER):
+        return []
+    found = [run for each in (base / FOLDER).iterdir() if (run := _run(each)) is not None]
+    found = [run for run in found if kind is None or run.kind == kind]
+    return sorted(found, key=lambda run: run.changed, reverse=True)
+
+
+def find(name: str, root: Path | None = None) -> Run:
+    known = {run.name: run for run in runs(root=root)}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    raise InvalidArgument(f"there is no run {name!r} on this computer. {meant}`sky runs` lists runs.")
+
+
+def drop(run: Run) -> None:
+    """Removes a run with all that it has; refused while a process has it open."""
+    try:
+        held = Journal(run.journal, create=False)
+    except BlockingIOError:
+        raise SkywardError(f"run {run.name!r} is in use by {_who(run.journal)}. End that first.") from None
+    try:
+        shutil.rmtree(run.path)
+    finally:
+        held.close()
+
+
+def _held(path: Path) -> Journal:
+    try:
+        return Journal(path, create=False)
+    except FileNotFoundError:
+        try:
+            return Journal(path, create=True)
+        except FileExistsError:  # made by another process at this moment
+            return Journal(path, create=False)
+
+
+def _head(facts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((fact for fact in facts if fact.get("fact") == "run"), None)
+
+
+def _who(path: Path) -> str:
+    opened = [fact for fact in journal.read(journal.content(path))[0] if fact.get("fact") == "open"]
+    if not opened:
+        return "another process"
+    last = opened[-1]
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(last.get("time", 0))))
+    return f"process {last.get('pid')} ({last.get('program')}) on {last.get('host')} since {since}"
+
+
+def _run(folder: Path) -> Run | None:
+    path = folder / _JOURNAL
+    try:
+        with path.open("rb") as file:
+            head = _head([journal.parsed(file.readline(journal.LONGEST_LINE).rstrip(b"\n")) or {}])
+        head = head or _head(journal.read(journal.content(path))[0]) or {}
+        found = [each.lstat() for each in folder.rglob("*")]
+        changed, size = path.lstat().st_mtime, sum(each.st_size for each in found)
+        return Run(folder.name, str(head["kind"]), folder, float(head["began"]), changed, size)
+    except (OSError, KeyError, ValueError, TypeError):
+        return None  # being made or removed at this moment, or none of ours
