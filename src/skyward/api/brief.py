@@ -26,8 +26,6 @@ _BITS = 10_000  # a longer number takes long to write, and Python refuses some
 
 
 class _Short(reprlib.Repr):
-    """Its text is never as long as the value, unless the user's own `__repr__` is."""
-
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 200, 60

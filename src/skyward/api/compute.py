@@ -346,7 +346,6 @@ class Compute(Generic[P, T]):
 
     @functools.cached_property
     def _signature(self) -> tuple[inspect.Signature | None, int, int]:
-        """The signature, and how many positional arguments it surely takes: least and most."""
         try:
             signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
@@ -412,7 +411,6 @@ def as_compute(fn: Any) -> Any:
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """A short name for a function, method, partial or callable object."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     name: Any = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None)
@@ -495,13 +493,11 @@ _open_lock = threading.Lock()
 
 
 def enter_target(target: Target) -> None:
-    """Makes `target` the one that `>> sky` means."""
     with _open_lock:
         _open.append(weakref.ref(target))
 
 
 def leave_target(target: Target) -> None:
-    """Takes `target` away again."""
     with _open_lock:
         _open[:] = [ref for ref in _open if ref() not in (target, None)]
 
@@ -525,7 +521,6 @@ def resolve(target: object, operator: str = ">>") -> Target:
 
 
 def innermost() -> Target:
-    """The pool opened last."""
     with _open_lock:
         for ref in reversed(_open):
             if (target := ref()) is not None:

@@ -56,7 +56,6 @@ class PoolContext:
 
     @property
     def min_nodes(self) -> int:
-        """The least number of nodes with which the pool opens."""
         return self.spec.min_nodes or self.nodes
 
     @property

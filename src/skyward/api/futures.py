@@ -52,7 +52,6 @@ class AwaitableFuture(Future[T]):
 
     @property
     def is_light(self) -> bool:
-        """Whether `result` of a future that has ended takes no time worth a thread."""
         return False
 
 
@@ -72,8 +71,6 @@ class Stream(Protocol[T_co]):
 
 
 class Source(Protocol[T_co]):
-    """Where the items of a stream come from."""
-
     def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], T_co], bool] | None:
         """What gives the next item or raises, and whether it takes no time worth a thread; takes the item.
 
@@ -118,7 +115,6 @@ class AsyncItems(AsyncIterator[T]):
         return _given(reading.result())
 
     async def aclose(self) -> None:
-        """Ends the stream, and the calls behind it."""
         import asyncio
 
         await asyncio.to_thread(self._stream.close)
@@ -156,7 +152,6 @@ class LocalItems(Iterator[T]):
         await self._items.aclose()
 
     def close(self) -> None:
-        """Ends the generator, if it was read with `for`."""
         runner, self._runner = self._runner, None
         if runner is not None:
             with runner:

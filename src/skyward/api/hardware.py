@@ -47,13 +47,9 @@ class Card:
 @dataclass(frozen=True, slots=True)
 class Found:
     gpus: tuple[Gpu, ...] = ()
-    """Those that programs may use."""
     cards: int = 0
-    """How many GPUs there are, whichever of them programs may use."""
     others: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Devices that are no GPUs, by kind: "neuron", "tpu"."""
     problem: str = ""
-    """Why GPUs could not be asked, if that is so."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "gpus": [asdict(gpu) for gpu in self.gpus]}
@@ -89,7 +85,6 @@ def _cards(gpus: Sequence[Gpu]) -> list[Card]:
 
 
 def _chosen(cards: Sequence[Card], value: str | None) -> list[Gpu]:
-    """The parts that a variable names. CUDA reads up to the first entry that names nothing; so do we."""
     if value is None:
         return [part for card in cards for part in card.parts]
     chosen: list[Gpu] = []

@@ -39,7 +39,6 @@ def mask(text: str) -> str:
 
 
 def requirement_path(entry: str) -> str | None:
-    """The path that a `pip` entry names, or None where it is a name or a URL."""
     if "://" in entry:
         return None
     return entry if entry.startswith((".", "/", "~")) or entry.endswith(_ARCHIVES) else None
@@ -87,7 +86,6 @@ def check_texts(name: str, value: object) -> tuple[str, ...]:
 
 
 def check_names(field: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Normalized package names."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", name):
             raise InvalidArgument(

@@ -59,7 +59,6 @@ def instance_info() -> InstanceInfo:
 
 
 def pool_info() -> InstanceInfo | None:
-    """The same, but None outside a pool."""
     raw = os.environ.get(VARIABLE)
     if not raw:
         return None
@@ -92,7 +91,6 @@ def current_broadcast() -> str | None:
 
 
 def require_peers(info: InstanceInfo) -> None:
-    """Refuse at once to form a group of nodes that cannot reach each other."""
     if info.network.blocked and info.total_nodes > 1:
         raise SkywardError(
             f"the nodes of this pool cannot form a group: {info.network.blocked}. Open their firewalls to each other, "
@@ -116,7 +114,6 @@ def set_stall_timeout(seconds: float | None) -> None:
 
 
 def stall_timeout() -> float | None:
-    """The pool's `stall_timeout`: how long ranks may wait for each other without effect."""
     return _stall_timeout
 
 
@@ -471,7 +468,6 @@ def preempted() -> Preemption | None:
 
 
 def announce(seconds: float) -> None:
-    """For the runner: the machine ends in so many seconds."""
     global _notice
     _notice = Preemption(time.time() + seconds)
 
@@ -491,7 +487,6 @@ _counter: Callable[[], int] | None = None
 
 
 def note_shard(length: int, ranks: int, own: int) -> None:
-    """A body has taken `own` of `length` elements, and other ranks of its broadcast have taken more or fewer."""
     broadcast = current_broadcast()
     if broadcast is not None:
         _shards.pop(broadcast, None)
@@ -501,13 +496,11 @@ def note_shard(length: int, ranks: int, own: int) -> None:
 
 
 def count_by(counter: Callable[[], int] | None) -> None:
-    """Sets the source of the number of collectives entered since the group was formed."""
     global _counter
     _counter = counter
 
 
 def stop_counting() -> None:
-    """The group is about to end; its count stays known until the next one."""
     last = facts().get("collectives")
     count_by(None if last is None else lambda: last)
 

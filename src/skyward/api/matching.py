@@ -25,8 +25,6 @@ _NEURON = ("trainium", "inferentia")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`refusal` says why the machine is not what was asked for; `doubt` says what could not be checked."""
-
     refusal: str = ""
     doubt: str = ""
 

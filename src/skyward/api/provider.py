@@ -111,11 +111,9 @@ class Receipt:
 
     pool: str
     text: str = field(default="", kw_only=True)
-    """What the provider says."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether its provider had nothing to say."""
         return type(self) is Receipt and not self.text
 
     def __str__(self) -> str:

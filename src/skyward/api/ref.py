@@ -83,7 +83,6 @@ class Ref(_Anything, Generic[T_co]):
             raise ValueError(f"{self!r} was dropped: {again}.")
 
     def _where(self) -> str:
-        """Where a result is that stays on its node; nothing for what was put."""
         if self.kept is None:
             return ""
         nodes = sorted(self.kept.where)
@@ -113,7 +112,6 @@ def checked_keep(fn: Callable[..., Any], name: str) -> None:
 
 
 def not_kept(name: str) -> str:
-    """What is said of a generator whose result should stay."""
     return (
         f"{name} yields its items one by one, so it has no result that could stay on a node or be passed to another "
         "call. Return a list there, or read the items here: `for item in call >> pool`."

@@ -40,7 +40,6 @@ class Thinned:
         self._last: float | None = None  # the step that was sent last
 
     def offer(self, report: Report, now: float) -> Report | None:
-        """What to send now; the end (from `total - 1` on) is sent without delay."""
         if self.held is not None:
             report = {**report, "metrics": self.held["metrics"] | report["metrics"]}
         self.held = report
@@ -91,7 +90,6 @@ def progress(step: float, total: float | None = None, **metrics: float) -> None:
 
 
 def end_of_call() -> None:
-    """For runners: sends the held-back reports of a call that has ended."""
     if not _calls:
         return  # most bodies report nothing
     with _lock:
@@ -114,12 +112,10 @@ def _in_fork() -> None:
 
 
 def _rate() -> float:
-    """Reports per second and call: the client receives those of all processes."""
     return max(_LEAST, min(_A_SECOND, _IN_POOL / instance_info().world_size))
 
 
 def _number(name: str, value: Any) -> float:
-    """Also from a tensor or array with one element."""
     try:
         return float(value)
     except (TypeError, ValueError):

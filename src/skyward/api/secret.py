@@ -102,7 +102,6 @@ def revealed(values: Mapping[str, str | Secret]) -> dict[str, str]:
 
 
 def without_secrets(values: Mapping[str, str | Secret]) -> dict[str, str]:
-    """The variables that are no secrets, and do not look like ones."""
     return {name: value for name, value in values.items() if isinstance(value, str) and not looks_secret(name)}
 
 
@@ -184,7 +183,6 @@ _lock = threading.Lock()
 
 
 def hidden(value: str) -> Hidden:
-    """Hides a value at least as long as the returned object is kept."""
     global _forms_now
     with _lock:
         known = _values.get(value)
@@ -229,7 +227,6 @@ def hide_bytes(data: bytes) -> bytes:
 
 
 def longest() -> int:
-    """Length in bytes of the longest known value; 0 if there is none."""
     return max((len(form.encode("utf-8", "surrogateescape")) for form in _forms_now), default=0)
 
 
@@ -248,7 +245,6 @@ def _continues(one: str, other: str) -> bool:
 
 
 def _forms(value: str) -> tuple[str, ...]:
-    """How a value may stand in a text: as it is, each line of it, and escaped as in Python, JSON and addresses."""
     import json
     from urllib.parse import quote
 

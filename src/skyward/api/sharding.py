@@ -103,7 +103,6 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
 
 
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
-    """The rank and number of ranks: as given, completed from the pool."""
     given = f"node={node!r}, total_nodes={total_nodes!r}"
     if node is None or total_nodes is None:
         info = pool_info()
@@ -179,7 +178,6 @@ def _indices(length: int, node: int, total: int, seed: int | None, drop_last: bo
 
 
 def _length(data: Any) -> int:
-    """Raises if `data` cannot be divided."""
     if _is(data, "datasets", "Dataset") or hasattr(data, "iloc") or _is_arrow(data):
         return len(data)
     if _has_rows(data):
@@ -240,7 +238,6 @@ def _slice(data: Any, indices: range) -> Any:
 
 
 def _key(indices: Indices, *, tensor: bool = False) -> Any:
-    """The indices in the form that an array of that kind takes: a slice, or an array of its own."""
     if isinstance(indices, range):
         return slice(indices.start, indices.stop, indices.step)
     if tensor:

@@ -70,51 +70,33 @@ class Access:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a program on a machine has come to."""
-
     code: int
     out: bytes
     err: str
 
 
 class Process(Protocol):
-    """A program that a shell has started, as far as it is used: a part of `subprocess.Popen`."""
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
 
     @property
-    def stdin(self) -> IO[bytes] | None:
-        """Where what it reads is written to."""
-        ...
+    def stdout(self) -> IO[bytes] | None: ...
 
     @property
-    def stdout(self) -> IO[bytes] | None:
-        """Where what it prints is read from."""
-        ...
+    def pid(self) -> int: ...
 
-    @property
-    def pid(self) -> int:
-        """The process of this computer that it is, or that leads to it."""
-        ...
+    def poll(self) -> int | None: ...
 
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-        ...
+    def wait(self, timeout: float | None = None) -> int: ...
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for its exit code; raises subprocess.TimeoutExpired."""
-        ...
-
-    def kill(self) -> None:
-        """Ends it at once, with what it has started on this computer."""
-        ...
+    def kill(self) -> None: ...
 
 
 class Shell(Protocol):
     """One machine. Paths and arguments are data: whoever implements this quotes them."""
 
     @property
-    def name(self) -> str:
-        """What the machine is called in messages."""
-        ...
+    def name(self) -> str: ...
 
     def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
         """Makes the machine reachable, or says in words why it is not; tries until `deadline` (monotonic).
@@ -150,10 +132,6 @@ class Shell(Protocol):
         """What that process does then to let go of the machine: a command to run, a directory to remove."""
         ...
 
-    def said(self) -> str:
-        """What the way to the machine has complained of last."""
-        ...
+    def said(self) -> str: ...
 
-    def close(self) -> None:
-        """Lets go of the machine."""
-        ...
+    def close(self) -> None: ...

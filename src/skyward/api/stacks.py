@@ -13,8 +13,6 @@ _STANDARD = ("/site-packages/", "/dist-packages/")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack."""
-
     file: str
     line: int
     function: str
@@ -54,7 +52,6 @@ class Stack:
     frames: tuple[Frame, ...] = ()
     """The outermost first, as in a traceback."""
     problem: str = ""
-    """Why there are no frames, if there should be some."""
 
     @property
     def place(self) -> Frame | None:
@@ -81,5 +78,4 @@ class Stacks(tuple[Stack, ...]):
         return "\n".join(map(str, self)) or "no processes"
 
     def of(self, ranks: Sequence[int]) -> Stacks:
-        """Those of some ranks."""
         return Stacks(stack for stack in self if stack.rank in ranks)

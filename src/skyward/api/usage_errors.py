@@ -110,7 +110,6 @@ def corrects(hints: Mapping[str, str], example: str = "") -> Callable[[K], K]:
 
 
 def corrects_call(spelled: str, hints: Mapping[str, str] = {}, example: str = "") -> Callable[[F], F]:
-    """The same for a function, which users write as `spelled`."""
     return lambda plain: cast(F, _checked(plain, f"{spelled}()", spelled, hints, example))
 
 
@@ -165,7 +164,6 @@ def check_switches(**given: object) -> None:
 
 
 def check_pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
-    """The items of a dictionary, or pairs as given."""
     pairs: Any = cast(Any, given).items() if isinstance(given, Mapping) else given
     try:
         return [(key, value) for key, value in pairs]
@@ -196,8 +194,6 @@ _AFTERWARDS = frozenset({"result", "get", "exception", "done", "cancel", "add_do
 
 
 class Unsent:
-    """What has not run: it has no items, no length, no truth and no value."""
-
     if TYPE_CHECKING:
 
         def _spelled(self) -> str: ...
@@ -268,7 +264,6 @@ _ELSEWHERE = {
 
 
 def instead_of(name: str, known: Sequence[str]) -> str:
-    """What to write instead, as the end of a message; "" where nothing is near."""
     from difflib import get_close_matches
 
     if name in _ELSEWHERE:

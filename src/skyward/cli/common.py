@@ -80,7 +80,6 @@ def add_pool_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_pool(arguments: argparse.Namespace) -> ComputePool:
-    """The requested pool, not opened; without settings or options, one local node."""
     from skyward import extensions
     from skyward.pool.pool import ComputePool
     from skyward.pool.settings import find_settings
@@ -131,7 +130,6 @@ def _plugin(name: str, arguments: argparse.Namespace) -> Plugin:
 
 
 def table(rows: Sequence[Sequence[str]], right: Container[str] = ()) -> list[str]:
-    """Aligned rows, the first being the header; columns in `right` are right-aligned."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     ends = [">" if name in right else "<" for name in rows[0]]
     return [
@@ -158,7 +156,6 @@ def _plain(value: object) -> object:
 
 
 def chosen(name: str | None) -> Entry:
-    """The history of a pool by name or id; by default the newest, running ones first."""
     from skyward.history.store import entries, find  # the completion of a shell needs neither
 
     if name is not None:

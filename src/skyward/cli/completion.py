@@ -125,7 +125,6 @@ def _zsh(commands: Sequence[_Command]) -> str:
 
 
 def _filled(template: str, commands: Sequence[_Command], tops: str, cases: Sequence[str]) -> str:
-    """Fills a template of bash or zsh `case` statements."""
     above = dict.fromkeys(command.words[0] for command in commands if len(command.words) > 1)
     values: list[str] = []
     for command in commands:

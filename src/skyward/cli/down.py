@@ -99,7 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _close_open(names: list[str], really: bool) -> tuple[list[_Outcome], list[str]]:
-    """Closes pools open on this computer; also returns the names that match none."""
     from skyward.cli.ps import merged, of_this_computer
 
     told, silent, recorded = of_this_computer()

@@ -86,7 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def indexes(environ: dict[str, str], more: Sequence[str] = ()) -> tuple[str, ...]:
-    """The package indexes that hosts will use, without logins, web ones only."""
     from skyward.setup.env.uv import uv_environment
 
     variables = {**environ, **uv_environment(environ)}

@@ -85,7 +85,6 @@ def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
 
 
 def _printable(text: str) -> str:
-    """Escapes characters that the terminal cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 

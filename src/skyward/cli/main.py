@@ -60,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(only: str | None = None) -> Parser:
-    """All commands, or `only` one, which saves importing the others."""
     return Parser({title: names if only is None else [*{only} & {*names}] for title, names in COMMANDS.items()})
 
 
@@ -106,7 +105,6 @@ class Parser(argparse.ArgumentParser):
         return self._adding.add_parser(name, help=help, **options)
 
     def leave(self, words: Sequence[str]) -> NoReturn:
-        """Exits when no command is named: with help, the version, or an error."""
         if not words:
             self.print_help(sys.stderr)
             self.exit(2)

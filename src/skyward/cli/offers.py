@@ -84,7 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace, refusals: list[Refusal]) -> list[tuple[str, Provider]]:
-    """The providers to ask, by name; failures to construct one go to `refusals`."""
     from skyward import extensions
     from skyward.errors import InvalidArgument, SkywardError
     from skyward.machines.offers import Refusal
@@ -160,7 +159,6 @@ def _reasons(refusals: Sequence[Refusal], short: bool) -> Iterator[str]:
 
 
 def _rows(quotes: Sequence[Quote]) -> tuple[list[Sequence[str]], int]:
-    """One row per type, price class and region, and the number of other zones."""
     from skyward.machines.offers import CloudOffer
 
     rows: list[Sequence[str]] = []
@@ -203,7 +201,6 @@ def _rows(quotes: Sequence[Quote]) -> tuple[list[Sequence[str]], int]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows below headings, without empty columns and without repeating the price of a single node."""
     drop = {1} if rows[0][0] == "1 node" else set[int]()
     used = [n for n in range(len(rows[0])) if n not in drop and any(row[n] for row in rows[1:])]
     widths = {n: max(len(row[n]) for row in rows) for n in used}

@@ -87,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[list[Found], list[Leftover], int]:
-    """Asks providers and ledgers; errors are shown but do not hide local pools."""
     from skyward.errors import CredentialsMissing, SkywardError
     from skyward.machines import reaper
     from skyward.machines.ledger import histories
@@ -199,12 +198,10 @@ class Row:
     machines: str = ""
     """The name for `sky down`, if machines are rented."""
     left: tuple[str, ...] = ()
-    """What exists at the provider."""
     notes: tuple[str, ...] = ()
 
 
 def of_this_computer() -> tuple[list[Summary], list[Silent], list[tuple[Entry, History]]]:
-    """Pools this user has open: answering, silent, and recorded ones."""
     from skyward.history.history import read
     from skyward.history.store import entries
     from skyward.pool.inspect_socket import summaries

@@ -124,7 +124,6 @@ def _status(code: object) -> int:
 
 
 def show_error(exc: Exception, path: str) -> None:
-    """Prints the program's traceback without our frames."""
     left = exc.__traceback__
     while left is not None and left.tb_frame.f_code.co_filename != path:
         left = left.tb_next

@@ -60,7 +60,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replaces this process with ssh."""
     from skyward.cli.common import chosen
 
     entry = chosen(arguments.pool)
@@ -90,7 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def chosen_node(pool: str, placed: Mapping[int, NodePlaced], name: str | None) -> NodePlaced:
-    """By number, by machine name, or the first."""
     if not placed:
         raise InvalidArgument(f"{pool} has no nodes yet: it is being opened. `sky top {pool}` shows how far it is.")
     if name is None:
@@ -114,7 +112,6 @@ def ssh_command(target: SshTarget, place: NodePlaced, words: Sequence[str], term
 
 
 def target_of(found: Mapping[str, Any]) -> SshTarget:
-    """From the pool's history; unknown fields are left out."""
     from skyward.api.shell import SshTarget
     from skyward.providers.ssh import parse_host
 

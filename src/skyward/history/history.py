@@ -38,7 +38,6 @@ class CallRecord:
     seconds: float | None = None
     outcome: str = "running"
     attempt: int = 0
-    """How often it was tried before."""
     error: str = ""
     items: int = 1
     """How many items of `pool.map` it had; 1 for other calls."""
@@ -56,7 +55,6 @@ class CallRecord:
 
     @property
     def ended(self) -> float | None:
-        """When it ended."""
         return None if self.seconds is None else self.began + self.seconds
 
 
@@ -194,7 +192,6 @@ class History:
 
 
 def read(entry: Entry) -> History:
-    """The history of a pool from its file."""
     return History(entry.pool, Tail(entry.path).read(), entry.id, entry.running)
 
 
@@ -219,7 +216,6 @@ _POOL = 1  # the process of what concerns the whole pool; node n is process n + 
 
 
 def write(history: History, path: Path) -> None:
-    """Writes the trace as JSON; half a file is never seen under its name."""
     text = json.dumps({"traceEvents": list(_records(history)), "displayTimeUnit": "ms"})
     part = path.with_name(f".{path.name}.part")
     try:
@@ -230,7 +226,6 @@ def write(history: History, path: Path) -> None:
 
 
 def lanes(calls: list[CallRecord], now: float) -> dict[tuple[str, int], int]:
-    """A row for each attempt of a call among those of its node, so that no two in a row overlap."""
     free: dict[int, list[float]] = {}
     found: dict[tuple[str, int], int] = {}
     for call in sorted(calls, key=lambda call: call.began):
@@ -275,7 +270,6 @@ def _records(history: History) -> Iterator[dict[str, Any]]:
 
 
 def _slice(call: CallRecord, row: int, at: Callable[[float], float], end: float) -> dict[str, Any]:
-    """A call as a slice; nothing in a row overlaps, also after times were rounded."""
     until = call.ended if call.ended is not None else max(end, call.began)
     told: dict[str, Any] = {
         "arguments": call.arguments,
@@ -308,7 +302,6 @@ def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _moment(event: events.Event) -> tuple[str, int]:
-    """What happened at one moment, and on which node; -1 for the whole pool, no text for what is not shown so."""
     match event:
         case events.Notice(text=text):
             return text, -1

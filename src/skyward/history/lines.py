@@ -25,15 +25,11 @@ _LARGEST = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Skipped(Event):
-    """How many events were left out so far, since the history of the pool is full."""
-
     count: int = 0
     ok: int = 0
-    """How many of them were calls that ended well."""
 
 
 def line(event: Event) -> bytes:
-    """An event as one line, with its line end."""
     if isinstance(event, events.Output):
         return _output_line(event)
     if isinstance(event, events.CallEnded):
@@ -68,7 +64,6 @@ def ended_line(pool: str, time: float, end: EndOfCall) -> str:
 
 
 def _output_line(event: events.Output) -> bytes:
-    """A line of output as a line, likewise."""
     text = event.text if len(event.text) <= _LONGEST else event.text[:_LONGEST] + " ..."
     return (
         f'{{"event":"Output","pool":{_quoted(event.pool)},"time":{event.time!r},"node":{event.node},'
@@ -88,7 +83,6 @@ def parsed(text: bytes) -> Event | None:
 
 
 def _known(kind: type[Event], found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a line that the event has, as the types that it has them in; ValueError if they are not."""
     values: dict[str, Any] = {}
     for name, right in _CHECKS[kind]:
         if name in found:

@@ -45,8 +45,6 @@ _DISPENSABLE = (
 
 
 class Recorder:
-    """The history of one pool while it is open."""
-
     def __init__(
         self,
         pool: str,
@@ -74,7 +72,6 @@ class Recorder:
         self._thread.start()
 
     def record(self, event: Event) -> None:
-        """Keeps an event; returns at once, but for output that comes faster than it can be written."""
         if len(self._waiting) < _MOST_WAITING:
             self._waiting.append(event)
             if isinstance(event, events.Output | events.Progress) and len(self._waiting) > _MOST_LINES:
@@ -90,7 +87,6 @@ class Recorder:
             self._skipped += 1
 
     def flush(self) -> None:
-        """Writes what was recorded so far."""
         if os.getpid() != self._owner:
             return
         with self._writing:
@@ -144,7 +140,6 @@ class Recorder:
             log.info("old histories stay: %s", exc)
 
     def _line(self, event: Event | tuple[float, EndOfCall], ended: set[str]) -> bytes:
-        """What is written of an event, if anything."""
         if type(event) is tuple:
             if self._size < self._limit:
                 return ended_line(self._pool, *event).encode()
@@ -153,7 +148,6 @@ class Recorder:
         return _written(event) if self._wanted(event, ended) else b""
 
     def _wanted(self, event: Event, ended: set[str]) -> bool:
-        """Whether an event gets a line; `ended` are the calls that have ended since the last writing."""
         if type(event) is events.CallStarted and event.call in ended:
             return False
         if type(event) is events.Output and event.progress:
@@ -176,7 +170,6 @@ class Recorder:
         return True
 
     def _too_soon(self, event: events.Progress) -> bool:
-        """Whether a report of the same metrics was kept in the last second: the other half is for other events, too."""
         key = (event.call, event.node, event.rank, *event.metrics)
         if event.time < self._reported.get(key, 0.0) + 1.0:
             return True
@@ -186,7 +179,6 @@ class Recorder:
         return False
 
     def _count_skipped(self, every: float) -> bytes:
-        """A line that says how much is left out, if it has changed, and not more often than `every` so many seconds."""
         told, last = self._told
         now = time.monotonic()
         if self._skipped == told or (told and now - last < every):

@@ -30,32 +30,24 @@ By = Literal["pool and day", "pool", "day", "provider"]
 
 @dataclass(frozen=True)
 class Row:
-    """What was spent on a pool, on a day, or with a provider; what a row is not about is None."""
-
     day: str | None = None
     pool: str | None = None
     provider: str | None = None
     dollars: float = 0.0
     spot: float = 0.0
-    """The part of it for spot machines."""
     on_demand: float = 0.0
     machines: int = 0
     unknown: int = 0
-    """How many machines' prices are not known, and not in it."""
     running: bool = False
-    """Whether it goes on: this is what was spent so far."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What there is to count, and which pools have no price: how many, by provider."""
-
     charges: tuple[Charge, ...] = ()
     unpriced: tuple[tuple[str, int], ...] = ()
 
 
 def gather(since: float, now: float | None = None, root: Path | None = None) -> Spending:
-    """Everything that this computer knows of what was spent after `since` (seconds since 1970)."""
     now = time.time() if now is None else now
     running = [charge for found in histories(root) for charge in spent.of_ledger(found, now)]
     known = spent.once([*spent.kept(root), *running])
@@ -78,7 +70,6 @@ def gather(since: float, now: float | None = None, root: Path | None = None) -> 
 
 
 def of_events(pool: str, found: Sequence[Event], end: float, running: bool) -> Iterator[Charge]:
-    """What a history says of a pool's cost: its price an hour, from each time that it changed."""
     state = PoolState()
     for event in found:
         state.apply(event, event.time)
@@ -91,7 +82,6 @@ def of_events(pool: str, found: Sequence[Event], end: float, running: bool) -> I
 
 
 def by_day(charge: Charge, zone: tzinfo | None = None) -> Iterator[tuple[date, Charge]]:
-    """A charge in parts, one for each day on which it ran, in `zone` or in this computer's."""
     length, began = charge.ended - charge.began, charge.began
     while True:
         day = datetime.fromtimestamp(began, zone).date()
@@ -108,7 +98,6 @@ def by_day(charge: Charge, zone: tzinfo | None = None) -> Iterator[tuple[date, C
 
 
 def rows(charges: Iterable[Charge], by: By, since: date, zone: tzinfo | None = None) -> list[Row]:
-    """What was spent from the day `since` on, the newest day or the largest sum first."""
     found: dict[tuple[str | None, str | None, str | None], list[Charge]] = {}
     for charge in charges:
         for day, part in by_day(charge, zone):
@@ -127,7 +116,6 @@ def rows(charges: Iterable[Charge], by: By, since: date, zone: tzinfo | None = N
 
 
 def total(charges: Iterable[Charge], since: date, zone: tzinfo | None = None) -> Row:
-    """All of it in one row."""
     return _row((None, None, None), [part for c in charges for day, part in by_day(c, zone) if day >= since])
 
 
@@ -156,7 +144,6 @@ def _provider(found: Iterable[Event]) -> str:
 
 
 def _pool_events(entry: Entry) -> tuple[list[Event], float]:
-    """Those events of a history that concern the whole pool, and when it was last written; the rest is not parsed."""
     found: list[Event] = []
     try:
         last = entry.path.stat().st_mtime

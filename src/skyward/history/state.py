@@ -17,7 +17,6 @@ from skyward import events as on
 __all__ = ["FAILED", "Attempt", "NodeState", "PoolState"]
 
 FAILED = frozenset(("error", "crashed", "timeout", "lost"))
-"""The outcomes of calls that failed."""
 
 _HOUR = 3600.0
 _SAMPLED = 1.0  # seconds between two samples of a node
@@ -47,33 +46,24 @@ class Attempt:
     number: int = -1
     row: int = 0
     before: Attempt | None = None
-    """The attempt before this one."""
     progress: tuple[float, float | None] | None = None
 
 
 @dataclass(slots=True)
 class NodeState:
-    """What is known of a node."""
-
     since: float = 0.0
-    """When it began its phase, or came up."""
     status: Literal["waiting", "ready", "up", "leaving", "down", "gone"] = "waiting"
     phase: str = "waiting"
     reason: str = ""
-    """Why it is down."""
     leaving: float | None = None
-    """In how many seconds its machine is taken away, as was last told."""
     sample: on.NodeSample | None = None
     heard: float | None = None
-    """When the last sample came."""
     done: int = 0
     failed: int = 0
     running: dict[str, Attempt] = field(default_factory=dict[str, Attempt])
 
 
 class PoolState:
-    """The state of one pool; not thread-safe."""
-
     def __init__(self) -> None:
         self.pool = self.provider = ""
         self.stage: Literal["", "opening", "open", "closing", "closed"] = ""
@@ -87,13 +77,11 @@ class PoolState:
         self.rates: list[tuple[float, float | None]] = []  # from when on, dollars an hour; None: closed
 
     def node(self, number: int) -> NodeState:
-        """A node; one that nobody sees for a call that never reached any."""
         if number < 0:
             return NodeState()
         return self.nodes.get(number) or self.nodes.setdefault(number, NodeState())
 
     def apply(self, event: on.Event, now: float) -> tuple[Attempt, ...]:
-        """Takes in what happened at `now`; returns the attempts of calls that began or ended with it."""
         match event:
             case on.CallStarted():
                 return self._begin(event, now)
@@ -157,7 +145,6 @@ class PoolState:
                 yield began, max(began, end if last else self.rates[number + 1][0]), hourly
 
     def spent(self, now: float) -> float:
-        """Dollars until now, by prices that are known."""
         return sum(rate * (until - began) / _HOUR for began, until, rate in self.prices(now) if math.isfinite(rate))
 
     @property
@@ -167,7 +154,6 @@ class PoolState:
 
     @property
     def price_known(self) -> bool:
-        """Whether the prices of all machines were known all the time."""
         return all(hourly is None or math.isfinite(hourly) for _, hourly in self.rates)
 
     @property
@@ -204,7 +190,6 @@ class PoolState:
         return (call,)
 
     def _finish(self, call: Attempt, now: float, seconds: float, outcome: str, error: str) -> None:
-        """A call has ended; how long it ran is not told of one that was lost or cancelled."""
         node = self.node(call.node)
         if outcome == "lost" and node.heard is not None:  # not as long as it took to notice
             now = min(now, node.heard + _SAMPLED)

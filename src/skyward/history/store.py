@@ -38,20 +38,16 @@ _LAST_TIME = 1e11  # seconds since 1970: later ones are no times
 
 @dataclass(frozen=True)
 class Entry:
-    """The history of one pool, from opening to closing."""
-
     id: str
     """The pool's name, when it was opened, and some letters by chance: the name of the folder."""
     pool: str
     began: float
-    """When it was opened, in seconds since 1970."""
     path: Path
     about: dict[str, Any]
     """Who opened it: program, process, versions."""
 
     @property
     def running(self) -> bool:
-        """Whether the pool's process is still there and writes."""
         return is_locked(self.path)
 
 
@@ -63,14 +59,12 @@ class Tail:
 
     @property
     def share(self) -> float:
-        """How much of the file was read so far, as a share of 1."""
         try:
             return min(1.0, self._tail.offset / max(1, self._tail.path.stat().st_size))
         except OSError:
             return 1.0
 
     def read(self) -> Iterator[Event]:
-        """Every event since the last time."""
         from skyward.history.lines import parsed  # not to list the names of pools
 
         for each in self._tail.lines():
@@ -80,7 +74,6 @@ class Tail:
 
 
 def entries(root: Path | None = None) -> list[Entry]:
-    """Every history that can be read, the newest first."""
     base = root or state_dir()
     if not private.check(base, FOLDER):
         return []

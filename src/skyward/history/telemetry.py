@@ -83,7 +83,6 @@ class _Telemetry:
                 pass
 
     def _follow(self, event: Event, attempt: Attempt) -> None:
-        """Begins the span of an attempt, or ends it."""
         key, now = (event.pool, attempt.id), int(event.time * _NANO)
         if attempt.ended is None:
             span = self._pools.get(event.pool)

@@ -36,7 +36,6 @@ def variables(torch: Any, info: InstanceInfo) -> dict[str, str]:
 
 @contextmanager
 def around_call(info: InstanceInfo) -> Generator[None]:
-    """Resets accelerate for the call, and warns if a broadcast trains separately on each rank."""
     global _calls
     if _inside.get():
         yield
@@ -71,7 +70,6 @@ class _Unheld:
 
 
 def _forget() -> None:
-    """Makes accelerate detect its ranks again, unless an earlier Accelerator is still referenced."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return

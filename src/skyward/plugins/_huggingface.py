@@ -89,7 +89,6 @@ def _with_packages(image: Image, cluster: Cluster) -> Image:
 
 @contextmanager
 def _logged_in(token: Secret, info: InstanceInfo) -> Generator[None]:
-    """Sets the Hub's variable and file for a token until the runner ends."""
     # A file in memory goes away with its process, however that ends; the link gives it a name beside which the Hub
     # can put files of its own.
     fd = os.memfd_create("token")

@@ -81,7 +81,6 @@ def install(image: Image, cluster: Cluster, cuda: str = "cuda12") -> Image:
 
 @contextmanager
 def distributed(info: InstanceInfo) -> Generator[None]:
-    """One distributed runtime over all ranks while the runner lives; skipped for a single rank."""
     share_cores()
     if info.world_size < 2:
         yield
@@ -135,7 +134,6 @@ def variables(info: InstanceInfo) -> dict[str, str]:
 
 
 def avoid_shared_gpus(jax: Any, info: InstanceInfo) -> None:
-    """Makes JAX use the CPU if ranks share a GPU, unless the user chose a platform."""
     if info.gpu_conflict is None or os.environ.get("JAX_PLATFORMS"):
         return
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -156,7 +154,6 @@ def has_package(image: Image, name: str) -> bool:
 
 
 def share_cores() -> None:
-    """Limits XLA's threads to this runner's share of the cores, unless the user set a number."""
     # XLA on CPUs has no flag for it: the size of its pool is the number of cores, or what NPROC says.
     share = os.environ.get("OMP_NUM_THREADS", "")
     if share.isdecimal():
@@ -175,7 +172,6 @@ def _around_call() -> Generator[None]:
 
 @contextmanager
 def _explained() -> Generator[None]:
-    """Delays an error that only echoes another node's failure, so that the cause is reported first."""
     await_turn()
     try:
         yield
@@ -187,7 +183,6 @@ def _explained() -> Generator[None]:
 
 
 def _bind_collectives(info: InstanceInfo) -> None:
-    """Makes CPU collectives listen on the address by which other nodes reach this one."""
     # JAX has no setting for it. By default gloo takes what the host's name stands for, and where that is the loopback,
     # as on Debian, nodes on different machines never meet.
     own = next((peer.private_ip for peer in info.peers if peer.node == info.node), None)
@@ -236,7 +231,6 @@ def _port(info: InstanceInfo) -> int:
 
 
 def _coordinator(jax: Any, info: InstanceInfo) -> str:
-    """Where rank 0 listens: on one machine a socket file that no other user can open."""
     directory = os.environ.get(SCRATCH)
     if directory and on_one_machine(info):
         path = os.path.join(directory, f"jax-{os.urandom(6).hex()}")

@@ -112,7 +112,6 @@ def install(packages: dict[str, str | None], image: Image, cluster: Cluster) -> 
 
 
 def pinned(name: str, version: str | None) -> str:
-    """The requested version, else this computer's, since objects travel both ways."""
     if version is not None:
         from skyward.plugins._torch_wheels import requirement  # for weight
 
@@ -138,7 +137,6 @@ def _here(name: str) -> str | None:
 
 @functools.cache
 def packages_with(module: str) -> list[str]:
-    """Requirements for a module of this computer; empty if it belongs to no package."""
     found = importlib.metadata.packages_distributions().get(module.partition(".")[0], [])
     if len(set(found)) != 1:  # the user's own file, or a namespace that several share
         return []
@@ -206,7 +204,6 @@ def _project(requirement: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def runs(name: str) -> _Runs:
-    """The function that runs a batch, named for display."""
     return _Runs(name)
 
 
@@ -294,7 +291,6 @@ class _Pickler(Pickler):
 
 
 def _warning(module: str, name: str) -> type[Warning]:
-    """The warning class, or a placeholder that never matches if its package is missing."""
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))  # type: ignore[return-value]
     except (ImportError, AttributeError):

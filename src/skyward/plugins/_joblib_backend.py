@@ -85,7 +85,6 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._traffic: _Traffic | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """joblib's meaning, with the pool's slots in place of cores."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None or n_jobs == 1:
@@ -135,18 +134,15 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._running().stop()
 
     def terminate(self) -> None:
-        """Forgets the batch sizes; the pool stays open."""
         self.reset_batch_stats()
 
     def submit(self, func: Any, callback: Callback) -> None:
-        """Queues a batch; it is sent when fewer than `n_jobs` are out."""
         self._running().add(func, callback)
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Cancels this Parallel's calls; running bodies are stopped."""
         self._running().abort()
 
     def _running(self) -> _Traffic:
@@ -161,8 +157,6 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
 
 
 class _Traffic:
-    """The batches of one Parallel call, and the thread that sends them."""
-
     def __init__(
         self, pool: Slots, limit: int | None, level: int, frozen: int | None, counted: TaskCounter | None = None
     ) -> None:
@@ -197,7 +191,6 @@ class _Traffic:
             future.cancel()
 
     def _hear(self) -> None:
-        """Calls back for finished batches and sends waiting ones."""
         while True:
             news = [self._news.get()]
             while len(news) < _AT_ONCE and not self._news.empty():
@@ -226,7 +219,6 @@ class _Traffic:
         sent.callback(future)
 
     def _add_packages(self, module: str, known: Sequence[str]) -> None:
-        """Adds the packages that a batch needs; if they are unknown, the batch raises its own error."""
         paths = _added.get(self._pool, ())
         if paths != known:
             return  # another batch has had it added since
@@ -238,7 +230,6 @@ class _Traffic:
         _added[self._pool] = added
 
     def _send(self) -> bool:
-        """Sends waiting batches up to the limit; False if there were none."""
         with self._lock:
             room = _AT_ONCE if self._limit is None else min(_AT_ONCE, self._limit - len(self._sent))
             batches = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
@@ -280,7 +271,6 @@ class _Sent(NamedTuple):
 
 
 _added: WeakKeyDictionary[Slots, Sequence[str]] = WeakKeyDictionary()
-"""Paths of packages that were added to a pool because joblib's calls needed them."""
 
 
 def _check_plain(tasks: Tasks) -> None:
@@ -379,7 +369,6 @@ class TaskCounter:
             self._counter.end()
 
     def _expected(self) -> int | None:
-        """The total number of tasks, determined when the first are sent."""
         known = getattr(self._parallel, "n_tasks", None)
         if known is not None:
             return known
@@ -391,7 +380,6 @@ class TaskCounter:
         return tasks_in(iterator, taken)
 
     def _look_for_end(self) -> None:
-        """Sets the total once joblib has read all tasks."""
         parallel = self._parallel
         ahead: Any = getattr(parallel, "_ready_batches", None)
         read = getattr(parallel, "_original_iterator", self) is None and not getattr(parallel, "_aborting", False)
@@ -400,7 +388,6 @@ class TaskCounter:
 
 
 def tasks_in(iterator: Any, taken: int, depth: int = 0) -> int | None:
-    """The total number of items of an iterator after `taken` were read; None if unknown."""
     if depth > _DEEPEST:
         return None
     if isinstance(iterator, GeneratorType):
@@ -427,7 +414,6 @@ def tasks_in(iterator: Any, taken: int, depth: int = 0) -> int | None:
 
 
 def _is_plain(code: CodeType) -> bool:
-    """Whether this is a generator expression with one loop and no condition: one item per input item."""
     if code.co_name != "<genexpr>":
         return False
     names = [instruction.opname for instruction in dis.get_instructions(code)]

@@ -113,7 +113,6 @@ def configured(info: InstanceInfo, *, backend: Backend, seed: int | None) -> Gen
 
 
 def claim(backend: Backend) -> None:
-    """Sets the backend unless one was chosen before."""
     used = _used()
     if used not in (None, backend):
         raise InvalidArgument(
@@ -126,7 +125,6 @@ def claim(backend: Backend) -> None:
 
 
 def tf_config(info: InstanceInfo) -> str:
-    """The variable that TensorFlow's multi-worker strategies read."""
     first = info.ports.get("tensorflow", info.head_port)
     hosts = [info.peers[info.node_of(rank)].private_ip for rank in range(info.world_size)]
     # Every worker has a server: those that share a machine need a port each.
@@ -211,7 +209,6 @@ def _around_body(seed: int | None) -> Generator[None]:
 
 
 def _distribute(seed: int | None) -> None:
-    """One model over all JAX devices; each node brings its own part of every batch."""
     keras = framework("keras", "keras")
     devices = keras.distribution.list_devices()
     if not devices:
@@ -261,7 +258,6 @@ _late_seed = _LateSeed()
 
 
 def _agreed_seed() -> int:
-    """A random number shared by all nodes of JAX's group, so that they start with the same weights."""
     import numpy
 
     own = numpy.uint32(secrets.randbits(32))

@@ -71,7 +71,6 @@ def everyone(info: InstanceInfo) -> str:
 
 
 def say(info: InstanceInfo, text: str) -> None:
-    """Prints on rank 0 only."""
     if info.is_head and text not in _said:
         _said.add(text)
         print(text, file=sys.stderr, flush=True)
@@ -87,7 +86,6 @@ def show_node_gpus(info: InstanceInfo) -> None:
 
 
 def gpu_by_local_rank(info: InstanceInfo) -> int | None:
-    """The index by which a torchrun program addresses its GPU; None without GPUs."""
     positions = gpu_positions(info)
     if not positions:
         return None
@@ -96,7 +94,6 @@ def gpu_by_local_rank(info: InstanceInfo) -> int | None:
 
 
 def gpu_positions(info: InstanceInfo) -> list[int]:
-    """The indexes of this process's own GPUs among those that it sees."""
     if not info.node_gpus:
         return list(range(info.accelerators))
     own = own_gpus(info.node_gpus, info.local_world_size)[info.local_rank]
@@ -225,7 +222,6 @@ R = TypeVar("R")
 
 
 def within(fn: Callable[P, R], enter: Enter, name: str) -> Callable[P, R]:
-    """Runs the body of `fn` inside a context created on the node; for a generator until it ends."""
     return inside(fn, enter, f"@sky.integrations.{name}", option=_option(name))
 
 
@@ -244,12 +240,10 @@ def check_function(fn: object, name: str) -> None:
 
 
 def _option(name: str) -> str:
-    """What a string given instead of a function probably means."""
     return "" if name == "jax" else "backend"
 
 
 def framework(module: str, plugin: str) -> Any:
-    """Imports a framework; if a node lacks it, the error says what to add to the pool."""
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:

@@ -165,7 +165,6 @@ def _around_app(info: InstanceInfo, *, backend: Backend | None, timeout: float) 
 
 @contextmanager
 def _around_call(*, backend: Backend | None, timeout: float, init: bool) -> Generator[None]:
-    """A group per call; none outside a pool or if a group exists."""
     info = pool_info()
     if info is None:
         yield
@@ -195,7 +194,6 @@ _group: AbstractContextManager[object] | None = None
 
 @contextmanager
 def _shared(dist: Any, form: Callable[[], AbstractContextManager[object]]) -> Generator[None]:
-    """Shares one group among concurrent calls: the first forms it, the last ends it."""
     global _users, _group
     with _lock:
         ours = _users > 0 or not dist.is_initialized()
@@ -216,7 +214,6 @@ def _shared(dist: Any, form: Callable[[], AbstractContextManager[object]]) -> Ge
 
 @contextmanager
 def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
-    """What torchrun gives to a program that forms its own group: variables, and a port with a store."""
     dist = framework("torch.distributed", "torch")
     store = new_store(dist, info, timeout)  # held until the call ends: in one process, torch shares what listens
     with (
@@ -230,7 +227,6 @@ def _launched(info: InstanceInfo, timeout: float) -> Generator[None]:
 
 @contextmanager
 def _variables(info: InstanceInfo, port: int | None = None) -> Generator[None]:
-    """Sets the variables that torch and accelerate read."""
     torch = framework("torch", "torch")
     values = {
         "MASTER_ADDR": info.head_addr,

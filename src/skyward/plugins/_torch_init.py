@@ -65,8 +65,6 @@ _NOTICE_ALONE = 0.5
 
 
 class OwnGroups:
-    """Groups formed by bodies of this process. `timeout`, in seconds, is the default."""
-
     def __init__(self, dist: Any, info: InstanceInfo, store: Any, timeout: float) -> None:
         self._dist, self._info, self._store, self._timeout = dist, info, store, timeout
         self._prefix, self._count = "skyward/own", 0
@@ -81,7 +79,6 @@ class OwnGroups:
 
     @contextmanager
     def offered(self) -> Generator[None]:
-        """Routes `init_process_group` to this object during the block."""
         replace_init(self._dist)
         _offered.append(self)
         try:
@@ -90,7 +87,6 @@ class OwnGroups:
             _offered.remove(self)
 
     def form(self, init: Callable[..., None], asked: dict[str, Any]) -> None:
-        """Gives the body the pool's group, another one over the pool's ranks, or its own."""
         found, asked = self._dist.group.WORLD, possible(asked, self._info)
         if found is not None and found is not self._pools:
             init(**asked)  # which says that there is one already
@@ -271,7 +267,6 @@ def agreed_backend(backend: Backend | None, info: InstanceInfo, store: Any) -> B
 
 
 def possible(asked: dict[str, Any], info: InstanceInfo) -> dict[str, Any]:
-    """The program's arguments, with gloo instead of NCCL if ranks lack their own GPU."""
     if info.gpu_conflict is None or "nccl" not in (asked.get("backend") or "nccl").lower():
         return asked
     say(info, _gloo(info))
@@ -331,7 +326,6 @@ class PoolGroup:
 
     @contextmanager
     def around_call(self) -> Generator[None]:
-        """Ensures that a broadcast finds the group intact, and reports it if the call leaves it broken."""
         await_turn()
         broadcast = current_broadcast() is not None
         with self._changed:
@@ -373,7 +367,6 @@ class PoolGroup:
 
 
 def entered(dist: Any) -> int:
-    """How many collectives this process has entered, by torch's own count."""
     return dist.group.WORLD._get_sequence_number_for_group()
 
 

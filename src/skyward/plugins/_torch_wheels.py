@@ -82,7 +82,6 @@ def _parsed(entries: Sequence[str]) -> Iterator[Requirement]:
 
 
 def _is_missing(requested: Requirement, own: Sequence[Requirement]) -> bool:
-    """Whether the image does not name it yet; raises if the image excludes the version."""
     same = [entry for entry in own if entry.name.lower() == requested.name]
     if not same:
         return True
@@ -99,7 +98,6 @@ def _is_missing(requested: Requirement, own: Sequence[Requirement]) -> bool:
 
 
 def _check_companions(asked: Sequence[Requirement]) -> None:
-    """Refuses pinned versions that were not built for each other."""
     torch = _pin(_specifiers(asked, "torch"))
     minor = _minor(torch)
     if torch is None or minor is None or not 0 <= minor <= max(int(name[2:]) for name in _CUDA):
@@ -136,7 +134,6 @@ def _admits(specifiers: SpecifierSet, version: str) -> bool:
 
 
 def _local(torch: SpecifierSet) -> str | None:
-    """The index named by a pin such as 2.6.0+cu124."""
     pin = _pin(torch) or ""
     found = re.fullmatch(r".*\+(cu\d{2,3}|cpu)", pin)
     return found[1] if found else None

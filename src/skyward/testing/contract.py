@@ -33,7 +33,6 @@ class ProviderContract:
     timeout = 60.0
 
     def test_it_is_a_frozen_value(self, provider: Provider) -> None:
-        """Settings are compared and used as dictionary keys."""
         assert provider == copy.copy(provider)
         assert hash(provider) == hash(copy.copy(provider))
         for item in fields(provider):  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -97,7 +96,6 @@ class ProviderContract:
     def test_a_pool_without_a_ledger_is_found_and_ended(
         self, provider: Provider, tmp_path: Path, monkeypatch: Any
     ) -> None:
-        """As if it had been opened on another computer."""
         if not provider.rented:
             return
         with self._pool(provider, tmp_path, monkeypatch):

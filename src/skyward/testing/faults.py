@@ -38,7 +38,6 @@ class Call:
     params: Mapping[str, str]
     time: float
     outcome: str = ""
-    """"ok", an error code, or "lost"."""
 
 
 @dataclass
@@ -60,13 +59,10 @@ class Fault:
         self.status = self.status or _STATUS.get(self.code, 400)
 
     def matches(self, call: Call) -> bool:
-        """Ignores `times` and `skip`."""
         return fnmatchcase(call.action, self.action) and (self.where is None or self.where(call))
 
 
 class Faults:
-    """The first matching fault applies."""
-
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._faults = list(faults)
         self._lock = threading.Lock()

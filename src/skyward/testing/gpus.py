@@ -52,7 +52,6 @@ def nvidia_smi(instance: Instance) -> str | None:
 
 
 def _described(kind: str) -> tuple[str, int, int] | None:
-    """Name, count and MiB of each GPU."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
     types: dict[str, Any] = INSTANCE_TYPES

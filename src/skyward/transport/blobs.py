@@ -84,7 +84,6 @@ def write(directory: str, buffer: Buffer, name: str | None = None) -> Blob:
 
 
 def draft(directory: str, size: int) -> tuple[mmap.mmap, Blob]:
-    """A blob that is filled through memory, before anybody else knows of it."""
     name = os.urandom(12).hex()
 
     def allocate(fd: int) -> None:
@@ -169,7 +168,6 @@ def _copy(path: str, target: str, size: int) -> None:
 
 
 def read(blob: Sequence[str | int], *, unlink: bool = False) -> memoryview:
-    """The content of a blob; writable, changes stay private to the reader."""
     path, size = str(blob[0]), int(blob[1])
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -215,7 +213,6 @@ def make_directory() -> str:
 
 
 def make_again(directory: str) -> bool:
-    """Recreates a removed directory; False if it exists."""
     try:
         os.mkdir(directory, 0o700)
     except FileExistsError:
@@ -227,7 +224,6 @@ def make_again(directory: str) -> bool:
 
 
 def _hold(directory: str) -> None:
-    """Locks a directory, so that other pools do not take it for a dead process's."""
     private.let_go(path := os.path.join(directory, _LOCK))
     try:
         private.hold(path)
@@ -266,7 +262,6 @@ def _memory_limit() -> int:
 
 
 def key_of(name: str) -> str | None:
-    """The key of the kept result that a blob belongs to; None if it is no part of one."""
     return name[:KEY] if len(name) == KEY + 8 else None
 
 
@@ -333,7 +328,6 @@ class BlobIndex:
                 self._bytes -= blob[1]
 
     def take_out(self, names: Iterable[str]) -> list[str]:
-        """Where these blobs lay: they do not belong here any more."""
         gone = [blob for name in names if (blob := self._blobs.pop(name, None)) is not None]
         self._bytes -= sum(size for _, size in gone)
         return [path for path, _ in gone]
@@ -415,7 +409,6 @@ class Store:
             self._index.use(digests)
 
     def discard(self, digests: Iterable[str]) -> None:
-        """Removes the blobs that no other call needs."""
         names = list(digests)
         if os.getpid() == self._owner:
             with self._lock:
@@ -444,7 +437,6 @@ class Store:
 
 
 def remove_directory(directory: str) -> None:
-    """Removes a store's directory, and those on disks that it may have spilled into."""
     import shutil
 
     spill = _spill(directory)
@@ -455,7 +447,6 @@ def remove_directory(directory: str) -> None:
 
 
 def directories(directory: str) -> list[str]:
-    """A store's directory, and those on disks that it has spilled into."""
     found = [directory]
     while (spill := _spill(found[-1])) is not None and private.is_private(spill):
         found.append(spill)
@@ -641,7 +632,6 @@ def stowed(pieces: list[Any], directory: str) -> list[Any]:
 
 
 def fetched(pieces: list[Any]) -> list[Any]:
-    """The pieces of an item again; its blobs are mapped and removed."""
     moved = _stowed_in(pieces) if len(pieces) > 1 else {}
     if not moved:
         return pieces
@@ -652,7 +642,6 @@ def fetched(pieces: list[Any]) -> list[Any]:
 
 
 def size_of(pieces: list[Any]) -> int:
-    """How many bytes an item has, wherever they are."""
     if len(pieces) == 1:  # as most are, and small
         return nbytes(pieces[0])
     return sum(map(nbytes, pieces)) + sum(int(size) for _, size in _stowed_in(pieces).values())
@@ -663,7 +652,6 @@ def _stowed_in(pieces: list[Any]) -> dict[str, Sequence[Any]]:
 
 
 def _is_content_of(path: str, view: memoryview) -> bool:
-    """Whether a blob of the same size has this content; arguments are named by theirs."""
     with open(path, "rb", buffering=0) as file:
         for at in (0, view.nbytes // 2, view.nbytes - _SAMPLE):  # most of what was changed, is changed there
             if os.pread(file.fileno(), _SAMPLE, at) != view[at : at + _SAMPLE].tobytes():

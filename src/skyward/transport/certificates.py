@@ -56,7 +56,6 @@ class Authority:
         self._x509, self._hashes, self._serialization, self._ec = x509, hashes, serialization, ec
         self._common_name, self._usage = NameOID.COMMON_NAME, ExtendedKeyUsageOID
         self.lifetime = min(ttl, _LONGEST) + _DAY
-        """How many seconds a certificate is valid from when it is issued."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = self._named(pool)
         self._cert = (
@@ -102,7 +101,6 @@ class Authority:
 
 
 def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
-    """A TLS context that accepts certificates of this pool only, on either side."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.sslsocket_class = _Socket
     made.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -114,7 +112,6 @@ def context(identity: Identity, *, server: bool) -> ssl.SSLContext:
 
 
 def role_of(sock: Any) -> str:
-    """The role in the certificate of whoever is at the other end, after the handshake."""
     certificate: dict[str, Any] = sock.getpeercert() or {}
     names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
     return names[0] if len(names) == 1 else ""
@@ -139,7 +136,6 @@ def secure(sock: socket.socket, context: ssl.SSLContext, timeout: float, role: s
 
 
 def _load(made: ssl.SSLContext, pem: bytes) -> None:
-    """Gives a context its certificate and key; the ssl module takes them from files only."""
     if hasattr(os, "memfd_create"):  # a file in memory, which no other process sees and nobody can leave behind
         fd = os.memfd_create("skyward-key")
         try:

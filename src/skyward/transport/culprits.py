@@ -22,7 +22,6 @@ class StaysHere(TypeError):
 
 
 def explained(value: object, what: str, exc: BaseException, pickle: Pickle) -> str:
-    """Why `value`, which is called `what`, cannot travel; `pickle` tries whether a part of it can."""
     path, culprit = _culprit(value, what, pickle)
     path = re.sub(r"arguments of (.+?)\[(?:0|1)\]\[(.+?)\]((?:\.\w+)*)", _argument, path)
     own = _own_words(culprit, pickle)
@@ -56,7 +55,6 @@ def _culprit(value: object, label: str, pickle: Pickle) -> tuple[str, object]:
 
 
 def _own_words(value: object, pickle: Pickle) -> str | None:
-    """What a thing of ours says of itself, if it is one that is not sent."""
     try:
         pickle(value)
     except StaysHere as exc:

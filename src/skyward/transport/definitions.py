@@ -65,8 +65,6 @@ def _cache(value: Any) -> Any:
 
 
 def _make_cache(maxsize: int | None, typed: bool) -> Any:
-    """An empty cache over a function that is known later."""
-
     def missed(*args: Any, **kwargs: Any) -> Any:
         return made.__wrapped__(*args, **kwargs)
 
@@ -174,4 +172,3 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 if sys.version_info >= (3, 12):
     _REDUCERS[typing.TypeAliasType] = _alias
 KINDS = set(_REDUCERS)
-"""The types of what `reduce` may know of."""

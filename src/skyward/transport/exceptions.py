@@ -54,7 +54,6 @@ class PackedError(Exception):
     ) -> None:
         super().__init__(summary)
         self.traceback = traceback
-        """Where it was raised, as text; secrets in it are not hidden yet."""
         self._rebuild = rebuild
         self._rebuilding = threading.RLock()  # of one thread twice: its code may ask for the same exception
         self._error: BaseException | None = None
@@ -96,7 +95,6 @@ def _notes(exc: BaseException) -> list[str]:
 
 
 def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseException:
-    """The exception again, or a RemoteError that says what it was."""
     error: BaseException | None = None
     if len(data):
         try:
@@ -117,7 +115,6 @@ def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseE
 
 
 def noted(exc: BaseException, note: str) -> bool:
-    """Adds a note; False if the exception does not let itself be changed."""
     try:
         exc.add_note(note)
     except Exception:  # its __notes__ is no list, or it does not let itself be changed
@@ -129,7 +126,6 @@ def noted(exc: BaseException, note: str) -> bool:
 
 
 def set_partial(error: BaseException, results: Mapping[int, Any]) -> None:
-    """Puts results on an exception by their index; nothing happens if it takes no attributes."""
     try:
         error.partial = dict(results)  # type: ignore[attr-defined]
     except Exception:  # one that forbids it, such as a frozen dataclass
@@ -250,7 +246,6 @@ class _ExceptionPickler(Pickler):
 
 
 def _travels(value: object) -> bool:
-    """Whether an exception, or an attribute of one, survives the journey as an object."""
     try:
         data = _dumps(value)
         return len(data) <= _MAX_PICKLE and type(pickle.loads(data)) is type(value)
@@ -315,7 +310,6 @@ def _masked(value: Any) -> Any:
 
 
 def _without_ours(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback without our leading frames."""
     left = tb
     while left is not None and left.tb_frame.f_code.co_filename.startswith(_OURS):
         left = left.tb_next
@@ -351,7 +345,6 @@ def _with_source(text: str) -> str:
 
 
 def _source(path: str, number: int) -> str:
-    """A line of a program, here; nodes name the file, so it is looked at before it is read."""
     known = path in linecache.cache  # which has the cells of a notebook
     if not known:
         try:
@@ -374,7 +367,6 @@ def _str(exc: BaseException) -> str:
 
 
 def _tail(text: str, limit: int) -> str:
-    """The end of a text, and of how many characters; what was cut before is counted."""
     if len(text) <= limit:
         return text
     cut = _CUT.match(text)

@@ -69,7 +69,6 @@ def loads(data: Buffer) -> Any:
 
 
 def _make_encoder() -> Callable[[Any, int], Iterable[str]]:
-    """json's C encoder, made once: JSONEncoder.encode makes one for every call."""
     made: Any = json.encoder
     if made.c_make_encoder is None:
         plain = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
@@ -117,8 +116,6 @@ def encode(header: Any, buffers: Sequence[Buffer] = (), most_header: int | None 
 
 
 class FrameWriter:
-    """What still has to be sent on a non-blocking socket."""
-
     def __init__(self) -> None:
         self._pieces: deque[memoryview] = deque()
         self.pending = 0
@@ -160,10 +157,8 @@ class FrameReader:
         self._big: bytearray | None = None  # a frame too large for chunks, filled in place
         self._size = self._filled = 0  # of that frame
         self.last = 0
-        """Bytes given by the last read."""
 
     def read(self, recv_into: Callable[[memoryview], int]) -> tuple[list[Frame], bool]:
-        """Reads once; returns the complete frames and whether the other side is still there."""
         if self._big is not None:
             if self._filled == len(self._big):
                 self._big += bytes(min(self._filled, self._size - self._filled))

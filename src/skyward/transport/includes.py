@@ -41,7 +41,6 @@ _log = logging.getLogger("skyward.includes")
 
 
 def import_paths(image: Image, root: Path) -> tuple[str, ...]:
-    """Where the image's includes are imported from, relative to the directory that they are unpacked into."""
     if not image.includes:
         return ()
     paths = ["."]
@@ -107,7 +106,6 @@ class _Rules:
         self._scanned = 0
 
     def excluded(self, name: str) -> str | None:
-        """The pattern because of which `name` is left out, silently."""
         return _matching(name, self._patterns)
 
     def credential(self, name: str) -> str | None:
@@ -117,7 +115,6 @@ class _Rules:
         return found_in_name(name)
 
     def leaves_out(self, name: str) -> bool:
-        """Whether `name` is left out, for either reason; a credential is kept in mind."""
         if self.excluded(name):
             return True
         if reason := self.credential(name):
@@ -135,7 +132,6 @@ class _Rules:
         return reason is not None and not name.endswith(".py")
 
     def warn(self) -> None:
-        """Says once what was left out, or sent, and what to write about it."""
         if self._left_out:
             _log.warning(
                 "includes leave out what looks like credentials: %s. Nodes do not get it. If they need a value, give "
@@ -172,7 +168,6 @@ def _listed(found: Mapping[str, str]) -> str:
 
 
 def _holds_modules(directory: Path, name: str, excludes: Sequence[str]) -> bool:
-    """Whether modules lie in it that it is not the package of."""
     if not directory.is_dir() or (directory / "__init__.py").exists():
         return False
     rules = _Rules(excludes)
@@ -229,7 +224,6 @@ def _walk(root: Path, path: Path, name: str, rules: _Rules, above: frozenset[Pat
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str, rules: _Rules) -> int:
-    """Put a file or directory into the archive, unless it holds a credential; gives its size."""
     member = tarfile.TarInfo(name)
     if path.is_dir():
         member.type, member.mode = tarfile.DIRTYPE, 0o700
@@ -277,7 +271,6 @@ def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 SCANNED = 512 << 10
-"""Bytes; a larger file is not looked into."""
 _TEXT = 8 << 10
 
 # fmt: off

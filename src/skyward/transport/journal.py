@@ -26,13 +26,11 @@ _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 
 def line(body: Mapping[str, Any]) -> bytes:
-    """A fact as it stands in the file; what JSON does not know is refused, a Secret too."""
     text = _encode(dict(body)).encode()
     return _checksum(text) + b" " + text + b"\n"
 
 
 def parsed(line: bytes, longest: int = LONGEST_LINE) -> dict[str, Any] | None:
-    """The fact of a line without its line end, or None if the line is damaged."""
     checksum, _, text = line.partition(b" ")
     if len(text) > longest or checksum != _checksum(text):
         return None
@@ -44,7 +42,6 @@ def parsed(line: bytes, longest: int = LONGEST_LINE) -> dict[str, Any] | None:
 
 
 def read(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The facts of a journal, and how many lines could not be read."""
     bodies = [parsed(each) for each in content.split(b"\n") if each]
     facts = [body for body in bodies if body is not None]
     return facts, len(bodies) - len(facts)

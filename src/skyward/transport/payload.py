@@ -66,7 +66,6 @@ class Packer:
         )
 
     def pack(self, value: object, what: str) -> Packed:
-        """Bytes for `value`, called `what` in errors; raises NotSerializable naming the part that cannot travel."""
         if (plain := self.pack_simple(value)) is not None:
             return plain
         try:
@@ -87,7 +86,6 @@ class Packer:
             return None
 
     def pack_small(self, value: object) -> bytes | None:
-        """Bytes for a plain value that fits into a message; None for all others."""
         head, buffers = self.pack_simple(value) or (b"", ())
         return head if head and not buffers and len(head) < blobs.LARGE else None
 
@@ -106,7 +104,6 @@ class Packer:
         return packed
 
     def explain(self, value: object, what: str, exc: BaseException) -> str:
-        """Why `value` cannot travel, with the path to the part that is to blame."""
         with _by_value(self._foreign_modules()):
             from skyward.transport.culprits import explained  # here and below: agents load this file, and never pickle
 
@@ -144,7 +141,6 @@ class Packer:
 
 
 def pack_plain(value: object) -> Packed:
-    """Bytes for a value that needs none of cloudpickle's care, and has nothing large in it but arrays."""
     buffers: list[pickle.PickleBuffer] = []
     if len(tensors.TABLE) == 1:  # no framework is loaded: one call is a seventh of the cost
         head = pickle.dumps(value, 5, buffer_callback=buffers.append)
@@ -180,8 +176,6 @@ def _needs_care(head: bytes) -> bool:
 
 
 class _View(io.RawIOBase):
-    """A buffer as a file, read without copying it first."""
-
     def __init__(self, view: memoryview) -> None:
         self._view, self._at = view, 0
 
@@ -223,7 +217,6 @@ class _Keeping(pickle.Unpickler):
 
 
 def _load_storage(data: bytes) -> Any:
-    """What torch has on a node's GPU, on the CPU where this computer has none."""
     torch = importlib.import_module("torch")
     return torch.load(io.BytesIO(data), map_location=None if torch.cuda.is_available() else "cpu", weights_only=False)
 
@@ -232,8 +225,6 @@ _as_cloudpickle: Any = cast(Any, cloudpickle.Pickler).reducer_override
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's pickler, by which tensors leave their memory out of band too."""
-
     dispatch_table: ClassVar[Any] = ChainMap(tensors.TABLE, *cast(Any, cloudpickle.Pickler).dispatch_table.maps)
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> None:
@@ -255,7 +246,6 @@ def _cloudpickle(value: object) -> Packed:
 
 
 def _is_simple(value: object, depth: int = 4) -> bool:
-    """Whether the C pickler alone does: plain values and shallow containers of them."""
     if depth == 0:
         return False
     kind = type(value)
@@ -429,7 +419,6 @@ class PieceWriter:
         self._kinds = bytearray()
 
     def write(self, data: Any) -> None:
-        """Takes a frame, or what is too large for one."""
         part = data if type(data) is bytes else memoryview(data).cast("B")
         if len(part) >= LARGE and self._stream:
             before = self._stream[-1]
@@ -442,7 +431,6 @@ class PieceWriter:
         self._stream.append(bytes(part))
 
     def buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Takes a buffer that is out of band; True if it cannot be, as it is not contiguous."""
         try:
             self._buffers.append(buffer.raw())
         except BufferError:
@@ -463,7 +451,6 @@ class PieceWriter:
 
 
 def split(head: bytes | memoryview, buffers: Sequence[Any]) -> tuple[bytes | memoryview, Sequence[Any]]:
-    """The pickle in a head, and its buffers: what `PieceWriter` has put together."""
     if not len(head) or head[0] != _MARK:
         return head, buffers
     view = memoryview(head)

@@ -40,7 +40,6 @@ def make(root: Path, *names: str) -> Path:
 
 
 def check(root: Path, *names: str) -> bool:
-    """Whether these directories exist; raises NotPrivate if others could have put something into them."""
     try:
         path = _walk(root, create=False)
         _close(path, ours=path.name == _NAME)
@@ -91,7 +90,6 @@ def fresh(prefix: str, *bases: str) -> str:
 
 
 def is_private(path: str) -> bool:
-    """Whether it is a directory, and no link to one, that only this user can enter."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -168,7 +166,6 @@ def _close(path: Path, ours: bool) -> None:
 
 
 def _trusted() -> tuple[int, ...]:
-    """Whose directories may lie above ours: root's, our own, and those whose owner this container cannot tell."""
     return 0, os.geteuid(), *_unmapped()
 
 
@@ -224,7 +221,6 @@ def hold(path: str) -> int:
 
 
 def let_go(path: str) -> None:
-    """Unlocks a file, if this process holds it."""
     fd = _held.pop(path, None)
     if fd is not None:
         os.close(fd)

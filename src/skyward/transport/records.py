@@ -24,8 +24,6 @@ class _Fields(type):
 
 
 class Record(metaclass=_Fields):
-    """The fields of a subclass are its annotations, given in this order or by name."""
-
     def __init__(self, *given: Any, **named: Any) -> None:
         """Is replaced, in the class of the record, when the first one is made: compiling takes time at import."""
         cls = type(self)

@@ -28,8 +28,6 @@ _lock = threading.Lock()
 
 
 class collected:
-    """While open, Refs of `owner` that this thread packs are written down by key, those inside others first."""
-
     __slots__ = ("_before", "_owner")  # and no generator: one is opened for every call
 
     def __init__(self, owner: object) -> None:
@@ -46,7 +44,6 @@ class collected:
 
 
 def reduce(ref: Ref[Any]) -> Any:
-    """A Ref as it is pickled: a key that `fetched` looks up on the node."""
     now: tuple[object, dict[str, Ref[Any]]] | None = getattr(_packing, "refs", None)
     if now is None or ref.owner is not now[0]:
         raise StaysHere(
@@ -70,7 +67,6 @@ class FoundCalls:
 
     @contextmanager
     def among(self) -> Generator[list[str]]:
-        """While open, calls that this thread packs are written down; gives the keys of those that were met."""
         before = getattr(_packing, "calls", None)
         met: dict[str, None] = {}
         _packing.calls = self, met
@@ -90,7 +86,6 @@ class FoundCalls:
 
 
 def reduce_call(call: object) -> Any:
-    """A call among the arguments of another as it is pickled: the key of its result."""
     now: tuple[FoundCalls, dict[str, None]] | None = getattr(_packing, "calls", None)
     if now is None:
         return NotImplemented

@@ -74,7 +74,6 @@ class Producer:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Waits until everything that was put has been sent; raises if something could not be."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
@@ -156,7 +155,6 @@ class Consumer(Iterator[Any]):
         return partial(self._load, item), self._is_light(item)
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Takes back a `wake`: nobody waits for it any more."""
         with self._changed:
             self._wakes.discard(wake)
 
@@ -180,7 +178,6 @@ class Consumer(Iterator[Any]):
         raise error or StopIteration
 
     def _wake(self) -> None:
-        """Has all who wait look again; with the lock held."""
         self._changed.notify_all()
         while self._wakes:
             self._wakes.pop()()
@@ -199,7 +196,6 @@ class Consumer(Iterator[Any]):
         return self._ended
 
     def feed(self, items: list[tuple[Any, int]]) -> None:
-        """Items that have arrived, with their sizes; raises Malformed if there are more than were asked for."""
         with self._changed:
             self._owed -= len(items)
             if self._owed < 0:
@@ -211,14 +207,12 @@ class Consumer(Iterator[Any]):
                 self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more items will come; `error` is raised once those here are used up."""
         with self._changed:
             if not self._ended:
                 self._ended, self._error = True, error
                 self._wake()
 
     def close(self) -> None:
-        """Unread items are dropped."""
         with self._changed:
             self._items.clear()
             self._error = None
@@ -247,7 +241,6 @@ class Stream(Iterator[T]):
         return next(self._consumer)
 
     def close(self) -> None:
-        """Unread items are dropped."""
         self._consumer.close()
 
     def __enter__(self) -> Stream[T]:

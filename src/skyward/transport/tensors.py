@@ -23,7 +23,6 @@ from typing import Any
 __all__ = ["TABLE", "is_plain", "local", "look_around"]
 
 TABLE: dict[type, Callable[[Any], Any]] = {complex: copyreg.dispatch_table[complex]}  # the only plain type in there
-"""What takes objects apart, by exact type: subclasses keep their own way."""
 
 _PLAIN: dict[type, Callable[[Any], bool]] = {}
 
@@ -41,7 +40,6 @@ local = _Local()
 
 
 def look_around() -> None:
-    """Adds to the table what belongs to frameworks that have been loaded since."""
     for name in _frameworks.keys() & sys.modules.keys():
         module = sys.modules.get(name)
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -61,7 +59,6 @@ def is_plain(value: object) -> bool:
 
 
 def _module(name: str) -> Any:
-    """A framework, without the import system's own functions where it is loaded."""
     found = sys.modules.get(name)
     if found is None or getattr(found.__spec__, "_initializing", False):
         return importlib.import_module(name)
@@ -80,7 +77,6 @@ def _add_torch(torch: Any) -> None:
 
 
 def _is_plain_tensor(tensor: Any) -> bool:
-    """Whether a tensor is nothing but a view of memory of the host."""
     return (
         tensor.is_cpu
         and tensor.layout is sys.modules["torch"].strided
@@ -129,7 +125,6 @@ def _reduce_storage(storage: Any) -> Any:
 
 
 def _storage(data: Any, device: str) -> Any:
-    """The storage on its device, or on the CPU where this computer does not have that device."""
     torch = _module("torch")
     view = memoryview(data)
     flat = None if view.readonly or not view.nbytes else torch.frombuffer(view, dtype=torch.uint8)
@@ -243,7 +238,6 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _is_transposed(array: Any) -> bool:
-    """Whether an array has no gaps, and so numpy can send its memory as it is."""
     return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis])).flags.c_contiguous
 
 

@@ -57,7 +57,6 @@ def scan(path: str, left_out: list[str]) -> tuple[str, Iterator[Entry]]:
 
 
 def checked_entries(raw: Sequence[Any]) -> list[Entry]:
-    """Entries that somebody else has listed, if each of them lies below the directory; raises Malformed."""
     return [_checked(entry) for entry in raw]
 
 
@@ -79,7 +78,6 @@ class Reader:
         os.close(self._root)
 
     def read(self, path: str, offset: int, length: int) -> tuple[bytes, int, int]:
-        """A piece of a file, with the file's size and time of last change."""
         with _parent(self._root, path) as (folder, name):
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -96,8 +94,6 @@ class Reader:
 
 
 class Writer:
-    """Creates the directory if needed."""
-
     def __init__(self, root: str) -> None:
         os.makedirs(root, exist_ok=True)
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -117,7 +113,6 @@ class Writer:
                     raise FileExistsError(errno.EEXIST, "something other than a folder is there", path) from None
 
     def finish_folder(self, path: str, mode: int) -> None:
-        """Gives a folder its mode, when all that belongs into it is there."""
         if path:
             with _parent(self._root, path) as (folder, name):
                 fd = os.open(name, _FOLDER, dir_fd=folder)
@@ -165,7 +160,6 @@ class Writer:
             os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def forget_parts(self, entry: Entry) -> None:
-        """Removes what was written of other versions of a file."""
         with _parent(self._root, entry.path) as (folder, _):
             own, others = _part_name(entry), _part_name(entry).rsplit("-", 1)[0]
             for name in os.listdir(folder):
@@ -287,7 +281,6 @@ def _why(error: OSError) -> str:
 
 
 def _same(folder: int, name: str, entry: Entry) -> bool:
-    """Whether a file is there with the same size and time; its mode is set right."""
     found = _found(folder, name)
     if (
         found is None

@@ -31,13 +31,11 @@ _ids = itertools.count(1)
 
 
 def in_notebook() -> bool:
-    """Whether this program is a kernel of Jupyter's."""
     module = sys.modules.get("IPython")
     return module is not None and hasattr(module.get_ipython(), "kernel")
 
 
 def _publish(id: str, html: str, text: str, update: bool) -> None:
-    """Shows it in the cell that runs."""
     from IPython.display import display  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
     display({"text/html": html, "text/plain": text}, raw=True, display_id=id, update=update)
@@ -50,8 +48,6 @@ def _current_cell() -> object:
 
 @dataclass
 class _Display:
-    """One output of a cell."""
-
     cell: object
     id: str = field(default_factory=lambda: f"skyward-{os.getpid()}-{next(_ids)}")
     shown: str = ""

@@ -154,8 +154,6 @@ class Console:
             self._tell(feed, event, sentence)
 
     def _warn(self, feed: Feed, event: on.Warned) -> None:
-        """Writes a warning of a body as Python would, unless the program has its own way to show warnings."""
-
         if shown_by_program():
             return
         self._warned = self._warned or WarningLines()
@@ -173,7 +171,6 @@ class Console:
             self._unwritten = True
 
     def catch_up(self, event: on.Event) -> None:
-        """Takes into the view what has happened before somebody looked, and writes no line about it."""
         with self._lock:
             self._overview.recall(event, self._time(event))
 
@@ -181,7 +178,6 @@ class Console:
         return time.monotonic() if self._shift is None else event.time + self._shift
 
     def close(self) -> None:
-        """Write what is left and take the view away; a second call does nothing."""
         global _terminal
         feed, self._feed = self._feed, None
         if feed is None:
@@ -210,16 +206,13 @@ class Console:
                     bar.text, bar.due_at_end, self._unwritten = "", now + _PROGRESS_EVERY, True
 
     def silence(self) -> None:
-        """Show nothing from here on."""
         self._feed = None
 
     def rows(self, width: int = sys.maxsize) -> list[list[Cell]]:
-        """The pool's part of the view."""
         with self._lock:
             return self._overview.rows(time.monotonic(), width)
 
     def _tell(self, feed: Feed, event: on.Event, sentence: str) -> None:
-        """Writes a sentence, with the line breaks that it has."""
         warns = isinstance(event, on.NodeDown | on.BroadcastStalled | on.CallEnded)
         warns = warns or (isinstance(event, on.Notice) and event.level == "warning")
         if isinstance(event, on.PoolClosed):
@@ -282,7 +275,6 @@ class Console:
             feed.put(event.stream, f"{tag}{event.text}\n")
 
     def _tag(self, node: int, rank: int | None) -> str:
-        """What stands before a line: its node, and its rank where nodes have several."""
         state = self._overview.state
         processes, nodes = state.processes, state.nodes
         key = (node, rank if processes != 1 else None, len(_attached) > 1)
@@ -305,8 +297,6 @@ _Place = tuple[str, str, int, str]
 
 
 class WarningLines:
-    """The warnings of one pool."""
-
     def __init__(self) -> None:
         self._seen: set[tuple[Any, ...]] = set()
         self._nodes: dict[_Place, set[int]] = {}  # that have given it
@@ -330,7 +320,6 @@ class WarningLines:
         return [*written.split("\n"), *([f"  {event.source}"] if event.source else [])]
 
     def rest(self, now: float, at_once: bool = False) -> list[str]:
-        """Sentences about repeated ones, when they have waited for a moment."""
         if self._since is None or not (at_once or now - self._since >= _WAIT):
             return []
         untold, self._untold, self._since = self._untold, {}, None

@@ -23,8 +23,6 @@ _SHORT = 0.05
 
 
 class Recent:
-    """The calls that ended in the last two seconds."""
-
     def __init__(self) -> None:
         self._ended: deque[tuple[float, str, float]] = deque()
         self._names: Counter[str] = Counter()
@@ -32,7 +30,6 @@ class Recent:
         self._long: deque[tuple[float, float]] = deque(maxlen=_MOST)  # the others: when they ended, and their seconds
 
     def add(self, name: str, now: float, seconds: float = 0.0) -> None:
-        """A call has ended, which took so many seconds."""
         if len(self._ended) == _MOST:
             self._drop()
         short = seconds if seconds < _SHORT else 0.0
@@ -44,7 +41,6 @@ class Recent:
         self._forget(now)
 
     def text(self, now: float) -> str:
-        """What the node was busy with: `double 140/s`; nothing if it was idle."""
         self._forget(now)
         busy = [(name, count) for name, count in self._names.most_common(3) if count > 0]
         return ", ".join(f"{name} {count / _SPAN:,.3g}/s" for name, count in busy)
@@ -88,7 +84,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def progress_text(event: on.Progress) -> str:
-    """A report of `sky.progress`: `120/1,000 (12 %) loss 0.31`."""
     share = f"/{event.total:,g} ({event.step / event.total:.0%})" if event.total else ""
     return " ".join([f"{event.step:,g}{share}", *(f"{name} {value:.4g}" for name, value in event.metrics.items())])
 
@@ -115,8 +110,6 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 @dataclass(slots=True)
 class Bar:
-    """The progress bar of a process: its last state, the one that was printed last, and when the next may be."""
-
     text: str = ""
     shown: str = ""
     due: float = 0.0
@@ -126,8 +119,6 @@ class Bar:
 
 @dataclass(slots=True)
 class _Row:
-    """What the view adds to the state of a node."""
-
     bars: dict[int, Bar] = field(default_factory=dict[int, Bar])  # by rank
     recent: Recent = field(default_factory=Recent)
 
@@ -176,26 +167,22 @@ class Overview:
         self._untold: Counter[str] = Counter()  # failed calls that have no line
 
     def bar(self, node: int, rank: int | None) -> Bar:
-        """The progress bar of a node's process."""
         return self._marks(node).bars.setdefault(rank or 0, Bar())
 
     def _marks(self, node: int) -> _Row:
         return self.marks.get(node) or (self.marks.setdefault(node, _Row()) if node >= 0 else _Row())
 
     def is_idle_after(self, event: on.Event) -> bool:
-        """Whether no call runs any more when this one has ended."""
         ended = event.call if isinstance(event, on.CallEnded) else None
         return not any(call != ended for node in self.state.nodes.values() for call in node.running)
 
     def cost(self, now: float) -> str:
-        """What machines cost an hour, and have cost so far; nothing where they cost nothing."""
         hourly = self.state.hourly
         if hourly is None:
             return ""
         return f"{_rate(hourly)}, {money(self.state.spent(now))} so far" if math.isfinite(hourly) else _rate(hourly)
 
     def rows(self, now: float, width: int = sys.maxsize) -> list[list[Cell]]:
-        """The pool's part of the view; in a narrow one the first row has what matters most."""
         state = self.state
         if state.stage in ("", "closed"):
             return []
@@ -242,7 +229,6 @@ class Overview:
         return sentence
 
     def _sentence(self, event: on.Event) -> str | None:
-        """What the user is told of an event, by the state before it."""
         state = self.state
         match event:
             case on.CallEnded():
@@ -278,7 +264,6 @@ class Overview:
                 return None
 
     def recall(self, event: on.Event, now: float) -> None:
-        """Updates what is shown by an event of a history, which needs no sentence any more."""
         if isinstance(event, on.Progress):
             self.bar(event.node, event.rank).text = progress_text(event)
         else:
@@ -303,7 +288,6 @@ class Overview:
         return failure(event)
 
     def _more_failures(self) -> str | None:
-        """How many calls have failed of which no line was written; the next group begins again."""
         more = [f"{counted(count, 'more call')} of {name}" for name, count in self._untold.items()]
         self._told.clear()
         self._untold.clear()
@@ -321,7 +305,6 @@ def _rate(hourly: float) -> str:
 
 
 def _ranks(running: Sequence[Attempt]) -> str:
-    """The ranks that run a call, for the view."""
     ranks = sorted({call.rank for call in running if call.rank is not None})
     return f" (rank{'' if len(ranks) == 1 else 's'} {' '.join(map(str, ranks))})" if ranks else ""
 

@@ -48,7 +48,6 @@ _CONTROL = re.compile(
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether the stream is open on a terminal."""
     try:
         return stream is not None and stream.isatty() and stream.fileno() >= 0
     except (OSError, ValueError):  # closed, or without a descriptor
@@ -63,8 +62,6 @@ def coloured(stream: TextIO | None) -> bool:
 
 
 def plain(file: TextIO | None) -> Callable[[list[Line]], None]:
-    """A writer of lines to the file, or to standard output and error."""
-
     def write(batch: list[Line]) -> None:
         for kind, lines in groupby(batch, itemgetter(0)):
             # Looked up now, as print does it: scripts and notebooks replace these.
@@ -95,12 +92,10 @@ def clean(text: str, *, colours: bool = True) -> str:
 
 
 def styled(text: str, style: str) -> str:
-    """The text in the style, unless the user wants no colours."""
     return text if not style or os.environ.get("NO_COLOR") else f"\x1b[{style}m{text}\x1b[0m"
 
 
 def table(rows: list[list[Cell]], width: int) -> list[str]:
-    """The rows as lines that fit the width; the last cell of a row takes what is left of it."""
     from rich.cells import cell_len, set_cell_size
 
     columns: dict[int, int] = {}
@@ -145,7 +140,6 @@ class Feed:
             self._changed.notify_all()
 
     def print(self, text: str, *, flush: bool = False) -> None:
-        """Add what the script prints; whole lines are written before this returns, unless there are very many."""
         with self._changed:
             self._add("print", text)
             ends = "\n" in text or "\r" in text
@@ -157,7 +151,6 @@ class Feed:
             self.flush()
 
     def flush(self) -> None:
-        """Write, in this thread, all that waits."""
         with self._sinking:
             left = len(self._lines)
             while not self.broken:
@@ -233,11 +226,9 @@ class Terminal:
 
     @property
     def is_open(self) -> bool:
-        """Whether prints of the script go through here."""
         return self._open and not self.feed.broken
 
     def close(self) -> None:
-        """Write what is left, erase the view, give the script its streams back."""
         try:
             self._open = False
             self.feed.close()
@@ -275,7 +266,6 @@ class Terminal:
         self._write("".join([*frame, _SHOW]))
 
     def _woven(self, batch: list[Line], width: int) -> str:
-        """The batch as one text in which no line of a node ends up inside an unfinished line of the script."""
         from rich.cells import cell_len
 
         parts, aside = list[str](), False
@@ -305,8 +295,6 @@ class Terminal:
 
 
 class _Printed:
-    """Stands for sys.stdout or sys.stderr while the view is up; afterwards it hands everything on."""
-
     def __init__(self, terminal: Terminal, stream: TextIO) -> None:
         self._terminal, self._stream = terminal, stream
 

@@ -50,21 +50,16 @@ log = logging.getLogger("skyward.aws")
 
 @dataclass(frozen=True)
 class Pace:
-    """Intervals in seconds; tests make them short."""
-
     base: float = 0.5
     """The first pause before a refused call is repeated; pauses double, with full jitter, up to `cap`."""
     cap: float = 60.0
     budget: float = 300.0
-    """How long one call is repeated altogether."""
     poll: float = 2.5
-    """Between two polls of the same machines."""
     settle: float = 5.0
     """Between two empty listings, after which nothing is believed to be left."""
     unanswered: float = 60.0
     """How long is watched for what a call without an answer may have made."""
     boot: float = 60.0
-    """How long a machine may need until it first hears of us; no lease is shorter."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +72,12 @@ class Account:
 
 
 def recalled(pace: Mapping[str, float] | None) -> Pace:
-    """The pace that a ledger speaks of, written by whatever version of this."""
     told: Mapping[str, object] = pace if isinstance(pace, Mapping) else {}  # pyright: ignore[reportUnnecessaryIsInstance] - from a file
     known = {name: told[name] for name in Pace.__dataclass_fields__ if name in told}
     return Pace(**{name: value for name, value in known.items() if isinstance(value, int | float) and 0 < value < 1e6})
 
 
 def connect(account: Account, report: Report | None = None) -> Api:
-    """One client per process and login."""
     known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     # whoever is more or less patient shares them: making a client takes a while
     api = _connected(replace(account, pace=Pace()), tuple(sorted(known.items())), os.getpid())
@@ -326,7 +319,6 @@ class QuotaExceeded(errors.QuotaExceeded):
 
 
 def kind_of(code: str, status: int = 400) -> Kind:
-    """What sort of refusal an error code of AWS is."""
     known = _CODES.get(code)
     if known is not None:
         return known
@@ -343,7 +335,6 @@ def kind_of(code: str, status: int = 400) -> Kind:
 
 
 def quota_of(kind: str, market: str) -> str:
-    """The name and code of the quota that counts the vCPUs of an instance type."""
     family, code = kind.partition(".")[0], quota_code(kind, market)
     for prefixes, name, _, _ in _FAMILIES:
         if family.startswith(prefixes):
@@ -353,7 +344,6 @@ def quota_of(kind: str, market: str) -> str:
 
 
 def quota_code(kind: str, market: str) -> str:
-    """The code of that quota; empty where it is not known."""
     family = kind.partition(".")[0]
     found = next((codes for prefixes, _, *codes in _FAMILIES if family.startswith(prefixes)), ["", ""])
     return found[1] if market == "spot" else found[0]
@@ -381,8 +371,6 @@ C = TypeVar("C", bound=type[Any])
 
 
 def only_errors_of_ours(*methods: str) -> Callable[[C], C]:
-    """Has these methods of a provider raise `CloudRefused` where an answer lacks what it should have."""
-
     def wrapped(act: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(act)
         def asked(self: Any, *args: Any, **kwargs: Any) -> Any:

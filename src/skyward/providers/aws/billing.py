@@ -23,7 +23,6 @@ _FREE_IF_TAKEN_BACK = 3600.0
 
 
 def charge(hourly: Price, market: Market, seconds: float, taken_back: bool = False) -> Price:
-    """Dollars, in the same parts, for a machine of `seconds`; `taken_back`: AWS has ended it, not we."""
     costs = hourly.times(max(seconds, _LEAST_SECONDS) / 3600)
     if market == "spot" and taken_back and seconds < _FREE_IF_TAKEN_BACK:
         return Price(0.0, costs.disk, costs.address)
@@ -45,7 +44,6 @@ _CAPACITY = "capacity not known"
 
 
 def allowed(connect: Callable[[str], Api], offers: Sequence[Offer], count: int) -> list[Availability]:
-    """What the quotas of the account say about `count` machines of each offer; `connect` is told the region."""
     limits: dict[tuple[str, str], float | None] = {}
     found: list[Availability] = []
     for offer in offers:
@@ -61,7 +59,6 @@ def allowed(connect: Callable[[str], Api], offers: Sequence[Offer], count: int) 
 
 
 def verdict(offer: CloudOffer, count: int, limit: float | None) -> Availability:
-    """Whether a quota of `limit` vCPUs has room for `count` machines, if nothing else runs; None: not known."""
     if limit is None:
         return Availability(f"quota not known; {_CAPACITY}")
     asked = count * (offer.vcpus or 0)

@@ -34,7 +34,6 @@ _RESERVED = ("aws:", "skyward:")
 
 
 def check_settings(aws: Any, boot: float) -> None:
-    """Refuses settings of a provider that cannot work; a machine takes `boot` seconds to start."""
     for name in ("region", "ubuntu_version"):
         check_text(name, getattr(aws, name))
     for name in ("ami", "username", "security_group_id", "instance_profile", "capacity_reservation"):
@@ -93,7 +92,6 @@ def texts(name: str, value: object) -> tuple[str, ...]:
 
 
 def usual_region(profile: str | None, environ: Mapping[str, str]) -> str:
-    """Where AWS's own tools would go: a variable, or the profile in the user's settings."""
     named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
     if named and profile is None:
         return named
@@ -121,13 +119,11 @@ def check_throughput(value: object) -> None:
 
 
 def check_burstable(burstable: bool, excluded: bool) -> None:
-    """Refuses to choose burstable types and to leave them out."""
     if burstable and excluded:
         raise InvalidArgument("burstable=True and exclude_burstable=True contradict each other. Give one of them.")
 
 
 def tag_pairs(tags: object) -> tuple[tuple[str, str], ...]:
-    """Some tag names are reserved."""
     given: Any = cast("Mapping[Any, Any]", tags).items() if isinstance(tags, Mapping) else tags
     try:
         pairs = tuple((str(key), str(value)) for key, value in given)
@@ -144,7 +140,6 @@ def tag_pairs(tags: object) -> tuple[tuple[str, str], ...]:
 
 
 def check_lease(lease: float, boot: float) -> None:
-    """Refuses a lease that would be over before a machine first hears of us."""
     if lease < boot:
         raise InvalidArgument(
             f"lease={lease:g}: a machine may need {boot:g} s to boot, and would end itself before it hears of us. "
@@ -167,7 +162,6 @@ def check_region(session: Any, region: str) -> None:
 
 
 def check_zones(zones: Sequence[str], there: Sequence[str], region: str) -> None:
-    """Refuses zones in which a machine would have no network; `there` it has one."""
     missing = [zone for zone in zones if zone not in there]
     if missing:
         what = "is" if len(missing) == 1 else "are"

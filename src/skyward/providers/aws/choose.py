@@ -158,17 +158,13 @@ def _accelerator(described: dict[str, Any]) -> tuple[str, int, float, bool]:
 
 @dataclass(frozen=True)
 class EfaChoice:
-    """What decides on EFA, beside the type of a machine."""
-
     asked: bool | None = None
-    """What the user said; None: where it helps and nothing is against it."""
     nodes: int = 1
     own_image: bool = False
     own_group: bool = False
     private: bool = False
 
     def why_not(self, offer: CloudOffer) -> str | None:
-        """Why machines of this offer do not use EFA; None if they do."""
         if self.asked is False:
             return "efa=False"
         if not offer.efa_cards:
@@ -190,7 +186,6 @@ class EfaChoice:
         return None
 
     def sentence(self, offer: CloudOffer) -> str | None:
-        """What the user is told of EFA; None where nobody would ask."""
         if not offer.efa_cards or (self.nodes < 2 and not self.asked):
             return None
         why = self.why_not(offer)
@@ -206,7 +201,6 @@ class EfaChoice:
 
 
 def interfaces(offer: CloudOffer, subnet: str, group: str, private: bool, efa: bool) -> list[dict[str, Any]]:
-    """The network interfaces of a machine, as RunInstances takes them."""
     common = {"SubnetId": subnet, "Groups": [group]}
     first: dict[str, Any] = {"DeviceIndex": 0, **common}
     if efa and 0 in offer.efa_cards:
@@ -232,21 +226,16 @@ _KINDS = 8
 @dataclass(frozen=True)
 class Choice:
     image: Callable[[CloudOffer], MachineImage]
-    """The image that machines of an offer start from."""
     kinds: tuple[str, ...] = ()
     zones: tuple[str, ...] = ()
     burstable: bool | None = None
-    """Whether types with burstable CPUs will do; None: those that are named."""
     own_image: bool = False
     ubuntu: str = "24.04"
     root_gb: int | None = None
     throughput: int | None = None
-    """Of the root disk, in MiB/s."""
     private: bool = False
-    """Whether machines have no public address."""
     efa: EfaChoice = field(default_factory=EfaChoice)
     reservation: Reservation | None = None
-    """Reserved capacity; there and nowhere else machines are launched then."""
 
     def unfit(self, shape: Shape, spec: Spec) -> str | None:
         # a pattern such as "*.large" names no family
@@ -259,7 +248,6 @@ class Choice:
 
 
 def make_plan(api: Api, spec: Spec, count: int, choice: Choice, subnets: Sequence[Subnet]) -> Plan:
-    """What would be launched for `spec`; nothing is created."""
     reserved = choice.reservation
     if reserved is not None:
         if spec.allocation == "spot":
@@ -323,7 +311,6 @@ def attempts(offers: Sequence[CloudOffer], count: int, mixed: bool = False) -> l
 
 
 def variant_of(kind: str, offers: Sequence[CloudOffer], requested: Accelerator | None) -> Accelerator | None:
-    """What was asked for with the memory that machines of this kind have; None if nothing was left open."""
     sizes = {offer.accelerator_gb for offer in offers if offer.kind == kind}
     if requested is None or requested.exact or len(requested.variants) < 2 or not sizes <= set(requested.variants):
         return None
@@ -425,7 +412,6 @@ def _without_image(shape: Shape, spec: Spec, choice: Choice) -> str | None:
 def _absent(
     known: Sequence[Shape], fitting: Sequence[Shape], spec: Spec, choice: Choice, region: str
 ) -> list[RuledOut]:
-    """What was asked for by name or size and does not exist at all, with what there is instead."""
     if choice.kinds:
         named = {kind for kind in choice.kinds if not any(fnmatchcase(shape.kind, kind) for shape in known)}
         return [RuledOut(kind, f"no such instance type in {region}") for kind in sorted(named)]
@@ -457,9 +443,7 @@ class Reservation:
     kind: str
     zone: str
     free: int
-    """How many machines there is room for now."""
     block: bool = False
-    """Whether it is a capacity block: for a time, and paid in advance."""
 
     @property
     def name(self) -> str:
@@ -467,7 +451,6 @@ class Reservation:
 
 
 def find_reservation(api: Api, id: str) -> Reservation:
-    """The reservation with this id, if machines can be launched into it now."""
     region = api.account.region
     try:
         answer = api.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[id])

@@ -28,7 +28,6 @@ class Thing:
     id: str
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     name: str = ""
-    """What it was called when it was made; empty for what has no name."""
     resource: str = ""
     """The id by which it is tagged, where that is another one."""
 
@@ -69,7 +68,6 @@ KINDS: dict[str, _Kind] = {
 
 
 def things(api: Api, **requested: str) -> list[Thing]:
-    """What carries a tag (`pool=`, `owner=`) and is no machine."""
     found: list[Thing] = []
     for kind, how in KINDS.items():
         items = api.pages("ec2", how.describe, how.key, Filters=filters(**requested))
@@ -107,7 +105,6 @@ class _Work:
     machines: dict[str, CloudMachine] = field(default_factory=dict[str, CloudMachine])
     ended: dict[str, float] = field(default_factory=dict[str, float])
     gone: list[str] = field(default_factory=list[str])
-    """Machines read back as gone."""
     deleted: list[Thing] = field(default_factory=list[Thing])
     left: list[str] = field(default_factory=list[str])
     strange: dict[str, str] = field(default_factory=dict[str, str])
@@ -220,7 +217,6 @@ def _unconfirmed(work: _Work) -> list[str]:
 
 
 def _cost(work: _Work) -> float:
-    """Dollars per hour of what is left, as far as known."""
     made = work.history.made("instance")
     prices: dict[str, float] = {id: float(record.data.get("price", 0)) for id, record in made.items()}
     prices |= {id: machine.hourly_cost for id, machine in work.machines.items()}
@@ -270,7 +266,6 @@ def _bill(id: str, machine: CloudMachine | None, details: Mapping[str, Any], ask
 
 
 def _price(machine: CloudMachine | None, details: Mapping[str, Any]) -> Price:
-    """What a machine cost an hour: as the ledger says, or, where that says nothing, as its tags do."""
     recorded = details.get("parts") or ({"machine": details["price"]} if "price" in details else None)
     try:
         return Price.read(recorded) if recorded else machine.price if machine is not None else Price()
@@ -283,14 +278,12 @@ class PoolClaim(Claim):
     """A claim that also knows disks, which have neither name nor token: they are proven by their machines."""
 
     volumes: set[str] = field(default_factory=set[str], hash=False)
-    """Disks that go with machines of the pool: those in the ledger, and those of machines that were seen."""
 
     def __post_init__(self) -> None:
         noted = (record.data.get("volumes") for record in self.history.records if record.fact == "note")
         self.volumes.update(str(id) for ids in noted if isinstance(ids, list) for id in cast("list[object]", ids))
 
     def owns_machine(self, machine: CloudMachine) -> bool:
-        """Whether a machine was launched for the pool; if so, its disks are the pool's as well."""
         owned = self.owns("instance", machine.id, machine.tags, machine.key_name, machine.token)
         if owned:
             self.volumes.update(machine.volumes)
@@ -303,7 +296,6 @@ class PoolClaim(Claim):
 
 
 def _remark(pool: str, region: str, strange: Mapping[str, str]) -> str:
-    """What the user is told of things that are not the pool's; ids by which they are tagged -> names."""
     ids = [id for id in strange if re.fullmatch(r"[A-Za-z0-9-]+", id)]
     command = f"aws ec2 delete-tags --region {quote(region)} --resources {' '.join(ids)} --tags Key={POOL}"
     return remark(pool, list(strange.values()), command)

@@ -17,12 +17,10 @@ __all__ = ["LOGIN", "MachineImage", "image_finder", "image_parameter", "known_us
 
 
 USUAL = "ubuntu"
-"""The user of AWS's parameters' images, and of an image of which nothing is known."""
 LOGIN = (
     "Each image has a user of its own: ubuntu on Ubuntu, admin on Debian, ec2-user on Amazon Linux and Red Hat. "
     "Name that of your image: sky.AWS(username=...)."
 )
-"""What a user is told where machines refuse the login."""
 
 # The first word that a text has counts. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html
 _WORDS = {
@@ -53,7 +51,6 @@ _OWNERS = {
 
 
 def login_user(image: Mapping[str, Any]) -> str | None:
-    """The user of an image that DescribeImages has described; None if nothing in it says."""
     return (
         _named_user(image.get("Name"))
         or _OWNERS.get(str(image.get("OwnerId")))
@@ -85,7 +82,6 @@ class MachineImage:
 
 
 def image_parameter(accelerator: str, architecture: str, ubuntu: str) -> str | None:
-    """The public parameter that names the newest image for a machine; None where AWS has no image that fits."""
     if not accelerator:
         arch = "arm64" if architecture == "arm64" else "amd64"
         disk = "ebs-gp2" if ubuntu <= "22.04" else "ebs-gp3"
@@ -99,7 +95,6 @@ def image_parameter(accelerator: str, architecture: str, ubuntu: str) -> str | N
 
 
 def without_image(accelerator: str) -> str:
-    """Why AWS has no image for machines with this accelerator, and what to do."""
     if accelerator == _INF1:
         return (
             'AWS\'s Neuron images have no driver for the first Inferentia any more; ask for accelerator="Inferentia2" '
@@ -130,7 +125,6 @@ def find_image(api: Api, name: str, architecture: str | None = None) -> MachineI
 
 
 def image_finder(api: Api, ami: str | None, ubuntu: str) -> Callable[[CloudOffer], MachineImage]:
-    """Finds the image that machines of an offer start from; each image is asked for once."""
     found = cache(partial(find_image, api))
 
     def image_of(offer: CloudOffer) -> MachineImage:
@@ -158,7 +152,6 @@ def _described(api: Api, id: str) -> dict[str, Any] | None:
 
 
 def _user(api: Api, image: dict[str, Any]) -> str:
-    """Falls back to the image that it was made from."""
     origin: dict[str, Any] | None = image
     for _ in range(_ORIGINS):
         user = login_user(origin)

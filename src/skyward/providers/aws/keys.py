@@ -21,7 +21,6 @@ _SUDO = "Name a user of the image who may use sudo without a password: sky.AWS(u
 
 
 def ensure_key(api: Api, ledger: Ledger, terms: Terms, keys: PoolKeys) -> str:
-    """The name under which AWS knows the pool's login key."""
     name = resource_name(terms.pool)
     if ledger.history.left("key-pair"):
         return name

@@ -59,15 +59,11 @@ class Order:
     user_data: str
     root_gb: int | None = None
     throughput: int | None = None
-    """Of the root disk, in MiB/s."""
     private: bool = False
     efa: Callable[[CloudOffer], bool] = lambda offer: False
-    """Whether machines of an offer use EFA, if they are all in one zone."""
     proxy: Callable[[str], str] | None = None
-    """By which command a machine is reached, given its id; without one by its address."""
     profile: str | None = None
     close: bool = False
-    """Whether machines that can be are placed close together."""
     report: Report = lambda text: None
 
 
@@ -319,7 +315,6 @@ class Settings:
     ssh_from: str | None
     own_address: Callable[[], str]
     entrance: Sequence[dict[str, Any]] | None
-    """The rules by which ssh gets in; if None, from the addresses of `ssh_from` or from this computer's."""
     proxy: Callable[[str], str] | None
     private: bool
     root_gb: int | None
@@ -341,7 +336,6 @@ def open_pool(
     ready: Ready,
     joining: bool = False,
 ) -> list[CloudMachine]:
-    """Machines for a new pool, or, if `joining`, more of them for one that this process holds."""
     settings.image(tries[0][0])  # an image that is not there is found before anything is created
     held = Ledger.held(pool) if joining else None
     if held is not None:

@@ -48,7 +48,6 @@ class CloudMachine(Machine):
     kind: str = ""
     market: Market = "on-demand"
     price: Price = field(default_factory=Price)
-    """What `hourly_cost` consists of."""
     launched: float = 0.0
     ended: float | None = None
     state: State = "pending"
@@ -63,7 +62,6 @@ class CloudMachine(Machine):
 
     @property
     def alive(self) -> bool:
-        """Whether it may cost money: it runs, will run, or could run again."""
         return self.state not in ("shutting-down", "terminated")
 
     @property
@@ -76,12 +74,10 @@ class CloudMachine(Machine):
 
     @property
     def taken_back(self) -> bool:
-        """Whether AWS has ended it because it needed the room."""
         return self.market == "spot" and self.reason.startswith("Server.Spot")
 
     @property
     def ready(self) -> bool:
-        """Whether it runs and has an address by which it is reached."""
         return self.state == "running" and self.ssh is not None
 
     def leftover(self) -> Leftover:
@@ -190,7 +186,6 @@ def _ended(reason: str) -> float | None:
 
 Way = Literal["eice", "ssm"]
 LOGINS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
-"""The variables by which the program `aws` may log in."""
 _INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
 _PLUGIN = (
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html"
@@ -199,8 +194,6 @@ _PLUGIN = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An EC2 Instance Connect endpoint of a VPC."""
-
     id: str
     groups: tuple[str, ...]
     keeps_address: bool
@@ -216,7 +209,6 @@ def check_way(via: object) -> None:
 
 
 def check_programs(via: Way) -> None:
-    """Refuses to begin where the programs are missing that carry ssh's bytes."""
     if shutil.which("aws") is None:
         raise InvalidArgument(
             f'via="{via}" needs the program `aws`, which is not on the PATH. Nothing was created. '
@@ -235,7 +227,6 @@ def check_programs(via: Way) -> None:
 
 
 def proxy_command(via: Way, region: str, profile: str | None, id: str) -> str:
-    """What ssh runs to reach a machine, as a value of its option ProxyCommand."""
     argv = ["aws"]
     if via == "ssm":
         argv += ["ssm", "start-session", "--target", id, "--document-name", "AWS-StartSSHSession"]
@@ -248,7 +239,6 @@ def proxy_command(via: Way, region: str, profile: str | None, id: str) -> str:
 
 
 def find_endpoint(api: Api, vpc: str) -> Endpoint:
-    """The VPC's endpoint, which has to be there before anything is created."""
     found = [
         item
         for item in api.pages("ec2", "describe_instance_connect_endpoints", "InstanceConnectEndpoints")
@@ -274,7 +264,6 @@ def entrance(endpoint: Endpoint | None) -> list[dict[str, Any]]:
 
 
 def admission(via: Way) -> Admission:
-    """What has to be right for this way, for the message about a machine that does not answer."""
     if via == "ssm":
         return Admission(
             allowed="ssh goes through Session Manager. The machine needs SSM's agent (AWS's and Ubuntu's images have "
@@ -298,7 +287,6 @@ def _version() -> str:
 
 
 def note_ends(machines: Sequence[CloudMachine], by_us: bool = False) -> None:
-    """Writes down which of these machines have ended; `by_us`: all of them have, just now."""
     for machine in machines:
         ledger = Ledger.held(machine.tags.get(POOL, ""))
         if ledger is None or not (by_us or machine.gone) or machine.id in ends(ledger.history):

@@ -35,7 +35,6 @@ __all__ = [
 FRESH = 30.0
 """Seconds in which what was just created may not be known everywhere yet."""
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
-"""Answers with the address from which it is asked."""
 _ASKING = 8.0
 
 
@@ -45,7 +44,6 @@ class Subnet:
     zone: str
     vpc: str
     public: bool = True
-    """Whether machines in it can be reached by a public address."""
 
 
 def subnets(api: Api, given: Sequence[str] = (), public: bool = True, demanded: bool = True) -> list[Subnet]:
@@ -98,7 +96,6 @@ def checked_cidr(value: str) -> str:
 
 
 def own_address(private: bool = False, service: str = ADDRESS_SERVICE) -> str:
-    """The address by which the world, or the network around it, sees this computer, as a /32 or /128."""
     import socket
 
     if private:
@@ -130,7 +127,6 @@ def _one_address(text: str) -> str:
 def ensure_group(
     api: Api, ledger: Ledger, terms: Terms, vpc: str, entrance: Sequence[dict[str, Any]], efa: bool = False
 ) -> str:
-    """The pool's security group: SSH as the rules of `entrance` say, everything among its own machines."""
     known = ledger.history.left("security-group")
     if known:
         return known[0]
@@ -218,7 +214,6 @@ class _Rule:
 
 
 def readmit(api: Api, group: str, named: str | None, own: Callable[[], str], now: Callable[[], datetime]) -> Admission:
-    """Lets this computer in at its present address; where the user has `named` the addresses, nothing is changed."""
     rules = _rules(api, group)
     try:
         address = own()
@@ -246,7 +241,6 @@ def readmit(api: Api, group: str, named: str | None, own: Callable[[], str], now
 
 
 def your_group(group: str, own: Callable[[], str]) -> Admission:
-    """The same for a group of the user's own, which is not ours to change."""
     try:
         which = f" ({own()})"
     except SkywardError:  # it is only said
@@ -278,7 +272,6 @@ def _rules(api: Api, group: str) -> list[_Rule]:
 
 
 def _removed(api: Api, group: str, rules: Sequence[_Rule]) -> tuple[list[str], str]:
-    """Removes rules; those that are gone then, and why others are not: the new address works all the same."""
     gone: list[str] = []
     trouble = ""
     for rule in rules:

@@ -69,7 +69,6 @@ def wait(url: str = "http://169.254.169.254", poll: float = 2.0) -> float:
 
 
 def taken_at(body: bytes) -> float:
-    """When the machine is taken away, in seconds since 1970; ValueError for what is no notice."""
     try:
         notice: object = json.loads(body)
     except RecursionError:

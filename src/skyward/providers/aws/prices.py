@@ -30,7 +30,6 @@ _IOPS_A_MIB = 4  # a volume has to have so many for each MiB/s
 _LARGE_IMAGE = 30
 _LARGE_THROUGHPUT = 300
 ROOM_GB = 30
-"""What a disk has on top of its image, unless the user says how large it is."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,6 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of one region, and a sentence on where they come from."""
-
     demand: dict[str, float]
     spot: dict[tuple[str, str], float]
     notes: tuple[str, ...] = ()
@@ -131,7 +128,6 @@ def forget() -> None:
 
 
 def list_price(product: Mapping[str, Any], name: str = "instanceType") -> tuple[str, float] | None:
-    """Type and on-demand price from one item of GetProducts; `name` is the attribute that says what it is."""
     kind = product.get("product", {}).get("attributes", {}).get(name)
     terms: dict[str, Any] = product.get("terms", {}).get("OnDemand", {})
     for term in terms.values():
@@ -180,7 +176,6 @@ def _batches(kinds: Sequence[str]) -> list[list[str]]:
 
 
 def _batch(api: Api, kinds: list[str]) -> _Answer:
-    """Prices of these types, None for those that have none, and which of them AWS did not answer for."""
     try:
         found = _types(api, "ANY_OF", ",".join(kinds)) if len(kinds) > 1 else _types(api, "TERM_MATCH", kinds[0])
         return {kind: found.get(kind) for kind in kinds}, {}
@@ -216,7 +211,6 @@ def _disk(api: Api, notes: list[str]) -> DiskPrices:
 def _products(
     api: Api, requested: Mapping[str, str], name: str, which: tuple[str, str] | None = None
 ) -> dict[str, float]:
-    """Prices by the attribute `name`, of which `which` says the values, as type and value of a filter."""
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in requested.items()]
     if which is not None:
         filters.append({"Type": which[0], "Field": name, "Value": which[1]})

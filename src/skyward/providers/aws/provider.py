@@ -163,7 +163,6 @@ class AWS(Provider):
     # opening
 
     def offers(self, spec: Spec, count: int | None = None, report: Report | None = None) -> Plan:
-        """What would be launched, where and for how much, and what was ruled out; creates nothing."""
         here = self._at(spec)
         api = here._api(report)
         api.identity()
@@ -297,7 +296,6 @@ class AWS(Provider):
         return Holding(pool, tuple(made), sum(machine.price.total for machine in made), accelerator)
 
     def _kept(self) -> list[tuple[AWS, Kept]]:
-        """Images of this user, each with the provider of its region."""
         found = [(self._hasty(region=k.region, profile=k.profile, endpoint_url=k.endpoint_url), k) for k in kept()]
         return [(here, item) for here, item in found if self.owner in (None, item.owner)]
 
@@ -368,7 +366,6 @@ class AWS(Provider):
         return self.use_private_ip or not all(place.public for place in places)
 
     def _entrance(self, api: Api, places: Sequence[Subnet]) -> list[dict[str, Any]] | None:
-        """By which rules ssh gets in, if not from an address."""
         if self.via is None or self.security_group_id is not None:
             return None
         endpoint = find_endpoint(api, places[0].vpc) if self.via == "eice" else None
@@ -382,7 +379,6 @@ class AWS(Provider):
         return own_address(self.use_private_ip, self.address_service)
 
     def _hasty(self, **changes: Any) -> AWS:
-        """This provider for questions that are asked again anyway."""
         return replace(self, pace=replace(self.pace, budget=min(self.pace.budget, _HASTE)), **changes)
 
     def _by_region(self, machines: Sequence[Machine]) -> dict[str, list[str]]:

@@ -34,7 +34,6 @@ __all__ = ["UNUSED", "WARM", "Kept", "delete", "keep", "kept", "listed", "warm_f
 
 WARM = "skyward:warm"
 UNUSED = 7 * 86400.0
-"""Seconds after which an image that no pool has started from is deleted."""
 _GB_MONTH = 0.05
 """Dollars for a gigabyte of snapshot and month in us-east-1; only what is used of the disk is charged."""
 _LOST = 3600.0  # seconds after which an image that AWS does not show will not appear any more
@@ -76,11 +75,8 @@ _HOME = 'printf "%s\\n%s" "$HOME" "$(id -un)"'
 
 @dataclass(frozen=True)
 class Kept:
-    """An image of ours, as the file on this computer has it."""
-
     name: str
     content: str
-    """What is in it, and from what it was made, as a hash."""
     base: str
     region: str
     owner: str
@@ -89,7 +85,6 @@ class Kept:
     made: float = 0.0
     used: float = 0.0
     image: str = ""
-    """Its id, once a pool has started from it."""
 
 
 def content_of(key: str, base: str, architecture: str) -> str:
@@ -99,7 +94,6 @@ def content_of(key: str, base: str, architecture: str) -> str:
 def warm_finder(
     api: Api, owner: str, key: str, base_of: Callable[[CloudOffer], MachineImage]
 ) -> Callable[[CloudOffer], MachineImage]:
-    """The image to start from: one in which the environment is ready, if there is one, or the usual one."""
     found: dict[str, MachineImage] = {}
 
     def image_of(offer: CloudOffer) -> MachineImage:
@@ -154,7 +148,6 @@ def kept() -> list[Kept]:
 
 
 def listed(api: Api, item: Kept) -> Leftover | None:
-    """An image as `sky ps` lists it; None if AWS has none of that name."""
     image = _described(api, item)
     if image is None:
         return None
@@ -167,7 +160,6 @@ def listed(api: Api, item: Kept) -> Leftover | None:
 
 
 def delete(api: Api, item: Kept) -> str:
-    """Deletes an image and its disk; the id of what was deleted, or an empty text if there was nothing."""
     image = _described(api, item)
     if image is None:
         if time.time() - item.made > _LOST:

@@ -51,11 +51,8 @@ _LOOPBACK = "127.0.0.1"
 class Wanted:
     python: tuple[int, int]
     indexes: tuple[str, ...] = ()
-    """URLs of package indexes, without logins."""
     mesh: bool = False
-    """Whether hosts must reach each other for a pool to open."""
     patience: float = 10.0
-    """Seconds for one login attempt."""
 
 
 @dataclass
@@ -73,7 +70,6 @@ class _Host:
 
 
 def check(hosts: Mapping[str, SshTarget], wanted: Wanted) -> list[Finding]:
-    """Findings per host in the order given, then those that concern all hosts."""
     checked = [_Host(name, Session(target)) for name, target in hosts.items()]
     try:
         each(lambda host: _look(host, wanted), checked)
@@ -257,8 +253,6 @@ _ENDING = 2.0
 
 
 class Session:
-    """The check of one host. Every wait has a deadline and every answer a size limit."""
-
     def __init__(self, target: SshTarget) -> None:
         self.shell = SshShell(target)
         self.name = self.shell.name
@@ -267,7 +261,6 @@ class Session:
         self._left, self._heard = b"", 0
 
     def connect(self, patience: float) -> float:
-        """Makes one login attempt; returns its duration in seconds."""
         began = time.monotonic()
 
         def no_more(why: str) -> None:
@@ -319,7 +312,6 @@ class Session:
         self._write(f"python {len(text)}\n".encode() + text)
 
     def order(self, patience: float, **message: Any) -> dict[str, Any]:
-        """Sends an order to the network probe; an invalid answer gives an empty dict."""
         self._write(json.dumps(message) + "\n")
         line = self._line(time.monotonic() + patience)
         try:
@@ -345,7 +337,6 @@ class Session:
         self.shell.close()
 
     def _marked(self, deadline: float) -> Iterator[tuple[str, str]]:
-        """Lines printed by our script, split into first word and rest."""
         while (line := self._line(deadline)) is not None:
             mark, _, said = line.decode("utf-8", "replace").partition(" ")
             if mark == f"@{self._token}":

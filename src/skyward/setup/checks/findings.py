@@ -141,7 +141,6 @@ def network_of(host: str, own: str, peers: Sequence[Reached], required: bool) ->
 
 
 def agreement(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether hosts agree where process groups need it: GPUs, drivers, platforms."""
     if len(hosts) < 2:
         return
     all_of = f"all {len(hosts)} hosts"
@@ -289,8 +288,6 @@ class Python:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as nvidia-smi lists it; memory in MiB."""
-
     name: str
     memory: int | None
     used: int | None
@@ -319,7 +316,6 @@ class Facts:
     files: str = ""
     uv: str = ""
     python: str = ""
-    """The Python that runs the network probe; empty if there is none."""
     pythons: list[Python] = field(default_factory=list[Python])
     pools: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Skyward pools that run there: user and name."""
@@ -327,12 +323,10 @@ class Facts:
     gpu_failure: str = ""
     amd: bool = False
     ends_processes: bool = False
-    """Whether logind ends a user's processes when the connection is lost."""
     indexes: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
     """Package indexes, and why one cannot be reached: "" if it can, None if untested."""
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     complete: bool = False
-    """Whether the script ran to its end."""
 
 
 def read(lines: Iterable[tuple[str, str]]) -> Facts:

@@ -85,7 +85,6 @@ class Resolution:
             known |= set(brought)
 
     def _locked(self, asked: Sequence[str], skyward: str, here: bool) -> tuple[Pin, ...]:
-        """The pins of the lock, local files that were requested, and Skyward's own dependencies."""
         locked = [package for package in self._lock() if package.name != "skyward"]
         versions = {package.name: package.version for package in locked if package.version}
         same = pins(versions)
@@ -135,7 +134,6 @@ class Resolution:
         return (self.work / "pylock.toml").read_text()
 
     def _built(self, named: Sequence[str], direct: Sequence[str]) -> set[str]:
-        """Packages that are built: those the image lists, and source archives that it names."""
         from packaging.requirements import Requirement
         from packaging.utils import canonicalize_name
 
@@ -146,7 +144,6 @@ class Resolution:
         return found | {self._name_of(entry) for entry in direct if "://" in entry and not _is_wheel(entry)}
 
     def _name_of(self, address: str) -> str:
-        """The package name at a URL; builds the package if its files do not say."""
         if known := re.match(r"([A-Za-z0-9._-]+)\s*@", address):
             return known[1]
         (self.work / "address.in").write_text(f"{address}\n")
@@ -178,7 +175,6 @@ class Resolution:
         return str(asked)
 
     def _build(self, path: Path, out: Path) -> Path:
-        """Builds a wheel from the user's source tree; build dependencies are not built themselves."""
         needs = _build_needs(path) & listed(self.image)
         (self.work / f"{out.name}.txt").write_text(closed_to_builds(listed(self.image) - needs))
         order = ["build", "--quiet", "--wheel", "--no-build", str(path), "--out-dir", str(out), "--python"]

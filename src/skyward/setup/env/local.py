@@ -57,7 +57,6 @@ class Environment:
     directory: str = ""
     record: str = field(default="", compare=False)
     fresh: bool = False
-    """Whether it was built just now, not found in the cache."""
 
 
 def prepare(image: Image, *, cache: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Environment:
@@ -122,7 +121,6 @@ class _Build:
         self.apt("installing apt packages", ["apt-get", *options, *install[1:]], variables)
 
     def apt(self, step: str, command: list[str], variables: dict[str, str]) -> None:
-        """Runs apt; waits until the deadline while another process holds its lock, and reports which."""
         told = ""
         while True:
             try:
@@ -156,7 +154,6 @@ class _Build:
             yield
 
     def environment(self, home: Path) -> None:
-        """Builds beside `home`, then renames into place."""
         for left in home.parent.glob(
             f"{home.name}.tmp-*"
         ):  # of a process that was killed: none is alive, as we have the lock

@@ -40,8 +40,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Locked:
-    """A package of a lock: its requirement without hashes, and the hashes that its file may have."""
-
     name: str
     requirement: str
     version: str = ""

@@ -83,7 +83,6 @@ class Patience:
 def prepare_host(
     shell: Shell, image: Image, *, pool: str, deadline: float, report: Report, packages: Packages
 ) -> Environment:
-    """Creates the image's environment on the host unless it exists, and a directory for the pool."""
     check_python(image)
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", pool)[:60] or "pool"
     seen = _look(shell, image, name, packages, deadline)
@@ -110,7 +109,6 @@ def prepare_host(
 
 
 def _look(shell: Shell, image: Image, pool: str, packages: Packages, deadline: float) -> _Said:
-    """The host's state; also creates the pool's directory if the environment exists."""
     token = secrets.token_hex(8)
     script = look_script(packages.uv_version)
     pairs = [f"{platform}={key}" for platform, key in packages.known().items()]
@@ -167,7 +165,6 @@ def _make(
 def _send(
     shell: Shell, recipe: Recipe, seen: _Said, packages: Packages, deadline: float, python: Path | None = None
 ) -> int:
-    """Sends what the host lacks; returns the kilobytes needed to install it."""
     stage, done = seen.facts["stage"], ("complete", recipe.key) in seen.kept
     missing = [] if done else [file for file in recipe.carried if ("wheel", file.digest) not in seen.kept]
     large = [file for file in missing if file.path.stat().st_size > _LARGE]
@@ -245,7 +242,6 @@ def _failure(shell: Shell, seen: _Said, code: int) -> BootstrapError:
 
 
 def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:
-    """Lines printed by our script, split into first word and rest; shell start-up files may print too."""
     for line in text.split(b"\n"):
         mark, _, said = line.decode("utf-8", "surrogateescape").partition(" ")
         if mark == f"@{token}":
@@ -254,7 +250,6 @@ def _lines(text: bytes, token: str) -> Iterator[tuple[str, str]]:
 
 
 def _until(process: Process, deadline: Callable[[], float]) -> Iterator[bytes]:
-    """Whole lines as they are printed, until end of file or deadline."""
     assert process.stdout is not None
     left = b""
     with selectors.DefaultSelector() as selector:

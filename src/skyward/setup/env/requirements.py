@@ -89,7 +89,6 @@ def check_python(image: Image) -> None:
 
 
 def pins(entries: Iterable[str]) -> list[str]:
-    """Packages that both sides need in the same version, pinned to the version installed here."""
     asked = any(_DASK_ENTRY.match(entry) for entry in entries)
 
     from importlib import metadata
@@ -105,7 +104,6 @@ def pins(entries: Iterable[str]) -> list[str]:
 
 
 def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[object]:
-    """The cache key of a resolution: everything that decides which packages an image needs."""
     paths = [local_path(entry) for entry in image.pip]
     locked = ""
     if image.lock:
@@ -126,7 +124,6 @@ def question(image: Image, source: str, hash_of: Callable[[Path], str]) -> list[
 
 
 def local_path(entry: str) -> Path | None:
-    """The file or directory that a `pip` entry names; raises if it does not exist."""
     path = requirement_path(entry)
     if path is None and re.search(r"(?<!\+)file://", entry):  # that of a repository is git's affair
         url = entry[entry.index("file://") :].partition(" ")[0].partition("#")[0]
@@ -155,12 +152,10 @@ def sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def listed(image: Image) -> set[str]:
-    """Packages that come from one of the image's own indexes."""
     return {package for index in image.pip_indexes for package in index.packages}
 
 
 def read_pylock(text: str, *, here: bool = False) -> tuple[Pin, ...]:
-    """The pins of a single-platform lock file written by uv; `here` if it is for this computer."""
     import tomllib
 
     return read_packages(tomllib.loads(text), here=here)
@@ -184,18 +179,15 @@ def strip_login(text: str) -> str:
 
 
 def tools(requirements: Sequence[str]) -> list[str]:
-    """Programs that a host needs to install these."""
     return sorted({found[1] for line in requirements if (found := _VCS.search(line))})
 
 
 def login_of(text: str) -> tuple[str, str] | None:
-    """The login in a URL, and the server and path after it."""
     found = re.search(r"://([^/\s?#]+)@([^@#\s;]+)", text)
     return (found[1], found[2]) if found else None
 
 
 def git_login(entry: str) -> tuple[str, str, str] | None:
-    """Server, repository and login that git needs for a `pip` entry; None if it needs no login."""
     found = _GIT.search(entry)
     if found is None:
         return None
@@ -289,7 +281,6 @@ def check_platform(platform: str, host: str, step: str) -> None:
 
 
 def check_host_path(path: str, host: str, step: str, within: str = "") -> None:
-    """Refuses anything but one absolute path, or with `within` anything but a name in that directory."""
     name = path.removeprefix(f"{within}/")
     inside = not within or (path != name and "/" not in name and name not in ("", ".", ".."))
     if not path.startswith("/") or re.search(r"[\x00-\x1f\x7f]", path) or not inside:

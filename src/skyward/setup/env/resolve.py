@@ -61,8 +61,6 @@ _log = logging.getLogger("skyward.resolve")
 
 
 class Packages:
-    """What the hosts of one pool install. Threads share the work and its failure."""
-
     def __init__(self, image: Image) -> None:
         self._image = image
         self._lock = threading.Lock()
@@ -70,19 +68,16 @@ class Packages:
         self._found: dict[str, Future[tuple[Pin, ...]]] = {}
         self._bundles: dict[tuple[str, ...], bytes] = {}
         self.new_records: list[str] = []
-        """Files that list what was resolved just now."""
 
     @property
     def uv_version(self) -> str:
         return metadata.version("uv")
 
     def known(self) -> dict[str, str]:
-        """Environment keys of the platforms that were resolved before."""
         found = {path.stem: self._load(path.stem) for path in self._home.glob("*.json")}
         return {platform: environment_key(self._image, pins, platform) for platform, pins in found.items() if pins}
 
     def installed(self) -> dict[str, str]:
-        """Installed packages by name, with the pinned requirement unless it is a local file."""
         found = [pin for path in self._home.glob("*.json") for pin in self._load(path.stem) or ()]
         built = str(self._home / "built")
         return {pin.name: "" if pin.marker or pin.file.startswith(built) else pin.wanted for pin in found}
@@ -112,7 +107,6 @@ class Packages:
         return recipe(self._image, found, platform, cache, user, self.uv_version)
 
     def uv(self, platform: str, deadline: float) -> Path | None:
-        """A uv binary for the platform, or None if the host has to download it."""
         arch, _, libc = platform.partition("-")
         machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(this.machine().lower(), this.machine())
         if sys.platform == "linux" and arch == machine and libc.startswith("manylinux"):
@@ -138,7 +132,6 @@ class Packages:
         return kept
 
     def python(self, platform: str, deadline: float) -> Path | None:
-        """A Python for the platform, or None if this computer cannot download it."""
         with self._fetching:
             return fetch_python(self._image, platform, deadline)
 
@@ -155,7 +148,6 @@ class Packages:
         return own_directory(cache_root(), "resolved") / hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def _load(self, platform: str) -> tuple[Pin, ...] | None:
-        """The cached resolution, if all files that it sends still exist."""
         try:
             stored = json.loads((self._home / f"{platform}.json").read_text())
             found = tuple(replace(Pin(**entry), hashes=tuple(entry["hashes"])) for entry in stored)
@@ -242,7 +234,6 @@ _SILENCE = 30.0
 def fetch(
     url: str, digest: str, directory: Path, known: Mapping[str, str], certificates: str | None, deadline: float
 ) -> Path:
-    """Downloads `url` into `directory` and checks its SHA-256."""
     kept = directory / file_name(url, _STEP)
     if kept.exists():
         return kept
@@ -283,7 +274,6 @@ def logins(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _copy(request: Request, file: int, context: SSLContext, deadline: float) -> str:
-    """Streams the response into `file`; returns its hash."""
     from urllib.request import urlopen
 
     state = hashlib.sha256()
@@ -301,7 +291,6 @@ _PYTHON_KEPT_DAYS = 30  # after which there may be a newer one
 
 
 def fetch_python(image: Image, platform: str, deadline: float) -> Path | None:
-    """A Python archive for the platform, or None if this computer cannot download it."""
     major, minor = image.python_version
     arch, libc = platform.partition("-")[0], "musl" if "musl" in platform else "gnu"
     name = f"cpython-{major}.{minor}-linux-{arch}-{libc}"

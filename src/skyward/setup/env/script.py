@@ -76,15 +76,12 @@ quote = shlex.quote
 
 @dataclass(frozen=True)
 class Carried:
-    """A local file that hosts install: short hash, file name, local path."""
-
     digest: str
     name: str
     path: Path
 
     @property
     def sent_as(self) -> str:
-        """Name in the staging directory; the script splits it again."""
         return f"{self.digest},{self.name}"
 
 
@@ -122,7 +119,6 @@ def recipe(
 
 
 def script(image: Image, uv_version: str = UV_OLDEST) -> str:
-    """The setup script of `image` for reading; it needs the files that are sent with it."""
     needed = tools(image.pip)
     hashes = [] if needed else ["--require-hashes"]
     built = {found[1].lower() for entry in image.pip if tools([entry]) and (found := re.match(r"([\w.-]+) *@", entry))}
@@ -135,7 +131,6 @@ def look_script(uv_version: str) -> str:
 
 
 def check_script(uv_version: str) -> str:
-    """Reports what a host has and lacks; changes nothing."""
     return _assembled("check", {"uv_version": uv_version, "uv_oldest": UV_OLDEST})
 
 
@@ -215,7 +210,6 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def _reachable(name: str, value: str) -> str:
-    """Those URLs that a host can reach too."""
     words = [word for word in re.split(r"[\s,]+", value) if re.match(r"(?:[^/:]+=)?https?://", word)]
     return ("," if name == "UV_FIND_LINKS" else " ").join(words)
 
@@ -244,7 +238,6 @@ def project(named: Sequence[str], indexes: Sequence[PipIndex]) -> str:
 
 
 def index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
-    """uv's variables with the logins of the indexes, by index number."""
     found: dict[str, str] = {}
     for number, index in enumerate(indexes):
         parts = urlsplit(index.address)
@@ -255,7 +248,6 @@ def index_logins(indexes: Sequence[PipIndex]) -> dict[str, str]:
 
 
 def lines(pins: Iterable[Pin], logins: Logins, place: Callable[[Pin], str]) -> list[str]:
-    """Lines of requirements.txt; `place` gives the URL of a local file."""
     return [requirement(place(pin) if pin.file else logins.hidden(pin.wanted), pin) for pin in pins]
 
 
@@ -273,7 +265,6 @@ def record(pins: Iterable[Pin]) -> str:
 
 
 def strictness(image: Image, pins: Collection[Pin]) -> list[str]:
-    """uv options that install exactly these files and build only what was requested."""
     built = {pin.name for pin in pins if not pin.file.endswith(".whl") and _is_source(pin, image)}
     # What comes out of a repository has no hash.
     hashes = ["--require-hashes"] if all(pin.hashes for pin in pins) else []
@@ -308,7 +299,6 @@ class Logins:
                 self._names[f"://{address}"] = name
 
     def hidden(self, wanted: str) -> str:
-        """`wanted` with a variable reference in place of the login."""
         bare = strip_login(wanted)
         for address, name in self._names.items():
             if address in bare:

@@ -73,7 +73,6 @@ def find_uv() -> str:
 
 
 def index_options() -> list[str]:
-    """uv's `--no-index`, if the user's pip uses it."""
     return ["--no-index"] if no_index(os.environ) else []
 
 
@@ -114,7 +113,6 @@ def run(
     deadline: float,
     cwd: Path | None = None,
 ) -> str:
-    """Runs a command and returns its stdout; ends its whole process group."""
     process = subprocess.Popen(
         command, env=variables, cwd=cwd, text=True, errors="replace", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -154,7 +152,6 @@ _VARIABLES = (
 
 
 def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """uv variables that match the user's pip settings; variables already set for uv win."""
     settings = _settings(environ)
     variables: dict[str, str] = {}
     for name, variable, older in _VARIABLES:
@@ -171,7 +168,6 @@ def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def no_index(environ: Mapping[str, str]) -> bool:
-    """Whether the user's pip has `no-index`; uv has no variable for it."""
     return _settings(environ).get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
@@ -196,7 +192,6 @@ def own_source(environ: Mapping[str, str], package: str) -> bool:
 
 
 def _uv_file(environ: Mapping[str, str]) -> dict[str, str]:
-    """Index settings of the user's or system's uv.toml, as uv variables."""
     import tomllib
 
     home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -240,7 +235,6 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """pip's configuration files, lowest priority first."""
     chosen = environ.get("PIP_CONFIG_FILE")
     if chosen == os.devnull:
         return
@@ -258,7 +252,6 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def missing_pip(entries: Iterable[str]) -> list[str]:
-    """The `pip` entries that the running interpreter does not satisfy."""
     wanted = list(entries)
     if not wanted:
         return []
@@ -276,7 +269,6 @@ def missing_pip(entries: Iterable[str]) -> list[str]:
 
 
 def missing_apt(names: Iterable[str]) -> list[str]:
-    """Debian packages (name or name=version) that are not installed."""
     wanted = list(names)
     if not wanted:
         return []

@@ -77,7 +77,6 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _about() -> tuple[str, dict[str, str]]:
-    """The version, and the files of `.dist-info`."""
     from importlib import metadata
 
     from skyward import __version__

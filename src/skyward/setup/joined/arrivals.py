@@ -110,7 +110,6 @@ def find_arrivals(pool: str) -> Arrivals | None:
 
 
 def close_arrivals(pool: str) -> bool:
-    """Returns False if there was nothing to close."""
     with _LOCK:
         found = _OPEN.pop(pool, None)
     if found is not None:
@@ -126,7 +125,6 @@ def shell_for(target: JoinTarget) -> JoinShell:
 
 
 def refreshed(machines: Iterable[Machine]) -> list[Machine]:
-    """For `Provider.refresh`."""
     return [_refreshed(machine) for machine in machines]
 
 
@@ -140,14 +138,11 @@ def _refreshed(machine: Machine) -> Machine:
 
 
 class Arrivals:
-    """Admits machines and tracks who is connected. Thread-safe."""
-
     def __init__(
         self, pool: str, ttl: float, lease: float, grace: float, warn: Report | None, interchangeable: bool, hint: str
     ) -> None:
         self.pool, self.lease, self._grace, self._interchangeable = pool, lease, grace, interchangeable
         self.warnings: list[str] = []
-        """For the user: refused joiners that knew the secret, changed ports."""
         self._warn = warn
         self._secret = secrets.token_hex(32)
         self._places = Places(pool, self._secret)
@@ -155,7 +150,6 @@ class Arrivals:
         self._members: dict[int, Member] = {}
         self._highest = -1
         self._left_open: list[int] = []
-        """Places that nobody waits for now; see `vacant`."""
         receiver = Receiver(JoinerToClient, self)
         self._control = Control(lambda member, message: receiver.hear(message, [], member))
         self._listener = Listener(Authority(pool, ttl), self._join, self._stream)
@@ -172,19 +166,16 @@ class Arrivals:
         self._addresses = [(name, port) for name in known]
 
     def meet(self, target: SshTarget, port: int, advertise: tuple[str, ...]) -> None:
-        """Listens at a host that we reach by ssh."""
         from skyward.setup.joined.relay import RelayClient
 
         self._relay = RelayClient(target, self.lease, port, self._listener.take, self.tell)
         self._addresses = [(name, self._relay.port) for name in advertise or self._relay.addresses]
 
     def if_we_die(self) -> tuple[list[str], list[str], str | None]:
-        """Commands for the watchdog if this process dies; see `Shell.command`."""
         return self._relay.if_we_die() if self._relay is not None else ([], [], None)
 
     @property
     def text(self) -> str:
-        """The joining secret: anyone who has it can join."""
         told = {
             "addresses": self._addresses,
             "fingerprint": self._listener.fingerprint,
@@ -196,14 +187,12 @@ class Arrivals:
 
     @property
     def tried(self) -> str:
-        """For messages: where machines try to reach us, and the hint."""
         names, port = ", ".join(name for name, _ in self._addresses), self._addresses[0][1]
         return (
             f"Machines connect to port {port} of {names}; they must reach one of these addresses. {self._hint}".strip()
         )
 
     def expect(self, places: Iterable[int]) -> None:
-        """Opens these places, including ones that a machine had before."""
         places = list(places)
         with self._changed:
             self._highest = max([self._highest, *places])
@@ -281,7 +270,6 @@ class Arrivals:
         return found is not None and found.connected
 
     def gone(self, place: int) -> str:
-        """Why the machine will not come back; empty while it may."""
         found = self._members.get(place)
         if found is None:
             return "it was given up"
@@ -290,11 +278,9 @@ class Arrivals:
         return found.gone
 
     def notice(self, place: int, seconds: float) -> None:
-        """Forwards a preemption notice of the scheduler to the node."""
         self.member(place).order(ClientToJoiner.Notice(seconds))
 
     def dismiss(self, place: int, why: str = "it was given up") -> None:
-        """Tells the machine to end; it may not come back."""
         with self._changed:
             self._places.retire(place)
             found = self._members.get(place)
@@ -303,7 +289,6 @@ class Arrivals:
             found.leave(why)
 
     def after_fork(self) -> None:
-        """Closes a forked child's copies."""
         self._listener.after_fork()
         self._control.after_fork()
 
@@ -319,7 +304,6 @@ class Arrivals:
             self._relay.close()
 
     def _here(self, places: Iterable[int]) -> list[Member]:
-        """The members in these places; interchangeable machines may have taken over from ones that left."""
         found = [self._members[place] for place in places if place in self._members]
         if self._interchangeable:
             self.expect(member.place for member in found if member.gone)
@@ -380,14 +364,12 @@ class Arrivals:
         """The control connection has already recorded it."""
 
     def warn_with(self, warn: Callable[[str], None]) -> None:
-        """Sets the callback for warnings and passes on earlier ones."""
         with self._changed:
             self._warn, before = warn, list(self.warnings)
         for text in before:
             warn(text)
 
     def tell(self, text: str) -> None:
-        """Warns once per text."""
         with self._changed:
             if text in self.warnings or len(self.warnings) > _MOST_WARNINGS:
                 return
@@ -442,13 +424,11 @@ class Places:
                 self._open.append(place)
 
     def close(self, places: Iterable[int]) -> None:
-        """Closes those that are not taken."""
         for place in places:
             if place in self._open:
                 self._open.remove(place)
 
     def retire(self, place: int) -> None:
-        """Its holder may not come back."""
         self._retired.add(place)
 
     def use(self, places: Iterable[int]) -> None:

@@ -52,7 +52,6 @@ class JoinedMachine(Machine):
 
     @property
     def preemptible(self) -> bool:
-        """Whoever runs the joining program may end it at any time."""
         return True
 
     @property
@@ -64,7 +63,6 @@ class Member:
     def __init__(self, place: int, name: str, address: str, send: Callable[[Member, Message], None]) -> None:
         self.place, self.name, self.address = place, name, address
         self.gone = ""
-        """Why it will not come back; empty while it may."""
         self.changed = threading.Condition()
         self.connected = False
         self.lost_at = time.monotonic()
@@ -72,7 +70,6 @@ class Member:
         self._streams: dict[str, tuple[Future[socket.socket], bool]] = {}
 
     def order(self, message: Message) -> None:
-        """Sends an order without an answer; ignored if the machine is not connected."""
         self._send(self, message)
 
     def stream(self, order: Callable[[str], Message], secure: bool, timeout: float = _ANSWER) -> socket.socket:
@@ -103,7 +100,6 @@ class Member:
                 self._streams.pop(id, None)
 
     def arrived(self, id: str, sock: socket.socket) -> bool:
-        """Hands over the connection with this id; False if none is expected."""
         with self.changed:
             expected = self._streams.get(id)
             if expected is None or expected[1] != isinstance(sock, ssl.SSLSocket):
@@ -156,8 +152,6 @@ class _Line:
 
 
 class Control:
-    """Serves all control connections. `heard` gets every message, in the reading thread."""
-
     def __init__(self, heard: Callable[[Member, list[Any]], None]) -> None:
         self._heard = heard
         self._lock = threading.Lock()
@@ -170,7 +164,6 @@ class Control:
         self._thread.start()
 
     def add(self, sock: ssl.SSLSocket, member: Member) -> None:
-        """Adds or replaces a member's connection."""
         sock.setblocking(False)
         with self._lock:
             old = self._lines.get(member)
@@ -190,7 +183,6 @@ class Control:
         self._rouse()
 
     def close(self, seconds: float) -> None:
-        """Flushes, closes all connections, and ends the thread."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and any(line.outgoing for line in list(self._lines.values())):
             time.sleep(0.01)
@@ -229,7 +221,6 @@ class Control:
         self._waker.close()
 
     def _attend(self, line: _Line, ready: bool, now: float) -> None:
-        """Reads and writes one connection; pings a silent member and drops it if it does not answer."""
         try:
             if now - line.asked > _PING:
                 line.asked = now
@@ -314,7 +305,6 @@ class Listener:
         self._listening: socket.socket | None = None
 
     def listen(self, host: str, port: int) -> int:
-        """Returns the port; an empty host means all addresses."""
         if not host and socket.has_dualstack_ipv6():
             made = socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
         else:
@@ -392,7 +382,6 @@ def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def _line(sock: socket.socket, deadline: float) -> bytes:
-    """Reads one line and not a byte of what follows."""
     got = bytearray()
     while not got.endswith(b"\n"):
         if len(got) >= _LONGEST:

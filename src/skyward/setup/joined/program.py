@@ -21,7 +21,6 @@ if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "saf
 
 @cache
 def join_program() -> str:
-    """Holds no secret."""
     whole = Path(join.__file__).read_text()
     return whole.replace(_FUTURE, _FUTURE + _ALONE, 1)
 
@@ -32,5 +31,4 @@ def relay_program() -> str:
 
 
 def join_file(text: str) -> str:
-    """Holds a secret."""
     return f"{MARK}{text}\n{join_program()}"

@@ -67,7 +67,6 @@ class RelayClient:
         self._shell.close()
 
     def _start(self) -> None:
-        """Raises SkywardError or OSError."""
         program = relay_program().encode()
         with tempfile.TemporaryFile() as errors:
             process = self._shell.start(["python3", "-c", _START, str(len(program))], {}, errors)
@@ -102,7 +101,6 @@ class RelayClient:
             raise
 
     def _check_way(self) -> None:
-        """Checks that ssh lets us reach the relay, and explains what to do if not."""
         answer = b""
         try:
             with self._claim(0) as sock:
@@ -164,7 +162,6 @@ class RelayClient:
         return sock
 
     def _end_old(self) -> None:
-        """Ends a previous relay that still holds the port."""
         try:
             if self._pid:
                 self._shell.run(["kill", str(self._pid)], timeout=5)
@@ -184,7 +181,6 @@ def _let_go(process: Process) -> None:
 
 
 def _message(line: bytes, fields: dict[str, type]) -> dict[str, Any]:
-    """Parses a relay's message; raises ValueError unless it has these fields. Numbers are positive."""
     said: Any = json.loads(line)
     if type(said) is not dict:
         raise ValueError("no message")

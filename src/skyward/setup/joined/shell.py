@@ -64,7 +64,6 @@ class JoinShell:
             raise not_copied(self.name, dest, done)
 
     def reach(self, host: str, port: int) -> socket.socket:
-        """A plain connection through the machine; the caller adds TLS."""
         try:
             return self._member.stream(lambda id: ClientToJoiner.Connect(id, host, port), secure=False)
         except NotStarted as exc:
@@ -129,8 +128,6 @@ class JoinShell:
 
 
 class Joined:
-    """The subset of `subprocess.Popen` that is needed."""
-
     LOST = 255
 
     def __init__(self, sock: socket.socket, stderr: IO[bytes]) -> None:
@@ -154,7 +151,6 @@ class Joined:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns 255 if the connection was lost."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired("", timeout or 0.0)
         assert self.returncode is not None
@@ -175,7 +171,6 @@ class Joined:
 
 
 def _read(process: Joined) -> bytes:
-    """Ends a program that writes too much."""
     found = process.stdout.read(_MOST_OUTPUT + 1)
     if len(found) > _MOST_OUTPUT:
         process.kill()

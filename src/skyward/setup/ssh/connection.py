@@ -47,7 +47,6 @@ _LONGEST_PATH = 60  # of a temporary directory: a socket's path has room for abo
 
 
 def options(target: SshTarget, limit: float, fast: bool = True) -> list[str]:
-    """ssh's options to connect to `target` within `limit` seconds, without the host name."""
     chosen = [*_OPTIONS, f"StrictHostKeyChecking={'accept-new' if target.host_keys == 'accept-new' else 'yes'}"]
     chosen.append(f"ConnectTimeout={max(1, math.ceil(limit))}")
     if fast:
@@ -93,7 +92,6 @@ def remote_line(argv: Sequence[str]) -> str:
 
 
 def private_directory() -> str:
-    """A new private directory for sockets, with a short path."""
     bases = [base for base in (tempfile.gettempdir(), "/tmp", "/var/tmp") if len(base) <= _LONGEST_PATH]
     try:
         return private.fresh("sky-", *bases)
@@ -145,12 +143,10 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether commands can go through it: a dying process still runs but does not answer."""
         with socket.socket(socket.AF_UNIX) as control:
             return self._process.poll() is None and control.connect_ex(f"{self._directory}/m") == 0
 
     def wait_ready(self, limit: float) -> str:
-        """Waits for the login; returns "" or what ssh printed."""
         assert self._process.stdout is not None
         with self._process.stdout as stdout:
             noise = _before_mark(stdout.fileno(), time.monotonic() + limit)
@@ -173,7 +169,6 @@ class Connection:
         return ["ssh", *told, "-S", f"{self._directory}/m", *args]
 
     def session(self, argv: Sequence[str]) -> list[str]:
-        """The local command that runs `argv` there; if `noisy`, it prints READY first."""
         mark = f"echo {READY}; " if self.noisy else ""
         return self.through("-T", "--", self._host, mark + remote_line(argv))
 
@@ -197,7 +192,6 @@ class Connection:
             return ""
 
     def end(self) -> None:
-        """Ends it with its jump hosts and proxies."""
         assert self._process.stdin is not None
         # ssh may overlook a signal that comes just before it waits, hence more than one
         for number in [signal.SIGTERM] * 10 + [signal.SIGKILL] * 2:
@@ -211,7 +205,6 @@ class Connection:
         self._process.stdin.close()
 
     def forget(self) -> None:
-        """Closes a forked child's copy of the pipe; the process is the parent's."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.returncode = 0
@@ -222,7 +215,6 @@ def _less(environ: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
 
 
 def _before_mark(fd: int, deadline: float) -> bytes | None:
-    """Reads up to and including READY, or to end of file; None on timeout."""
     got, poll = b"", select.poll()
     poll.register(fd, select.POLLIN)
     while len(got) < _MOST_NOISE:

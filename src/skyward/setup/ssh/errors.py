@@ -15,8 +15,6 @@ __all__ = ["by_hand", "cause_of", "explain", "summary"]
 
 @dataclass(frozen=True)
 class Cause:
-    """One kind of failure; `tries` limits retries, None retries until the deadline."""
-
     pattern: str
     error: type[BootstrapError]
     tries: int | None
@@ -172,7 +170,6 @@ def summary(said: str) -> str:
 
 
 def by_hand(target: SshTarget) -> str:
-    """The command with which a user can try the same connection in a terminal."""
     argv = ["ssh"]
     argv += [] if target.config else ["-F", "none"]
     argv += ["-i", target.key, "-o", "IdentitiesOnly=yes"] if target.key else []

@@ -124,7 +124,6 @@ class SshShell:
         return self._reach(host, port)
 
     def reach_file(self, path: str) -> socket.socket:
-        """The same for a socket file; access is decided by its directory's permissions."""
         return self._reach(path, None)
 
     def _reach(self, host: str, port: int | None) -> socket.socket:
@@ -157,7 +156,6 @@ class SshShell:
         return [*ssh, *told, "-S", control, "-T", "--", self._target.host, remote_line(argv)]
 
     def ending(self) -> tuple[list[str], str | None]:
-        """For the watchdog: a command to run and a directory to remove."""
         with self._lock:
             if self._connection is None:
                 return [], self._directory
@@ -176,7 +174,6 @@ class SshShell:
         self._release()
 
     def after_fork(self) -> None:
-        """Closes a forked child's copy of the pipe, whose end of file ends ssh."""
         self._lock = threading.RLock()
         self._closed.set()
         for connection in (self._connection, self._dialled):
@@ -214,7 +211,6 @@ class SshShell:
         return attempt.result()
 
     def _dial(self, limit: float) -> str:
-        """One login attempt; returns "" or what ssh printed."""
         with self._lock:
             if self._closed.is_set():
                 return _CLOSED
@@ -268,7 +264,6 @@ class SshShell:
         return Finished(process.returncode, out, err)
 
     def _skip_noise(self, process: Program) -> None:
-        """Reads the output of the remote shell's start-up files up to the mark, up to a limit."""
         assert process.stdout is not None
         skipped = 0
         while (line := process.stdout.readline(_MOST_NOISE)) and line.strip() != READY.encode():
@@ -281,7 +276,6 @@ class SshShell:
                 raise BootstrapError(f"ssh {self.name}", words)
 
     def _check_whole(self, connection: Connection, program: str, err: str) -> None:
-        """Raises if ssh itself ended with status 255, not the program."""
         if "Session open refused by peer" in err:
             words = (
                 "the host lets too few programs run over one connection. Raise MaxSessions in its sshd_config to 10."

@@ -25,13 +25,10 @@ __all__ = ["PageModel", "Reports", "died", "thinned"]
 
 @dataclass(slots=True)
 class Broadcast:
-    """The ranks of a broadcast, as far as they have begun."""
-
     id: str
     calls: list[Attempt]
 
     def told(self) -> dict[str, Any]:
-        """What the page shows of it."""
         ended = [call.ended for call in self.calls]
         return {
             "id": self.id,
@@ -46,15 +43,12 @@ class Broadcast:
 
 
 class PageCalls:
-    """Every attempt of every call, in the order in which they began to be known."""
-
     def __init__(self) -> None:
         self.all: list[Attempt] = []
         self.broadcasts: dict[str, Broadcast] = {}
         self._by_id: dict[str, Attempt] = {}
 
     def add(self, call: Attempt) -> None:
-        """One more attempt of a call."""
         call.number, call.before = len(self.all), self._by_id.get(call.id)
         self.all.append(call)
         self._by_id[call.id] = call
@@ -62,7 +56,6 @@ class PageCalls:
             self.broadcasts.setdefault(call.group, Broadcast(call.group, [])).calls.append(call)
 
     def get(self, id: str) -> Attempt | None:
-        """The last attempt of a call."""
         return self._by_id.get(id)
 
     def search(
@@ -94,7 +87,6 @@ class PageCalls:
         return found
 
     def details(self, id: str) -> dict[str, Any] | None:
-        """What is known of one call, but for its output."""
         call = self._by_id.get(id)
         if call is None:
             return None
@@ -108,7 +100,6 @@ class PageCalls:
 
 
 def shown(call: Attempt) -> dict[str, Any]:
-    """A call as a row of a list."""
     return {
         "number": call.number,
         "id": call.id,
@@ -138,20 +129,16 @@ def _has(call: Attempt, wanted: str) -> bool:
 
 
 def died(event: CallEnded) -> str:
-    """What is said of a process that died while it ran a call."""
     why = summary("crashed", event.error).removeprefix("TaskCrashed: ").partition(". ")[0]
     return why or f"the process that ran {event.name} died"
 
 
 SAMPLES = 20_000
-"""How many figures of a kind are kept."""
 
 Point = tuple[float, float]
 
 
 class Curve:
-    """Figures in their order, the newest of them kept."""
-
     __slots__ = ("at", "values")
 
     def __init__(self) -> None:
@@ -159,7 +146,6 @@ class Curve:
         self.values: list[float] = []
 
     def add(self, at: float, value: float) -> None:
-        """One more figure; what is no number is left out."""
         if not math.isfinite(value) or not math.isfinite(at):
             return
         self.at.append(at)
@@ -168,7 +154,6 @@ class Curve:
             del self.at[:SAMPLES], self.values[:SAMPLES]
 
     def points(self, most: int, since: float = -math.inf) -> list[Point]:
-        """The curve from `since` on, with at most so many points."""
         first = 0 if since == -math.inf else bisect_left(self.at, since)
         return thinned(list(zip(self.at[first:], self.values[first:], strict=True)), most)
 
@@ -186,7 +171,6 @@ def thinned(found: Sequence[Point], most: int) -> list[Point]:
 
 
 def _short(point: Point) -> Point:
-    """A point with as many digits as can be seen."""
     at, value = point
     return round(at, 2), float(f"{value:.5g}")
 
@@ -216,8 +200,6 @@ class _Node:
 
 
 class PageModel:
-    """The state of one pool, as the page asks for it."""
-
     def __init__(self, pool: str) -> None:
         self.pool, self.killed, self._pool = pool, False, PoolState()
         self.began = self.last = 0.0
@@ -233,7 +215,6 @@ class PageModel:
         self._skipped = Skipped("")
 
     def apply(self, found: Iterable[Event]) -> None:
-        """Takes in what has happened."""
         for event in found:
             self.began = self.began or event.time
             self.last = max(self.last, event.time)
@@ -252,7 +233,6 @@ class PageModel:
     # answers
 
     def summary(self, now: float) -> dict[str, Any]:
-        """What stands at the top of the page."""
         over = self.state in ("closed", "killed")
         pool, hourly = self._pool, self._pool.hourly or 0.0
         return {
@@ -282,7 +262,6 @@ class PageModel:
         }
 
     def nodes(self, since: float = 0.0, first: int = 0, last: int | None = None) -> list[dict[str, Any]]:
-        """Every node; those from place `first` to before `last` with their figures over time, from `since` on."""
         found = sorted(self._pool.nodes.items())
         shown = range(first, len(found) if last is None else last)
         return [
@@ -330,22 +309,18 @@ class PageModel:
     def calls(
         self, text: str = "", node: int | None = None, outcome: str = "", before: int | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Calls, the newest first: those whose name, arguments or error have `text`; from number `before` down."""
         return self._calls.search(text, node, outcome, before, limit)
 
     def call(self, id: str) -> dict[str, Any] | None:
-        """All that is known of one call."""
         found = self._calls.details(id)
         return None if found is None else {**found, "output": self._lines.of_call(id)}
 
     def output(
         self, text: str = "", node: int | None = None, call: str = "", before: int | None = None, limit: int = 300
     ) -> list[dict[str, Any]]:
-        """Lines of output, the newest first."""
         return self._lines.search(text, node, call, before, limit)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What bodies have reported, as curves, one for each call."""
         found = self._reports.curves()
         for each in found:
             call = self._calls.get(each["call"]) if each["call"] else None
@@ -353,7 +328,6 @@ class PageModel:
         return found
 
     def moments(self, before: int | None = None, limit: int = 300) -> list[dict[str, Any]]:
-        """Warnings, nodes that came and went, steps of opening: the newest first."""
         gone = self._said - len(self._moments)
         found = list(self._moments)
         last = self._said if before is None else max(gone, min(before, self._said))
@@ -462,7 +436,6 @@ class PageModel:
         return sum(self._recent[at] for at in range(last - _WINDOW, last)) / _WINDOW
 
     def _broadcasts(self, start: float, end: float, tick: float, now: float) -> list[dict[str, Any]]:
-        """Broadcasts in a window of time that are wide enough to be seen, with times counted from `start`."""
         found: list[dict[str, Any]] = []
         for each in reversed(self._calls.broadcasts.values()):
             told = each.told()
@@ -516,25 +489,20 @@ class _Line(NamedTuple):
 
 
 class OutputLines:
-    """Lines in their order; the oldest go when there are too many."""
-
     def __init__(self) -> None:
         self._lines: deque[_Line] = deque(maxlen=_LINES)
         self._written = 0
 
     def add(self, time: float, node: int, stream: str, text: str, call: str | None) -> None:
-        """One more line."""
         self._lines.append(_Line(self._written, time, node, stream, text, call))
         self._written += 1
 
     def of_call(self, call: str) -> list[dict[str, Any]]:
-        """The last lines of a call, in their order."""
         return self.search(call=call, limit=_OF_A_CALL)[::-1]
 
     def search(
         self, text: str = "", node: int | None = None, call: str = "", before: int | None = None, limit: int = 200
     ) -> list[dict[str, Any]]:
-        """Lines that have `text`, the newest first; from number `before` down."""
         wanted, found, room = text.lower(), list[dict[str, Any]](), _CHARACTERS
         newer = 0 if before is None else max(0, self._written - before)
         for line in islice(reversed(self._lines), newer, None):
@@ -571,7 +539,6 @@ class Reports:
         self._seen: dict[str, set[int]] = {}  # what has reported under each name, also what went
 
     def add(self, event: events.Progress, began: float) -> None:
-        """A body has said how far it is; the pool was opened at `began`."""
         where = (event.node, event.rank, event.call)
         for name, value in event.metrics.items():
             self._append(self._curves, (name[:200], *where), event.step, value)
@@ -579,7 +546,6 @@ class Reports:
             self._append(self._shares, ("progress", *where), event.time - began, 100.0 * event.step / event.total)
 
     def curves(self) -> list[dict[str, Any]]:
-        """Those that are kept, with as many points as there is room for, by step or time; `of`: how many there were."""
         found = [("time", key, curve) for key, curve in self._shares.items()]
         found += [("step", key, curve) for key, curve in sorted(self._curves.items(), key=lambda item: item[0][:2])]
         most = min(_OF_A_CURVE, max(20, _POINTS // max(1, len(found))))

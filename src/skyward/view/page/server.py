@@ -58,8 +58,6 @@ _POLICY = (
 
 
 class PageServer:
-    """The page of one pool. It is served by daemon threads of this process until it is closed."""
-
     def __init__(
         self, entry: Entry, flush: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time
     ) -> None:
@@ -84,7 +82,6 @@ class PageServer:
         return f"http://127.0.0.1:{self.port}/?token={token}"
 
     def close(self) -> None:
-        """Stops serving; pages that are open say so."""
         self.closed = True
         self.streams.wake()
         self.streams.wait_ended()
@@ -98,7 +95,6 @@ class PageServer:
         self.streams.wait_shown()
 
     def pause(self, woken: int) -> None:
-        """Waits for the next look at the history."""
         self.streams.pause(woken, _TICK if self._found is None else 0.02)
 
     def key_for(self, token: str) -> str | None:
@@ -112,11 +108,9 @@ class PageServer:
         return None
 
     def admits(self, key: str) -> bool:
-        """Whether a key is one of ours."""
         return any(hmac.compare_digest(known.encode(), key.encode()) for known in self._keys)
 
     def current(self) -> PageModel:
-        """The state of the pool, as new as its history is; a long one is read bit by bit."""
         now = time.monotonic()
         if now - self._read > _LATEST or self._found is not None:
             if self._found is None:
@@ -130,7 +124,6 @@ class PageServer:
         return self.model
 
     def _take(self, until: float) -> bool:
-        """Reads on until that time; whether that was all."""
         assert self._found is not None
         try:
             while batch := list(itertools.islice(self._found, 500)):
@@ -184,7 +177,6 @@ class _Server(ThreadingHTTPServer):
         self._ended, self._ending = socket.socketpair()
 
     def serve(self) -> None:
-        """Accepts connections until it is stopped; in between nothing wakes up."""
         self.socket.setblocking(False)
         with selectors.DefaultSelector() as selector, self._ended:
             selector.register(self.socket, selectors.EVENT_READ)
@@ -204,11 +196,9 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def stop(self) -> None:
-        """Ends `serve`."""
         self._ending.close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection; reading from it waits, as `timeout` says."""
         found, address = super().get_request()
         found.setblocking(True)
         return found, address
@@ -365,7 +355,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _host(text: str) -> str:
-    """The host of `host:port`, with the brackets of an IPv6 address."""
     return text if text.endswith("]") else text.rpartition(":")[0] or text
 
 
@@ -397,18 +386,14 @@ _SHOWN = 0.5  # seconds for pages to ask for the lists that belong to it
 
 
 class Streams:
-    """Streams of events to pages: woken when there is something to be said at once."""
-
     def __init__(self) -> None:
         self.woken = 0
-        """How often all were woken: 0 until the pool, or the page, has ended."""
         self._open: Counter[str] = Counter()
         self._told: set[str] = set()
         self._shown: set[str] = set()
         self._change = threading.Condition()
 
     def begin(self, key: str) -> bool:
-        """One more; False if there are too many."""
         with self._change:
             if self._open.total() >= _MOST:
                 return False
@@ -416,23 +401,19 @@ class Streams:
             return True
 
     def end(self, key: str) -> None:
-        """One less."""
         with self._change:
             self._open[key] -= 1
             self._open += Counter()  # those with none are left out
             self._change.notify_all()
 
     def pause(self, woken: int, seconds: float) -> None:
-        """Waits so long, or until all are woken once more than that."""
         with self._change:
             self._change.wait_for(lambda: self.woken != woken, seconds)
 
     def tell(self, key: str) -> None:
-        """The last state was written to a page."""
         self._mark(self._told, key)
 
     def show(self, key: str) -> None:
-        """A page says that it has all that it needs to show the last state."""
         self._mark(self._shown, key)
 
     def _mark(self, which: set[str], key: str) -> None:
@@ -441,19 +422,16 @@ class Streams:
             self._change.notify_all()
 
     def wake(self) -> None:
-        """Has all of them look at once."""
         with self._change:
             self._told, self._shown = set(), set()
             self.woken += 1
             self._change.notify_all()
 
     def wait_shown(self) -> None:
-        """Waits shortly until all pages show the last state; at once if none is open."""
         with self._change:
             if self._change.wait_for(lambda: self._open.keys() <= self._told, _TOLD):
                 self._change.wait_for(lambda: self._open.keys() <= self._shown, _SHOWN)
 
     def wait_ended(self) -> None:
-        """Waits shortly until no stream is open."""
         with self._change:
             self._change.wait_for(lambda: not self._open, _SHOWN)

@@ -27,16 +27,12 @@ Block = list[Any]
 
 @dataclass(slots=True)
 class _Class:
-    """Calls of about the same length, in the order in which they began."""
-
     starts: list[float] = field(default_factory=list[float])
     calls: list[Attempt] = field(default_factory=list[Attempt])
     longest: float = 0.0
 
 
 class Timeline:
-    """The calls of a node; told when they begin and end."""
-
     def __init__(self) -> None:
         self.rows: list[float] = []  # until when each is taken
         self.running: dict[int, Attempt] = {}
@@ -47,7 +43,6 @@ class Timeline:
         self._levels: set[int] = set()
 
     def begin(self, call: Attempt) -> None:
-        """A call has begun, now or a while ago: it gets a row."""
         at = call.began + _JITTER
         free = next((row for row, until in enumerate(self.rows) if until <= at), len(self.rows))
         call.row = min(free, ROWS - 1)
@@ -62,7 +57,6 @@ class Timeline:
         self._forget(call)
 
     def end(self, call: Attempt) -> None:
-        """A call has ended, as it says itself."""
         until = call.ended if call.ended is not None else call.began
         self.running.pop(call.number, None)
         self.rows[call.row] = until
@@ -88,7 +82,6 @@ class Timeline:
         return [block for block in found if block[2] >= start and block[1] <= end]
 
     def _across(self, before: float, start: float, end: float) -> list[Attempt]:
-        """Calls that began before a time, and were not over at `start`."""
         found = [call for call in self.running.values() if call.began < before]
         for same in self._lengths.values():
             low = bisect_left(same.starts, start - same.longest)
@@ -116,7 +109,6 @@ class Timeline:
 
 
 def _merged(calls: Iterable[Attempt], tick: float, now: float) -> list[Block]:
-    """Calls as blocks; those that are shorter than a `tick` and follow each other in a row are one."""
     shown: dict[int, Block] = {}
     return list(_made(calls, tick, now, shown))
 
