@@ -404,12 +404,10 @@ class PluginError(SkywardError):
 
 
 def _where(node: int, rank: int | None) -> str:
-    """The node, and the rank where nodes have several: it is None where the node's number says it."""
     return f"node {node}" if rank is None else f"rank {rank} (node {node})"
 
 
 def _again(attempt: int) -> str:
-    """Which attempt it was, where there were others; the first has the number 0."""
     return f" (attempt {attempt + 1})" if attempt else ""
 
 

@@ -56,16 +56,12 @@ __all__ = [
 
 
 class Post(Record):
-    """Send messages to a node, in one frame."""
-
     node: int
     messages: list[Message]
     buffers: list[Any]
 
 
 class Emit(Record):
-    """Tell listeners of an event."""
-
     event: events.Event | Chunk
 
 
@@ -73,15 +69,11 @@ class Emit(Record):
 
 
 class Load(Record):
-    """Have a node get the large arguments of a call."""
-
     node: int
     files: Mapping[str, Blob]
 
 
 class Feed(Record):
-    """Begin to send the streams among the arguments of a call."""
-
     call: Call
     node: int
 
@@ -117,8 +109,6 @@ class RecordEnd(Record):
 
 
 class Discard(Record):
-    """Remove the blobs of a result that nobody waits for."""
-
     metadata: dict[str, Any]
 
 
@@ -126,16 +116,12 @@ class Discard(Record):
 
 
 class Fetch(Record):
-    """Have a node get a result from other nodes."""
-
     node: int
     blobs: Sequence[Blob]
     sources: Sequence[int]
 
 
 class Upload(Record):
-    """Send a node a result that it cannot get from other nodes."""
-
     node: int
     files: Mapping[str, Blob]
 
@@ -149,8 +135,6 @@ class Got(Record):
 
 
 class GetFailed(Record):
-    """A result cannot be brought here."""
-
     future: CallFuture[Any]
     error: BaseException
 
@@ -162,8 +146,6 @@ class Release(Record):
 
 
 class Free(Record):
-    """Nobody wants a result any more: remove it from nodes and from here."""
-
     key: str
     nodes: Sequence[int]
     paths: Sequence[str]
@@ -171,20 +153,14 @@ class Free(Record):
 
 
 class Unblock(Record):
-    """What a call waited for is there, or will never be."""
-
     call: Call
 
 
 class MakeAgain(Record):
-    """Start the call again that makes a lost result."""
-
     call: Call
 
 
 class Unwanted(Record):
-    """Stop a call whose result nobody wants."""
-
     call: Call
 
 
@@ -199,8 +175,6 @@ class CallBack(Record):
 
 
 class Reconnect(Record):
-    """Try to connect to a node again."""
-
     node: int
 
 
@@ -229,15 +203,11 @@ class SharedLost(Record):
 
 
 class Lose(Record):
-    """A node is gone with the calls that it had."""
-
     node: int
     reason: str
 
 
 class Stall(Record):
-    """Stop a call whose ranks wait for each other."""
-
     call: Call
     error: Stalled
 
@@ -246,7 +216,6 @@ _OfKept = Post | Emit | Discard | Fetch | Upload | Got | GetFailed | Release | F
 _OfNodes = Post | Emit | Reconnect | Renounce | Inquire | ForgetBlobs
 
 Action = _OfKept | _OfNodes | Load | Feed | Settle | Fail | KeepFailed | RecordEnd | SharedLost
-"""What the engine is to do."""
 KeptAction = _OfKept | Unblock | MakeAgain | Unwanted | CallBack
 NodeAction = _OfNodes | Lose
 StallAction = Post | Emit | Stall

@@ -34,12 +34,9 @@ class StreamActions:
     post: Callable[[int, list[Any]], None]
     closed: Callable[[Call], None]
     defer: Callable[..., None]
-    """Has something done when no lock is held."""
 
 
 class Arrivals:
-    """Handles those messages of nodes; the engine's `Receiver` calls it, with the engine's lock held."""
-
     def __init__(self, plan: PoolSettings, core: Core, uploads: Uploads, streams: StreamActions) -> None:
         self._plan, self._core, self._uploads, self._streams = plan, core, uploads, streams
         self._parts = Parts(plan.directory)

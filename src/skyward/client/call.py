@@ -69,7 +69,6 @@ class CallFuture(UserFuture[T]):
         self.settle({"blobs": {str(index): file for index, file in enumerate(named)}}, [b""] * len(named))
 
     def fulfil(self, value: Any) -> bool:
-        """Sets the result; False if the future was cancelled meanwhile."""
         try:
             self.set_result(value)
         except InvalidStateError:
@@ -77,7 +76,6 @@ class CallFuture(UserFuture[T]):
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """Sets the exception; False if the future was cancelled meanwhile."""
         try:
             self.set_exception(error)
         except InvalidStateError:
@@ -85,7 +83,6 @@ class CallFuture(UserFuture[T]):
         return True
 
     def _load(self) -> None:
-        """Unpickles the result once; a failure becomes the future's exception."""
         with self._loading:
             packed: Any = self._result
             if not isinstance(packed, _Packed):
@@ -244,7 +241,6 @@ class Call:
 
     @property
     def movable(self) -> bool:
-        """False for a rank of a broadcast, or while an iterator argument is being read."""
         return not self.pinned and not self.inputs
 
     def sending(self, began: float) -> tuple[str, float]:
@@ -252,7 +248,6 @@ class Call:
         return self.gang[0].id if self.gang else "", max(0.0, began - self.made)
 
     def again(self) -> Call:
-        """The next attempt of the call, because its kept result was lost."""
         made = type(self)(self, dict(self.about), self.pieces, self.uploads, {}, self.retries)
         made.attempt, made.needs, made.keeps = self.attempt + 1, self.needs, self.keeps
         made.arguments = self.arguments
@@ -260,7 +255,6 @@ class Call:
 
 
 def _glance(pending: PendingCompute[Any]) -> str:
-    """The arguments in short; of several items of a map, which they are."""
     chunk = pending.chunk
     if not pending.args and not pending.kwargs:
         return ""
@@ -279,7 +273,6 @@ def discard(about: dict[str, Any]) -> None:
 
 
 def unpacked(name: str, about: dict[str, Any], pieces: list[Any], unlink: bool = True) -> Any:
-    """The object that a node sent; its blobs are mapped and, if they are ours to remove, removed."""
     try:
         files = about.get("blobs", {})
         while files:

@@ -91,7 +91,6 @@ _ASK = 30.0
 
 
 def unheard_of(calls: Iterable[Call], connected: Callable[[int], bool], now: float) -> dict[int, list[Call]]:
-    """Calls without news for long, by the connected node that has them."""
     silent: dict[int, list[Call]] = {}
     for call in calls:
         waited = call.node is not None and call.state != "held" and now - call.heard > _ASK
@@ -191,7 +190,6 @@ class ClientCalls:
         return self._taken()
 
     def unfinished(self) -> Iterator[Call]:
-        """Running calls, without streams, which may never end."""
         return (call for call in self.calls.values() if call.stream is None and call.stopping is None)
 
     def streams(self) -> list[Call]:
@@ -202,7 +200,6 @@ class ClientCalls:
         return sorted(found, key=lambda call: (call.stream is not None, call.node is not None))
 
     def stream_closed(self, call: Call, now: float) -> list[Action]:
-        """A body that does not end by itself is stopped."""
         self._now = now
         if call.id not in self.calls or call.node is None:
             return []
@@ -250,14 +247,12 @@ class ClientCalls:
         return self._taken()
 
     def too_large(self, number: int, call_id: str, error: Exception, now: float) -> list[Action]:
-        """The call exceeds the frame size, so no node can get it."""
         call = self._at(number, call_id)
         text = f"{call.name if call else call_id} was not sent: with its arguments it is {error} Send less with one "
         text += "call, and many small arrays as a few large ones."
         return self.failure(number, call_id, (InvalidArgument(text), "error", 0.0), False, now)
 
     def unsendable(self, number: int, blob: str, error: Exception, now: float) -> list[Action]:
-        """Fails the calls that wait there for the buffer."""
         self._now = now
         for call in self.dispatch.at(number):
             if not call.announced and (blob in call.uploads or any(blob.startswith(r.key) for r in call.needs)):
@@ -277,7 +272,6 @@ class ClientCalls:
         return self._taken()
 
     def states(self, number: int, states: dict[str, str], now: float) -> list[Action]:
-        """What a node knows of calls that it was asked about."""
         self._now = now
         for call_id, state in states.items():
             call = self._at(number, call_id)
@@ -392,7 +386,6 @@ class ClientCalls:
         heapq.heappush(self._timers, (self._now + seconds, next(self._count), event, call))
 
     def _ask(self, connected: Callable[[int], bool]) -> None:
-        """Asks nodes about calls without news for long."""
         for number, calls in unheard_of(self.calls.values(), connected, self._now).items():
             for call in calls:
                 call.asked, call.heard = True, self._now
@@ -535,7 +528,6 @@ class ClientCalls:
                 self.kept.made(call, call.node, about, again=again)
 
     def _call_back(self, number: int, result: KeptResult) -> None:
-        """Recalls calls that wait on a node for a result that does not come there."""
         for call in self.dispatch.at(number):
             if call.announced or result not in call.needs:
                 continue

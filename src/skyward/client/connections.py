@@ -66,9 +66,7 @@ class Connection:
     incarnation: str = ""
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     malformed: int = 0
-    """How often it has sent something that is no message of ours."""
     refusals: int = 0
-    """How often in a row its machine has answered that nobody listens there."""
     attached: Link | None = None
     """The link that had a socket last, until its loss is told."""
 
@@ -101,14 +99,11 @@ class Heard(NamedTuple):
 
 
 class Greeted(NamedTuple):
-    """A node's agent has answered our greeting; `Connections.attach` goes on over this socket."""
-
     number: int
     link: Link
     sock: socket.socket
     answer: dict[str, Any]
     first: bool = False
-    """Whether `Connections.connect` was asked for it, not `reconnect`."""
 
 
 class NotReached(NamedTuple):
@@ -215,12 +210,10 @@ class Connections:
         self._no_more_attempts.set()
 
     def renounce(self, number: int) -> None:
-        """Forgets what was sent; a returning agent learns that it had been given up."""
         self._renounced.append(self.peers[number].renounce(self._new_session()))
         self.wake()
 
     def after_fork(self) -> None:
-        """Closes a forked child's copies of the sockets; they belong to the parent."""
         for peer in self.peers:
             if peer.link.sock is not None:
                 os.close(peer.link.sock.detach())
@@ -264,7 +257,6 @@ class Connections:
         self._tell(event)
 
     def _try_reviving(self, number: int) -> None:
-        """Sets up a machine again that answers but has lost everything of ours."""
         if self._revive is not None:
             try:
                 self._revive(number)
@@ -421,7 +413,6 @@ class Connections:
 
 
 def _is_clock_skew(error: Exception) -> bool:
-    """Whether a side finds the other's certificate, which is a few seconds old, not valid by its clock."""
     told = getattr(error, "reason", "")  # of an ssl.SSLError, which pools on this computer do not load
     return told in ("SSLV3_ALERT_BAD_CERTIFICATE", "SSLV3_ALERT_CERTIFICATE_EXPIRED") or (
         told == "CERTIFICATE_VERIFY_FAILED" and getattr(error, "verify_code", 0) in (9, 10)
@@ -470,8 +461,6 @@ def next_try(away: float, *, gone: bool) -> float:
 
 
 class Alone:
-    """Tracks since when no node is reachable; warns after half a minute, then every minute."""
-
     def __init__(self) -> None:
         self._since, self._told = 0.0, 0
         self.over = float("-inf")

@@ -59,7 +59,6 @@ class Core:
         return self.ranks.rank(number, place)
 
     def settle_ranks(self) -> None:
-        """Fixes the number of processes per node, after all nodes have greeted."""
         self.calls.set_ranks(self._plan.ranks(self.nodes.abouts()), self._plan.slots)
         self.nodes.gang = self.nodes.gang or (self._plan.gang and len(self.ranks) > 1)
 
@@ -77,7 +76,6 @@ class Core:
         return self.calls.cancel(call, why, now)
 
     def check_nodes_left(self) -> None:
-        """Raises NodeLost if no node will ever take a call."""
         lost = self.nodes.no_node_left()
         if lost is not None and self.nodes.gang:
             raise NodeLost(lost.number, reason=f"{lost.gone}; the others form no group without it", attempts=0)
@@ -192,7 +190,6 @@ class Core:
         return [Emit(events.Notice(self._plan.pool, f"node {number}: {text}", "warning"))]
 
     def _too_often(self, number: int, now: float) -> bool:
-        """Limits how often listeners hear of a node."""
         left, at = self._allowed[number]
         left = min(_AT_ONCE, left + max(0.0, now - at) * _A_SECOND)
         self._allowed[number] = max(0.0, left - 1), now
@@ -319,8 +316,6 @@ class Core:
 
 
 class ConnectionEvents:
-    """Passes connection events to `Core`, with the engine's lock held."""
-
     def __init__(self, core: Core, connections: Connections) -> None:
         self._core, self._connections = core, connections
         self.first: set[int] = set()

@@ -29,9 +29,7 @@ class Queued(Protocol):
     pinned: bool
     sent: float
     prefers: int | None
-    """The node that has what it takes, if there is one."""
     until: float
-    """How long it waits for that node rather than going to another."""
 
     @property
     def movable(self) -> bool: ...
@@ -79,7 +77,6 @@ class Dispatch(Generic[C]):
         return bool(self._nodes[node].inflight)
 
     def running(self) -> int:
-        """How many calls have a slot; others may wait at their node."""
         return sum(min(node.slots, len(node.inflight)) for node in self._nodes)
 
     def add(self, call: C, *, first: bool = False) -> None:
@@ -95,7 +92,6 @@ class Dispatch(Generic[C]):
         self._nodes[node].inflight[call.id] = call
 
     def next(self, now: float) -> list[tuple[int, C]]:
-        """Takes from the queue what nodes have room for."""
         chosen: list[tuple[int, C]] = []
         while self._queue:
             node = self._roomiest()
@@ -158,25 +154,21 @@ class Dispatch(Generic[C]):
         return chosen
 
     def crowded(self) -> bool:
-        """Whether a node has a backlog, so that `stale` is worth calling."""
         for node in self._nodes:  # noqa: SIM110 - asked at every turn, and a generator takes longer
             if len(node.inflight) > node.slots:
                 return True
         return False
 
     def choosy(self) -> bool:
-        """Whether calls wait for a preferred node."""
         return bool(self._choosy)
 
     def load(self) -> tuple[int, int]:
-        """Waiting calls, and calls on nodes."""
         return len(self._queue), sum(len(n.inflight) for n in self._nodes)
 
     def queue_length(self) -> int:
         return len(self._queue) + sum(max(0, len(n.inflight) - n.slots) for n in self._nodes)
 
     def _suited(self, roomiest: int, now: float) -> tuple[int, C] | None:
-        """The first call of the queue that need not wait for its node, and where it goes."""
         for call in itertools.islice(self._queue.values(), _LOOKED_AT):
             preferred = self._nodes[call.prefers] if call.prefers is not None else None
             if preferred is None or call.prefers is None or not preferred.up:

@@ -85,8 +85,6 @@ _UNTOLD = 5.0  # a node that is started again is there sooner
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Injected dependencies: clock, connections, threads. The simulation has its own."""
-
     clock: Callable[[], float] = time.monotonic
     connections: type[Connections] = Connections
     uploads: type[Uploads] = Uploads
@@ -124,12 +122,10 @@ class Engine:
         self.thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
 
     def totals(self) -> tuple[int, int, int]:
-        """Calls ended, failed, and stopped (neither returned nor failed)."""
         calls = self._core.calls
         return calls.settled, calls.failed, calls.undone - calls.failed
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Calls running, waiting, returned and failed; each ended item of a map counts."""
         with self._lock:
             calls = self._core.calls
             running = calls.dispatch.running()
@@ -177,14 +173,12 @@ class Engine:
             return next(calls.unfinished(), None) is None, stopped
 
     def unfinished(self) -> tuple[int, int]:
-        """Unfinished calls, and streams not read to their end, closed or dropped."""
         with self._lock:
             calls = self._core.calls
             streams = [call.stream for call in calls.streams()]
             return sum(call.items for call in calls.unfinished()), sum(not stream.ended for stream in streams if stream)
 
     def settle(self, seconds: float) -> None:
-        """Waits until the futures of ended calls are resolved."""
         settled = _thread.allocate_lock()
         settled.acquire()
         self._defer(settled.release)
@@ -202,7 +196,6 @@ class Engine:
         self.abandon()
 
     def abandon(self) -> None:
-        """Drops all connections at once; nodes end by themselves."""
         self._refuse_more()
         self._uploads.close()
         self._stopped = True
@@ -292,7 +285,6 @@ class Engine:
         self._core.check_nodes_left()
 
     def _await_up(self, numbers: Sequence[int]) -> None:
-        """Waits for nodes that are restarting, being replaced or unreachable; raises for a lost one."""
         began, told, patience = self._clock(), False, max(_PATIENCE, self._plan.lease)
         while True:
             self._check_open()
@@ -529,12 +521,10 @@ class Engine:
             return False
 
     def vacancy(self) -> int:
-        """The number of the next late node."""
         with self._lock:
             return len(self._core.nodes.present)
 
     def admit(self, node: int) -> bool:
-        """Waits until ranks may change, then makes room for a node; False if the pool is closed."""
         with self._lock:
             while not self._closing:
                 admitted, actions = self._core.admit(node, self._clock())
@@ -578,7 +568,6 @@ class Engine:
     # results and objects that stay on nodes, and files there
 
     def forget(self, keys: Sequence[str], unused: Callable[[], Sequence[str]]) -> None:
-        """Tells nodes to drop objects without a Ref, and unused blobs."""
         with self._lock:
             if self._closing:
                 return
@@ -629,7 +618,6 @@ class Engine:
                 self._tell_kept("release", result)
 
     def _check_files(self, results: Sequence[KeptResult]) -> None:
-        """Has results made again whose files, on this computer, somebody has removed."""
         for result in results if self._plan.local else ():
             if result.state == "there" and not all(os.path.exists(path) for path, _ in result.blobs):
                 self._tell_kept("vanished", result)
@@ -639,11 +627,9 @@ class Engine:
 
     @property
     def pushing(self) -> threading.Lock:
-        """Held during a push; one per pool at a time."""
         return self._transfers.pushing
 
     def file_nodes(self) -> dict[int, str]:
-        """Joined nodes with the reason if lost, else empty."""
         with self._lock:
             self._check_open()
             return {node.number: node.gone for node in self._core.nodes.present}

@@ -58,8 +58,6 @@ class _Piece(NamedTuple):
 
 
 class Push:
-    """Sends one file or folder to `nodes`, one of each machine."""
-
     def __init__(self, engine: Engine, store: Store, nodes: Sequence[int], local: bool) -> None:
         self._engine, self._store, self._nodes, self._local = engine, store, nodes, local
         self._under_way: deque[_Piece] = deque()
@@ -136,7 +134,6 @@ class Push:
                 piece.asked.append((node, order, self._engine.ask_files(node, order)))
 
     def _settle(self) -> None:
-        """Waits until the oldest piece is written everywhere, then frees it."""
         piece = self._under_way[0]
         for node, order, answers in piece.asked:
             for attempt in range(_TRIES):
@@ -154,7 +151,6 @@ class Push:
         self._tell(piece.size)
 
     def _written(self, piece: _Piece, node: int, answers: Answers) -> bool:
-        """Whether a node has written a piece; if not, it has to be asked again."""
         try:
             missing = answers.next()[0].get("missing")
         except TransferError:
@@ -261,8 +257,6 @@ class _Wanted(NamedTuple):
 
 
 class Pull:
-    """Fetches one file or folder from a node; `warn` tells the user what is not as expected."""
-
     def __init__(self, engine: Engine, node: int, warn: Callable[[str], None]) -> None:
         self._engine, self._node, self._warn = engine, node, warn
         self._changed: list[str] = []
@@ -384,7 +378,6 @@ class Pull:
 
 
 def _batches(wanted: Sequence[tuple[Entry, str, int]]) -> list[list[_Wanted]]:
-    """What is asked for at once: a part of a large file, or many small files."""
     batches: list[list[_Wanted]] = []
     room = 0
     for entry, name, at in wanted:
@@ -414,8 +407,6 @@ Post = Callable[[int, list[Message], Sequence[Any]], None]
 
 
 class Answers:
-    """The answers of a node to one question."""
-
     def __init__(self, node: int, path: str = "") -> None:
         self.node, self.path = node, path
         self.count = 0
@@ -425,7 +416,6 @@ class Answers:
         self._came.put(came)
 
     def next(self) -> tuple[dict[str, Any], list[Any]]:
-        """Waits for the next answer; raises TransferError if the node says that it cannot, or if it is lost."""
         came = self._came.get()
         if isinstance(came, SkywardError):
             raise came
@@ -436,8 +426,6 @@ class Answers:
 
 
 class Transfers:
-    """Part of an engine, which holds its lock."""
-
     def __init__(self, post: Post) -> None:
         self._post = post
         self._numbers = itertools.count(1)

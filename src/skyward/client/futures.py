@@ -65,7 +65,6 @@ class Listeners:
         self.worker = Worker("skyward-events")
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Has `listener` called with every event from now on; returns a function that ends this."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -106,7 +105,6 @@ class Listeners:
         worker.submit(self._deliver, event, listeners)
 
     def _leave_out(self, event: Event, listeners: tuple[Listener, ...]) -> bool:
-        """Whether there is no room for an event; once there was none, only when half of what waited was heard."""
         behind = self.worker.submitted - self.worker.finished
         with self._lock:
             full = behind >= (_MOST_EVENTS // 2 if self._left_out else _MOST_EVENTS)
@@ -124,7 +122,6 @@ class Listeners:
         self.worker.wait(self.worker.submitted, seconds)
 
     def close(self, seconds: float) -> None:
-        """Has listeners hear what is left, for so many `seconds`, and ends their thread."""
         self.worker.close(seconds)
         left_out, self._left_out = self._left_out, 0
         if left_out:
@@ -155,8 +152,6 @@ class Listeners:
 
 
 class UserCode:
-    """The threads that run a pool's user functions."""
-
     def __init__(self) -> None:
         self.callbacks = Worker("skyward-callbacks", _PATIENCE)
         self.listeners = Listeners()
@@ -198,7 +193,6 @@ class UserFuture(AwaitableFuture[T]):
         return self._state in _ENDED
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled; as `done`."""
         return self._state in _CANCELLED
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -219,7 +213,6 @@ class UserFuture(AwaitableFuture[T]):
         return self.done()
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Has `fn` called on a thread for callbacks; at once and in this thread if the future is done."""
         user = self.user
         if user is None:
             super().add_done_callback(fn)
@@ -260,7 +253,6 @@ class UserFuture(AwaitableFuture[T]):
         return super().exception()
 
     def cancel(self) -> bool:
-        """Cancels what the future stands for; False if it has ended already."""
         if not super().cancel():
             return False
         self._wake()
@@ -333,7 +325,6 @@ class Worker:
         self.finished = 0
 
     def submit(self, act: Callable[..., object], *args: Any) -> None:
-        """Has a function run; returns at once."""
         with self._changed:
             self._queue.append((act, args))
             self.submitted += 1
@@ -369,7 +360,6 @@ class Worker:
         self._closed = False
 
     def close(self, seconds: float) -> None:
-        """Runs what is left and ends the threads; leaves behind what takes longer than `seconds`."""
         deadline = self._clock() + seconds
         with self._changed:
             self._closed = True
@@ -382,7 +372,6 @@ class Worker:
                 self._changed.wait(left)
 
     def _grow(self) -> None:
-        """Starts a thread if there is work and none is free for it, or none would be when the running one is stuck."""
         if self._queue and not self._idle and (self._patience is not None or not self._threads):
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._threads.add(thread)
@@ -417,7 +406,6 @@ class Worker:
         return None if self._patience is None else max(0.0, self._began + self._patience - self._clock())
 
     def _run_next(self) -> bool:
-        """Runs a function, with the lock released; False if another thread does the rest."""
         act, args = self._queue.popleft()
         self._turn += 1
         turn, self._began = self._turn, self._clock()
@@ -450,8 +438,6 @@ class Worker:
 
 
 class Deferred:
-    """A queue of calls, filled by any thread and done by one."""
-
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._ended = False

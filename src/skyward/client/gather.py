@@ -265,7 +265,6 @@ class _Results(Iterator[T]):
         return self._read(future)
 
     def poll(self, wake: Callable[[], None]) -> tuple[Callable[[], T], bool] | None:
-        """What gives the next result or raises, and whether it takes no time worth a thread; as `Consumer.poll`."""
         if not self._watched:  # now, since only readers in asyncio need it
             self._watched = True
             for future in self._futures:
@@ -364,7 +363,6 @@ def _cancel(futures: Sequence[Future[Any]]) -> None:
 
 
 Later = Callable[[float, Callable[[], None]], None]
-"""Has something done after so many seconds."""
 
 _EVERY = 0.25
 _numbers = itertools.count(1)
@@ -408,7 +406,6 @@ class GroupCounter:
             when_done(future, self.ended)
 
     def ended(self, future: Any) -> None:
-        """One more future has ended, and it is over when all have; cheap, since it is told of every call of a group."""
         with self._lock:
             self._follows = self._untold = True
             if future._state != "FINISHED":
@@ -480,8 +477,6 @@ P = ParamSpec("P")
 
 
 class PoolExecutor(Executor):
-    """Submits plain functions to a pool."""
-
     def __init__(self, send: Callable[[Sequence[PendingCompute[Any]]], Sequence[Future[Any]]]) -> None:
         self._send = send
         self._lock = threading.Lock()
@@ -489,7 +484,6 @@ class PoolExecutor(Executor):
         self._shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Sends a call to one node."""
         known = as_compute(fn)
         plain = known.fn if isinstance(known, Compute) else known
         if isinstance(plain, PendingCompute):
@@ -521,7 +515,6 @@ class PoolExecutor(Executor):
         raise TypeError("pool.executor is no method: `pool.executor.submit(fn, x)`, without brackets after its name.")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more calls; the pool itself stays open."""
         with self._lock:
             self._shut = True
             pending = set(self._pending)

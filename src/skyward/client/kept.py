@@ -89,11 +89,9 @@ class Kept:
             self.results[call.keeps.key] = call.keeps
 
     def trouble(self, call: Call) -> KeptResult | None:
-        """What a call takes and will never get."""
         return next((result for result in call.needs if result.error is not None), None)
 
     def block(self, call: Call) -> bool:
-        """False if everything that it takes exists."""
         call.lacks = {result.key for result in call.needs if result.state == "making"}
         for result in call.needs:
             if result.key in call.lacks:
@@ -153,7 +151,6 @@ class Kept:
             raise Malformed("a kept result under the name of another")
 
     def leftover(self, about: dict[str, Any]) -> dict[str, Any]:
-        """What there is to be removed here of a result that nobody waits for: nothing, if it has stayed on its node."""
         return {} if "kept" in about and not self._local else about
 
     def made(self, call: Call, number: int, about: dict[str, Any], *, again: bool) -> None:
@@ -185,7 +182,6 @@ class Kept:
         result.uses += 1
 
     def release(self, result: KeptResult) -> None:
-        """Frees the result when nobody wants it any more."""
         result.uses -= 1
         if result.uses > 0:
             return
@@ -209,12 +205,10 @@ class Kept:
                 self._ask_again(result, future)
 
     def vanished(self, result: KeptResult) -> None:
-        """On this computer, where nodes share their files, somebody has removed those of a result."""
         result.where.clear()
         self._gone(result, result.node, "its files were removed by another program")
 
     def need(self, number: int, name: str) -> None:
-        """A node could not get a part of a result from the others."""
         result = self.results.get(name[:KEY])
         if result is None:
             return  # whoever needed it has ended

@@ -21,7 +21,6 @@ _LONGEST_NAME = 1000
 
 
 def checked_about(greeting: dict[str, Any]) -> dict[str, Any]:
-    """An agent's greeting, if what it says of its machine can be used."""
     _look(greeting, _ABOUT, (), "a greeting")
     return greeting
 
@@ -279,4 +278,3 @@ CHECKS: dict[str, Check] = {
     "sample": _sample,
     "standing": _standing,
 }
-"""What is looked into, by the kind of the message."""

@@ -40,7 +40,6 @@ class Nodes:
         there = plan.nodes if plan.present is None else plan.present
         self.all = [Node(i, "opening" if i < there else "absent") for i in range(plan.nodes)]
         self.gang = plan.gang
-        """Whether runners are part of groups."""
         self.tainted = False
         """Whether all runners are to be made again, since one of a group is gone."""
         self.closing = False
@@ -120,7 +119,6 @@ class Nodes:
             self._emit(events.Notice(self._plan.pool, text))
 
     def renew(self, now: float) -> list[NodeAction]:
-        """Restarts the runners of all nodes, with new ports of the head."""
         self._now = now
         self._renew()
         return self._taken()
@@ -252,7 +250,6 @@ class Nodes:
     def vacate(
         self, number: int, occupied: Callable[[Iterable[int]], bool], now: float
     ) -> tuple[bool, list[NodeAction]]:
-        """Takes a node out whose place another machine takes; False while that would end a call."""
         self._now = now
         node = self.all[number]
         # of a group, all are made again then
@@ -361,7 +358,6 @@ class Nodes:
 
     @property
     def present(self) -> list[Node]:
-        """Without missing nodes that have not joined."""
         return [n for n in self.all if n.state not in ("absent", "joining")]
 
     def joining(self) -> bool:
@@ -405,7 +401,6 @@ class Nodes:
         return lost[0] if lost and (self.gang or len(lost) == len(self.present)) else None
 
     def check(self) -> None:
-        """Raises what is wrong with a node, while a pool is opened."""
         for node, about in zip(self.all, self.abouts(), strict=True):
             if error := node.error or (self._plan.refusal(node.number, about) if about else None):
                 raise error
@@ -482,13 +477,9 @@ class Node:
     number: int
     state: str = "opening"
     before: str = "opening"
-    """The state in which its connection broke."""
     gone: str = ""
-    """Why it was given up."""
     away: float = 0.0
-    """Since when there is no connection."""
     leaving: float = 0.0
-    """When its machine will be taken away."""
     awaited: float = 0.0
     """Until when it may be back, though it was given up: its machine may be booting, and is set up again then."""
     refusals: int = 0

@@ -143,7 +143,6 @@ def _misses_torchrun(error: BaseException) -> bool:
 
 
 def missing_module(module: str) -> str:
-    """What to do about a module that a node lacks."""
     package = _package(module)
     pip = f"sky.Image(pip=[{package or module!r}])"
     if module in _PLUGINS:
@@ -172,7 +171,6 @@ def _package(module: str) -> str | None:
 
 @functools.cache
 def _installed() -> Mapping[str, list[str]]:
-    """The packages that modules come from, on this computer; finding them reads a file of each package, so once."""
     from importlib import metadata
 
     return metadata.packages_distributions()
@@ -275,7 +273,6 @@ def note_call(error: BaseException, index: int, calls: Sequence[PendingCompute[A
 
 
 def note_items(error: BaseException, each: PendingCompute[Any], items: Sequence[Any], start: int) -> None:
-    """Notes which items of a map, from index `start` on, a call had that gave no result."""
     first, last = (f"{name_of(each.fn)}({brief(item)})" for item in (items[0], items[-1]))
     if len(items) == 1:
         noted(error, f"item {start}: {first}")
@@ -290,7 +287,6 @@ def partial_of(error: BaseException) -> dict[int, Any]:
 
 
 def say_how_many(error: BaseException, count: int, what: str) -> None:
-    """Notes how many of `count` had finished."""
     if isinstance(getattr(error, "partial", None), dict) and count > 1:
         finished = len(partial_of(error))
         noted(error, f"{finished} of {count} {what} had finished: see `partial` of this exception, results by index.")

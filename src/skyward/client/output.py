@@ -50,15 +50,11 @@ _MARK = MARK.encode()
 
 
 class Chunk:
-    """Output of a node, kept as bytes until the listeners' thread splits it."""
-
     __slots__ = ("events", "taken")
 
     def __init__(self, events: Callable[[bool], Iterable[Event]], taken: Callable[[], None]) -> None:
         self.events = events
-        """What has happened, in order; without output if that is not wanted."""
         self.taken = taken
-        """Called when listeners have heard all of it."""
 
 
 def output_window(nodes: int) -> int:
@@ -119,7 +115,6 @@ class Lines:
         return found
 
     def _after_bar(self, line: bytes, found: list[tuple[str, bool]], *, rewrites: bool = False) -> bytes:
-        """A line, joined to the bar that it rewrites or ends; another line leaves the bar as it was."""
         bar, self._bar = self._bar, b""
         if bar and not (rewrites or bar.endswith(b"\r") or line.startswith(b"\r")):
             found.append((_settled(bar), False))
@@ -132,7 +127,6 @@ class Lines:
         return [(text, True)] if text else []
 
     def _cut(self) -> str:
-        """The beginning of a line that is too long."""
         if (at := self._rest.find(_MARK)) > 0:
             cut = at
         else:
@@ -147,8 +141,6 @@ class Lines:
 
 
 class Transcript:
-    """All that one node writes, taken apart by stream and call."""
-
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str | None], Lines] = {}
 
@@ -173,7 +165,6 @@ def _settled(line: bytes) -> str:
 
 
 def _last_state(line: bytes) -> int:
-    """Where the last state that has any text begins."""
     return line.rstrip(b"\r").rfind(b"\r") + 1
 
 
@@ -194,7 +185,6 @@ def snapshot() -> dict[str, Any]:
 
 
 def warning_filters() -> list[Filter]:
-    """The filters of this program, as nodes are told of them."""
     found: list[Filter] = []
     for action, message, category, module, line in cast("list[Any]", warnings.filters):
         text: str | None = rf"{re.escape(message)}\Z" if isinstance(message, str) else getattr(message, "pattern", None)
@@ -214,7 +204,6 @@ class Watch:
         self._news: dict[str, Any] | None = None
 
     def news(self) -> dict[str, Any] | None:
-        """What a call takes along: nothing, as long as nodes know it all."""
         if (
             _levels_mark() is not self._levels
             or self._handlers != len(logging.root.handlers)
@@ -238,7 +227,6 @@ def _levels_mark() -> object:
 
 
 def relay_records(event: Log) -> None:
-    """Hands a record of a node to the handlers of this program, as if it had been logged here."""
     rank = "" if event.rank in (None, event.node) else f" rank-{event.rank}"
     record = logging.makeLogRecord(
         {
@@ -324,7 +312,6 @@ def is_repeated(event: Warned, seen: set[tuple[Any, ...]]) -> bool:
 
 
 def _action_for(event: Warned) -> str:
-    """What the filters of this program say of a warning, wherever in it that was given."""
     for action, message, category, module, line in cast("list[Any]", warnings.filters):
         fits = (
             f"{category.__module__}:{category.__qualname__}" in event.kinds
@@ -337,7 +324,6 @@ def _action_for(event: Warned) -> str:
 
 
 def _category(kinds: Sequence[str]) -> type[Warning]:
-    """The nearest of the categories that this program has."""
     for kind in kinds:
         module, _, name = kind.partition(":")
         try:

@@ -63,7 +63,6 @@ class Packing:
         self._refs: Refs
 
     def refs(self, keeper: Keeper) -> Refs:
-        """What makes Refs to objects that these calls may use."""
         self._refs = Refs(self._packer, self._store, keeper)
         return self._refs
 
@@ -93,7 +92,6 @@ class Packing:
         return made
 
     def copies(self, pending: PendingCompute[Any], count: int, attempt: int, inner_retries: int) -> list[Call]:
-        """The same call several times over the same bytes, for a broadcast."""
         first = self.calls([pending], 0, inner_retries)[0]
         if first.inputs and count > 1:
             self.drop([first])
@@ -114,13 +112,11 @@ class Packing:
         return [first, *rest]
 
     def drop(self, calls: Sequence[Call]) -> None:
-        """Lets go of what calls, and calls among their arguments, need that were packed and never sent."""
         for call in calls:
             self._store.release(call.uploads)
             self.drop(call.inner)
 
     def _made(self, item: PendingCompute[Any], batch: _Batch, result: KeptResult | None = None) -> Call:
-        """One call; `result` is what it makes, if it is an argument of another."""
         streams = streamed_parameters(item)
         fn, args, kwargs = unbound(item)
         if result is not None:
@@ -280,7 +276,6 @@ class _Annotated(NamedTuple):
 
 
 def _iterator_annotations(fn: Callable[..., Any]) -> _Annotated | None:
-    """What is known of a function's parameters; None when none of them is an iterator."""
     if not isinstance(fn, FunctionType):
         return _read_annotations(fn)
     known = _annotations.get(fn, _NOTHING)
@@ -330,7 +325,6 @@ _KINDS = (
 
 
 def unbound(call: PendingCompute[Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The plain function of a call, with a method's object and a partial's arguments put among the arguments."""
     fn, args, kwargs = call.fn, call.args, dict(call.kwargs)
     while True:
         if isinstance(fn, functools.partial):
@@ -375,8 +369,6 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """What knows the nodes that keep objects."""
-
     def forget(self, keys: Sequence[str], unused: Callable[[], Sequence[str]]) -> None: ...
 
     def get_kept(self, result: KeptResult, future: CallFuture[Any]) -> None: ...
@@ -385,13 +377,10 @@ class Keeper(Protocol):
 
 
 class Refs:
-    """Makes the Refs of one pool."""
-
     def __init__(self, packer: Packer, store: blobs.Store, keeper: Keeper) -> None:
         self._packer, self._store, self._keeper = packer, store, keeper
 
     def put(self, value: T) -> Ref[T]:
-        """Packs an object; it travels with the first call that uses it, to each machine once."""
         with collected(self._store) as inner:
             head, buffers = self._packer.pack(value, "the object")
         pieces = [head, *buffers]
@@ -403,7 +392,6 @@ class Refs:
         return Ref(key, words, self._store, get, later, size, kept, list(inner.values()))
 
     def kept(self, result: KeptResult, words: str) -> Ref[Any]:
-        """The Ref to a result that stays on its node."""
         result.uses += 1
         drop = partial(_drop_later, os.getpid(), partial(self._keeper.release_kept, result))
         get = partial(_brought, self._store, self._keeper, result)

@@ -53,11 +53,9 @@ class Rank:
     returned: bool = False
     stack: Stack | None = None
     helpers: tuple[tuple[Frame, ...], ...] = ()
-    """Where the other threads of its process stand."""
     cpu: float | None = None
     """The share of a core that its process has used since it was looked at before; None if that is not known."""
     collectives: int | None = None
-    """How many collectives its process has entered, where the framework counts them."""
     entered: bool = False
     """Whether it has entered another one since it was looked at before."""
     shard: tuple[int, ...] | None = None
@@ -81,7 +79,6 @@ class Rank:
 
 
 def judge(ranks: Sequence[Rank]) -> Finding:
-    """Whether a broadcast, or a call to one node, gets anywhere."""
     left = [rank for rank in ranks if not rank.returned]
     if not left or not all(rank.idle for rank in left):
         return "going on"
@@ -91,7 +88,6 @@ def judge(ranks: Sequence[Rank]) -> Finding:
 
 
 def sentence(name: str, ranks: Sequence[Rank]) -> str:
-    """Which ranks have returned, where the others stand, and what the likely cause is."""
     returned = [rank.rank for rank in ranks if rank.returned]
     parts = [f"{_listed(returned)} returned"] if returned else []
     places: dict[str, list[int]] = {}
@@ -103,7 +99,6 @@ def sentence(name: str, ranks: Sequence[Rank]) -> str:
 
 
 def cause(ranks: Sequence[Rank]) -> str:
-    """Why ranks wait for each other, as far as it can be known; empty where nothing is."""
     left = [rank for rank in ranks if not rank.returned]
     if len(ranks) == 1:
         return (
@@ -156,7 +151,6 @@ def _counted(ranks: Sequence[Rank]) -> str:
 
 
 def _listed(ranks: Sequence[int], one: str = "has", more: str = "have") -> str:
-    """Numbers of ranks with their verb; long lists are cut short."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown} {one}" if len(ranks) == 1 else f"ranks {shown} {more}"
 
@@ -187,16 +181,12 @@ class _Watch:
     calls: Sequence[Call]
     began: float
     returned: int = 0
-    """How many ranks had returned when it was looked at last."""
     changed: float = 0.0
-    """When a rank last returned or sent something."""
     survey: Survey | None = None
     looked: float = 0.0
     pause: float = 0.0
     before: dict[str, _Seen] = field(default_factory=dict[str, "_Seen"])
-    """What was seen of each call when it was looked at before."""
     stuck: int = 0
-    """How many times in a row it was found stuck."""
     told: bool = False
 
 
@@ -223,7 +213,6 @@ class StallWatch:
     def turn(
         self, still: Mapping[str, Call], groups: bool, connected: Callable[[int], bool], now: float
     ) -> list[StallAction]:
-        """Does what is due; `still` are the calls that have not ended."""
         if groups:
             for call in still.values():
                 if call.announced and not call.gang and call.stream is None:
@@ -297,7 +286,6 @@ class StallWatch:
     def _ranks(
         self, watch: _Watch, left: list[Call], survey: Survey, idle: bool, now: float
     ) -> tuple[list[Rank], bool]:
-        """What is known of each rank, and whether any of them has moved since the last time."""
         ranks: list[Rank] = []
         moved = False
         gang = watch.calls[0].about.get("gang", "")
@@ -411,7 +399,6 @@ def _tensorflow(frames: Sequence[Frame], pattern: re.Pattern[str]) -> str:
 
 
 def _inner(frames: Sequence[Frame], pattern: re.Pattern[str]) -> Sequence[Frame]:
-    """The frames at the inner end that are all in files of one kind."""
     at = len(frames)
     while at and pattern.search(frames[at - 1].file):
         at -= 1
@@ -438,7 +425,6 @@ _KINDS = (
 
 
 Body = dict[str, Any]
-"""Where a body stands, as its node says it (`AgentToClient.standing`)."""
 
 
 @dataclass
@@ -469,7 +455,6 @@ class Surveys:
         self._count = itertools.count(1)
 
     def ask(self, nodes: Iterable[int], ids: list[str] | None, now: float) -> tuple[Survey, list[Post]]:
-        """A question to nodes about certain calls, or all, and what is to be sent."""
         survey = Survey(next(self._count), now, set(nodes))
         self._open[survey.request] = survey
         message = ClientToAgent.where(survey.request, ids)

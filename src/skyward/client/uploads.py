@@ -81,7 +81,6 @@ class Uploads:
                     self._upload(node, name)
 
     def need(self, node: int, name: str) -> None:
-        """A node could not get a buffer from its peers, or has dropped it."""
         with self._lock:
             if name in self._files:
                 self._holders.setdefault(name, set()).add(node)
@@ -150,7 +149,6 @@ class Uploads:
                 self._tell_failure(upload.node, upload.name, error)
 
     def _worth_trying(self, upload: _Upload, error: Exception, seconds: float) -> bool:
-        """Whether an upload that failed is tried again; if not, the node no longer counts on it."""
         node, name = upload.node, upload.name
         with self._lock:
             if not self._is_wanted(upload):
@@ -206,15 +204,12 @@ class Uploads:
 
 
 class Parts:
-    """Results that arrive in pieces, put together as files in the client's own directory."""
-
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._incoming = blobs.Incoming(directory)
         self._incomplete: dict[str, str] = {}
 
     def accept(self, name: str, offset: int, total: int, data: Any) -> None:
-        """Writes one piece; a result of which one could not be written has no file, and `place` says why."""
         _check_name(name)
         if offset and name in self._incomplete:
             return  # or there would be a file with a hole in it

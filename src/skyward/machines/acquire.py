@@ -144,8 +144,6 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Prospect:
-    """A candidate and what planning it has brought: a plan, or the reason why there is none."""
-
     candidate: Candidate
     plan: Iterable[Offer] = ()
     why_not: CloudError | None = None
@@ -156,7 +154,6 @@ class Prospect:
 
     @property
     def hourly_cost(self) -> float:
-        """What all nodes cost an hour; infinite where that is not known, or nothing is available."""
         return self.candidate.nodes * self._offers[0].hourly_cost if self.possible else math.inf
 
     @property
@@ -179,8 +176,6 @@ class Prospect:
 
 @dataclass(frozen=True)
 class Plans:
-    """What would be launched for several specs: `prospects` in the order in which they are tried."""
-
     prospects: tuple[Prospect, ...]
     selection: Selection
 
@@ -223,7 +218,6 @@ class Plans:
 
 
 def candidate(spec: Spec, fallback: Provider) -> Candidate:
-    """The spec with its provider, if it can be opened; `fallback` is who it means if it does not say."""
     if isinstance(spec.nodes, tuple):
         raise InvalidArgument(
             f"nodes={spec.nodes!r}: a pool has one number of nodes, and does not grow and shrink. Write "
@@ -243,7 +237,6 @@ def candidate(spec: Spec, fallback: Provider) -> Candidate:
 
 
 def _provider_meant(found: object) -> str:
-    """What to write for a provider that was given by its name, or by its hosts."""
     kinds = {"aws": "sky.AWS()", "ec2": "sky.AWS()", "local": "sky.Local()", "localhost": "sky.Local()"}
     if isinstance(found, str):
         return f"provider={kinds.get(found.lower(), f'sky.SSH(hosts=[{found!r}])')}"
@@ -253,7 +246,6 @@ def _provider_meant(found: object) -> str:
 
 
 def look(candidates: Sequence[Candidate], selection: Selection) -> Plans:
-    """The plans of all candidates, in the order in which they would be tried; creates nothing."""
     return Plans(ordered([_planned(choice) for choice in candidates], selection), selection)
 
 

@@ -224,7 +224,6 @@ def _write(path: Path, text: str) -> None:
 # What a machine does by itself: it ends when nobody renews its lease.
 
 LEASE_FILE = "/run/skyward/lease"
-"""Touching it renews the lease."""
 
 # Counts the machine's own seconds, so that a clock set right after boot ends nothing; sh and nothing else.
 _SCRIPT = Template("""\
@@ -369,7 +368,6 @@ class Claim:
         return (listed and launched) or (self.tagged(tags) and (listed or launched or named))
 
     def tagged(self, tags: Mapping[str, str]) -> bool:
-        """Whether something carries the tags of the pool, which proves nothing."""
         return usable(self.pool) and tags.get(POOL) == self.pool and tags.get(OWNER) == self.owner[:256]
 
     def _tokens(self, kind: str) -> set[str]:
@@ -391,8 +389,6 @@ def remark(pool: str, names: Sequence[str], command: str) -> str:
 
 @dataclass(frozen=True)
 class End:
-    """When a machine ended, and whether its cloud has taken it back."""
-
     time: float
     taken_back: bool = False
 
@@ -424,9 +420,7 @@ class Bill:
     seconds: float
     hourly: Price = field(default_factory=Price)
     taken_back: bool = False
-    """Whether the cloud has ended it, as they do with spot machines."""
     began: float = 0.0
-    """When it was launched, in seconds since 1970; 0 where that is not known."""
 
     @property
     def hourly_cost(self) -> float:
@@ -456,18 +450,14 @@ class Bill:
 
 @dataclass(frozen=True)
 class CloudReceipt(Receipt):
-    """What a pool created, what of it was read back as gone, and what it cost."""
-
     region: str
     machines: tuple[Bill, ...] = ()
     created: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    """What the user should know, such as that something strange carries the pool's tag."""
     provider: str = ""
 
     def charges(self) -> list[Charge]:
-        """What `sky cost` counts."""
         return [
             Charge(
                 pool=self.pool,
@@ -492,7 +482,6 @@ class CloudReceipt(Receipt):
 
     @property
     def costs(self) -> Price:
-        """Dollars for all machines, in parts, as far as prices are known; traffic is not in it."""
         known = [bill.charged for bill in self.machines]
         return Price(
             sum(costs.machine for costs in known if costs.known),

@@ -50,7 +50,6 @@ _POOLS = "pools"
 
 
 def state_dir() -> Path:
-    """Where ledgers lie: $SKYWARD_STATE, or `skyward` under $XDG_STATE_HOME or ~/.local/state."""
     given = os.environ.get("SKYWARD_STATE")
     if given:
         return Path(given)
@@ -66,16 +65,12 @@ def pool_dir(pool: str, root: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class History:
-    """What a ledger says, as far as it can still be read."""
-
     pool: str
     records: tuple[Record, ...] = ()
     damaged: int = 0
-    """How many lines could not be read; their content has to be found by tags."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Who opened the pool, when and with what settings; empty where that line is lost."""
         return next((record.data for record in self.records if record.fact == "open"), dict[str, Any]())
 
     @property
@@ -91,11 +86,9 @@ class History:
 
     @property
     def certain(self) -> bool:
-        """Whether every thing that was made is known by its id."""
         return bool(self.metadata) and not self.damaged and not self.unanswered
 
     def made(self, kind: str) -> dict[str, Record]:
-        """Things of one kind by id, with the record that answered their making."""
         return {
             id: record
             for record in self.records
@@ -104,17 +97,14 @@ class History:
         }
 
     def gone(self, kind: str) -> dict[str, float]:
-        """Things of one kind that were read back as gone, and when."""
         return {id: r.time for r in self.records if r.fact == "gone" and r.kind == kind for id in r.ids}
 
     def left(self, kind: str) -> tuple[str, ...]:
-        """Things of one kind that nobody has seen gone."""
         gone = self.gone(kind)
         return tuple(id for id in self.made(kind) if id not in gone)
 
 
 def read(pool: str, root: Path | None = None) -> History | None:
-    """The history of a pool; lines that are cut off or damaged are counted and skipped."""
     try:
         _check(root or state_dir())
         found = content(pool_dir(pool, root) / _FILE)
@@ -174,7 +164,6 @@ class Ledger:
 
     @classmethod
     def start(cls, pool: str, metadata: Mapping[str, Any], root: Path | None = None) -> Ledger:
-        """A new ledger; refuses the name of a pool that has one."""
         directory = pool_dir(pool, root)
         _make(root or state_dir())
         _sweep(directory.parent)
@@ -223,11 +212,9 @@ class Ledger:
 
     @property
     def history(self) -> History:
-        """What has been written so far, by whomever."""
         return read(self.pool, self.directory.parent.parent) or History(self.pool)
 
     def intent(self, kind: str, **data: Any) -> str:
-        """Writes down that something is about to be asked for; returns the name of the call."""
         call = f"{os.getpid()}-{next(self._calls)}-{time.time_ns() % 10**9}"
         self._write(Record("intent", call, kind, (), time.time(), data))
         return call
@@ -236,11 +223,9 @@ class Ledger:
         self._write(Record("answer", call, kind, ids, time.time(), data))
 
     def refused(self, call: str, kind: str, reason: str) -> None:
-        """Writes down that a call has certainly made nothing."""
         self._write(Record("refused", call, kind, (), time.time(), {"reason": reason[:500]}))
 
     def gone(self, kind: str, *ids: str) -> None:
-        """Writes down that things were read back as gone."""
         if ids:
             self._write(Record("gone", "", kind, ids, time.time()))
 
@@ -248,7 +233,6 @@ class Ledger:
         self._write(Record("note", "", "", (), time.time(), data))
 
     def remove(self) -> None:
-        """Ends the ledger and removes the pool's directory: nothing of the pool is left anywhere."""
         if self._pid == os.getpid():
             shutil.rmtree(self.directory, ignore_errors=True)
         self.let_go()
@@ -265,7 +249,6 @@ class Ledger:
 
 
 def _make(root: Path) -> None:
-    """The state directory, for this user alone at every level."""
     try:
         private.make(root, _POOLS)
     except private.NotPrivate as exc:
@@ -288,7 +271,6 @@ def _unsafe(root: Path, reason: Exception) -> SkywardError:
 
 
 def _sweep(pools: Path) -> None:
-    """Removes ledgers of processes that died before they could ask for anything."""
     for path in pools.glob(".*"):
         try:
             if time.time() - path.lstat().st_mtime < 600:
@@ -333,8 +315,6 @@ _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Record:
-    """One fact: `call` ties an answer to its intent."""
-
     fact: Fact
     call: str = ""
     kind: str = ""
@@ -357,7 +337,6 @@ def line(record: Record) -> bytes:
 
 
 def parsed(line: bytes) -> Record | None:
-    """The fact of a line, or None if the line is damaged."""
     body = journal.parsed(line, _LONGEST_LINE)
     try:
         return None if body is None else _checked(body)
@@ -366,7 +345,6 @@ def parsed(line: bytes) -> Record | None:
 
 
 def content(path: Path) -> bytes | None:
-    """What a ledger holds; None if it is no plain file of this user's, or others can write to it."""
     try:
         return journal.content(path, _MOST)
     except (FileNotFoundError, NotADirectoryError):

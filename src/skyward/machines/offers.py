@@ -45,16 +45,13 @@ class Price:
     machine: float = 0.0
     disk: float = 0.0
     address: float = 0.0
-    """Of the public address."""
 
     @property
     def total(self) -> float:
-        """All parts together; the one place where they are added up."""
         return self.machine + self.disk + self.address
 
     @property
     def known_total(self) -> float:
-        """All parts together whose price is known."""
         return (self if self.known else replace(self, machine=0.0)).total
 
     @property
@@ -62,16 +59,13 @@ class Price:
         return math.isfinite(self.machine)
 
     def times(self, count: float) -> Price:
-        """So many of them, or one for so many hours."""
         return Price(self.machine * count, self.disk * count, self.address * count)
 
     def record(self) -> dict[str, float]:
-        """The parts as plain numbers, for files and tags."""
         return asdict(self)
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> Price:
-        """The parts from what `record` made; ValueError where those are no prices, whoever wrote them."""
         names = cls.__dataclass_fields__
         try:
             price = cls(**{name: float(value) for name, value in recorded.items() if name in names})
@@ -90,7 +84,6 @@ class Price:
 
 
 def money(dollars: float) -> str:
-    """Dollars, with as many digits as matter."""
     return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
 
 
@@ -107,8 +100,6 @@ _ALIASES = {"rtxproserver6000": "rtxpro6000", "trainium": "trainium1", "inferent
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of machine as a cloud describes it, before zone and price."""
-
     kind: str
     vcpus: float
     memory_gb: float
@@ -121,13 +112,9 @@ class Shape:
     bare_metal: bool = False
     outdated: bool = False
     burstable: bool = False
-    """Whether its CPUs run at full speed only for as long as it has credits."""
     cluster: bool = False
-    """Whether several of them can be placed close together."""
     disk_mbps: float = 0.0
-    """What it can read from its disks in MB/s; 0 where that is not known."""
     efa_cards: tuple[int, ...] = ()
-    """Network cards with an adapter for the traffic between machines that goes past the kernel."""
     markets: tuple[Market, ...] = ("on-demand", "spot")
 
 
@@ -146,15 +133,12 @@ class CloudOffer(Offer):
     """Which variant of the accelerator it is, by its memory as it is sold; 0 where that is not known."""
     price: PriceSource = "unknown"
     parts: Price = field(default_factory=Price)
-    """What `hourly_cost` consists of."""
     cluster: bool = False
     burstable: bool = False
     disk_mbps: float = 0.0
     efa_cards: tuple[int, ...] = ()
     reservation: str = ""
-    """The id of the reserved capacity that it takes, if any."""
     block: bool = False
-    """Whether that is a block that was paid in advance."""
 
     def __str__(self) -> str:
         how = f"{'block' if self.block else 'reservation'} {self.reservation}" if self.reservation else self.market
@@ -163,8 +147,6 @@ class CloudOffer(Offer):
 
 @dataclass(frozen=True)
 class RuledOut:
-    """Something that will not be tried, and why."""
-
     what: str
     why: str
 
@@ -174,8 +156,6 @@ class RuledOut:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be launched: `offers` in the order in which they are tried; nothing is created by planning."""
-
     provider: str
     wish: str
     nodes: int
@@ -188,7 +168,6 @@ class Plan:
 
     @property
     def hourly_cost(self) -> float:
-        """What the first choice costs an hour, all nodes together; infinite where that is not known."""
         return self.nodes * self.offers[0].hourly_cost if self.offers else math.inf
 
     def _repr_html_(self) -> str:
@@ -219,8 +198,6 @@ class Plan:
 
 
 class Planned(Protocol):
-    """What `pool.plan()` returns, whoever has the machines; its text is for people."""
-
     @property
     def offers(self) -> Sequence[Offer]: ...
 
@@ -228,14 +205,10 @@ class Planned(Protocol):
     def ruled_out(self) -> Sequence[RuledOut]: ...
 
     @property
-    def hourly_cost(self) -> float:
-        """What the first choice costs an hour, all nodes together; infinite where that is not known."""
-        ...
+    def hourly_cost(self) -> float: ...
 
 
 class Offers(list[Offer]):
-    """The plan of a provider that has no more to say than what is available for so many nodes."""
-
     ruled_out: Sequence[RuledOut] = ()
 
     def __init__(self, offers: Iterable[Offer], nodes: int) -> None:
@@ -259,7 +232,6 @@ def _accelerators(offer: CloudOffer) -> str:
 
 
 def wish(spec: Spec) -> str:
-    """What is asked for, in words."""
     parts: list[str] = []
     if spec.accelerator is not None:
         parts.append(spec.accelerator.described())
@@ -336,7 +308,6 @@ def ordered(offers: Iterable[CloudOffer], allocation: Allocation) -> list[CloudO
 def affordable(
     offers: Iterable[CloudOffer], nodes: int, limit: float | None
 ) -> tuple[list[CloudOffer], list[RuledOut]]:
-    """Offers, cheapest first, of which `nodes` stay within `limit` an hour, and why the others do not."""
     if limit is None:
         return list(offers), []
     kept: list[CloudOffer] = []
@@ -376,7 +347,6 @@ def _other_accelerator(shape: Shape, requested: Accelerator) -> str | None:
 
 
 def _generation(kind: str) -> int:
-    """Which generation of its family a kind is: 6 for "m6i.large", 0 where its name does not say."""
     found = re.match(r"[a-z]+(\d+)", kind)
     return int(found[1]) if found else 0
 
@@ -398,8 +368,6 @@ def _key(name: str) -> str:
 
 @dataclass(frozen=True)
 class Quote:
-    """An offer of a provider, for `nodes` machines of it."""
-
     provider: str
     nodes: int
     offer: Offer
@@ -407,17 +375,14 @@ class Quote:
 
     @property
     def hourly_cost(self) -> float:
-        """Dollars an hour for all nodes; infinite where the price is not known."""
         return self.nodes * self.offer.hourly_cost
 
     @property
     def per_accelerator(self) -> float | None:
-        """Dollars an hour for one accelerator, the rest of its machine included; None where there is none."""
         count = self.offer.accelerators if isinstance(self.offer, CloudOffer) else 0
         return self.offer.hourly_cost / count if count else None
 
     def record(self) -> dict[str, Any]:
-        """The quote as plain values, for programs: prices are None where they are not known."""
         return {
             "provider": self.provider,
             "nodes": self.nodes,
@@ -431,8 +396,6 @@ class Quote:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that cannot be had, or somebody who could not be asked, and why."""
-
     provider: str
     what: str
     why: str
@@ -443,8 +406,6 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Quotes:
-    """What one provider, or several, had to say."""
-
     quotes: tuple[Quote, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
@@ -455,7 +416,6 @@ class Quotes:
 
 
 def ask(provider: Provider, spec: Spec, count: int, name: str = "") -> Quotes:
-    """What a provider offers for `count` nodes of `spec`; an error is a reason why not. Creates nothing."""
     name = name or provider.name
     try:
         plan = provider.offers(spec, count)
@@ -492,7 +452,6 @@ def sorted_quotes(quotes: Iterable[Quote]) -> tuple[Quote, ...]:
 
 
 def offer_record(offer: Offer) -> dict[str, Any]:
-    """An offer as plain values: one machine of it."""
     cloud = offer if isinstance(offer, CloudOffer) else None
     return {
         "name": offer.name,
@@ -511,5 +470,4 @@ def offer_record(offer: Offer) -> dict[str, Any]:
 
 
 def price_record(dollars: float | None) -> float | None:
-    """Dollars for JSON, which has no infinity: None where a price is not known."""
     return None if dollars is None or not math.isfinite(dollars) else round(dollars, 6)

@@ -44,8 +44,6 @@ Condition = Literal[
 
 @dataclass(frozen=True)
 class Found:
-    """A pool of which something is left, or may be."""
-
     pool: str
     region: str
     condition: Condition
@@ -55,17 +53,13 @@ class Found:
     """What carries the pool's tag and is not proven to be the pool's: it is listed, and never ended."""
     expires: float | None = None
     opened: float | None = None
-    """When it was opened, where its ledger says so."""
     pid: int | None = None
     host: str | None = None
     unanswered: int = 0
-    """Calls that may have created something which is not seen yet."""
     trouble: str = ""
-    """Why the provider could not be asked, so that only the ledger is known."""
 
     @property
     def hourly_cost(self) -> float:
-        """Dollars an hour that it costs at this moment."""
         return sum(item.hourly_cost for item in self.leftovers)
 
     def __str__(self) -> str:
@@ -87,8 +81,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a provider with some settings says of leftovers, or why it does not."""
-
     place: Provider
     leftovers: Sequence[Leftover] = ()
     error: SkywardError | None = None
@@ -154,7 +146,6 @@ def pools(
 def chosen(
     found: Sequence[Found], names: Sequence[str] = (), everything: bool = False, expired: bool = False
 ) -> list[tuple[Found, str]]:
-    """The selected pools, each with the reason to leave it alone, or "" if it is to be ended."""
     _check_chosen(names, everything, expired)
     known = {item.pool for item in found}
     missing = [name for name in names if name not in known]
@@ -221,7 +212,6 @@ def expired_leftovers(provider: Provider) -> list[Found]:
 
 
 def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
-    """Pools that were left behind in one sentence, with the command that ends them; None if there are none."""
     found = [item for item in found if usable(item.pool) and item.condition != "not ours"]
     if not found:
         return None
@@ -252,7 +242,6 @@ def kept(providers: Sequence[Provider]) -> list[Leftover]:
 
 
 def discard(providers: Sequence[Provider], really: bool) -> list[str]:
-    """Deletes what pools with a warm image have kept, or only says so; a line for each thing."""
     if not really:
         return [f"{item}: would be deleted; add --yes to do it" for item in kept(providers)]
     return [f"{id}: deleted" for provider in providers for id in provider.discard()]
@@ -281,7 +270,6 @@ def _check_chosen(names: Sequence[str], everything: bool, expired: bool) -> None
 
 
 def _ask(provider: Provider, metadata: Mapping[str, Any], answers: dict[Provider, _Answer]) -> _Answer:
-    """What is left at a provider with these settings; each place is asked once."""
     try:
         place = provider.reopened(metadata)
         known = place in answers
@@ -305,7 +293,6 @@ def _ask_all(
     answers: dict[Provider, _Answer],
     quiet: bool,
 ) -> list[_Answer]:
-    """What is left in the providers' own regions and in `regions`; an error if no provider can be asked at all."""
     asked_for = profile is not None or bool(regions)
     used = {provider.name for provider in answers}
     providers = [provider for provider in providers if provider.rented]  # with its default settings
@@ -332,12 +319,10 @@ def _ask_all(
 
 
 def _not_here(error: SkywardError | None) -> bool:
-    """Whether nothing here can ask that provider; a missing login and a line that is down are another matter."""
     return error is not None and (not isinstance(error, CloudRefused) or error.kind == "other")
 
 
 def _nobody(error: SkywardError | None) -> bool:
-    """Whether there is no login at all; one that has expired or is refused is another matter."""
     return isinstance(error, CredentialsMissing) and error.code == "NoCredentials"
 
 

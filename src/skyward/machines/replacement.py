@@ -83,7 +83,6 @@ class Supply:
             return self._one_of(ask) if lost and provider.replaces_together else ask(1)[0]
 
     def _one_of(self, ask: Callable[[int], tuple[Machine, ...]]) -> Machine:
-        """One of the machines for all who ask within a moment; if there are not so many at once, each asks alone."""
         with self._changed:
             first = self._batch is None
             batch = self._batch = self._batch or _Batch()
@@ -105,7 +104,6 @@ class Supply:
             return ask(1)[0]
 
     def ended(self, machines: Sequence[Machine]) -> list[str]:
-        """Why machines are gone, as their provider knows; empty for those that are there."""
         with self._asking():
             return [machine.gone for machine in self._context.provider.refresh(machines)]
 
@@ -122,7 +120,6 @@ class Supply:
         return self.ended(machines)
 
     def who_is_let_in(self) -> str:
-        """Whom machines let in, if their provider decides that; for the message about one that does not answer."""
         try:
             with self._asking():
                 return self._context.provider.readmit(self._name).allowed
@@ -175,8 +172,6 @@ class Supply:
 
 
 class Machines(Protocol):
-    """Gets and sets up machines, for nodes that are lost or missing; `setup/bringup.py: PoolHosts` does it."""
-
     def wanted(self, node: int) -> bool: ...
 
     def prepare(self, node: int) -> Callable[[], None]: ...
@@ -207,9 +202,7 @@ class NodePlaces(Protocol):
 
     def tell(self, node: int, text: str) -> None: ...
 
-    def vacancy(self) -> int:
-        """The number that the next node gets."""
-        ...
+    def vacancy(self) -> int: ...
 
     def admit(self, node: int) -> bool:
         """Waits until the ranks of the pool may change; False if the pool is closed."""
@@ -220,8 +213,6 @@ _ASK, _END = -1, -2
 
 
 class Requests:
-    """Which nodes are to get another machine, and how far that is; thread-safe."""
-
     def __init__(self, source: Machines | None) -> None:
         self._source = source
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -271,7 +262,6 @@ class Requests:
             self._placed.add(node)
 
     def take_back(self, node: int) -> None:
-        """The new machine could not be connected to; whatever was asked for meanwhile was about that machine."""
         with self._lock:
             self._placed.discard(node)
             self._again.discard(node)
@@ -287,15 +277,12 @@ class Requests:
             return False
 
     def give_up(self, node: int) -> None:
-        """A node gets no other machine."""
         with self._lock:
             for nodes in (self._going, self._placed, self._again):
                 nodes.discard(node)
 
 
 class Replacing:
-    """Fulfils requests: one thread for every node that is being replaced."""
-
     def __init__(self, source: Machines, place: NodePlaces, requests: Requests) -> None:
         self._source, self._place, self._requests = source, place, requests
         self._threads: list[threading.Thread] = []
@@ -303,7 +290,6 @@ class Replacing:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Waits for replacements that are under way; the pool has closed its `Supply`, so they end soon."""
         deadline = time.monotonic() + seconds
         self._requests.end()
         for thread in (self._thread, *self._threads):
@@ -374,7 +360,6 @@ class Replacing:
 
 
 def _short(error: Exception) -> str:
-    """The error in one line, without its advice, which is for pools that are being opened."""
     if isinstance(error, NoCapacity) and error.attempts:
         return f"there is no capacity ({len(error.attempts)} offers were tried; the last: {error.attempts[-1]})"
     return str(error).partition("\n")[0].rstrip(".")
@@ -394,8 +379,6 @@ _LONGEST_PAUSE = 120.0
 
 @dataclass(frozen=True)
 class Missing:
-    """A node that could not be had when its pool opened."""
-
     name: str
     reason: str
     machine: Machine | None
@@ -403,8 +386,6 @@ class Missing:
 
 
 class Joining:
-    """Tries all that is missing, until it has come or the pool is closed."""
-
     def __init__(self, source: Machines, place: NodePlaces, missing: Sequence[Missing]) -> None:
         self._source, self._place = source, place
         self._one_at_a_time = threading.Lock()
@@ -416,7 +397,6 @@ class Joining:
             thread.start()
 
     def close(self, seconds: float) -> None:
-        """Waits for what is under way; the engine is closed already, so that it ends soon."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -471,7 +451,6 @@ class Readmission:
         self._told = False
 
     def due(self, now: float) -> bool:
-        """Machines do not answer at this moment: whether the provider is asked now."""
         if now - self._seen > _OVER:
             self._began, self._asked, self._told = now, None, False
         self._seen = now
@@ -484,14 +463,12 @@ class Readmission:
         return due
 
     def answered(self, admission: Admission, now: float) -> str:
-        """What the user is told after the provider has looked who is let in."""
         if admission.changed:
             self._told = False
             return admission.changed
         return self._once(admission.allowed, now)
 
     def failed(self, error: SkywardError, now: float) -> str:
-        """What the user is told after the provider could not look, or may not; this computer may be offline."""
         return self._once(str(error), now)
 
     def _once(self, text: str, now: float) -> str:

@@ -38,14 +38,11 @@ class Charge:
     began: float
     ended: float
     dollars: float
-    """As far as prices are known."""
     machine: str = ""
     market: str = ""
-    """ "spot", "on-demand", or nothing where that is not known."""
     unknown: bool = False
     """Whether the machine's own price is not known, and so not counted."""
     running: bool = False
-    """Whether it goes on."""
 
 
 def keep(charges: Iterable[Charge], root: Path | None = None) -> None:
@@ -70,7 +67,6 @@ def keep(charges: Iterable[Charge], root: Path | None = None) -> None:
 
 
 def kept(root: Path | None = None) -> list[Charge]:
-    """Everything that was kept, as far as it can be read, each machine once."""
     base = root or state_dir()
     if not private.check(base, _FOLDER):
         return []

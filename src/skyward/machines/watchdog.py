@@ -30,7 +30,6 @@ _CHECK_PARENT = 1.0
 
 
 def pauses(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
-    """The pauses between tries, from half a second to five, until `seconds` are over; tries take time, too."""
     deadline, pause = clock() + seconds, 0.5
     while clock() + pause <= deadline:
         yield pause
@@ -93,13 +92,11 @@ class Watchdog:
                 self._tell({"add": order})
 
     def drop(self, key: str) -> None:
-        """Removes an order: it has been done, or must not be."""
         with self._lock:
             if self._orders.pop(key, None) is not None:
                 self._tell({"drop": key})
 
     def hand_over(self) -> None:
-        """Makes it carry out all orders now, although this process lives; does not wait, and cannot be undone."""
         with self._lock:
             if self._orders and not self._handed_over:
                 self._tell({"now": True})
@@ -132,7 +129,6 @@ class Watchdog:
                 process.wait()
 
     def after_fork(self) -> None:
-        """For a forked child: closes its copy of the pipe, so that the end of the parent is seen."""
         self._lock = threading.Lock()
         self._orders.clear()
         if self._process is None:
@@ -212,7 +208,6 @@ def _watch(parent: int) -> dict[str, dict[str, Any]]:
 
 
 def _carry_out(order: dict[str, Any]) -> None:
-    """Carries out one order: the command until it works or the time is up, then the rest."""
     for pause in itertools.chain([0.0], pauses(_GIVE_UP)):
         time.sleep(pause)
         if not order["argv"] or _works(order["argv"], order["patience"], order["withheld"]):
@@ -246,7 +241,6 @@ def _ignore(_: int, __: FrameType | None) -> None:
 
 
 def main() -> None:
-    """The watchdog's own program; its argument is the client's process id."""
     # Shutting down or closing a terminal sends these to all processes; the pipe says whether the client is gone.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, _ignore)

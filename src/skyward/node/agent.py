@@ -48,8 +48,6 @@ _UNANSWERED = 60  # samples
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Injected dependencies: clock, randomness, processes, sockets. The simulation has its own."""
-
     clock: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: os.urandom(8).hex()
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector
@@ -266,7 +264,6 @@ class Agent:
         self._do(self._calls.setup(settings, bool(buffers), now))
 
     def _from_client_info(self, info: str) -> None:
-        """Tells runners that a node has moved, without restarting them."""
         if self._settings:
             self._settings["info"] = info
             for slot in self._calls.slots.values():
@@ -283,7 +280,6 @@ class Agent:
         self._leave_if_done()
 
     def _on_notice(self, seconds: float) -> None:
-        """Tells bodies, and gives back calls that have not begun."""
         now = self._clock()
         self._leaving = now + seconds
         self._tell(AgentToClient.notice(seconds))

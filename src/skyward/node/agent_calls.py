@@ -104,7 +104,6 @@ class AgentCalls:
         return [Send(call.slot, message, buffers)] if call.slot is not None else []
 
     def notice(self, now: float) -> list[Action]:
-        """Calls that have not begun go back to the client."""
         self._now, self.leaving = now, True
         for call in list(self.calls.values()):
             if call.movable:
@@ -112,7 +111,6 @@ class AgentCalls:
         return self._settled()
 
     def fence(self, now: float) -> list[Action]:
-        """The client had given this node up: everything ends, without verdicts."""
         self._now = now
         for call in list(self.calls.values()):
             self._leave(call, "gone")
@@ -141,7 +139,6 @@ class AgentCalls:
         return self._settled()
 
     def no_room(self, blob: str, size: int, reason: str, now: float) -> list[Action]:
-        """Calls that need the blob cannot run here."""
         self._now = now
         for call in [call for call in self.queue.values() if blob in call.missing]:
             self._step(call, "no room", ("noroom", {"size": size, "reason": reason}, None))
@@ -165,7 +162,6 @@ class AgentCalls:
         return True
 
     def saw(self, name: str, page: Iterable[tuple[str, float, float]], now: float) -> list[Action]:
-        """Applies a runner's status page: which calls have begun, and when they entered their bodies."""
         self._now = now
         slot = self.slots.get(name)
         if slot is None:
@@ -364,7 +360,6 @@ class AgentCalls:
         self._out.append(Send(slot, AgentToRunner.cancel(call.id)))
 
     def _queue(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        """Puts a call back in its order of arrival."""
         call.began, call.entered = None, 0.0
         self.queue[call.id] = call
         if len(self.queue) > 1:
@@ -418,8 +413,6 @@ class AgentCalls:
 
 
 class Audit:
-    """A finding counts only if it is seen twice in a row."""
-
     def __init__(self, runners: RunnerSlots) -> None:
         self._runners = runners
         self._seen: set[str] = set()
@@ -448,7 +441,6 @@ def seconds_of(call: NodeCall, metadata: dict[str, Any], now: float) -> float | 
 
 
 def stopped(call: NodeCall, verdict: Verdict | None) -> dict[str, Any]:
-    """The verdict of a stopped call, whatever its body ended with."""
     metadata: dict[str, Any] = {}
     if verdict is not None and "s" in verdict[1]:
         metadata["s"] = verdict[1]["s"]

@@ -57,7 +57,6 @@ class OutputRelay:
         return not self._thinning
 
     def fence(self) -> None:
-        """New session: nothing is unacknowledged."""
         self._under_way = self._left_out = self._lines = 0
         self._thinning, self._held = False, None
 
@@ -77,13 +76,11 @@ class OutputRelay:
             self._tell(pipe.stream, known, place, piece)
 
     def said(self, runner: RunnerProcess, stream: str, call: str | None, buffers: list[Any]) -> None:
-        """For runners whose threads share their pipes."""
         slot = self._slots.get(runner.name)
         for data in buffers:
             self._tell(stream, call, slot.place if slot is not None else 0, data)
 
     def say_left_out(self, stream: str = "stderr", call: str | None = None, place: int = 0) -> None:
-        """Reports how much was dropped since the last report."""
         if self._left_out:
             lines, size, self._lines, self._left_out = self._lines, self._left_out, 0, 0
             note = f"\n... {lines:,} lines ({size:,} bytes) of output are left out here: {self._why} ...\n".encode()

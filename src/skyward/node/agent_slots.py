@@ -36,8 +36,6 @@ __all__ = [
 
 
 class Send(Record):
-    """Send a message to a runner."""
-
     slot: Slot
     message: Message
     buffers: list[Any] | None = None
@@ -52,26 +50,18 @@ class Tell(Record):
 
 
 class Kill(Record):
-    """Kill a runner."""
-
     slot: Slot
 
 
 class Spawn(Record):
-    """Start a runner."""
-
     slot: Slot
 
 
 class Drop(Record):
-    """A call no longer needs these large buffers."""
-
     digests: list[str]
 
 
 class Remove(Record):
-    """Remove the files of a result that nobody gets."""
-
     paths: list[str]
 
 
@@ -95,7 +85,6 @@ class RunnerSlots:
         self._names = itertools.count()
 
     def configure(self, settings: dict[str, Any], hooks: bool) -> None:
-        """Sets how many runners there should be, equally many per rank."""
         self.processes, self.places = settings["processes"], len(settings["places"])
         self._threads, self._generation, self._hooks = settings["threads"], settings["generation"], hooks
         self._ready_within = settings["ready_within"]
@@ -111,7 +100,6 @@ class RunnerSlots:
         return actions
 
     def lacking(self, now: float) -> bool:
-        """Whether runners are missing and a new attempt is due."""
         return now >= self._next_try and not self.closing and not self._given_up and self._vacancy() is not None
 
     def end_late(self, now: float) -> list[Action]:
@@ -131,7 +119,6 @@ class RunnerSlots:
         return first
 
     def _vacancy(self) -> int | None:
-        """The local rank of a missing process."""
         taken = [slot.place for slot in self._serving()]
         wanted = self.processes // self.places
         return next((place for place in range(self.places) if taken.count(place) < wanted), None)
@@ -167,12 +154,10 @@ class RunnerSlots:
         return actions
 
     def look_soon(self, slot: Slot, call: NodeCall, now: float) -> None:
-        """Schedules a read of the status page after a call was sent."""
         look_at = now + min(_LOOK, call.about.get("timeout") or _LOOK)
         slot.look_at = look_at if slot.look_at is None else min(slot.look_at, look_at)
 
     def look_again(self, slot: Slot, now: float) -> None:
-        """Schedules another read while a call may begin, or one with a timeout may enter its body."""
         unknown = (c for c in slot.calls.values() if c.began is None or (c.about.get("timeout") and not c.entered))
         waits = [call.about.get("timeout") or _LOOK_AGAIN for call in unknown]
         slot.look_at = now + min(_LOOK_AGAIN, *waits) if waits else None
@@ -249,7 +234,6 @@ def next_pair(queue: Mapping[str, NodeCall], runners: RunnerSlots, mean: float |
 
 
 def misplaced(slots: Collection[Slot]) -> list[NodeCall]:
-    """Calls queued behind others while runners are idle, at most one per idle runner."""
     if len(slots) < 2:
         return []
     idle = sum(slot.state == "ready" and not slot.calls for slot in slots)
@@ -398,7 +382,6 @@ class NodeCall:
 
     @property
     def place(self) -> int | None:
-        """The local rank that must run it, for a rank of a broadcast."""
         return self.about.get("place", 0) if self.about.get("gang") else None
 
     @property

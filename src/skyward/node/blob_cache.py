@@ -109,7 +109,6 @@ class BlobCache:
                 taken[index] = self._present.get(os.path.basename(path)) or taken[index]
 
     def drop(self, names: Iterable[str]) -> None:
-        """The blobs stay cached while there is room."""
         with self._lock:
             self._present.release(names)
             self._make_room()
@@ -126,7 +125,6 @@ class BlobCache:
                 self._lock.notify_all()
 
     def unexpect(self, name: str) -> None:
-        """Calls that need the blob must request it."""
         self._give_up(name)
 
     def accept(self, name: str, offset: int, total: int, data: Any) -> bool:
@@ -161,12 +159,10 @@ class BlobCache:
             return None if blob is None else blob[0]
 
     def discard(self, names: Iterable[str]) -> None:
-        """Removes blobs unless a call needs them."""
         with self._lock:
             self._present.discard(names)
 
     def fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
-        """Fetches from another node in a thread; the outcome goes to `arrivals`."""
         with self._lock:
             if name in self._coming or self._present.get(name) is not None:
                 return
@@ -241,7 +237,6 @@ class BlobCache:
                 self._write(name, offset, piece, size)
 
     def _write(self, name: str, offset: int, data: Any, total: int) -> None:
-        """Falls back to disk when the memory file system is full."""
         self._path(name)
         if not offset:
             blobs.make_again(self._directory)  # somebody may have emptied /dev/shm
@@ -308,7 +303,6 @@ class BlobCache:
                 self._unwanted.update(name for name in self._coming if blobs.key_of(name) == key)
 
     def bring(self, request: int, key: str, tell: Callable[[Message], None]) -> None:
-        """Sends a kept result to the client, then the names of its blobs."""
         with self._lock:
             found = [self._present.get(name) for name in sorted(self._kept.get(key, ()))]
         metadata: dict[str, Any] = {}
@@ -367,7 +361,6 @@ class BlobCache:
         self._loads.clear()
 
     def send(self, room: Callable[[], int], tell: Callable[[Message, list[Any]], None]) -> bool:
-        """Sends pieces while the link has room; True if there are more."""
         while self._loads and room() < _WINDOW:
             load = self._loads[0]
             if not load.files:

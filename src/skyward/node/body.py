@@ -164,7 +164,6 @@ class Bodies:
         return "done", about, pieces
 
     def _kept_result(self, call: RunnerCall, result: Any) -> Verdict:
-        """Packed for other processes, and kept as an object for calls of this process."""
         from skyward.transport import refs
 
         about, directory, made = call.about, self._settings["blobs"], list[blobs.Blob]()
@@ -207,7 +206,6 @@ class Bodies:
 
     @contextmanager
     def _room_for(self, call: RunnerCall, what: str, size: int) -> Generator[None]:
-        """Explains a failure to write large pieces."""
         try:
             yield
         except OSError as exc:
@@ -271,7 +269,6 @@ class KeptObjects:
 
 
 def _check_count(pieces: list[Any], directory: str) -> None:
-    """Raises if there are more blobs than a message can name."""
     large = sum(frames.nbytes(piece) >= blobs.LARGE for piece in pieces)
     if large * (len(directory) + _NAMED) > frames.FROM_NODE // 2:
         text = f"it has {large:,} large arrays or buffers, more than one message can name. Join them into fewer."
@@ -279,7 +276,6 @@ def _check_count(pieces: list[Any], directory: str) -> None:
 
 
 def end_if_forked(pid: int) -> None:
-    """Ends a forked child that returned from the body."""
     if os.getpid() != pid:
         os._exit(0)
 
@@ -299,7 +295,6 @@ _told: set[str] = set()
 
 
 def _tell_of_call(name: str, result: Any) -> None:
-    """Warns once per function that it returned an unsent call."""
     if name not in _told:
         _told.add(name)
         called = getattr(result, "name", "fn")

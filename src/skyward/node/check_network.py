@@ -33,7 +33,6 @@ _IFREQ = 24 + 2 * struct.calcsize("P")  # bytes of a `struct ifreq`
 
 
 def addresses() -> list[tuple[str, str, str]]:
-    """Interface, address and netmask of every external address; that of ssh first."""
     found: list[tuple[str, str, str]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for entry in _interfaces(sock):
@@ -89,7 +88,6 @@ def probe(peers: dict[str, tuple[str, int]], token: str) -> dict[str, tuple[str,
 
 
 def send(host: str, port: int, token: str) -> float | None:
-    """Measures bytes per second to a peer; None if unknown."""
     block, sent = b"\0" * (1 << 18), 0
     try:
         with socket.create_connection((host, port), _PATIENCE) as sock:
@@ -153,7 +151,6 @@ def _accept(listener: socket.socket, token: str, room: threading.Semaphore) -> N
 
 
 def _answer(sock: socket.socket, token: bytes, room: threading.Semaphore) -> None:
-    """Reads the token, then data up to a limit; sends nothing to peers without the token."""
     try:
         with sock:
             sock.settimeout(_PATIENCE)

@@ -31,8 +31,6 @@ _MOST_BYTES = 16 << 20
 
 
 class ClientLink:
-    """Keeps messages until acknowledged, and resends them over the next connection."""
-
     def __init__(
         self,
         selector: selectors.BaseSelector,
@@ -109,7 +107,6 @@ class ClientLink:
         return decrypted
 
     def tell(self, message: Message, buffers: list[Any] | None = None) -> None:
-        """Queued until `flush`."""
         self._messages.append(message)
         if buffers:
             self._buffers += buffers
@@ -281,7 +278,6 @@ class ClientListener:
                 self._serving -= 1
 
     def _greeted(self, sock: Any) -> dict[str, Any]:
-        """Raises OSError or ValueError."""
         role = None
         if self._context is None:
             check_peer(sock)

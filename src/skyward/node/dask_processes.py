@@ -26,8 +26,6 @@ class _Process:
 
 
 class DaskProcesses:
-    """Each is a new interpreter: user tasks run in the workers."""
-
     def __init__(self, umask: int) -> None:
         self._umask = umask
         self._running: dict[str, _Process] = {}  # by dask's name
@@ -37,14 +35,12 @@ class DaskProcesses:
         self._start(_SCHEDULER, order)
 
     def start_worker(self, order: dict[str, Any]) -> None:
-        """Unless one for the same scheduler exists."""
         name = f"node-{order['node']}"
         known = self._running.get(name)
         if known is None or known.order["scheduler"] != order["scheduler"]:
             self._start(name, order)
 
     def ended(self, pid: int, code: int) -> bool:
-        """Restarts a worker that ended; True if it was the scheduler."""
         name = next((name for name, known in self._running.items() if known.popen.pid == pid), None)
         if name is None:
             return False
@@ -55,7 +51,6 @@ class DaskProcesses:
         return name == _SCHEDULER
 
     def end(self) -> None:
-        """Kills their process groups."""
         for name in list(self._running):
             self._kill(name)
 

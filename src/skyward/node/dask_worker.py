@@ -57,11 +57,9 @@ _HANDSHAKE = 10.0
 _HANDSHAKES = 64
 
 Reach = Callable[[str, int], socket.socket]
-"""Connects to an address that the scheduler's machine can reach."""
 
 
 def connect(address: str, identity: Identity, reach: Reach) -> Any:
-    """`reach` makes its connections, so no local port leads to the scheduler."""
     from distributed import Client
 
     _let_clients_reach()
@@ -111,7 +109,6 @@ def _reply(answer: int, message: Message) -> None:
 
 
 def _configure(directory: str) -> None:
-    """Imports dask after pointing its files to `directory`."""
     from dask import config
 
     tempfile.tempdir = directory
@@ -161,8 +158,6 @@ def _let_clients_reach() -> None:
 
 
 class _Way:
-    """The part of tornado's TCPClient that dask uses, connecting through `reach`."""
-
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
 
@@ -184,8 +179,6 @@ def _close_unused(reached: asyncio.Future[socket.socket]) -> None:
 
 
 class _Socket(ssl.SSLSocket):
-    """A TLS socket over a unix socket that has an address and accepts TCP options, as dask expects."""
-
     def getsockname(self) -> Any:
         return ("localhost", 0) if self.family == socket.AF_UNIX else super().getsockname()
 
@@ -195,7 +188,6 @@ class _Socket(ssl.SSLSocket):
 
 
 async def run_scheduler(order: dict[str, Any], answer: int) -> None:
-    """Writes the scheduler's address to the file descriptor `answer`."""
     from distributed import Scheduler
 
     class PoolScheduler(Scheduler):
@@ -222,7 +214,6 @@ async def stay_member(order: dict[str, Any]) -> NoReturn:
 
 
 async def _join(order: dict[str, Any]) -> None:
-    """Returns when the scheduler is gone."""
     worker = _worker(order)
     try:
         await worker

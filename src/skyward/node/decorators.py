@@ -35,12 +35,10 @@ _requested: list[Enter] = []
 
 
 def around_each_call(enter: Enter) -> None:
-    """For a plugin's `around_app`: wraps every call of this process."""
     _requested.append(enter)
 
 
 def requested() -> list[Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Decorators registered since the last call."""
     found: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
     while _requested:
         found.append(functools.partial(inside, enter=_requested.pop(0), decorator="a plugin"))
@@ -48,7 +46,6 @@ def requested() -> list[Callable[[Callable[..., Any]], Callable[..., Any]]]:
 
 
 def check_function(fn: object, decorator: str, option: str = "") -> None:
-    """A string may have been meant as an option."""
     if not callable(fn):
         hint = f"({option}={fn!r})" if isinstance(fn, str) and option else ""
         where = f"{decorator}{hint}" if decorator.startswith("@") else "it"
@@ -136,7 +133,6 @@ _is_turn: Callable[[str], bool] | None = None
 
 
 def decide_by(is_turn: Callable[[str], bool]) -> None:
-    """Sets the test for whether a broadcast is the earliest in this process."""
     global _is_turn
     _is_turn = is_turn
 

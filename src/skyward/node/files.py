@@ -31,12 +31,9 @@ Answer = tuple[dict[str, Any], list[Buffer]]
 
 
 class NodeFiles:
-    """Handles requests in order; `look` reports results on the agent's loop."""
-
     def __init__(self, cache: BlobCache, wake: Callable[[], None], tell: Callable[[Message, list[Any]], None]) -> None:
         self._cache, self._wake, self._tell = cache, wake, tell
         self.cwd = os.sep
-        """Working directory of bodies, the base of relative paths."""
         self._orders: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -111,7 +108,6 @@ class NodeFiles:
         yield {"entries": page, "root": root, "folder": root == os.path.realpath(path), "left_out": left_out[:100]}, []
 
     def _compare(self, order: dict[str, Any]) -> Iterable[Answer]:
-        """Which files to send, and how much of each exists; creates folders."""
         from skyward.transport.trees import Writer, checked_entries
 
         found: list[int | None] = []

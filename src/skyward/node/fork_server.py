@@ -176,7 +176,6 @@ class _ForkServer:
 
 
 def serve(control: socket.socket) -> None:
-    """Runs until the keeper closes `control`."""
     processes.rename("skyward-forks")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the keeper
     _ForkServer(control).serve()
@@ -195,7 +194,6 @@ def _notice(number: int, frame: FrameType | None) -> None:
 
 
 def _is_scarcity(exc: BaseException) -> bool:
-    """Whether a fork failed for lack of processes or memory."""
     scarce = isinstance(exc, OSError) and exc.errno in (errno.EAGAIN, errno.ENOMEM)
     return scarce or isinstance(exc, MemoryError) or "can't start new thread" in str(exc)
 

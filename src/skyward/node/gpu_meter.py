@@ -121,7 +121,6 @@ class GpuMeter:
         self._silent = False
 
     def watch(self, names: Sequence[str]) -> None:
-        """Starts watching these GPUs; stops if there are none."""
         self._own = tuple(self._all[name] for name in names if name in self._all)
         if self._own and not self._started:
             self._started, self._at = True, self._clock()
@@ -129,7 +128,6 @@ class GpuMeter:
             threading.Thread(target=self._run, args=(ask,), name="skyward-gpus", daemon=True).start()
 
     def take(self) -> tuple[list[GpuSample], list[Note]]:
-        """The latest figures (none if outdated) and new notes."""
         now = self._clock()
         with self._lock:
             notes, self._notes = self._notes, []

@@ -49,12 +49,10 @@ class GpuMachine:
 class PoolGpus:
     by_node: Mapping[int, tuple[str, ...]]
     counts: Mapping[int, int]
-    """GPUs used by each node's processes."""
     total: int
     conflict: str | None
     """Why NCCL cannot connect the ranks: some share a GPU. None if it can, or without GPUs."""
     sharers: Mapping[int, int]
-    """Ranks per GPU by node, only where ranks share."""
 
 
 def names(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
@@ -84,7 +82,6 @@ def restricted(gpus: Sequence[str], visible: str | None) -> list[str]:
 
 
 def deal(gpus: Sequence[str], takers: int) -> list[tuple[str, ...]]:
-    """Equal parts, neighbours together; with fewer GPUs than takers, one each, shared."""
     count = len(gpus)
     if count < takers:
         return [(gpus[taker * count // takers],) if count else () for taker in range(takers)]

@@ -46,7 +46,6 @@ def count_accelerators() -> int:
 
 
 def look(environ: Mapping[str, str] | None = None, root: str = "/") -> Found:
-    """`root` is the root of the file system."""
     cards, problem = _nvidia(root)
     if not cards and Path(root, "dev/kfd").exists():
         cards = amd_cards(root)
@@ -55,7 +54,6 @@ def look(environ: Mapping[str, str] | None = None, root: str = "/") -> Found:
 
 
 def _nvidia(root: str) -> tuple[list[Card], str]:
-    """The cards, or why a driver shows none."""
     driver = Path(root, "proc/driver/nvidia")
     try:
         if found := _from_nvml():
@@ -111,7 +109,6 @@ def _from_smi() -> list[Card]:
 
 
 def parse_smi(listing: str, memory: str) -> list[Card]:
-    """Parses `nvidia-smi -L`; memory per card in MiB comes from a query."""
     sizes = dict(re.findall(r"(GPU-[0-9A-Fa-f-]+), *(\d+)", memory))
     found: list[Card] = []
     for line in listing.splitlines():
@@ -178,8 +175,6 @@ _XID = 0x8
 
 
 class NvmlError(Exception):
-    """NVML is not there, or has refused something."""
-
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text, code)
         self.text, self.code = text, code
@@ -207,8 +202,6 @@ Handle = ctypes.c_void_p
 
 
 class Nvml:
-    """A context manager; raises `NvmlError` if there is no NVML or driver."""
-
     def __init__(self, library: str = LIBRARY) -> None:
         try:
             self._library: Any = ctypes.CDLL(library)
@@ -226,7 +219,6 @@ class Nvml:
             pass  # a driver that has gone away meanwhile
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Raises `NvmlError` unless successful."""
         try:
             called = getattr(self._library, function)
         except AttributeError:
@@ -270,7 +262,6 @@ class Nvml:
         return found
 
     def memory(self, handle: Handle) -> tuple[int, int]:
-        """Bytes used and total."""
         memory = _Memory()
         self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         return memory.used, memory.total
@@ -293,7 +284,6 @@ class Nvml:
         return self._long("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
 
     def memory_errors(self, handle: Handle) -> int:
-        """Uncorrectable errors since the driver was loaded."""
         return self._long("nvmlDeviceGetTotalEccErrors", handle, ctypes.c_int(1), ctypes.c_int(0))
 
     def listen(self, handles: Sequence[Handle], before: Handle | None = None) -> Handle | None:
@@ -389,7 +379,6 @@ _NAMES = {
 
 
 def amd_cards(root: str = "/") -> list[Card]:
-    """ROCm's GPUs, ordered by PCI address; `root` is the root of the file system."""
     if not Path(root, "dev/kfd").exists():
         return []  # programs cannot compute on them
     found = [_gpu(index, device) for index, device in enumerate(_devices(root))]
@@ -397,7 +386,6 @@ def amd_cards(root: str = "/") -> list[Card]:
 
 
 def amd_sample(index: int, root: str = "/") -> GpuSample:
-    """Unknown values are None."""
     from skyward.events import GpuSample
 
     device = _devices(root)[index]

@@ -66,13 +66,10 @@ class EachItem:
 
 @dataclass(frozen=True)
 class FailedItem:
-    """The exception of an item, in the place of its result."""
-
     described: dict[str, Any]
     data: bytes
 
     def error(self) -> BaseException:
-        """The exception again."""
         rebuilt = exceptions.rebuild(self.described, self.data)
         return exceptions.annotate(rebuilt, self.described, "raised on a node")
 

@@ -257,7 +257,6 @@ class Pump:
                 self._backlog.append([channel, data])
 
     def _written(self, entry: list[Any]) -> bool:
-        """True when written completely, or nobody reads it."""
         channel, piece = entry
         fd = self._sinks.get(channel)
         if fd is None:
@@ -300,7 +299,6 @@ class Over(Exception):
 
 
 def read_text(file: str | None, stdin: bool, own: str) -> dict[str, Any]:
-    """The joining text from a file, a variable, standard input, or the program's `own` file."""
     given = os.environ.pop(VARIABLE, "")
     if file is not None:
         given = _first_line(file)
@@ -322,7 +320,6 @@ def read_text(file: str | None, stdin: bool, own: str) -> dict[str, Any]:
 
 
 def _first_line(path: str, mark: str = "") -> str:
-    """The first line of a private file; empty unless it starts with `mark`."""
     try:
         with open(path) as file:
             line = file.readline()
@@ -346,14 +343,12 @@ _DROPPED = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODELIST", "SLURM_STEP"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK"),
 )
-"""Prefixes of variables that programs do not get."""
 _DIAL, _FIRST, _SILENT = 5.0, 60.0, 20.0
 _TAKEN = 300.0  # a place becomes free when a machine is lost
 _PIECE = 1 << 18
 
 
 def token(secret: str, pool: str, place: int | None) -> str:
-    """Proves knowledge of a pool's secret, for one place or for any."""
     text = f"{pool}:{'' if place is None else place}"
     return hmac.new(bytes.fromhex(secret), text.encode(), "sha256").hexdigest()
 
@@ -363,8 +358,6 @@ class _Taken(ConnectionError):
 
 
 class _Joiner:
-    """One place of a pool: keeps a control connection and serves its orders."""
-
     def __init__(self, text: dict[str, Any], place: int | None, stdin: bool, guard: int) -> None:
         self._addresses = [(str(host), int(port)) for host, port in text["addresses"]]
         self._pool, self._secret = str(text["pool"]), str(text["secret"])
@@ -385,7 +378,6 @@ class _Joiner:
             self._poll.register(fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Reconnects until that is pointless, then raises Over with the reason."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._on_notice)
@@ -423,14 +415,12 @@ class _Joiner:
         raise Over("the terminal was closed")
 
     def _give_notice(self, seconds: float) -> None:
-        """Writes the file that the node waits for (`node/agent_main.py`)."""
         os.makedirs(os.path.dirname(self._notice), 0o700, exist_ok=True)
         with open(self._notice + ".part", "w") as file:
             file.write(str(time.time() + seconds))
         os.rename(self._notice + ".part", self._notice)
 
     def _come_home(self) -> ssl.SSLSocket:
-        """Retries until the lease is over or nobody listens there."""
         pause, began, refused, told = 0.1, time.monotonic(), 0.0, False
         while True:
             try:
@@ -453,7 +443,6 @@ class _Joiner:
             pause = min(pause * 2, 5.0)
 
     def _dial(self) -> ssl.SSLSocket:
-        """Tries the pool's addresses; the one that works is tried first from then on."""
         reasons: list[OSError] = []
         for address in list(self._addresses):
             try:
@@ -468,7 +457,6 @@ class _Joiner:
         raise kind("; ".join(reason.strerror or str(reason) for reason in reasons))
 
     def _secured(self, sock: socket.socket) -> ssl.SSLSocket:
-        """Sends nothing before the pool's identity is verified."""
         try:
             _tune(sock)
             made = self._tls.wrap_socket(sock)
@@ -540,7 +528,6 @@ class _Joiner:
                 pass  # not for us
 
     def _order(self, kind: str, *fields: Any) -> None:
-        """See `node/orders.py: ClientToJoiner`; the last field is unused."""
         if kind == "run":
             self._run(*fields[:-1])
         elif kind == "connect":
@@ -579,7 +566,6 @@ class _Joiner:
         threading.Thread(target=self._attend, args=(id, keep, process), daemon=True).start()
 
     def _attend(self, id: str, keep: bool, process: subprocess.Popen[bytes]) -> None:
-        """Connects a program's files to the client; unless kept, it ends with that connection."""
         files = (process.stdin, process.stdout, process.stderr)
         stdin, stdout, stderr = (os.dup(file.fileno()) for file in files if file is not None)
         for file in files:
@@ -647,7 +633,6 @@ def _disregard(number: int, frame: Any) -> None:
 
 
 def _reset() -> None:
-    """Undoes signal settings inherited from the scheduler."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _disregard)  # nohup: it stays when the terminal is closed; its programs choose

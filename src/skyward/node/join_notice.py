@@ -9,7 +9,6 @@ __all__ = ["wait"]
 
 
 def wait() -> float:
-    """Waits until the place is to be taken away; returns the seconds left."""
     path = os.environ.get("SKYWARD_NOTICE", "")
     while True:
         try:

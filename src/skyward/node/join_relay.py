@@ -36,8 +36,6 @@ _SIOCGIFADDR = 0x8915
 
 
 class _End:
-    """One end of a connection: its write buffer and its peer."""
-
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock, self.address, self.since = sock, address, time.monotonic()
         self.network = _network(address)
@@ -182,7 +180,6 @@ class Relay:
         self._selector.register(other.sock, selectors.EVENT_READ, other)
 
     def _watch(self, end: _End) -> None:
-        """Reads only what can be passed on."""
         assert end.other is not None
         reads = not end.ended and not end.other.waiting
         events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if end.waiting else 0)
@@ -210,7 +207,6 @@ def _sent(sock: socket.socket, data: bytes) -> int:
 
 
 def _listening(port: int) -> socket.socket:
-    """On all addresses, at the previous port if it is free."""
     for wanted in (port, 0):
         try:
             if socket.has_dualstack_ipv6():
@@ -232,7 +228,6 @@ def _network(address: str) -> str:
 
 
 def _addresses() -> list[str]:
-    """Without loopback."""
     found: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():

@@ -227,7 +227,6 @@ class _Keeper:
         time.sleep(0.05 * (min(node.restarts, _RESTARTS) - 1))
 
     def _start_missing(self) -> None:
-        """Retries later if memory or processes are lacking."""
         if time.monotonic() < self._next_try or self._fork_server.killed:
             return
         try:
@@ -271,7 +270,6 @@ class _Keeper:
             os._exit(1)
 
     def _make_room(self, nodes: int) -> None:
-        """Sizes the memory shared with agents, before they are forked."""
         if struct.calcsize(f"={nodes}d") > len(self._heard):
             self._heard = mmap.mmap(-1, struct.calcsize(f"={nodes}d"))
 
@@ -279,7 +277,6 @@ class _Keeper:
         return lambda when: struct.pack_into("=d", self._heard, 8 * index, when)
 
     def _enter_child(self) -> None:
-        """Detaches a forked child: no wake-ups of the keeper, and it dies with the keeper."""
         parent = os.getppid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -335,7 +332,6 @@ class _ForkServerProcess:
             pass  # it has just died; _reap starts another one, and the agents again
 
     def kill(self) -> None:
-        """`_reap` sees its end and restarts what is missing."""
         self.killed = self.pid > 0
         _kill(self.pid)
 
@@ -343,7 +339,6 @@ class _ForkServerProcess:
         self._control.close()
 
     def end(self) -> None:
-        """Closes its socket, upon which it kills all runners and exits."""
         self._control.close()
         deadline = time.monotonic() + 3
         while self.pid and time.monotonic() < deadline:
@@ -392,7 +387,6 @@ def _detach() -> None:
 
 
 def _touch(path: str) -> None:
-    """Renews the lease of a machine that shuts itself down otherwise."""
     try:
         os.utime(path)
     except OSError:
@@ -412,7 +406,6 @@ def _listener(host: str) -> socket.socket:
 
 
 def probe(peers: dict[str, tuple[str, int]], timeout: float) -> dict[str, str]:
-    """Connects to all peers in parallel; "" for each that answers, else the reason."""
     selector = selectors.DefaultSelector()
     answers: dict[str, str] = {}
     for name, (host, port) in peers.items():

@@ -42,7 +42,6 @@ def install(settings: Settings | None) -> None:
 
 
 def apply(settings: Settings) -> None:
-    """Sets logger levels and warning filters as on the client."""
     global _applied
     if settings == _applied:
         return
@@ -57,7 +56,6 @@ def apply(settings: Settings) -> None:
 
 @wraps(_configure)
 def _basic_config(**options: Any) -> None:
-    """`logging.info()` calls it too, and would add an unrequested handler."""
     if sys._getframe(1).f_globals.get("__name__") != "logging":  # pyright: ignore[reportPrivateUsage]
         _configure(**options)
 
@@ -123,7 +121,6 @@ def write(kind: Kind, about: Mapping[str, Any]) -> bool:
 
 
 def parsed(text: str, shown: Callable[[str], str] = str) -> tuple[Kind, dict[str, Any]] | None:
-    """None for an ordinary line; `shown` is applied to each text in it."""
     kind, _, data = text.removeprefix(MARK).partition(" ")
     fields = _FIELDS.get(kind)
     if not text.startswith(MARK) or fields is None:
@@ -148,7 +145,6 @@ def parsed(text: str, shown: Callable[[str], str] = str) -> tuple[Kind, dict[str
 
 
 def readable(text: str) -> str:
-    """Records and warnings in words, without progress reports."""
     import logging  # runners, which only write such lines, do without
 
     shown: list[str] = []
@@ -235,8 +231,6 @@ class _Nobody(Warning):
 
 
 class _Named(type):
-    """A category known by name: its module may be missing here."""
-
     wanted: str
 
     def __subclasscheck__(cls, subclass: type) -> bool:
@@ -256,7 +250,6 @@ def _filter(entry: Filter) -> tuple[Any, ...]:
 
 
 def _is_error(message: Warning | str, category: type[Warning], line: int) -> bool:
-    """Whether the filter that turns all warnings into errors decides this one."""
     for entry in cast("list[Any]", warnings.filters):
         _, text, kind, module, at = entry
         if module is not None or not issubclass(category, kind) or at not in (0, line):

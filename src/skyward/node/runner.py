@@ -48,8 +48,6 @@ _getsignal: Callable[[int], object] = sys.modules["_signal"].getsignal
 
 
 class Runner:
-    """Serves one agent over `sock`; records what it runs on the `status` page."""
-
     def __init__(self, sock: socket.socket, status: int) -> None:
         self._sock, self._status_file = sock, status
         self._status: StatusPage
@@ -178,7 +176,6 @@ class Runner:
             self._send(RunnerToAgent.recalled(id))
 
     def _is_turn(self, broadcast: str) -> bool:
-        """Whether no earlier broadcast is still here."""
         with self._lock:
             present = [call.about["gang"] for call in self._calls.calls.values() if call.about.get("gang")]
         return broadcast not in present or present[0] == broadcast
@@ -299,7 +296,6 @@ class Runner:
         self._send(RunnerToAgent.verdict(kind, call.id, about, len(buffers)), buffers)
 
     def _clean_up(self) -> None:
-        """Frees GPU memory after a failed body; starts no other call if the GPU is broken."""
         gpu_failures.clean_up()
         if gpu_failures.is_dead():
             with self._lock:
@@ -391,7 +387,6 @@ class Runner:
             self._send(RunnerToAgent.out(stream, call_id, 1), [data[at : at + _OUTPUT_PIECE]])
 
     def _leave(self, status: int) -> NoReturn:
-        """Leaves the hooks in reverse order and exits."""
         self._exiting = True
         try:
             if not self._calls.running() and not gpu_failures.is_dead():  # a group could wait for its GPU for ever
@@ -485,7 +480,6 @@ class RunnerCalls(Generic[C]):
         return self._step(call, "claim") is not None
 
     def recall(self, call_id: str) -> bool:
-        """True if it has not begun, and never will."""
         call = self.calls.get(call_id)
         return call is not None and self._step(call, "recall") is not None
 
@@ -498,7 +492,6 @@ class RunnerCalls(Generic[C]):
         return (call, self.leave()) if "leave" in actions else (None, [call.id])
 
     def leave(self) -> list[str]:
-        """Returns the calls to give back."""
         self.leaving = True
         return [other.id for other in list(self.calls.values()) if self._step(other, "leave") is not None]
 

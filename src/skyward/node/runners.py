@@ -101,12 +101,10 @@ class RunnerProcess:
         self._writer = FrameWriter()
 
     def send(self, messages: list[Any], buffers: list[Any]) -> bool:
-        """False when bytes remain unsent."""
         self._writer.add(encode(messages, buffers))
         return self.flush()
 
     def flush(self) -> bool:
-        """True when nothing remains."""
         try:
             return self._writer.write(self.sock.send)
         except OSError:
@@ -144,7 +142,6 @@ class RunnerProcess:
             self.err.tail = self._after(mark, b"")
 
     def stderr_tail(self, mark: bytes) -> str:
-        """Last stderr lines of the current call."""
         tail = self._after(mark, self.err.tail)
         if len(self.err.tail) == _STDERR_KEPT and tail is self.err.tail:
             tail = tail.partition(b"\n")[2] or tail  # its first line is half a line
@@ -174,8 +171,6 @@ class Printed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """All its messages and output were returned before; `Runners.forget` closes the rest."""
-
     runner: RunnerProcess
     status: int
 
@@ -184,8 +179,6 @@ Event = Said | Printed | Ended
 
 
 class Runners:
-    """Includes runners that are being ended."""
-
     def __init__(self, selector: selectors.BaseSelector, fork_server: socket.socket) -> None:
         self._selector, self._fork_server = selector, fork_server
         self.full = False
@@ -262,7 +255,6 @@ class Runners:
         return stack_dump.ask(process.pid, thread)
 
     def stack(self, name: str) -> str:
-        """The stack that was requested last."""
         process = self._processes.get(name)
         return process.status.dump() if process is not None else ""
 
@@ -479,7 +471,6 @@ class Standing:
         return found or [{**runner, "state": "idle"}]
 
     def _ask(self, name: str) -> None:
-        """Threads write their stacks one after the other."""
         waiting = self._waiting[name]
         while waiting:
             problem = self._runners.ask_stack(name, waiting[0].get("call"))
@@ -512,7 +503,6 @@ class Standing:
 
 
 def _shortened(bodies: list[Body]) -> list[Body]:
-    """Keeps innermost frames only, without other threads, if there are too many."""
     threads = [thread for body in bodies for thread in body.get("facts", {}).get("threads") or ()]
     if sum(len(body.get("frames", ())) for body in bodies) + sum(map(len, threads)) > _MOST_FRAMES:
         most = max(1, _MOST_FRAMES // len(bodies))

@@ -61,7 +61,6 @@ def complete(text: str) -> bool:
 
 
 def parse(text: str) -> Frames:
-    """Without the runner's own frames."""
     frames: Frames = []
     for file, line, function in _LINE.findall(text):  # the innermost comes first
         if file in (f"{_PACKAGE}node/body.py", f"{_PACKAGE}node/runner.py"):
@@ -74,7 +73,6 @@ def parse(text: str) -> Frames:
 
 
 def helpers(body: int) -> list[Frames] | None:
-    """Innermost frames of this process's other threads; None if there are too many."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("skyward-")}
     standing = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
     threads = [frame for ident, frame in standing.items() if ident != body and ident not in ours]
@@ -108,7 +106,6 @@ def _cut(found: re.Match[str]) -> str:
 
 
 def _mask(path: str, name: str) -> bool:
-    """Whether our signal is in a signal mask of the process or thread."""
     try:
         found = re.search(rf"^{name}:\s*([0-9a-f]+)$", Path(path).read_text(), re.M)
     except OSError:

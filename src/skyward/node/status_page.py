@@ -32,8 +32,6 @@ def page_size(threads: int) -> int:
 
 
 class StatusPage:
-    """Does not own the file descriptor `fd`."""
-
     def __init__(self, fd: int, threads: int) -> None:
         self._map = mmap.mmap(fd, page_size(threads))
         self.fd, self._size = os.dup(fd), page_size(threads)
@@ -67,7 +65,6 @@ class StatusPage:
         os.lseek(self.fd, self._size, os.SEEK_SET)
 
     def dump(self) -> str:
-        """May be incomplete."""
         return os.pread(self.fd, _LONGEST_DUMP, self._size).decode("utf-8", "replace")
 
     def _entries(self) -> list[tuple[str, float, float, int]]:

@@ -68,7 +68,6 @@ def install(*, threads: bool, emit: Emit | None = None) -> None:
 
 
 def _refuse_questions() -> None:
-    """Has `input()` and `breakpoint()` say that nobody can answer; a debugger that the user has chosen stays."""
     builtins.input = _no_input
     if "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:
         sys.breakpointhook = _no_breakpoint
@@ -85,7 +84,6 @@ def _no_breakpoint(*_: object, **__: object) -> None:
 
 
 def drain() -> None:
-    """Send on what the current call printed without a line end; the runner does it when the body has ended."""
     _flush_c()
     for routed in _installed.values():
         routed.end_call()
@@ -170,8 +168,6 @@ class Route(AbstractContextManager[None]):
 
 
 class CallStream(io.TextIOBase):
-    """A text stream that follows the routes of the call that writes to it."""
-
     encoding = "utf-8"
     errors = "backslashreplace"
     line_buffering = True
@@ -200,11 +196,9 @@ class CallStream(io.TextIOBase):
         return len(text)
 
     def is_redirected(self) -> bool:
-        """Whether what is written now goes elsewhere than home, or nowhere."""
         return self._route() is not None
 
     def write_bytes(self, data: bytes) -> None:
-        """Write what user code gave to `buffer`."""
         binary = getattr(self._real, "buffer", None)
         if binary is None or self._emit is not None or self._route() is not None:
             self.write(data.decode("utf-8", "backslashreplace"))
@@ -305,7 +299,6 @@ class CallStream(io.TextIOBase):
             self._covered = None
 
     def _collect(self, text: str) -> None:
-        """Keep text until its line is whole; a line that grows without end goes on in pieces."""
         key = (get_ident(), current_call())
         done, newline, rest = text.rpartition("\n")
         if newline:
@@ -328,8 +321,6 @@ class CallStream(io.TextIOBase):
 
 
 class _Bytes(io.BufferedIOBase):
-    """The bytes side of a routed stream."""
-
     def __init__(self, routed: CallStream) -> None:
         self._routed = routed
 
@@ -361,7 +352,6 @@ def _null() -> int:
 
 @functools.cache
 def _c_stdout() -> tuple[Any, Any] | None:
-    """The C library and its `stdout`, where both are available."""
     try:
         import ctypes
 
@@ -500,7 +490,6 @@ def _unknown(name: str, value: object, known: tuple[str, ...], other: str = "") 
 
 
 def _decorated(fn: Callable[P, R], choose: Enter) -> Callable[P, R]:
-    """`fn` with its text redirected as `choose` says at its start, whenever its own code runs."""
     return inside(fn, choose, "an output decorator", each_step=True)
 
 
@@ -509,8 +498,6 @@ def _to_callback(callback: Callable[[str], object], streams: tuple[Stream, ...])
 
 
 class Redirect:
-    """What `redirect_output` gives."""
-
     def __init__(self, callback: Callable[[str], object], streams: tuple[Stream, ...]) -> None:
         # Nothing of self goes into a decorated function, which must be able to travel.
         self._choose: Enter = functools.partial(_in_pool, functools.partial(_to_callback, callback), streams)

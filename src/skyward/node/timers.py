@@ -19,7 +19,6 @@ class Timers:
         self._count = itertools.count()
 
     def after(self, seconds: float, act: Callable[[], None]) -> int:
-        """Returns the number for `cancel`."""
         number = next(self._count)
         self._acts[number] = act
         heapq.heappush(self._heap, (self.clock() + seconds, number))
@@ -43,8 +42,6 @@ class Timers:
 
 
 class CallTimers:
-    """Events of calls by time; those of ended calls are dropped."""
-
     def __init__(self, calls: Mapping[str, NodeCall]) -> None:
         self._calls = calls
         self._heap: list[tuple[float, int, str, NodeCall]] = []

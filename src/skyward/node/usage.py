@@ -40,7 +40,6 @@ class UsageMeter:
         return round(100 * used / span, 1), memory
 
     def cpu_seconds(self, pid: int) -> float:
-        """Includes descendants."""
         used = 0
         for each in _with_descendants([pid]):
             try:
@@ -51,13 +50,11 @@ class UsageMeter:
         return used / self._tick
 
     def refresh(self) -> None:
-        """Ignores OOM kills before this moment."""
         now = time.monotonic()
         if now - self._refreshed > _REFRESH:
             self._refreshed, self._oom = now, self._oom_kills()
 
     def out_of_memory(self) -> bool:
-        """Whether there was an OOM kill since the last call."""
         before, self._oom = self._oom, self._oom_kills()
         return self._oom > before
 
@@ -84,7 +81,6 @@ def _with_descendants(pids: list[int]) -> list[int]:
 
 
 def _oom_counters() -> list[Path]:
-    """OOM counters of this process's control group, v1 or v2."""
     found: list[Path] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

@@ -61,17 +61,14 @@ _KILL_PATIENCE = 20.0
 class Answer(NamedTuple):
     pool: str
     pid: int
-    """Of its program; 0 if it does not answer."""
     text: str
     stacks: list[dict[str, Any]] = []  # noqa: RUF012 - a tuple of JSON's, and nobody appends to it
-    """The same as records: the fields of `Stack`."""
 
 
 class Silent(NamedTuple):
     """A pool that does not answer: its program is stopped, or very busy."""
 
     pid: int
-    """Of its program; 0 if that is not known."""
     why: str
     socket: str = ""
 
@@ -127,8 +124,6 @@ class StacksSocket(AbstractContextManager[None]):
                     log.exception("a question about this pool could not be answered")
 
     def _begin_closing(self, connection: socket.socket) -> None:
-        """Closes the pool in a thread, since closing ends this one, and answers when it is closed."""
-
         def act() -> None:
             with connection:
                 try:
@@ -231,7 +226,6 @@ def close(path: str, patience: float, tell: Callable[[str], None]) -> str:
 
 
 def _pid(path: str) -> int:
-    """Of the process that made the pool's directory; 0 if its name does not say."""
     _, _, rest = os.path.basename(os.path.dirname(path)).partition("-")
     pid = rest.partition("-")[0]
     return int(pid) if pid.isdecimal() else 0
@@ -258,7 +252,6 @@ def _asked(path: str, word: bytes, patience: float) -> Any:
 
 
 def _read(connection: socket.socket, patience: float) -> bytes:
-    """All that comes until the other end is closed, or its process has ended."""
     connection.settimeout(patience)
     data = b""
     try:
@@ -274,8 +267,6 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Summary:
-    """A pool at this moment, in values that JSON has."""
-
     pool: str
     pid: int
     program: str
@@ -285,10 +276,8 @@ class Summary:
     machines: str
     """The name by which its machines are known, as `sky down` takes it; empty where none are rented."""
     began: float
-    """When it was opened, in seconds since 1970."""
     nodes: int
     up: int
-    """How many nodes take calls now."""
     running: int
     waiting: int
     done: int
@@ -297,9 +286,7 @@ class Summary:
     """Dollars so far, by the machines' price an hour; 0 where they cost nothing, None where the price is not known."""
     hourly: float | None
     grace: float = 10.0
-    """Seconds that bodies have to end when it is closed."""
     socket: str = ""
-    """Where it was asked."""
 
 
 def summary_of(context: PoolContext, machines: str, engine: Engine, state: PoolState) -> Summary:
@@ -327,7 +314,6 @@ def summary_of(context: PoolContext, machines: str, engine: Engine, state: PoolS
 
 
 def spent(prices: Sequence[tuple[float, float]], until: float) -> float | None:
-    """Dollars from prices an hour, each with the time since when; None where one of them is not known."""
     ends = [*(since for since, _ in prices), until][1:]
     total = math.fsum(
         hourly * max(0.0, end - since) / _HOUR  # the clock may have been set back

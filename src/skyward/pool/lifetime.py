@@ -58,8 +58,6 @@ class Closable(Protocol):
 
 
 class Reference(Generic[T]):
-    """Calls methods of an object without keeping it alive."""
-
     def __init__(self, target: T) -> None:
         self.renew(target)
 
@@ -109,7 +107,6 @@ def check_threads() -> None:
 
 @contextmanager
 def no_core_dumps() -> Generator[None]:
-    """While open, a crash of this program leaves no core dump: it would hold the keys of pools, and secrets."""
     import resource  # pools on this computer do not need it
 
     with _guarding:
@@ -270,7 +267,6 @@ def stopping_pools(heard: Callable[[object], None]) -> Generator[None]:
 
 @contextmanager
 def watching_pools(watcher: Callable[[object], None]) -> Generator[None]:
-    """Has `watcher` called with each pool that this process opens inside the block, before anything is done for it."""
     _watching.append(watcher)
     try:
         yield
@@ -328,7 +324,6 @@ class PoolState:
 
     @contextmanager
     def opened(self) -> Generator[None]:
-        """The pool is open after this block, in which closing it is made ready; raises if it was closed meanwhile."""
         with self._lock:
             self.check_wanted()
             yield
@@ -356,7 +351,6 @@ class PoolState:
         self._over.set()
 
     def check_open(self) -> None:
-        """Raises unless the pool takes calls from this process."""
         self.check_process()
         if self.now != "open":
             raise PoolClosed(
@@ -365,7 +359,6 @@ class PoolState:
             )
 
     def check_process(self) -> None:
-        """Raises in a forked child of the process that opened the pool."""
         if not self.is_ours and self.now != "new":
             raise ForkedPoolError(
                 f"this pool was opened by process {self.pid}, of which this one ({os.getpid()}) is a fork. "

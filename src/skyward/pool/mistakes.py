@@ -68,7 +68,6 @@ class Mistakes:
 
 
 def called_like_an_executor(fn: object, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TypeError:
-    """The error for `pool.submit(fn, 1)`."""
     if isinstance(fn, Compute):
         wanted = described(name_of(fn.fn), args, kwargs)
         return TypeError(f"a pool runs calls: `pool.{method}({wanted})`, with the arguments in its own brackets.")
@@ -82,7 +81,6 @@ def called_like_an_executor(fn: object, method: str, args: tuple[Any, ...], kwar
 
 
 def not_a_single_call(value: object) -> TypeError:
-    """The error for `pool.run(group)`, `pool.run(fn)` and `pool.run(3)`."""
     if isinstance(value, PendingComputeGroup):
         return TypeError("that is a group of calls: send it with `group >> pool`, or `pool.run_parallel(group)`.")
     if isinstance(value, Compute):
@@ -100,7 +98,6 @@ def not_put(value: object) -> TypeError:
 
 
 def not_mapped(fn: object, items: object, more: tuple[object, ...]) -> Exception | None:
-    """The error for `pool.map(f(1), items)`, `pool.map(items, f)` and `pool.map(f, a, b)`; None if all is well."""
     if isinstance(fn, PendingCompute):
         return TypeError(f"pool.map() calls the function itself: `pool.map({fn.name}, items)`, without parentheses.")
     if not callable(fn):

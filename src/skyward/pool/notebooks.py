@@ -62,7 +62,6 @@ def _close_forgotten(*_: object) -> None:
 
 
 def _is_used(reference: weakref.ref[Any]) -> bool:
-    """Whether something refers to a pool, beside what the notebook remembers of its output."""
     shell = _shell()
     names: dict[str, Any] = shell.user_ns
     if any(value is reference() for name, value in list(names.items()) if not name.startswith("_")):
@@ -77,7 +76,6 @@ def _is_used(reference: weakref.ref[Any]) -> bool:
 
 
 def _has(frame: FrameType, reference: weakref.ref[Any]) -> bool:
-    """Whether a function that runs has a pool in a variable."""
     values = frame.f_locals
     found = any(value is reference() for value in values.values())
     # Before Python 3.13 this is a copy, which the frame keeps, and with it what the function deletes. It is emptied,

@@ -65,7 +65,6 @@ def attach_console(console: bool | str, listen: Callable[..., Callable[[], None]
 
 
 def keep_history(wanted: bool, pool: str, user: UserCode, steps: ExitStack) -> Recorder | None:
-    """Has the pool's events written to its history, unless they are not to be kept; nothing else depends on it."""
     if not wanted or os.environ.get("SKYWARD_HISTORY", "").lower() in ("off", "0", "no", "false"):
         return None
     from skyward.history.recorder import Recorder
@@ -124,7 +123,6 @@ def open_nodes(
     close: Callable[[], None],
     steps: ExitStack,
 ) -> PoolHosts:
-    """Sets the machines up and opens the engine; every node is ready for calls then."""
     from skyward.setup.bringup import PoolHosts
     from skyward.setup.hosts import HostSetup
 
@@ -144,7 +142,6 @@ def open_nodes(
 
 
 def make_packing(context: PoolContext, hosts: PoolHosts, user: UserCode) -> Packing:
-    """What turns calls into bytes: modules that nodes can import are sent by name."""
     from skyward.client.packing import Packing
 
     there = [path for about in hosts.engine.abouts() for path in about.get("path", ())]
@@ -168,7 +165,6 @@ def _summary(context: PoolContext, machines: str, engine: Engine, state: PoolSta
 
 
 def _warm_key(context: PoolContext) -> str:
-    """What an environment is known by before it is resolved; a new Skyward makes another."""
     from skyward.setup.env.wheel import source_hash
 
     lock = context.image.lock
@@ -177,7 +173,6 @@ def _warm_key(context: PoolContext) -> str:
 
 
 def _note_lost_machines(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> None:
-    """Adds which machines are gone: not the user's fault, if one was taken away while it was set up."""
     try:
         reasons = supply.ended(machines)
     except SkywardError:
@@ -188,7 +183,6 @@ def _note_lost_machines(error: SkywardError, supply: Supply, machines: Sequence[
 
 
 def transformed(plugins: Sequence[Plugin], image: Image, cluster: Cluster) -> Image:
-    """The image as plugins want it, each fed the previous one's."""
     for plugin in plugins:
         if plugin.transform is not None:
             try:
@@ -224,7 +218,6 @@ def enter(plugins: Sequence[Plugin], pool: Any, cluster: Cluster, stack: ExitSta
 
 
 def register_joblib() -> None:
-    """Has joblib.parallel_config("skyward") find the open pool by that name, if joblib is in use."""
     if "joblib" in sys.modules:
         from skyward.plugins._joblib import register
 
@@ -282,7 +275,6 @@ def waiting_text(calls: int) -> str:
 
 
 def stopped_text(calls: int, streams: int, why: str) -> str:
-    """What is said of calls and streams that end with the pool: `6 calls were stopped: the block was left by ...`."""
     found = ((calls, "call"), (streams, "stream"))
     counts = [f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in found if count]
     were, they = ("was", "it") if calls + streams == 1 else ("were", "they")

@@ -74,7 +74,6 @@ def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict
 
 
 def _check_here(one: Candidate) -> None:
-    """Refuses, beside other specs, one for accelerators that this computer lacks: at no cost it would be the first."""
     wanted = one.spec.accelerator
     if wanted is None or not isinstance(one.provider, Local):
         return
@@ -89,7 +88,6 @@ def _check_here(one: Candidate) -> None:
 
 
 def chosen_worker(concurrency: int | None, worker: Any) -> Worker:
-    """The slots of a node, by Worker or by their number."""
     if concurrency is not None and worker is not None:
         raise InvalidArgument("give either concurrency=n or worker=sky.Worker(...), not both.")
     if type(worker) is int:
@@ -111,7 +109,6 @@ def check_limits(
 
 
 def checked_replace(replace: Any, candidates: Sequence[Candidate]) -> bool | None:
-    """Whether lost machines are replaced; refused where nothing could take their place."""
     if replace is None:
         return None
     if checked_switch("replace", replace) and not any(one.provider.elastic for one in candidates):
@@ -123,7 +120,6 @@ def checked_replace(replace: Any, candidates: Sequence[Candidate]) -> bool | Non
 
 
 def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
-    """The plugins, if they are a list of such; one that was not called is told apart."""
     if isinstance(plugins, Plugin):
         name = plugins.name
         raise InvalidArgument(f"plugins={name}: expected a list, even for one: plugins=[{_called(name)}].")
@@ -156,7 +152,6 @@ def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
 
 
 def checked_name(name: Any) -> str:
-    """A pool's name: the one given, or one made from the program's."""
     if name is None:
         program = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "python").stem
         safe = "".join(c if c.isalnum() and c.isascii() else "-" for c in program)[:30].strip("-")
@@ -211,7 +206,6 @@ def checked(name: str, value: Any, kind: type[T]) -> T:
 
 
 def _called(name: str) -> str:
-    """A plugin as it is written; its name may be nearly right."""
     from difflib import get_close_matches
 
     known = ("torch", "jax", "keras", "huggingface", "joblib", "sklearn")

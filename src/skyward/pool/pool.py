@@ -503,7 +503,6 @@ class ComputePool(Collections, Mistakes):
         self.provider, self.spec, self.nodes = one.provider, one.spec, one.nodes
 
     def _choose(self, candidate: Candidate) -> None:
-        """Told before machines of a spec are asked for."""
         if candidate.spec is not self.spec:
             self._take(candidate)
             self._tell_opening()
@@ -572,7 +571,6 @@ class ComputePool(Collections, Mistakes):
         self._user.listeners.emit(event)
 
     def _after_fork(self) -> None:
-        """In a forked child: closes copies of what belongs to the parent."""
         if "_hosts" in self.__dict__:
             self._hosts.after_fork()
 
@@ -711,7 +709,6 @@ class ComputePool(Collections, Mistakes):
         return GroupCounter(self.name, name, len(calls), self._emit)
 
     def _follow_group(self, name: str, total: int | None) -> GroupCounter | None:
-        """Counts a `total` of calls sent as one, called `name`, and shows how far they are; None if nobody looks."""
         if not self._listening():
             return None
         flush = partial(self._user.listeners.flush, _TOLD)
@@ -852,7 +849,6 @@ class ComputePool(Collections, Mistakes):
         return done
 
     def _pulled(self, node: int, source: str, target: str, progress: bool) -> Transfer | TransferError:
-        """The same of one node among all: one that is lost, or does not have it, is no failure."""
         try:
             return self._pull(node, source, target, progress)
         except TransferError as exc:
@@ -867,7 +863,6 @@ class ComputePool(Collections, Mistakes):
         return Pull(self._engine, node, self._say).run(source, target, self._counting(name, progress))
 
     def _machines(self) -> list[int]:
-        """A node of each machine that is there; those that are lost are named."""
         nodes = self._engine.file_nodes()
         lost = [str(node) for node, gone in nodes.items() if gone]
         if lost:
@@ -882,7 +877,6 @@ class ComputePool(Collections, Mistakes):
             raise InvalidArgument(f"node={node!r}: the pool has the nodes 0 to {len(nodes) - 1}.")
 
     def _counting(self, name: str, progress: bool) -> Begin:
-        """Shows megabytes as the views show calls that are done; not for what takes no time."""
         from skyward.client.gather import GroupCounter
 
         def begin(size: int) -> Callable[[int], None]:
@@ -996,7 +990,6 @@ class ComputePool(Collections, Mistakes):
         return PageAddress(self._page[1].address(), self.name)
 
     def _show_end(self) -> None:
-        """Has pages that are open show that the pool was closed, before the program ends."""
         if self._page is not None and self._page[0] is self._recorder:
             self._page[1].show_end()
 

@@ -29,11 +29,6 @@ _JOINING = ("torch", "jax", "keras", "huggingface")  # plugins whose frameworks 
 
 @dataclass(frozen=True)
 class Sender:
-    """Turns pending calls into bytes and gives them to the engine.
-
-    `owner` is the pool, which must live as long as one of its futures.
-    """
-
     context: PoolContext
     engine: Engine
     packing: Packing
@@ -64,7 +59,6 @@ class Sender:
         return futures
 
     def _warn_of_groups(self, call: PendingCompute[Any]) -> None:
-        """Says once for each function that in a call to one node collectives would wait for ever."""
         joined = [plugin.name for plugin in self.context.plugins if plugin.around_app and plugin.name in _JOINING]
         if joined and isinstance(call, PendingCompute) and call.name not in self._warned:
             self._warned.add(call.name)
@@ -75,7 +69,6 @@ class Sender:
             )
 
     def broadcast(self, call: PendingCompute[T], owner: object) -> list[T]:
-        """Runs a call on every rank at once; if a node is lost and retries are left, all of it starts again."""
         call, attempt = self.limited(call), 0
         while True:
             ranks = self.packing.copies(call, len(self.engine.ranks), attempt, self.retries)
@@ -96,7 +89,6 @@ class Sender:
                 return results
 
     def limited(self, call: PendingCompute[T]) -> PendingCompute[T]:
-        """The call, with the pool's time limit if it has none of its own."""
         if not isinstance(call, PendingCompute):
             raise not_a_single_call(call)
         return call.with_timeout(self.timeout) if call.timeout is None and self.timeout is not None else call

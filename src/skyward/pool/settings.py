@@ -77,7 +77,6 @@ def find_settings(start: Path | None = None) -> Settings | None:
 
 
 def _own(path: Path) -> Settings | None:
-    """The settings in a file that was found, not named; an error if it has some that may be another user's."""
     try:
         private.check_file(path)
     except FileNotFoundError:
@@ -96,7 +95,6 @@ def _own(path: Path) -> Settings | None:
 
 
 def read_settings(path: str | os.PathLike[str] | None = None) -> Settings:
-    """The settings in a file, or of this project; an error that says what to write if there are none."""
     if path is None:
         found = find_settings()
         if found is None:
@@ -112,7 +110,6 @@ def read_settings(path: str | os.PathLike[str] | None = None) -> Settings:
 
 
 def pool_options(settings: Settings, name: str | None, parameters: Sequence[str]) -> dict[str, Any]:
-    """The options of `sky.ComputePool` for a named pool; `parameters` are those that it has."""
     chosen, table = settings.named(name)
     where = f"{settings.path}, [pools.{chosen}]"
     _check_keys(table, parameters, where)
@@ -167,7 +164,6 @@ def _check_keys(table: Table, known: Sequence[str], where: str) -> None:
 
 
 def _made(group: extensions.Group, value: object, where: str) -> Any:
-    """A provider or a plugin: by name, or as a table with its kind and settings."""
     if not isinstance(value, str | dict):
         raise InvalidArgument(
             f'{where}: {value!r} is neither a name nor a table. Write "ssh", or {{kind = "ssh", ...}}.'

@@ -35,13 +35,10 @@ __all__ = ["Dask"]
 
 _POLL = 0.2
 _guests: dict[str, Guest] = {}
-"""Pools of this process that have places, by name."""
 
 
 @dataclass(frozen=True)
 class DaskMachine(Machine):
-    """A place on a worker, which whoever has the cluster may take away."""
-
     pool: str = ""
     place: int = 0
     reason: str = ""
@@ -109,7 +106,6 @@ class Dask(Provider):
         return [Availability("not asked; dask says so when a pool opens") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """Places on `count` workers; an adaptive cluster is made to start them. Waits for them until `timeout`."""
         from skyward.setup.joined.arrivals import open_arrivals
 
         try:
@@ -133,7 +129,6 @@ class Dask(Provider):
                 guest.drop([place for place in list(guest.places.values()) if place.number == machine.place])
 
     def give_back(self, pool: str, report: Report) -> None:
-        """Drops the pool's actors, with which everything ends that they hold."""
         from skyward.setup.joined.arrivals import close_arrivals
 
         guest = _guests.pop(pool, None)
@@ -181,7 +176,6 @@ class Dask(Provider):
         deadline: float,
         report: Report,
     ) -> None:
-        """Has an adaptive cluster start workers, and gives them a moment; refuses to wait for what cannot come."""
         have = f"{found} of {count} nodes have a place on dask's {len(workers)} workers"
         why = no_more_will_come(self.cluster, self.per)
         if why or time.monotonic() > deadline:

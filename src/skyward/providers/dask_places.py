@@ -74,7 +74,6 @@ def more_tasks(workers: Sequence[Worker], missing: int, submitted: int) -> int:
 
 
 def connect(cluster: Any, security: Any, timeout: float) -> tuple[Any, bool]:
-    """A client of the cluster, and whether it was made here."""
     try:
         from distributed import Client
     except ImportError as exc:
@@ -101,7 +100,6 @@ def connect(cluster: Any, security: Any, timeout: float) -> tuple[Any, bool]:
 
 
 def no_more_will_come(cluster: Any, per: Per) -> str:
-    """Why a cluster gets no further workers by itself; empty if it may."""
     from distributed import LocalCluster, SpecCluster
 
     cluster = getattr(cluster, "cluster", None) or cluster  # of a client that was made with it
@@ -115,8 +113,6 @@ def no_more_will_come(cluster: Any, per: Per) -> str:
 
 
 class Guest:
-    """A pool's stay on a dask cluster: the actors that hold its places, and the tasks that wait for more."""
-
     def __init__(self, client: Any, own: bool, pool: str) -> None:
         self.client, self._own = client, own
         self.places: dict[int, Place] = {}
@@ -138,7 +134,6 @@ class Guest:
         ]
 
     def check_versions(self) -> None:
-        """Refuses workers with another Python: dask sends functions as bytecode."""
         seen: dict[str, Any] = self.client.get_versions()
         ours = _minor(seen["client"]["host"]["python"])
         workers: dict[str, Any] = seen["workers"] or {}
@@ -161,7 +156,6 @@ class Guest:
         return [place.worker for place in list(self.places.values()) if not self.lost(place)]
 
     def start(self, number: int, worker: Worker, program: str, text: str) -> Place:
-        """Has a worker hold a place, and a program there that joins the pool with this secret text."""
         pinned = {"workers": [worker.address], "allow_other_workers": False, "pure": False, "priority": 10}
         name = f"{self._topic}-place-{number}"
         arguments = (_BOOT, program.encode(), f"{text}\n".encode(), number, self._topic)
@@ -171,14 +165,12 @@ class Guest:
         return place
 
     def wait_for(self, tasks: int) -> list[Any]:
-        """So many tasks that wait, so that an adaptive cluster starts workers."""
         # dask knows kinds of tasks by the letters of their names, and has seen none of this kind that were short
         kind = "skywardwaits" + "".join(letter for letter in self._topic.translate(_LETTERS) if letter.isalpha())
         keys = [f"{kind}-{next(self._tasks)}" for _ in range(tasks)]
         return [self.client.submit(self._wait, key, False, key=key, pure=False, priority=-1) for key in keys]
 
     def lost(self, place: Place) -> str:
-        """Why a place is gone; empty while it is there."""
         worker = f"the dask worker {place.worker.address}"
         if self.places.get(place.number) is not place:
             return f"its place on {worker} was given back"
@@ -193,7 +185,6 @@ class Guest:
         return self._ended.get(place.number, "")
 
     def drop(self, places: Sequence[Place]) -> None:
-        """Gives places up: what runs there ends. Returns when the workers have said so, or after some seconds."""
         mine = [place for place in places if self.places.pop(place.number, None) is not None]
         started = {place.number for place in mine if place.actor.status == "finished"}
         release([future for place in mine for future in (place.actor, place.task)])
@@ -208,7 +199,6 @@ class Guest:
             self.client.unsubscribe_topic(self._topic)
 
     def _heard(self, event: tuple[float, dict[str, Any]]) -> None:
-        """An actor's program has ended; called on the thread of dask's client."""
         message = event[1]
         with self._changed:
             text = f"what joins the pool has ended there (exit status {message['code']})"

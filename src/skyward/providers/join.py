@@ -92,7 +92,6 @@ class Join(Provider):
         return [Offer("1 machine that joins" if count == 1 else f"{count} machines that join")]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """Writes the file, prints the command, and waits."""
         arrivals = open_arrivals(
             pool,
             ttl=spec.ttl,
@@ -112,7 +111,6 @@ class Join(Provider):
             raise
 
     def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """Waits for machines in place of those that were lost, or did not come in time."""
         arrivals = find_arrivals(pool)
         if arrivals is None:
             raise SkywardError(f"the pool {pool} is not open in this process.")
@@ -132,7 +130,6 @@ class Join(Provider):
                 arrivals.dismiss(machine.joined.place)
 
     def give_back(self, pool: str, report: Report) -> object:
-        """Tells the machines to end; the file goes, too."""
         if close_arrivals(pool):
             self._path(pool).unlink(missing_ok=True)
             if self.file is None and not any(self._path(pool).parent.iterdir()):

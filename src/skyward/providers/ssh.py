@@ -100,7 +100,6 @@ class SSH(Provider):
 
     @cached_property
     def targets(self) -> tuple[SshTarget, ...]:
-        """The hosts in ssh's terms."""
         return tuple(self._target(host) for host in self.hosts)
 
     @property
@@ -127,7 +126,6 @@ class SSH(Provider):
         return [Availability("not asked; `sky hosts check` looks at hosts") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """The first `count` hosts; nothing is started and no connection is made."""
         self._check_count(count)
         return Holding(pool, tuple(Machine(_identity(target), ssh=target) for target in self.targets[:count]))
 
@@ -191,7 +189,6 @@ def _path(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def _check_key(key: str | None) -> None:
-    """Refuses a key that ssh would not use, with the reason, before anything is tried."""
     if key is None:
         return
     try:

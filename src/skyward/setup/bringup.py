@@ -67,7 +67,6 @@ class PoolHosts:
     engine: Engine
     dask: DaskCluster
     certificates: PoolCertificates | None = None
-    """Those of client and nodes; None on this computer, where the kernel names the user."""
 
     def __init__(
         self, context: PoolContext, machines: Sequence[Machine], supply: Supply | None, host_setup: HostSetup
@@ -87,7 +86,6 @@ class PoolHosts:
 
     @property
     def store(self) -> Store:
-        """The client's directory for large buffers."""
         return self._setup.store()
 
     def open(self, steps: ExitStack, patience: float) -> None:
@@ -134,7 +132,6 @@ class PoolHosts:
     # for the engine
 
     def reach(self, node: int) -> socket.socket:
-        """A connection to a node's agent; both sides have checked who the other is."""
         keeper = self.by_node[node].keeper
         self._check_alive(node)
         if self.certificates is None:
@@ -149,11 +146,9 @@ class PoolHosts:
             raise NodeEnded(why)
 
     def address(self, node: int) -> tuple[str, int] | None:
-        """Where other nodes reach a node's agent; None if they cannot."""
         return None if self._blocked else self.by_node[node].keeper.ports.get(node)
 
     def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
-        """What a node's agent is told before it starts runners: settings, and the plugins' hooks."""
         gpus, where = (
             pool_gpus(self._context, self.by_node, abouts, self.engine.ranks),
             (self._machines, self._addresses),
@@ -164,11 +159,9 @@ class PoolHosts:
         return {**settings, "head": self.address(0)}, self._hooks
 
     def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
-        """How many processes each node runs, now that all have said what they have."""
         return counted_ranks(self._context, self.by_node, abouts, self._names)
 
     def revive(self, node: int) -> None:
-        """Sets up a machine again that had lost everything of ours, unless its time is over."""
         self._check_alive(node)
         patience = self._context.image.bootstrap_timeout
         self._setup.stop(self.by_node[node])  # what it still runs was given up, and may run elsewhere by now
@@ -181,17 +174,14 @@ class PoolHosts:
     # for the replacement of machines
 
     def wanted(self, node: int) -> bool:
-        """Whether a node's machine is replaced when it is lost."""
         return self._supply is not None and self._supply.replaces(self._machines[node])
 
     def ended(self, nodes: Sequence[int]) -> dict[int, str]:
-        """Which machines of these nodes are gone, as their provider knows, and why."""
         assert self._supply is not None
         reasons = self._supply.unanswered([self._machines[node] for node in nodes])
         return {node: reason for node, reason in zip(nodes, reasons, strict=True) if reason}
 
     def prepare(self, node: int) -> Callable[[], None]:
-        """Gets another machine and sets it up; the returned function makes it the node's machine."""
         supply = self._supply
         assert supply is not None
         others = sum(machine.hourly_cost for other, machine in enumerate(self._machines) if other != node)
@@ -226,7 +216,6 @@ class PoolHosts:
     # for nodes that were missing
 
     def bring(self, missing: Missing) -> tuple[Machine, Host]:
-        """Sets up a machine that was missing, or another one."""
         node, supply, machine = len(self._machines), self._supply, missing.machine
         if machine is None:
             if supply is None:
@@ -245,7 +234,6 @@ class PoolHosts:
         return machine, host
 
     def place(self, newcomer: tuple[Machine, Host], node: int) -> None:
-        """Makes a machine that has come a node of the pool: its agent listens then."""
         machine, host = newcomer[0], replace(newcomer[1], nodes=(node,))
         limit = time.monotonic() + self._context.image.bootstrap_timeout
         address = replacement_address(host, machine.private_ip, self._addresses[0], limit)
@@ -263,7 +251,6 @@ class PoolHosts:
         self._context.report(f"{_name(machine)} has come", node)
 
     def turn_back(self, newcomer: tuple[Machine, Host], node: int) -> None:
-        """A machine could not join after all: nothing of ours is left there."""
         machine, host = newcomer
         if self.by_node.pop(node, None) is not None:
             del self._machines[node:], self._names[node:], self._addresses[node:]
@@ -287,11 +274,9 @@ class PoolHosts:
         return self._setup.package_list(self.by_node[0])
 
     def add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
-        """Puts packages beside those that nodes run with; returns the paths at which calls find them."""
         return self._added.add(pip, list(self.by_node.values()))
 
     def after_fork(self) -> None:
-        """In a forked child: closes copies of what belongs to the parent."""
         self.engine.after_fork()
         for keeper in {host.keeper for host in self.by_node.values()}:
             keeper.after_fork()
@@ -360,7 +345,6 @@ class PoolHosts:
         return refusal(self._context.spec.accelerator, name, node, about)
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
-        """Makes a keeper start its agents."""
         wait = self._context.access.notices
         nodes = [
             {
@@ -398,7 +382,6 @@ class PoolHosts:
         return why
 
     def _explain(self, error: BootstrapError) -> None:
-        """Raises an error that helps, if a host's sshd is why its node could not be reached."""
         if error.node is None or error.step != "connecting":
             return
         message = self.by_node[error.node].keeper.shell.said()
@@ -429,5 +412,4 @@ class PoolHosts:
 
 
 def _name(machine: Machine) -> str:
-    """What the user calls a machine."""
     return str(machine.ssh or machine.joined or machine.id)

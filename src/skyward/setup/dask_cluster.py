@@ -34,7 +34,6 @@ class DaskCluster:
         self._lock = threading.Lock()
 
     def connect(self) -> Any:
-        """A dask client; starts what does not run yet."""
         if self._blocked:
             raise SkywardError(
                 f"the nodes of this pool cannot reach each other ({self._blocked}), so they form no dask cluster; "
@@ -55,7 +54,6 @@ class DaskCluster:
         return connect(scheduler, authority.issue(CLIENT), self._hosts[0].keeper.shell.reach)
 
     def rejoin(self, node: int) -> None:
-        """Starts the worker of a node that was set up again."""
         scheduler = self._hosts[0].keeper.scheduler
         if self._authority is not None and scheduler is not None:
             self._start_worker(node, scheduler, self._authority)

@@ -52,7 +52,6 @@ class Host:
     env: dict[str, str]
     paths: tuple[str, ...]
     cwd: str
-    """Working directory of bodies."""
     machine: Machine | None = None
 
 
@@ -185,7 +184,6 @@ class HostSetup:
             self._warn(told)
 
     def _set_up_local(self, nodes: int, deadline: float) -> Host:
-        """This computer, for all nodes."""
         self._pack_includes()
         made = prepare(self._context.image, report=self._context.report)
         self._tell_unlocked([made.record] if made.record else [])
@@ -211,13 +209,11 @@ class HostSetup:
         return self._store
 
     def stop(self, host: Host) -> None:
-        """Ends what an abandoned machine may still run of this pool."""
         from skyward.setup.env.remote import stop_script
 
         host.keeper.shell.run(stop_script(host.keeper.directory), timeout=_STOP_TIMEOUT)
 
     def release(self, host: Host) -> None:
-        """Disconnects from a replaced machine; its processes end with it."""
         for running in [running for running in self._running if running.keeper is host.keeper]:
             self._running.remove(running)
             self._watchdog.drop(running.key)
@@ -232,11 +228,9 @@ class HostSetup:
 
     @property
     def _disposable(self) -> bool:
-        """Whether machines end with the pool, so that their processes need not be stopped."""
         return self._context.access.lease_file is not None
 
     def _end_keepers(self) -> None:
-        """Ends all keepers in parallel; unreachable ones are left to the watchdog and the lease."""
         each(self._end, self._running)
 
     def _end(self, running: _Running) -> None:
@@ -292,13 +286,11 @@ class HostSetup:
         return listed.read_text() if made and listed.is_file() else ""
 
     def _warn(self, what: str, text: str = "") -> None:
-        """Warns once per kind of problem, not once per machine."""
         if what not in self._warned:
             self._warned.add(what)
             self._context.warn(text or what)
 
     def _run_commands(self, shell: Shell, node: int, env: Mapping[str, str], deadline: float) -> None:
-        """Runs the plugins' commands, one `set -e` shell per plugin."""
         for plugin, lines in self._commands.items():
             self._context.report(f"running the commands of {plugin}", node)
             exports = [f"export {name}={shlex.quote(env[name])}" for name in ("PATH", "VIRTUAL_ENV") if name in env]
@@ -309,7 +301,6 @@ class HostSetup:
                 raise PluginError(plugin, "bootstrap", f"a command ended with status {done.code}:\n{last}", node)
 
     def _pack_includes(self) -> None:
-        """Packs the user's files once for all machines."""
         if self._context.image.includes:
             from skyward.transport.includes import pack
 
@@ -378,7 +369,6 @@ def _work(directory: str) -> str:
 
 
 def _working_directory() -> str:
-    """The current directory, or the root if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -450,7 +440,6 @@ def during_setup(
 
 
 def _renew(shell: Shell, access: Access, ended: threading.Event) -> None:
-    """Touches the file without which the machine shuts down; at once, because booting has used up time."""
     while access.lease_file is not None:
         try:
             shell.run(["touch", access.lease_file], timeout=10)
@@ -472,17 +461,12 @@ def _settle(shell: Shell, target: SshTarget | None, access: Access, warn: Callab
 
 
 class Knows(Protocol):
-    """What a provider knows of machines that do not answer; implemented by `machines/replacement.py: Supply`."""
-
-    def unanswered(self, machines: Sequence[Machine]) -> list[str]:
-        """The reason each machine is gone; empty for those that exist."""
-        ...
+    def unanswered(self, machines: Sequence[Machine]) -> list[str]: ...
 
     def who_is_let_in(self) -> str: ...
 
 
 def prepared(shell: Shell, id: str, access: Access, warn: Callable[[str], None]) -> dict[str, str]:
-    """Runs the provider's setup step; returns variables for all processes on the machine."""
     if access.prepare is None:
         return {}
     try:
@@ -495,8 +479,6 @@ def prepared(shell: Shell, id: str, access: Access, warn: Callable[[str], None])
 
 
 class MachineWatch:
-    """Asks the provider, in one request for all, whether machines that refuse our login still exist."""
-
     def __init__(self, provider: Knows | None) -> None:
         self._provider = provider
         self._lock = threading.Lock()

@@ -41,9 +41,7 @@ class KeeperClient:
     ) -> None:
         self.shell, self.directory = shell, directory
         self.ports: dict[int, tuple[str, int]] = {}
-        """Addresses of agents on remote machines."""
         self.sockets: dict[int, str] = {}
-        """Socket files of agents on this computer."""
         self.scratch = directory
         self.scheduler: str | None = None
         self._errors = _errors_file()  # closed in end()
@@ -60,7 +58,6 @@ class KeeperClient:
 
     @property
     def pid(self) -> int:
-        """The keeper's process id, or that of its ssh."""
         return self._process.pid
 
     def ended(self, ttl: float) -> str:
@@ -80,13 +77,11 @@ class KeeperClient:
         return self._answers.pop()
 
     def start(self, nodes: Sequence[Mapping[str, Any]], own_scratch: bool, deadline: float) -> None:
-        """Starts agents and waits until all listen."""
         self.tell(ClientToKeeper.Start([dict(node) for node in nodes], own_scratch))
         while len(self.ports) + len(self.sockets) < len(nodes):
             self._hear(deadline)
 
     def start_scheduler(self, scheduler: Mapping[str, Any], deadline: float) -> str:
-        """Sets `scheduler` to its address, or returns why it does not run."""
         while not self._messages.empty():
             self._messages.get()  # of an earlier scheduler, of agents
         try:
@@ -223,7 +218,6 @@ class KeeperClient:
 
 
 def _errors_file() -> IO[bytes]:
-    """A memory file for stderr: a full disk may be what the keeper reports."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("skyward-stderr"), "w+b")
     return tempfile.TemporaryFile()

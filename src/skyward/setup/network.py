@@ -47,14 +47,11 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Layout:
-    """An address for every node, and the pairs that cannot connect."""
-
     addresses: tuple[Address, ...]
     blocked: tuple[Blocked, ...] = field(default=())
 
     @property
     def star(self) -> bool:
-        """Whether nodes can rely on reaching only the client, not each other."""
         return bool(self.blocked)
 
     def explain(self, names: Sequence[str]) -> str:
@@ -153,7 +150,6 @@ def _addresses(host: Host, deadline: float) -> list[Address]:
 
 
 def _blocked(hosts: Sequence[Host], addresses: Sequence[Address], deadline: float) -> tuple[Blocked, ...]:
-    """All hosts try in parallel."""
     nodes = range(len(hosts))
     listening: dict[str, tuple[str, int]] = {}
 

@@ -81,7 +81,6 @@ def instance_info(
     ports: Sequence[int],
     ranks: Ranks,
 ) -> InstanceInfo:
-    """The `InstanceInfo` of the node's first process."""
     requested, own = context.spec.accelerator, gpus.by_node[node]
     counts = tuple(count for count in ranks.counts if count)  # nodes that are missing come last
     return InstanceInfo(
@@ -134,7 +133,6 @@ def counted_ranks(
 def pool_gpus(
     context: PoolContext, hosts: Mapping[int, Host], abouts: Sequence[Mapping[str, Any]], ranks: Ranks
 ) -> PoolGpus:
-    """How nodes that share a machine divide its GPUs."""
     machines: list[GpuMachine] = []
     there = [node for node, count in enumerate(ranks.counts) if count]
     for host in (hosts[node] for node in there if hosts[node].nodes[0] == node):
@@ -153,7 +151,6 @@ def _machine_gpus(context: PoolContext, host: Host, about: Mapping[str, Any]) ->
 def _gpu_variables(
     context: PoolContext, node: int, host: Host, about: Mapping[str, Any], gpus: PoolGpus, ranks: int
 ) -> list[dict[str, str]]:
-    """Each process's GPU variables, unless it has all GPUs of the machine."""
     own, sharers = gpus.by_node[node], _sharers(context, node, gpus)
     if sharers < 2 and list(own) == _machine_gpus(context, host, about) and (ranks == 1 or not own):
         return [{} for _ in range(ranks)]
@@ -162,14 +159,12 @@ def _gpu_variables(
 
 
 def _sharers(context: PoolContext, node: int, gpus: PoolGpus) -> int:
-    """How many processes on the machine use the same GPU."""
     if not gpus.by_node[node]:
         return 0
     return gpus.sharers.get(node, 1) * (context.worker.concurrency if context.worker.process else 1)
 
 
 def shared_gpus(context: PoolContext, gpus: PoolGpus) -> str:
-    """A warning if processes share a GPU; otherwise empty."""
     sharers = max((_sharers(context, node, gpus) for node in gpus.by_node), default=0)
     if sharers < 2:
         return ""
@@ -192,7 +187,6 @@ def packed_hooks(plugins: Sequence[Plugin], hosts: Sequence[Host]) -> list[Any]:
 def thread_counts(
     runners: int, cpus: int, env: Mapping[str, str], local: bool, client_env: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables that keep runners on one machine from starting a thread per core each."""
     if runners == 1 and not local:
         return {}
     if any(name in env or (local and name in client_env) for name in _THREAD_VARIABLES):
@@ -203,7 +197,6 @@ def thread_counts(
 def refusal(
     requested: Accelerator | None, name: str, node: int, greeting: Mapping[str, Any]
 ) -> AcceleratorMismatch | None:
-    """The error if a node's machine lacks the requested accelerators."""
     if requested is None:
         return None
     found = Found.of(greeting)
@@ -215,7 +208,6 @@ def refusal(
 
 
 def doubts(requested: Accelerator | None, greetings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Warnings about machines: what could not be checked, and GPUs that do not answer."""
     found = {name: Found.of(greeting) for name, greeting in greetings.items()}
     if requested is None:
         broken = {name: one.problem for name, one in found.items() if one.problem}

@@ -203,7 +203,6 @@ class Shared:
         self._server().gone_all(f"{node}/", why)
 
     def _look_at_peers(self) -> None:
-        """Gives up nodes whose links were broken for too long."""
         from skyward.node.shared.links import PATIENCE
 
         now = self._clock()

@@ -95,7 +95,6 @@ class Channel:
         self._pid = os.getpid()
         self._closed = ""
         self.held: dict[str, tuple[int, str | None]] = {}
-        """Locks that this process holds: token and call."""
         receiver = Receiver(ServerToAsker, self)
         self.hear, self.hear_all = receiver.hear, receiver.hear_all
 
@@ -108,7 +107,6 @@ class Channel:
         values: list[Any] | None = None,
         timeout: float | None = None,
     ) -> tuple[Any, list[Any]]:
-        """The result and values; raises the server's error."""
         if os.getpid() != self._pid:
             refuse_child()
         values = values or []
@@ -177,14 +175,12 @@ class Channel:
                 wait.go_on()
 
     def end_call(self, call: str) -> None:
-        """Releases what the call holds."""
         for name, (token, holder) in list(self.held.items()):
             if holder == call:
                 del self.held[name]
                 self.tell("lock", name, "release", [token])
 
     def fail(self, code: str, text: str) -> None:
-        """Fails all pending requests."""
         with self._lock:
             waits = list(self._waits.values())
             self._waits.clear()
@@ -197,7 +193,6 @@ class Channel:
             wait.go_on()
 
     def close(self, text: str) -> None:
-        """Fails all pending and later requests."""
         self._closed = text
         self.fail("closed", text)
 
@@ -226,7 +221,6 @@ class Channel:
             self._undo(wait.question, *wait.answer)
 
     def _undo(self, question: tuple[str, str, str] | None, code: str, result: Any, values: list[Any]) -> None:
-        """Undoes a reply that nobody waits for."""
         if code or question is None:
             return
         kind, name, operation = question
@@ -269,7 +263,6 @@ _BUFFERS = b"B"  # what a pickle does not begin with
 
 
 def pack_value(packer: Packer, value: object, what: str) -> bytes:
-    """`what` names the value in errors."""
     if type(value) in _PLAIN:
         return pickle.dumps(value, 5)
     head, buffers = packer.pack(value, what)

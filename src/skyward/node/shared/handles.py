@@ -290,7 +290,6 @@ class SharedQueue(Handle, Generic[T]):
 
 
 def checked_timeout(seconds: float | None) -> float | None:
-    """A time-out, if it is one."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
@@ -316,8 +315,6 @@ def _whole(number: Any) -> int:
 
 @dataclass(eq=False, slots=True)
 class Asker:
-    """A process that uses collections."""
-
     name: str
     label: str = "a process"
     rank: int | None = None
@@ -325,26 +322,18 @@ class Asker:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One question of a process."""
-
     asker: Asker
     id: int
     arguments: list[Any]
     values: list[bytes]
     since: float
-    """When it came."""
     timeout: float | None = None
-    """How long it may wait; None: as long as it takes."""
 
 
 @dataclass
 class Surroundings:
-    """What the collections of a pool share."""
-
     ranks: int = 1
-    """How many ranks the pool has."""
     losses: dict[int, tuple[float, str]] = field(default_factory=dict[int, tuple[float, str]])
-    """When ranks were lost last, and why."""
 
 
 Reply = tuple[Request, str, Any, list[bytes]]
@@ -352,26 +341,20 @@ Reply = tuple[Request, str, Any, list[bytes]]
 
 
 class Refused(Exception):
-    """An operation that cannot be done; code and text of the answer."""
-
     def __init__(self, code: str, text: str) -> None:
         super().__init__(code, text)
         self.code, self.text = code, text
 
 
 def done(request: Request, result: Any = None, values: list[bytes] | None = None) -> Reply:
-    """The answer to a question."""
     return request, "", result, values or []
 
 
 def seconds(value: float) -> str:
-    """A time for people."""
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
 
 
 class Collection:
-    """What all kinds have: a name, a size in bytes, and questions that wait."""
-
     kind: ClassVar[str]
     lasting: ClassVar[bool] = True
     """Whether it is kept when nobody waits there."""
@@ -398,7 +381,6 @@ class Collection:
         return []
 
     def lost(self, rank: int, why: str) -> list[Reply]:
-        """A rank was lost."""
         return []
 
 

@@ -63,7 +63,6 @@ class Relay:
             del self._open[asker], self._ways[asker]
 
     def lost(self, why: str, *, direct: bool | None = None) -> None:
-        """Fails pending requests: all, or only those over the link, or only the others."""
         for asker, unanswered in self._open.items():
             if direct is not None and self._ways[asker] is not direct:
                 continue
@@ -85,7 +84,6 @@ def runner_of(asker: str) -> str:
 
 
 PATIENCE = 30.0
-"""Seconds for which a broken link is retried."""
 _GREETING = 10.0
 _PAUSES = 0.1, 2.0  # between attempts: the first one, and the longest
 
@@ -132,7 +130,6 @@ class Uplink:
         self._watch()
 
     def renounce(self, why: str) -> None:
-        """Gives up the link and what was sent over it."""
         if self._link.sock is not None:
             self._selector.unregister(self._link.sock)
             self._link.detach()
@@ -206,7 +203,6 @@ class Uplink:
         self._watch()
 
     def _watch(self) -> None:
-        """Waits for writability while data is pending."""
         if self._link.writing is not self._writing and self._link.sock is not None:
             self._writing = not self._writing
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)

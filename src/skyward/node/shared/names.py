@@ -48,7 +48,6 @@ class Collections:
     """The shared collections of one pool, by name."""
 
     def _shared_channel(self) -> Channel:
-        """How the server of this pool is asked."""
         raise NotImplementedError
 
     @overload
@@ -113,13 +112,11 @@ _served: Callable[[], Channel] | None = None
 
 
 def serve_by(channel: Callable[[], Channel]) -> None:
-    """Says how this process, a runner, asks the server."""
     global _served
     _served = channel
 
 
 def current_channel() -> Channel:
-    """How the current process asks the server."""
     if _served is not None:
         return _served()
     if os.environ.get(VARIABLE):
@@ -155,5 +152,4 @@ event = _here.event
 
 
 def attached(kind: type[Handle], name: str, *options: Any) -> Handle:
-    """A handle that was pickled, in the process that it has come to."""
     return kind(name, current_channel, *options)

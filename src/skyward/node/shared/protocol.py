@@ -47,7 +47,6 @@ def written_key(key: object) -> str:
 
 
 def read_key(text: str) -> Any:
-    """The key again."""
     if text[:1] in ("'", '"') and "\\" not in text:
         return text[1:-1]  # a plain text, as most keys are
     import ast  # not needed by those who only look things up
@@ -56,17 +55,14 @@ def read_key(text: str) -> Any:
 
 
 def joined_keys(texts: Iterable[str]) -> bytes:
-    """The texts of many keys as one buffer."""
     return "\n".join(texts).encode("utf-8", "surrogatepass")
 
 
 def split_keys(data: Any) -> list[str]:
-    """The texts again; raises ValueError for what is none."""
     return str(data, "utf-8", "surrogatepass").split("\n") if len(data) else []
 
 
 def _plain(key: Any, whole: object, depth: int = 0) -> object:
-    """The key in the form that all equal keys have: 1.0 and True are 1."""
     if key is None:
         return None
     if isinstance(key, str):
@@ -102,9 +98,7 @@ def _plain(key: Any, whole: object, depth: int = 0) -> object:
 
 
 LARGEST = 16 << 20
-"""How many bytes one question may bring."""
 COUNTER_END = 1 << 63
-"""Counters are smaller than this, and not smaller than its negative."""
 
 
 class AskerToServer(Direction):

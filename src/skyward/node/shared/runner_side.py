@@ -55,7 +55,6 @@ class RunnerShared:
         self._send_lock = threading.Lock()
 
     def install(self, settings: dict[str, Any]) -> None:
-        """Enables `sky.dict(...)` and the others in this process."""
         self._settings, self._pid = settings, os.getpid()
         serve_by(self.channel)
 

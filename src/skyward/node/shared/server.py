@@ -26,8 +26,6 @@ Route = Callable[[Message, list[Any]], None]
 
 
 class Server:
-    """Part of an agent, on its loop. `info` is what runners know of the pool."""
-
     def __init__(
         self,
         epoch: str,
@@ -69,7 +67,6 @@ class Server:
         self._flush()
 
     def end(self, code: str, text: str) -> None:
-        """Fails all pending requests."""
         self._deliver(self._state.end(code, text))
         self._flush()
 

@@ -115,8 +115,6 @@ class Dict(Collection):
 
 
 class Set(Collection):
-    """Members, each of them once."""
-
     kind = "set"
 
     def __init__(self, name: str, around: Surroundings) -> None:
@@ -469,9 +467,7 @@ _ALL = Dict, Set, Counter, Queue, Lock, Barrier, Event, Meeting
 KINDS: dict[str, type[Collection]] = {kind.kind: kind for kind in _ALL}
 
 ROOM = 1 << 30
-"""Bytes that all collections of a pool may hold."""
 _REPEATED = 5.0
-"""Seconds within which a repeated loss is the same one."""
 
 Answer = tuple[str, Message, list[bytes]]
 """Recipient, message, buffers."""
@@ -538,7 +534,6 @@ class SharedState:
         return answers
 
     def withdraw(self, asker: str, id: int) -> list[Answer]:
-        """Ignored if already answered."""
         found = self._waiting.get((asker, id))
         if found is None:
             return []
@@ -564,7 +559,6 @@ class SharedState:
         return [answer for answer in answers if answer[0] != asker]
 
     def lost(self, rank: int, why: str, now: float) -> list[Answer]:
-        """Whether it has used collections or not."""
         before = self.around.losses.get(rank)
         if before is not None and now - before[0] < _REPEATED:
             return []  # it was told by the process's own end
@@ -580,7 +574,6 @@ class SharedState:
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def tick(self, now: float) -> list[Answer]:
-        """Answers expired requests."""
         answers: list[Answer] = []
         while self.due() <= now:
             request = heapq.heappop(self._deadlines)[2]
@@ -590,7 +583,6 @@ class SharedState:
         return answers
 
     def end(self, code: str, text: str) -> list[Answer]:
-        """Fails all requests from now on."""
         self._ended = Refused(code, text)
         waiting = [(request, code, text, list[bytes]()) for _, request in self._waiting.values()]
         return self._answers(waiting)

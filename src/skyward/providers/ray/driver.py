@@ -30,11 +30,9 @@ _LASTING = 60.0
 _LOOK = 2.0
 _SHOWN = 8
 _GRACE = 30.0
-"""Seconds that a node has left of which Ray does not say when it is taken away."""
 
 
 def main() -> None:
-    """Reads the order, holds the places, and ends with whoever gave it."""
     if len(sys.argv) > 1:
         with open(sys.argv[1]) as file:
             order = json.load(file)
@@ -66,8 +64,6 @@ def reason(text: str) -> str:
 
 
 class Joiner:
-    """An actor in a bundle: runs the joiner, whose standard input ends with this process. Standard library only."""
-
     def __init__(self) -> None:
         self._argv: list[str] = []
         self._text = b""
@@ -107,7 +103,6 @@ class Joiner:
             self._run()
 
     def warn(self, seconds: float) -> None:
-        """Tells it that its machine is taken away in so many seconds."""
         try:
             self._process.stdin.write(json.dumps({"notice": seconds}).encode() + b"\n")
         except OSError:
@@ -136,14 +131,10 @@ class Bundle:
         self.began = 0.0
         self.failures = 0
         self.due: float | None = 0.0
-        """When a joiner is to be started; None while one runs, or when none is to run any more."""
         self.leaving = False
-        """Whether it is of no use to start another joiner: its machine is taken away, or the client is gone."""
 
 
 class Holder:
-    """Makes the group and keeps a joiner in each of its bundles, until it is told to end."""
-
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
         self._group: Any = None
@@ -163,7 +154,6 @@ class Holder:
         _module("ray").init(address=address, namespace="skyward", log_to_driver=False, logging_level=logging.ERROR)
 
     def hold(self) -> None:
-        """Gets the places, then keeps a joiner in each, until all were sent away or cannot stay."""
         ray = _module("ray")
         demand = self._demand()
         name = f"skyward-{self._order['pool']}-{self._order['first']}"
@@ -205,13 +195,11 @@ class Holder:
         self.finish(0)
 
     def until_input_ends(self) -> None:
-        """Ends everything when whoever started us is gone, or says so."""
         while sys.stdin.readline():
             pass
         self.finish(0)
 
     def _demand(self) -> dict[str, float]:
-        """Includes the GPU type if a node of this cluster reports it."""
         known = {name for node in _nodes() for name in node["resources"]}
         fitting = [name for name in self._order["types"] if name in known]
         return {**self._order["resources"], **dict.fromkeys(fitting[:1], 0.001)}
@@ -275,7 +263,6 @@ class Holder:
         self._again(bundle, why)
 
     def _again(self, bundle: Bundle, why: str) -> None:
-        """A joiner has ended that should not have: another is started, elsewhere if Ray has moved the bundle."""
         lasted = bundle.began and time.monotonic() - bundle.began > _LASTING
         bundle.failures = 0 if lasted else bundle.failures + 1
         bundle.began = 0.0
@@ -284,7 +271,6 @@ class Holder:
         say({"ended": bundle.index, "why": why, "given_up": given_up})
 
     def _look_for_drains(self, bundles: list[Bundle]) -> None:
-        """Tells joiners whose machines Ray is about to take away; what is public in Ray does not show it."""
         try:
             draining = _module("ray._private.state").state.get_draining_nodes()
         except Exception:  # an older or newer Ray: then a node is lost without a notice
@@ -303,7 +289,6 @@ def _module(name: str) -> Any:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    """What each node of the cluster has, as far as it can be asked for."""
     hidden = ("node:", "object_store_memory")
     alive: list[dict[str, Any]] = [node for node in _module("ray").nodes() if node["Alive"]]
     return [
@@ -316,7 +301,6 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _free(demand: dict[str, float]) -> list[dict[str, Any]]:
-    """What nodes have of what is asked for, and how much of that is free; those first on which most is."""
     try:
         found: dict[str, dict[str, float]] = _module("ray._private.state").available_resources_per_node()
     except Exception:  # an older or newer Ray: then it is not said

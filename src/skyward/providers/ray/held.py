@@ -23,14 +23,10 @@ _HEADLESS = 20.0
 
 @dataclass(frozen=True)
 class RayMachine(JoinedMachine):
-    """A node of a Ray cluster, as long as Ray lets us have it."""
-
     turn: int = 0
-    """How many machines have had this place before."""
 
     @property
     def preemptible(self) -> bool:
-        """Ray may lose it, or take it away; then another one may take its place."""
         return True
 
 
@@ -40,13 +36,10 @@ class _Place:
     bundle: int
     turn: int = 0
     losses: int = 0
-    """Those that there were in its bundle before its machine came."""
     awaited: bool = False
 
 
 class HeldPool:
-    """A pool that this process has open. Usable from many threads."""
-
     def __init__(self, arrivals: Arrivals, where: str) -> None:
         self.arrivals, self._where = arrivals, where
         self.drivers: list[Driver] = []
@@ -55,7 +48,6 @@ class HeldPool:
         self._head = ""
         self._refused: float | None = None
         self.headless = ""
-        """Why no node will come back; empty unless the head of the cluster is gone."""
         self._lock = threading.RLock()
 
     def get(
@@ -105,7 +97,6 @@ class HeldPool:
         return self._gone(machine.joined.place, place)
 
     def dismiss(self, machine: RayMachine) -> None:
-        """Sends a machine away; nobody takes its place. One that another has followed is gone already."""
         assert machine.joined is not None
         with self._lock:
             place = self._places.get(machine.joined.place)
@@ -120,7 +111,6 @@ class HeldPool:
         return not all(map(self.arrivals.is_connected, numbers))
 
     def _gone(self, number: int, place: _Place) -> str:
-        """Why it is gone, as it has said itself, or as Ray knows."""
         if why := self.arrivals.gone(number):
             return why
         seen = place.driver.glance()
@@ -152,7 +142,6 @@ class HeldPool:
         return bool(self.headless)
 
     def _forwarded(self) -> bool:
-        """Whether the head is asked through a port of this computer, which may also have ended by itself."""
         local = urlsplit(self._where).hostname in ("localhost", "127.0.0.1", "::1")
         return local and not self._head.startswith("127.") and self._head not in [entry[1] for entry in addresses()]
 
@@ -163,8 +152,6 @@ class HeldPool:
 
 
 class _Watch:
-    """Looks at a driver while its machines are waited for: tells the user how far it is, and says when it is over."""
-
     def __init__(
         self,
         driver: Driver,
@@ -180,7 +167,6 @@ class _Watch:
         self._count, self._deadline, self._told = count, deadline, ""
 
     def look(self) -> None:
-        """Raises the error that says why nobody will come any more."""
         found = self._driver.report()
         if found.infeasible:
             raise NothingFits(self._wish, self._where, found.nodes)

@@ -44,9 +44,7 @@ __all__ = [
 
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-"""The states of a job whose driver is gone."""
 REFUSED = "refused"
-"""The code of an error where a machine answers, and nothing listens there."""
 _MOST = 64 << 20
 
 # The cluster's Python need not be on the head's PATH. The raylet, which runs our shell's parent, was told where it is.
@@ -63,15 +61,11 @@ exit 1
 
 
 class RayRefused(CloudRefused):
-    """Something that the Jobs API of a Ray cluster did not do."""
-
     def __str__(self) -> str:
         return f"{self.region}: {self.action} failed: {self.message}"
 
 
 class NotLetIn(CredentialsMissing, RayRefused):
-    """A Ray cluster does not know the token, or wants one."""
-
     def __str__(self) -> str:
         return (
             f"{self.region} answers {self.code}: {self.message}. The cluster wants its token: give "
@@ -81,7 +75,6 @@ class NotLetIn(CredentialsMissing, RayRefused):
 
 
 def known_token() -> str | None:
-    """The token of a cluster where Ray's own programs look for it."""
     if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return token
     path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
@@ -132,7 +125,6 @@ class Jobs:
         return package
 
     def submit(self, package: str, metadata: Mapping[str, str]) -> str:
-        """Starts the driver of a package on the head; gives the job's id."""
         id = f"skyward-{metadata['skyward']}-{secrets.token_hex(3)}"
         job = {
             "entrypoint": "exec sh start.sh",
@@ -144,7 +136,6 @@ class Jobs:
         return id
 
     def job(self, id: str) -> dict[str, Any] | None:
-        """What Ray knows of a job; None if it knows none of that id."""
         try:
             return self._json("GET", f"/api/jobs/{quote(id)}", "asking for the job", dict)
         except RayRefused as exc:
@@ -157,13 +148,11 @@ class Jobs:
         return str(answer.get("logs", ""))
 
     def listed(self) -> list[dict[str, Any]]:
-        """Jobs that carry the mark of Skyward and have not ended."""
         found = cast("list[dict[str, Any]]", self._json("GET", "/api/jobs/", "listing jobs", list))
         ours = [job for job in found if job.get("submission_id") and "skyward" in (job.get("metadata") or {})]
         return [job for job in ours if job.get("status") not in ENDED]
 
     def stop(self, id: str, seconds: float) -> None:
-        """Stops a job, and returns when its driver is gone; one that has ended already is no error."""
         deadline = time.monotonic() + seconds
         try:
             self._ask("POST", f"/api/jobs/{quote(id)}/stop", "stopping the job")
@@ -213,7 +202,6 @@ _UNREACHABLE = (
 
 
 def _last(text: str) -> str:
-    """The last line: an exception's own words, if the answer is a traceback."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
@@ -229,17 +217,11 @@ def driver_source() -> str:
 class Driver(Protocol):
     def report(self) -> DriverReport: ...
 
-    def glance(self) -> DriverReport:
-        """The same, and whether it has ended, as far as that can be known without waiting."""
-        ...
+    def glance(self) -> DriverReport: ...
 
-    def ended(self) -> str:
-        """Why it has ended, with the last lines that it printed; empty while it runs."""
-        ...
+    def ended(self) -> str: ...
 
-    def stop(self, seconds: float) -> None:
-        """Ends it, and with it its places; returns when it is gone."""
-        ...
+    def stop(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -337,7 +319,6 @@ class BesideDriver:
 
 
 def _words(what: str, message: str, log: str) -> str:
-    """What has happened to a driver, with the last lines of its log, which hold no secret: it prints none."""
     first = _first(message.strip())
     last = [line for line in log.strip().splitlines() if not line.startswith("skyward: ")][-_LINES:]
     said = "".join(f"\n  {line}" for line in last)
@@ -380,31 +361,20 @@ class Busy(NoCapacity):
 @dataclass(frozen=True)
 class DriverReport:
     waiting: str = ""
-    """Ray's word for why the places are not there yet; empty once they are."""
     nodes: Sequence[str] = ()
-    """What the cluster's nodes have, a line each."""
     free: Sequence[str] = ()
-    """What is free of that which is asked for, on the nodes that have most of it; a line each."""
     placed: bool = False
     infeasible: str = ""
-    """What no node has, in words."""
     failed: str = ""
     over: bool = False
     started: Mapping[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
-    """The bundles in which a joiner runs, and where that is."""
     losses: Mapping[int, Sequence[str]] = field(default_factory=dict[int, Sequence[str]])
-    """By bundle, why joiners have ended there that should not have, in the order in which it happened."""
     ended: str = ""
-    """Why the driver itself has ended, in one line; only a glance at it says so."""
     refused: bool = False
-    """Whether nothing listens any more where the driver is asked; only a glance at it says so."""
     head: str = ""
-    """The address of the head, as Ray knows it."""
     hopeless: str = ""
-    """Why a joiner could not stay, of a bundle in which none is started again."""
 
     def progress(self, count: int, wish: str) -> str:
-        """What the user is told while places are waited for."""
         if self.waiting == "INFEASIBLE":
             return f"Ray: no node fits {wish} yet"
         if self.waiting:
@@ -413,7 +383,6 @@ class DriverReport:
 
 
 def read_reports(lines: Iterable[str]) -> DriverReport:
-    """What the lines of a driver come to; lines that it did not write are skipped."""
     said: dict[str, Any] = {}
     started: dict[int, Mapping[str, Any]] = {}
     losses: dict[int, list[str]] = {}
@@ -447,7 +416,6 @@ def read_reports(lines: Iterable[str]) -> DriverReport:
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """Resources as people write them: "4 CPU, 1 GPU, 8 GB of memory"."""
     parts: list[str] = []
     for name, amount in sorted(resources.items(), key=lambda item: (item[0] not in ("CPU", "GPU"), item[0])):
         if name == "memory":

@@ -108,7 +108,6 @@ class Ray(Provider):
         return [Availability("not asked; Ray says so when a pool opens") for _ in offers]
 
     def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """`count` nodes, once Ray has given them and all have connected to us."""
         try:
             if self.rented:
                 self._start_ledger(spec, pool)
@@ -122,7 +121,6 @@ class Ray(Provider):
             raise
 
     def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """More nodes: those that Ray moves because their machines were lost, or new ones."""
         held = _HELD.get(pool)
         if held is None:
             raise SkywardError(f"the pool {pool} is not open in this process.")
@@ -141,7 +139,6 @@ class Ray(Provider):
         return fresh
 
     def terminate(self, machines: Sequence[Machine]) -> None:
-        """Sends machines away; a driver whose machines have all gone ends, and gives its places back."""
         for machine in cast("Sequence[RayMachine]", machines):
             assert machine.joined is not None
             held = _HELD.get(machine.joined.pool)
@@ -183,7 +180,6 @@ class Ray(Provider):
         return replace(self, address=address, token=self.token or token)
 
     def _start(self, spec: Spec, pool: str, count: int, first: int, text: str) -> Driver:
-        """Starts a driver for places from `first` on: as a job, or beside us."""
         order = {
             "pool": pool,
             "text": text,
@@ -272,8 +268,6 @@ class Ray(Provider):
 
 
 def _warning(pool: str, report: Report) -> Report:
-    """Tells of whoever was not let in; machines are expected that Ray has moved, and that nobody waits for yet."""
-
     def warn(text: str) -> None:
         held = _HELD.get(pool)
         if held is None or not held.expected():
@@ -316,7 +310,6 @@ Strategy = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
 
 
 def parse_address(given: object) -> str:
-    """The address of a cluster; "auto" is what the variables of Ray's own programs say, if they say it."""
     if not isinstance(given, str) or not given.strip():
         raise InvalidArgument(f'address={given!r} is no address. Write "auto", "http://head:8265" or "head:6379".')
     given = given.strip()
@@ -332,7 +325,6 @@ def parse_address(given: object) -> str:
 
 
 def parse_resources(given: object) -> tuple[tuple[str, float], ...]:
-    """What each node asks for, as pairs."""
     pairs = check_pairs("resources", given, '{"CPU": 4, "GPU": 1}')
     for name, amount in pairs:
         if not isinstance(name, str) or not isinstance(amount, int | float) or isinstance(amount, bool) or amount < 0:
@@ -343,7 +335,6 @@ def parse_resources(given: object) -> tuple[tuple[str, float], ...]:
 
 
 def accelerator_types(spec: Spec) -> list[str]:
-    """The resources by which Ray's nodes say which accelerator they have, the exact one first."""
     if spec.accelerator is None:
         return []
     name, exact = spec.accelerator.name, f"{spec.accelerator.name}-{spec.accelerator.memory_gb}G"
@@ -351,7 +342,6 @@ def accelerator_types(spec: Spec) -> list[str]:
 
 
 def demand(resources: Mapping[str, float], spec: Spec) -> dict[str, float]:
-    """What a bundle asks for: what the user said in Ray's words, and for the rest what the spec says."""
     asked = dict(resources)
     if not asked or spec.vcpus is not None:
         asked.setdefault("CPU", spec.vcpus or 1)
@@ -363,7 +353,6 @@ def demand(resources: Mapping[str, float], spec: Spec) -> dict[str, float]:
 
 
 def check_token(token: object) -> None:
-    """Refuses what cannot be a token, without showing it."""
     if token is not None and (
         not isinstance(token, str) or not token.isascii() or not token.isprintable() or (token and not token.strip())
     ):

@@ -40,7 +40,6 @@ class Commands:
         self._shell: Shell | None = None
         self.cancelled: set[str] = set()
         self.final = ""
-        """Which job somebody else has cancelled: then the pool gets no other nodes."""
 
     @property
     def where(self) -> str:
@@ -48,11 +47,9 @@ class Commands:
 
     @cached_property
     def user(self) -> str:
-        """The number of the user whose jobs these are."""
         return self.run("id", "-u").strip()
 
     def run(self, *argv: str, check: bool = True) -> str:
-        """What a command says; SlurmRefused if it fails."""
         return self._result(argv[0], self._finished(["sh", "-c", _PLAIN, "sh", *argv], b""), check)
 
     def submit(self, options: Sequence[str], variable: str, secret: str, script: str) -> str:
@@ -170,7 +167,6 @@ _MEANT = (
 
 
 def refusal(program: str, code: int, said: str, where: str, settings: Mapping[str, object]) -> SlurmRefused:
-    """The error for a command that failed; `settings` are the provider's, "partitions" and "options" among them."""
     if code == 127 or re.search(rf"{program}: (?:command )?not found", said):
         message = (
             f"there is no {program} on {where}, so there is no Slurm to ask. Run this on a login node of the cluster, "

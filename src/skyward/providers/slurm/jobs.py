@@ -91,15 +91,12 @@ class Job:
     state: str
     reason: str = ""
     start: float | None = None
-    """When it started, or is expected to start (seconds since 1970)."""
     end: float | None = None
     count: int = 0
     nodes: tuple[str, ...] = ()
     limit: float = float("inf")
-    """Its time limit in seconds."""
     pool: str = ""
     expires: float | None = None
-    """When the pool's time is over."""
 
     @property
     def waits(self) -> bool:
@@ -123,7 +120,6 @@ class Job:
         )
 
     def ended(self) -> str:
-        """What became of a job that does not run any more, for people."""
         text = {
             "CANCELLED": "was cancelled, by its user or an administrator",
             "PREEMPTED": "was preempted: its nodes went to a job of higher priority",
@@ -151,7 +147,6 @@ def comment(pool: str, expires: float) -> str:
 
 
 def parse_jobs(said: str) -> list[Job]:
-    """The jobs of pools in what squeue said with FORMAT; those of somebody else's programs are left out."""
     found: list[Job] = []
     for line in said.splitlines():
         fields = line.split("|", 9)
@@ -199,7 +194,6 @@ def _expanded(item: str) -> list[str]:
 
 
 def waiting(job: Job, now: float) -> str:
-    """Why a job has no nodes yet, in a few words: "waiting: Priority, estimated start 14:20"."""
     text = f"waiting: {_reason(job) or 'Slurm has not said why yet'}"
     if job.state == "CONFIGURING":
         text = "waiting: its nodes are being switched on"
@@ -211,14 +205,12 @@ def waiting(job: Job, now: float) -> str:
 
 
 def never(job: Job) -> str:
-    """Why a job will never start, if that is so, and what to do; empty if it may."""
     reason = _reason(job)
     advice = _NEVER.get(reason) or (_ABOVE_LIMIT if _PER_JOB.fullmatch(reason) else None)
     return f"job {job.id} would never start: {reason}, which means that {advice}." if advice else ""
 
 
 def _reason(job: Job) -> str:
-    """The reason as one word, or as the sentence that it is."""
     text = job.reason.strip("()")
     return text if " " in text else text.split(",")[0]
 
@@ -230,7 +222,6 @@ def _moment(at: float, now: float) -> str:
 
 _T = TypeVar("_T")
 UNANSWERED = (SlurmRefused, BootstrapError)
-"""How a command ends that Slurm did not answer, or that could not be run on the login node."""
 
 _ENDING = 120.0
 _SILENCE = 90.0  # as long as Slurm may not answer when a pool is closed; each try may take a minute
@@ -241,11 +232,8 @@ _CERTAIN = 3.0  # a reason is believed once it has stood for so long: Slurm says
 
 @dataclass(frozen=True)
 class Receipt(provider.Receipt):
-    """Which jobs a pool had: all of them are over, or only Slurm's own clean-up is left of them."""
-
     jobs: tuple[str, ...]
     rest: tuple[str, ...] = ()
-    """Where Slurm still has to clean up, and why it cannot yet."""
 
     def __str__(self) -> str:
         ended = ", ".join(self.jobs)
@@ -274,7 +262,6 @@ def jobs_of(commands: Commands, pool: str) -> list[Job]:
 
 
 def answered(ask: Callable[[], _T], seconds: float | None, report: Report, meanwhile: str) -> _T:
-    """What Slurm answers. It is asked again while it does not, for so many seconds: controllers are restarted."""
     began = time.monotonic()
     for pause in pauses():
         try:
@@ -289,7 +276,6 @@ def answered(ask: Callable[[], _T], seconds: float | None, report: Report, meanw
 
 
 def when_started(commands: Commands, id: str, patience: float | None, report: Report) -> Job:
-    """The job once it runs; tells why it waits. An error ends the wait if it will never run, or not in time."""
     began, since, last = time.monotonic(), 0.0, ""
     for pause in pauses():
         left = None if patience is None else max(0.0, began + patience - time.monotonic())
@@ -349,7 +335,6 @@ def _preempted(commands: Commands, id: str) -> bool:
 
 
 def granted(commands: Commands, id: str, spec: Spec) -> str:
-    """What each node of a job got, for people; with how to ask for more if nobody has asked for anything."""
     said = ""
     with suppress(*UNANSWERED):
         said = commands.run("scontrol", "show", "job", "-o", id, check=False)
@@ -436,7 +421,6 @@ def _only_clean_up(commands: Commands, jobs: Sequence[Job]) -> tuple[str, ...]:
 
 
 def why_ended(commands: Commands, id: str, job: Job | None, tried: str = "") -> str:
-    """What became of a job, with what its script says by its exit code; `tried` is where its nodes were to connect."""
     if job is None:
         return f"job {id} is not known to Slurm any more: it ended, or was removed,"
     if job.state == "CANCELLED" and (nodes := _failed_prologs(commands, job)):
@@ -451,20 +435,17 @@ def why_ended(commands: Commands, id: str, job: Job | None, tried: str = "") -> 
 
 
 def steps_of(commands: Commands, id: str, check: bool = False) -> dict[int, tuple[str, str]]:
-    """The steps of a job that run, by the places that they hold: the id of each, and its node."""
     rows = commands.run("squeue", "-h", "-s", "-j", id, "-o", "%i|%N|%j", check=check).splitlines()
     found = [(row.split("|", 2), re.fullmatch(r".*\|place-(\d+)", row)) for row in rows]
     return {int(place[1]): (parts[0], parts[1]) for parts, place in found if place is not None}
 
 
 def kill_wait(commands: Commands) -> float:
-    """How many seconds processes have between SIGTERM and SIGKILL."""
     found = re.search(r"^KillWait\s*=\s*(\d+)", commands.run("scontrol", "show", "config", check=False), re.MULTILINE)
     return float(found[1]) if found else 30.0
 
 
 def failed_nodes(commands: Commands, nodes: Sequence[str]) -> dict[str, str]:
-    """Which of these nodes cannot run anything now, and why, as Slurm knows."""
     found: dict[str, str] = {}
     for name, state, why in _states(commands, nodes):
         reason = "" if why in ("", "none") else f" ({why})"
@@ -481,7 +462,6 @@ def _failed_prologs(commands: Commands, job: Job) -> list[str]:
 
 
 def _states(commands: Commands, nodes: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Names, states and the reasons for them, as sinfo says; a node is listed for each of its partitions."""
     if not nodes:
         return []
     said = commands.run("sinfo", "-h", "-N", "-n", ",".join(sorted(set(nodes))), "-o", "%N|%T|%E", check=False)
@@ -497,11 +477,9 @@ class SlurmMachine(Machine):
     job: str = ""
     node: str = ""
     reason: str = ""
-    """Why it is not the pool's any more."""
 
     @property
     def preemptible(self) -> bool:
-        """Slurm may take a node away at any time; where it can, the pool gets another."""
         return True
 
     @property
@@ -522,7 +500,6 @@ def by_pool(machines: Sequence[Machine]) -> dict[str, list[SlurmMachine]]:
 
 
 def why_gone(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMachine]) -> dict[str, str]:
-    """Why machines of a pool are gone, by their ids; empty for those that are there."""
     jobs = {job.id: job for job in jobs_of(commands, arrivals.pool)}
     steps = {id: steps_of(commands, id) for id in {machine.job for machine in machines}}
     down = failed_nodes(commands, [machine.node for machine in machines])
@@ -559,7 +536,6 @@ def end_machines(commands: Commands, arrivals: Arrivals, machines: Sequence[Slur
 
 
 def leftovers(job: Job) -> list[Leftover]:
-    """What a job has: its nodes, or itself while it has none."""
     detail = f"job {job.id}, {job.state.lower()}"
     if not job.nodes:
         return [Leftover(job.pool, job.id, "job", job.state.lower(), expires=job.expires)]
@@ -597,6 +573,5 @@ class Taken:
             return lost
 
     def settle(self, id: str) -> None:
-        """The nodes of a job have joined, or will not: from now on its steps tell what it has."""
         with self.submitting:
             self._starting.pop(id, None)

@@ -25,7 +25,6 @@ def wait(
     pause: Callable[[float], None] = time.sleep,
     ask: Callable[[str], str] | None = None,
 ) -> float:
-    """Waits for the notice; the seconds that are left then."""
     path, job = environ.get("SKYWARD_NOTICE", ""), environ.get("SLURM_JOB_ID", "")
     end = _moment(environ.get("SKYWARD_JOB_END", ""))
     warning = min(WARNING, (end - clock()) / 4)
@@ -48,7 +47,6 @@ def _moment(text: str) -> float:
 
 
 def _end_of(job: str) -> str:
-    """When Slurm will end the job, in seconds since 1970; empty if it cannot be asked from here."""
     try:
         env = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
         argv = ["squeue", "-h", "-j", job, "-o", "%e"]

@@ -40,13 +40,10 @@ _OURS = """
     no-requeue parsable quiet requeue signal test-only usage version wait wrap
 """.split()
 SETTINGS = ("partition", "account", "qos", "time", "constraint", "gres", "nodelist", "exclude")
-"""The options of sbatch that are settings of the provider, under the same names."""
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """GPUs of one type that nodes have: Slurm's own name for the type, how many a node has, on how many nodes."""
-
     type: str
     each: int
     nodes: int
@@ -66,7 +63,6 @@ def check_time(time: Any) -> None:
 
 
 def check_setup(python: Any, modules: Any, setup: Any) -> tuple[str, ...]:
-    """Refuses what nodes could not run before they join; gives the modules."""
     for name, value in (("python", python or "python3"), *(("modules", module) for module in modules)):
         if not isinstance(value, str) or not value.isprintable() or not value or value.startswith("-"):
             raise InvalidArgument(f'{name}: {value!r} is no name. Write python="/sw/bin/python3.11", modules=["cuda"].')
@@ -90,7 +86,6 @@ def seconds(time: str) -> float:
 
 
 def extra_options(options: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """The user's further options of sbatch, checked, as pairs."""
     pairs = check_pairs("options", options, '{"mail-type": "END", "exclusive": True}')
     for name, value in pairs:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -116,7 +111,6 @@ def job_options(
     count: int,
     gpus: str | None,
 ) -> list[str]:
-    """The options that say what a job gets; `gpus` is the request of GPUs, of which the user's own `gres` is one."""
     made: dict[str, Any] = {"nodes": str(count), "ntasks-per-node": "1"}
     if spec.vcpus is not None:
         made["cpus-per-task"] = str(math.ceil(spec.vcpus))
@@ -165,7 +159,6 @@ def gpu_request(accelerator: Accelerator | None, available: Sequence[Gpus], wher
 
 
 def _means(type: str, accelerator: Accelerator) -> bool:
-    """Whether a site's name of a type, such as "a100", "nvidia_a100_80gb_pcie" or "A100-SXM4-40GB", is this model."""
     words = re.split(r"[-_ .]+", type.lower())
     wanted = re.sub(r"[-_ .]", "", accelerator.name.lower())
     joined = {"".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)}
@@ -297,7 +290,6 @@ def batch_script(
 
 
 def meaning(code: int, tried: str = "") -> str | None:
-    """What the script says by its exit code; `tried` is where nodes were to connect, and what to do if they cannot."""
     if code == _CANNOT_JOIN:
         return f"no node could connect to the pool. {tried}".rstrip(". ")
     if code == _SETUP_FAILED:

@@ -156,7 +156,6 @@ class Slurm(Provider):
     # opening
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
-        """The partition's nodes, as sinfo counts them. Asks for no place."""
         commands = self._commands()
         try:
             self._gpu_request(commands, spec)
@@ -326,7 +325,6 @@ class Slurm(Provider):
         return Commands(self._target, self.ssh_timeout, told)
 
     def _gpu_request(self, commands: Commands, spec: Spec) -> str | None:
-        """What --gres is given; in the words of the site, which is asked."""
         if spec.accelerator is None or self.gres is not None:
             return self.gres
         said = commands.run("sinfo", "-h", *self._partition, "-o", "%D|%G")
@@ -334,7 +332,6 @@ class Slurm(Provider):
         return gpu_request(spec.accelerator, parse_gpus(said), where)
 
     def _other_partitions(self, commands: Commands, gpus: str | None) -> str:
-        """Which partitions have the GPUs that the default one does not have."""
         if gpus is None or self.partition is not None:
             return ""
         rows = [row.partition("|") for row in commands.run("sinfo", "-h", "-o", "%R|%G", check=False).splitlines()]
@@ -417,7 +414,6 @@ class Slurm(Provider):
 
 
 def _failed(commands: Commands, id: str, tried: str) -> str | None:
-    """Why the nodes of a job that ran will not connect any more; `tried` is where they were to connect."""
     try:
         job = next(iter(listed(commands, id)), None)
         return f"{why_ended(commands, id, job, tried)}." if job is None or job.over else None
@@ -426,8 +422,6 @@ def _failed(commands: Commands, id: str, tried: str) -> str | None:
 
 
 class _Occupied(Exception):
-    """A job has nodes on which the pool has others."""
-
     def __init__(self, nodes: Sequence[str]) -> None:
         super().__init__(nodes)
         self.nodes = nodes
@@ -439,7 +433,6 @@ def _number(text: str, factor: float = 1.0) -> float | None:
 
 
 def _idle(counts: str) -> str:
-    """How many nodes of a partition are idle, from what sinfo says: allocated/idle/other/total."""
     parts = counts.split("/")
     return f", {parts[1]} idle" if len(parts) == 4 and parts[1].isdigit() else ""
 
@@ -451,7 +444,6 @@ def _login_record(target: SshTarget) -> dict[str, Any]:
 
 
 def _recorded_login(record: object) -> SshTarget:
-    """The login node that a ledger names; every field is checked, as anybody could have written it."""
     told: Mapping[str, Any] = cast("Mapping[str, Any]", record) if isinstance(record, dict) else {}
     if told.get("proxy") or told.get("proxied"):
         raise InvalidArgument(

@@ -337,7 +337,6 @@ def read(lines: Iterable[tuple[str, str]]) -> Facts:
 
 
 def printable(text: str, longest: int = _LONGEST) -> str:
-    """The text on one line, without control characters, shortened to `longest`."""
     kept = "".join(c if c.isprintable() else " " for c in text[: 4 * longest])
     kept = " ".join(kept.split())
     return kept if len(kept) <= longest else kept[: longest - 4] + " ..."
