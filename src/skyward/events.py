@@ -95,6 +95,8 @@ class PoolCost(Event):
 
     hourly: float
     """Dollars an hour for all of them, with disks and public addresses; infinite where a price is not known."""
+    budget: float | None = None
+    """Dollars that they may cost in all, if that was said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from skyward.node import keeper
 from skyward.node.fork_server import _ForkServer
 from skyward.node.orders import SCARCE, UNANSWERED, AgentToForkServer, written
 from skyward.node.runners import Ended, Printed, Runners
+from skyward.node.terms import Terms, TermsPage
 from tests.support.waiting import until
 
 Pair = tuple[socket.socket, socket.socket]
@@ -192,7 +193,18 @@ def test_a_keeper_looks_in_time_whether_its_time_to_live_is_over_and_says_so(
 
 def test_a_keeper_hears_of_more_agents_than_fit_on_a_page(idle_keeper: Callable[[Any], keeper._Keeper]) -> None:
     mine = idle_keeper(FakeForkServer())
-    mine._make_room(2000)
+    mine._page = TermsPage(2000)
     mine._nodes = [keeper._Node(number, mine._wake, {}) for number in range(2000)]
-    mine._hears(1999)(mine._born + 5.0)
-    assert mine._last_heard() == mine._born + 5.0
+    mine._page.slot(1999).hear(mine._born + 5.0)
+    assert mine._terms.heard == mine._born + 5.0
+
+
+def test_a_keeper_ends_when_an_agent_was_told_so_but_never_later_than_its_own_time_to_live(
+    idle_keeper: Callable[[Any], keeper._Keeper],
+) -> None:
+    mine = idle_keeper(FakeForkServer())
+    mine._page = TermsPage(2)
+    mine._page.slot(1).take(Terms(deadline=mine._born + 1000.0, serial=1))
+    assert mine._terms.deadline == mine._born + 30.0
+    mine._page.slot(0).take(Terms(deadline=mine._born - 1.0, serial=2))
+    assert mine._over()

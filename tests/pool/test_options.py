@@ -71,6 +71,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[("console", {"console": v}, "console") for v in ("lively", 3, None)],
     *[("history", {"history": v}, "history") for v in ("yes", 1, None)],
     *[("view", {"view": v}, "view") for v in ("yes", 1, None)],
+    *[("replay", {"max_replay_bytes": v}, "max_replay_bytes") for v in (-1, "1")],
+    *[("money", {"budget": v}, "budget") for v in (0, -2, "1")],
     *[("nesting", {"allow_nested": v}, "allow_nested") for v in ("yes", 1, None)],
 ]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.node.agent import Agent, Surroundings
 from skyward.node.blob_cache import BlobCache
 from skyward.node.protocol import AgentToClient
+from skyward.node.terms import TermsSlot
 from skyward.transport.blobs import key_of
 from tests.simulation.network import Connection, Selector
 from tests.simulation.runner import SimRunners
@@ -212,9 +213,9 @@ class Machine:
             runners=SimRunners,  # type: ignore[arg-type]
             usage=_Vitals,  # type: ignore[arg-type]
         )
-        nothing: Any = lambda *_: None  # noqa: E731
+        slot = TermsSlot(bytearray(64), 0)
         fork_server: Any = (world, self.node)
-        self.agent = Agent(_Door, fork_server, nothing, self.blob_cache, {}, around)  # type: ignore[arg-type]
+        self.agent = Agent(_Door, fork_server, slot, self.blob_cache, {}, around)  # type: ignore[arg-type]
         for sock in (self.agent._wake_read, self.agent._wake_write):
             sock.close()
         self.runners: Any = self.agent._runners

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import inf
 from time import time
 
 from skyward import events
+from skyward.api.budget import LAST_MACHINE, spent_at
 from skyward.api.image import Image
 from skyward.api.plugin import Cluster, Plugin
 from skyward.api.provider import Machine, Provider
@@ -39,6 +41,8 @@ class PoolContext:
     """Whether anybody listens to events of calls; an `events.KeepEnd` if only their ends are needed."""
     hurried: Callable[[], bool]
     """Whether the user pressed Ctrl-C during closing: then nothing waits."""
+    budget: float | None = None
+    """Dollars that the pool may cost."""
     prices: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], compare=False)
     """Dollars per hour, each with its start in seconds since 1970: monotonic clocks stop while this computer sleeps."""
 
@@ -63,10 +67,21 @@ class PoolContext:
         several = self.nodes > 1 or self.spec.processes != 1
         return several and any(plugin.around_app for plugin in self.plugins)
 
-    def tell_cost(self, hourly: float) -> None:
+    @property
+    def ends_at(self) -> float:
+        """When the budget is spent, in seconds since 1970; infinite without one."""
+        return inf if self.budget is None else spent_at(self.budget, self.prices)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the budget lasts long enough for another machine to be of use."""
+        return self.ends_at - time() > LAST_MACHINE
+
+    def tell_cost(self, hourly: float, since: float | None = None) -> None:
+        """What all machines cost now, or since they were asked for."""
         if hourly:
-            self.prices.append((time(), hourly))
-            self.emit(events.PoolCost(self.name, hourly))
+            self.prices.append((since or time(), hourly))
+            self.emit(events.PoolCost(self.name, hourly, self.budget))
 
     def tell_placed(self, node: int, machine: Machine | None, directory: str, env: Mapping[str, str]) -> None:
         """`machine` is None for this computer. Nothing secret is emitted."""

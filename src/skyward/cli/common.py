@@ -75,6 +75,7 @@ def add_pool_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--accelerator", metavar="NAME", help='what each node has, such as A100 or "H100:8"')
     group.add_argument("--pip", action="append", default=[], metavar="PACKAGE", help="a package for the nodes (repeat)")
     group.add_argument("--plugin", action="append", default=[], metavar="NAME", help="torch, jax, ... (repeat)")
+    group.add_argument("--budget", type=float, metavar="DOLLARS", help="what the pool may cost in all")
     group.add_argument("--console", choices=("auto", "live", "plain", "silent"), help="what is shown of the pool")
     parser.set_defaults(error=parser.error)
 
@@ -85,7 +86,7 @@ def make_pool(arguments: argparse.Namespace) -> ComputePool:
     from skyward.pool.settings import find_settings
 
     options: dict[str, Any] = {"nodes": arguments.nodes, "accelerator": arguments.accelerator}
-    options["console"] = arguments.console
+    options["console"], options["budget"] = arguments.console, arguments.budget
     if arguments.host:
         from skyward.providers.ssh import SSH
 

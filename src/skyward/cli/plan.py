@@ -124,6 +124,8 @@ def _tell(stopped: Iterable[_Stopped], arguments: argparse.Namespace) -> int:
             continue
         what = "1 node" if each.pool.nodes == 1 else f"{each.pool.nodes} nodes"
         print(f"{where}pool {each.pool.name}, {what}\n{text}")
+        if each.pool.budget is not None:
+            print(_of_budget(each.pool.budget, record["hourly_cost"]))
         if not arguments.file:
             print("nothing was created")
         elif each.line:
@@ -131,6 +133,14 @@ def _tell(stopped: Iterable[_Stopped], arguments: argparse.Namespace) -> int:
         else:
             print(f"nothing was created; this is the pool that `sky run {arguments.file}` opens")
     return 0 if possible else 1
+
+
+def _of_budget(budget: float, hourly: float | None) -> str:
+    from skyward.machines.offers import money
+
+    if not hourly:
+        return f"budget of {money(budget)}: refused, since there is no price"
+    return f"budget of {money(budget)}: ends everything after {budget / hourly:.1f} hours at that price"
 
 
 def _planned(pool: ComputePool) -> tuple[dict[str, Any], str]:

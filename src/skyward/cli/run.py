@@ -15,7 +15,7 @@ from skyward.cli.common import add_command, add_pool_options, make_pool
 __all__ = ["add", "own_pool_line", "run", "show_error"]
 
 _POOLS = {"ComputePool", "JoblibPool", "ScikitLearnPool"}
-_OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin", "console")
+_OPTIONS = ("pool", "config", "provider", "host", "nodes", "accelerator", "pip", "plugin", "budget", "console")
 _CODES = (
     "exit status: that of the program; 1 if it raised or the pool could not be opened, 2 for a wrong command line, 130 "
     "after Ctrl-C."

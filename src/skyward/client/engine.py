@@ -153,6 +153,12 @@ class Engine:
                 self._changed.wait(0.5)
                 self._core.nodes.check()
 
+    def tell_terms(self, serial: int, left: float, drain: float) -> None:
+        """Tells all nodes that can be reached when they end; the last word counts, also if it is a later time."""
+        with self._lock:
+            for number in () if self._closing else self._connected():
+                self._connections.post(number, [ClientToAgent.terms(serial, left, drain)])
+
     def finish(self) -> tuple[bool, int]:
         """Whether all calls that leaving the block waits for have ended; and how many streams this has stopped.
 

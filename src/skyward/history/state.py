@@ -74,6 +74,7 @@ class PoolState:
         self.calls: dict[str, Attempt] = {}  # those that run, by id
         self.done = self.failed = self.cancelled = self.queued = 0
         self.groups: dict[int, tuple[on.GroupProgress, float]] = {}  # with when it was told, the newest last
+        self.budget: float | None = None
         self.rates: list[tuple[float, float | None]] = []  # from when on, dollars an hour; None: closed
 
     def node(self, number: int) -> NodeState:
@@ -109,6 +110,7 @@ class PoolState:
                     node.since = now
                     node.status = "up" if node.status in ("waiting", "ready") else node.status
             case on.PoolCost(hourly=hourly):
+                self.budget = event.budget
                 self.rates.append((now, hourly))
             case on.NodePhase(node=number, phase=phase):
                 for node in self.nodes.values() if number is None else (self.node(number),):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, Literal, TypeVar, cast
 
+from skyward.api.budget import check_price
 from skyward.api.context import PoolContext
 from skyward.api.provider import Holding, Offer, Provider, Receipt
 from skyward.api.spec import Spec
@@ -60,6 +62,7 @@ def acquire(
 def _acquired(
     context: PoolContext, count: int, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
 ) -> Holding:
+    began = time.time()
     provider, name = context.provider, f"{context.name}-{secrets.token_hex(3)}"
     if provider.rented:
         from skyward.machines.reaper import look_around
@@ -111,7 +114,9 @@ def _acquired(
         leave_to_watchdog()
         raise
     steps.callback(give_back)
-    context.tell_cost(holding.hourly_cost)
+    context.tell_cost(holding.hourly_cost, began)
+    if context.budget is not None:
+        check_price(context.budget, holding.hourly_cost, provider.name)
     return holding
 
 

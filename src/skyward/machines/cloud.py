@@ -229,7 +229,7 @@ LEASE_FILE = "/run/skyward/lease"
 _SCRIPT = Template("""\
 #!/bin/sh
 # Ends this machine when nobody has renewed its lease for $lease s, or when it is $life s old.
-# Renew it with: touch $file
+# Renew it with: touch $file; end it at once with: echo end > $file
 file=$file lease=$lease life=$life
 dir=$${file%/*}
 now() { cut -d. -f1 /proc/uptime; }
@@ -243,7 +243,8 @@ while :; do
   stamp=$$(stat -c %y "$$file" 2>/dev/null)
   time=$$(now)
   if [ "$$stamp" != "$$last" ]; then last=$$stamp; seen=$$time; fi
-  if [ $$((time - seen)) -ge "$$lease" ] || [ $$((time - started)) -ge "$$life" ]; then
+  over=; grep -qx end "$$file" 2>/dev/null && over=1
+  if [ "$$over" ] || [ $$((time - seen)) -ge "$$lease" ] || [ $$((time - started)) -ge "$$life" ]; then
     shutdown -P now || systemctl poweroff || poweroff
   fi
   sleep $step

@@ -9,6 +9,7 @@ output are kept until the client has acknowledged them, so a lost connection los
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import selectors
@@ -31,6 +32,7 @@ from skyward.node.receiver import Check, Malformed, Message, Receiver, is_number
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said, Standing
 from skyward.node.shared.agent_side import Shared
 from skyward.node.status_page import ID_BYTES
+from skyward.node.terms import Terms, TermsSlot
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
 
@@ -62,12 +64,13 @@ class Agent:
         self,
         listener: Callable[[Callable[[], None], Callable[[socket.socket, str], None]], ClientListener],
         fork_server: socket.socket,
-        heard: Callable[[float], None],
+        slot: TermsSlot,
         blob_cache: BlobCache,
         about: dict[str, Any],
         surroundings: Surroundings | None = None,
     ) -> None:
-        self._heard, self._blob_cache = heard, blob_cache
+        self._slot, self._blob_cache = slot, blob_cache
+        self._drain_at = math.inf  # when bodies are told that the pool's time is nearly over
         around = surroundings or Surroundings()
         self._clock, self._token, self._usage = around.clock, around.token(), around.usage()
         self._selector, self._gpus = around.selector(), around.gpus()
@@ -269,6 +272,11 @@ class Agent:
             for slot in self._calls.slots.values():
                 self._runners.send(slot.name, AgentToRunner.info(info_at(self._settings, slot.place)))
 
+    def _from_client_terms(self, serial: int, left: float, drain: float) -> None:
+        now = self._clock()
+        self._slot.take(Terms(deadline=now + left, epoch=self._slot.terms.epoch, serial=serial))
+        self._drain_at = now + left - drain
+
     def _from_client_ports(self, count: int, generation: int) -> None:
         self._tell(AgentToClient.ports(self._listener.free_ports(count), generation))
 
@@ -364,7 +372,9 @@ class Agent:
     def _sample(self) -> None:
         self._timers.after(_SAMPLE, self._sample)
         self._home.acknowledge()
-        self._heard(self._home.heard)
+        self._slot.hear(self._home.heard)
+        if self._leaving is None and self._clock() >= self._drain_at:
+            self._on_notice(self._slot.terms.deadline - self._clock())
         unanswered = self._runners.unanswered()
         if unanswered > _UNANSWERED:
             self._leave_fork_server()

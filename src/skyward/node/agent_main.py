@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import ssl
 
     from skyward.node.gpu_meter import GpuMeter
+    from skyward.node.terms import TermsSlot
 
 __all__ = ["run_agent"]
 
@@ -34,13 +35,11 @@ log = logging.getLogger("skyward.engine")
 _DIALLING = 10.0
 
 
-def run_agent(
-    order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, heard: Callable[[float], None]
-) -> NoReturn:
-    """Runs the agent and exits; with 0 after the client's `bye`. `heard` gets the time of the client's last message."""
+def run_agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, slot: TermsSlot) -> NoReturn:
+    """Runs the agent and exits; with 0 after the client's `bye`. `slot` tells the keeper of it."""
     code = 1
     try:
-        agent = _agent(order, listener, fork_server, heard)
+        agent = _agent(order, listener, fork_server, slot)
         if order["notices"]:
             threading.Thread(target=_wait_for_notice, args=(order["notices"], agent.notice), daemon=True).start()
         agent.run()
@@ -51,9 +50,7 @@ def run_agent(
         os._exit(code)
 
 
-def _agent(
-    order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, heard: Callable[[float], None]
-) -> Agent:
+def _agent(order: dict[str, Any], listener: socket.socket, fork_server: socket.socket, slot: TermsSlot) -> Agent:
     server = client = None
     if not order["local"]:
         from skyward.transport.certificates import Identity, context
@@ -77,7 +74,7 @@ def _agent(
     }
     around = Surroundings(gpus=lambda: _gpu_meter(found.gpus, called), dial=partial(_dial, client))
     admit = partial(ClientListener, listener, order["host"], server, order["session"])
-    return Agent(admit, fork_server, heard, BlobCache(order["directory"], client), metadata, around)
+    return Agent(admit, fork_server, slot, BlobCache(order["directory"], client), metadata, around)
 
 
 def _dial(context: ssl.SSLContext | None, host: str, port: int) -> socket.socket:

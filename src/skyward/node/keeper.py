@@ -22,17 +22,14 @@ import errno
 import gc
 import importlib
 import json
-import mmap
 import os
 import resource
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -40,6 +37,7 @@ from typing import Any, NoReturn
 from skyward.node import fork_server, processes
 from skyward.node.dask_processes import DaskProcesses
 from skyward.node.orders import UNANSWERED, ClientToKeeper, KeeperToClient, written
+from skyward.node.terms import Terms, TermsPage
 from skyward.transport import blobs, local_sockets
 from skyward.transport.backoff import backoff
 from skyward.transport.codec import Message, Receiver, handles
@@ -79,7 +77,7 @@ class _Keeper:
         self._nodes: list[_Node] = []
         self._lease, self._ttl, self._file, self._born = lease, ttl, file, time.monotonic()
         self._renewed = 0.0
-        self._heard = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the agents: when one last heard of the client
+        self._page = TermsPage(0)  # shared with the agents: when one last heard of the client, and until when it lasts
         self._ending = False
         self._pauses, self._next_try = backoff(*_PAUSES), 0.0  # after what could not be started
         self._receiver = Receiver(ClientToKeeper, self)
@@ -117,24 +115,27 @@ class _Keeper:
             self._reap()
 
     def _wait(self) -> float:
-        left = self._born + self._ttl - time.monotonic()
-        return max(0.0, min(left, 1.0 if self._lease or self._next_try else 60.0))
+        now = time.monotonic()
+        left = self._terms.deadline - now
+        return max(0.0, min(left, 1.0 if self._lease or self._next_try or self._nodes else 60.0))
 
     def _over(self) -> bool:
-        now = time.monotonic()
-        silent = now - self._last_heard()
-        if self._file and silent < self._lease / 2 and now - self._renewed > self._lease / 8:
+        now, terms = time.monotonic(), self._terms
+        why = "end" if self._ending else terms.over(now, self._lease)
+        if self._file and not why and now - terms.heard < self._lease / 2 and now - self._renewed > self._lease / 8:
             self._renewed = now
             _touch(self._file)
-        if now - self._born >= self._ttl:
+        if why == "deadline":
             _say(KeeperToClient.Over())
-            return True
-        if self._ending or (self._nodes and all(node.left for node in self._nodes)):
-            return True
-        return self._lease > 0 and silent > self._lease
+        if self._file and terms.over(now, 0.0):
+            _write_end(self._file)
+        return bool(why) or (bool(self._nodes) and all(node.left for node in self._nodes))
 
-    def _last_heard(self) -> float:
-        return max((self._born, *struct.unpack_from(f"={len(self._nodes)}d", self._heard)))
+    @property
+    def _terms(self) -> Terms:
+        """What counts: of what agents were told, never beyond the longest life that the keeper began with."""
+        found = self._page.read().hear(self._born)
+        return replace(found, deadline=min(found.deadline, self._born + self._ttl))
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         meant = os.getppid() != self._joiner or os.path.exists(os.path.join(self._directory, "ending"))
@@ -182,7 +183,7 @@ class _Keeper:
                 includes.unpack(file, work)
             os.unlink(archive)
         work.mkdir(0o700, exist_ok=True)
-        self._make_room(len(order.nodes))
+        self._page = TermsPage(len(order.nodes))  # before they are forked
         for index, node in enumerate(order.nodes):
             place: list[Any]
             if node["local"]:
@@ -193,7 +194,7 @@ class _Keeper:
                 if listener is None or listener.getsockname()[0] != node["host"]:
                     listener = _listener(node["host"])
                 place = [node["host"], listener.getsockname()[1]]
-            struct.pack_into("=d", self._heard, 8 * index, time.monotonic())
+            self._page.slot(index).hear(time.monotonic())
             self._nodes.append(_Node(node["node"], listener, {**node, "directory": self._scratch, "index": index}))
             _say(KeeperToClient.Agent(node["node"], place, self._scratch))
         self._start_missing()
@@ -265,16 +266,9 @@ class _Keeper:
             processes.rename("skyward-agent")
             from skyward.node.agent_main import run_agent
 
-            run_agent(node.order, node.listener, fork_server, self._hears(node.order["index"]))
+            run_agent(node.order, node.listener, fork_server, self._page.slot(node.order["index"]))
         finally:
             os._exit(1)
-
-    def _make_room(self, nodes: int) -> None:
-        if struct.calcsize(f"={nodes}d") > len(self._heard):
-            self._heard = mmap.mmap(-1, struct.calcsize(f"={nodes}d"))
-
-    def _hears(self, index: int) -> Callable[[float], None]:
-        return lambda when: struct.pack_into("=d", self._heard, 8 * index, when)
 
     def _enter_child(self) -> None:
         parent = os.getppid()
@@ -391,6 +385,14 @@ def _touch(path: str) -> None:
         os.utime(path)
     except OSError:
         pass  # a machine without such a file, or one that we may not write
+
+
+def _write_end(path: str) -> None:
+    """Has the machine shut down at once: nobody needs it any more (`machines/cloud.py: lease_script`)."""
+    try:
+        Path(path).write_text("end\n")
+    except OSError:
+        pass  # it ends when nobody renews its lease
 
 
 def _allow_many_files() -> None:

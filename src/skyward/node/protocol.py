@@ -175,6 +175,11 @@ class ClientToAgent(Direction):
         return ["files", request, order, 0]
 
     @staticmethod
+    def terms(serial: int, left: float, drain: float) -> Message:
+        """Everything ends in so many seconds, whatever else happens; bodies are told `drain` seconds before that."""
+        return ["terms", serial, left, drain, 0]
+
+    @staticmethod
     def bye(grace: float) -> Message:
         """The pool is closing."""
         return ["bye", grace, 0]

@@ -14,10 +14,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from skyward.api.budget import check_price
 from skyward.api.context import PoolContext
 from skyward.api.image import Image
 from skyward.api.plugin import Cluster, Plugin
 from skyward.api.provider import Holding, Machine, Receipt
+from skyward.api.spec import Spec
 from skyward.client.futures import UserCode
 from skyward.errors import PluginError, SkywardError
 from skyward.machines.acquire import Candidate, Selection, acquire, look, taken
@@ -107,12 +109,26 @@ def get_machines(
         context = replace(context, image=transformed(base.plugins, base.image, context.cluster))
         if context.image.warm and context.provider.rented:
             context = replace(context, provider=context.provider.warmed(_warm_key(context)))
+        context = replace(context, spec=within_budget(context))
         holding = acquire(context, watchdog, steps, keep_receipt)
         if holding.accelerator is not None:  # machines that come later must have the same
             context = replace(context, spec=replace(context.spec, accelerator=holding.accelerator))
         return context, holding
 
     return taken(candidates, attempt, base.warn)
+
+
+def within_budget(context: PoolContext) -> Spec:
+    """The spec, with a life no longer than the budget pays for: machines end then, whoever is still there."""
+    if context.budget is None:
+        return context.spec
+    plan = context.provider.offers(context.spec, context.nodes)
+    offers = list(getattr(plan, "offers", plan))
+    if not offers:
+        return context.spec  # `acquire` says why
+    hourly = context.nodes * offers[0].hourly_cost
+    check_price(context.budget, hourly, context.provider.name)
+    return replace(context.spec, ttl=min(context.spec.ttl, 3600 * context.budget / hourly))
 
 
 def open_nodes(

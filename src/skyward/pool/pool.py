@@ -34,7 +34,7 @@ from skyward.api.compute import (
 )
 from skyward.api.context import PoolContext
 from skyward.api.futures import AwaitableFuture, Stream, Untyped
-from skyward.api.image import Image
+from skyward.api.image import Image, check_number
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider, Receipt
 from skyward.api.ref import Ref
@@ -54,12 +54,14 @@ from skyward.client.futures import UserCode
 from skyward.client.gather import GroupCounter
 from skyward.errors import InvalidArgument, TransferError
 from skyward.machines.acquire import Candidate, Selection, look
-from skyward.machines.offers import Offers, Planned
+from skyward.machines.offers import Offers, Planned, money
 from skyward.machines.parallel import each
 from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
 from skyward.pool import lifetime, opening
 from skyward.pool.failures import keep_failed_calls
+from skyward.pool.budget_watch import BudgetWatch
+from skyward.pool.inspect_socket import spent
 from skyward.pool.lifetime import PAGE_NOTICE, OrderlyExit, PoolState, hear_of
 from skyward.pool.mistakes import Mistakes, called_like_an_executor, for_awaiting, not_mapped, not_put
 from skyward.pool.opening import (
@@ -234,6 +236,8 @@ class ComputePool(Collections, Mistakes):
         max_replay_bytes: how many bytes of functions and arguments of failed calls are kept beside the history, for
             `sky replay`; 0 keeps none. Default: 268435456 (256 MiB).
         view: whether the address of the pool's page is printed when it is open. Default: False.
+        budget: dollars that the pool may cost in all, for providers that have prices. Shortly before they are spent
+            bodies are told (`sky.preempted()`); then the pool closes, and machines end by themselves. Default: none.
         allow_nested: whether a body may open this pool. Default: False.
     """
 
@@ -268,6 +272,7 @@ class ComputePool(Collections, Mistakes):
         history: bool = True,
         max_replay_bytes: int = 256 << 20,
         view: bool = False,
+        budget: float | None = None,
         allow_nested: bool = False,
     ) -> None:
         self._candidates = chosen_specs(
@@ -300,10 +305,14 @@ class ComputePool(Collections, Mistakes):
         self._max_replay = checked_replay_limit(max_replay_bytes)
         self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._replace = checked_replace(replace, self._candidates)
+        if budget is not None:
+            check_number("budget", budget, whole=False)
+        self.budget = budget
         self._user = UserCode()
         self._state = PoolState()
         self._steps: ExitStack = Steps()
         self._hurry = threading.Event()
+        self._prices: list[tuple[float, float]] = []
         self._weak = lifetime.Reference(self)
         self.receipt: Receipt | None = None
         """What was created, what is confirmed gone and what it cost, as the provider says; None until it is closed."""
@@ -355,6 +364,7 @@ class ComputePool(Collections, Mistakes):
         """Every step registers how it is undone before the next begins."""
         lifetime.check_threads()
         self._hurry.clear()
+        self._prices.clear()
         steps.enter_context(OrderlyExit())
         steps.enter_context(self._user)
         attach_console(self._console, self.on_event, steps)
@@ -379,6 +389,9 @@ class ComputePool(Collections, Mistakes):
         self._state.check_wanted()
         self._engine, self._store = self._hosts.engine, self._hosts.store
         keep_failed_calls(self._recorder, self._max_replay, context, self._hosts, steps)
+        if self.budget is not None:
+            close = self._weak.call(ComputePool._close)
+            steps.enter_context(BudgetWatch(context, self._engine.tell_terms, close))
         packing = make_packing(context, self._hosts, self._user)
         self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)
         self._refs = packing.refs(self._engine)
@@ -524,12 +537,22 @@ class ComputePool(Collections, Mistakes):
             emit=self._weak.call(ComputePool._emit),  # listeners may hold the pool, and must not keep it alive
             listening=self._weak.ask(ComputePool._listening),
             hurried=self._hurry.is_set,
+            budget=self.budget,
+            prices=self._prices,
         )
 
     def _keep_receipt(self, receipt: Receipt) -> None:
         self.receipt = receipt
         if not receipt.is_empty:
-            self._emit(events.Notice(self.name, str(receipt)))
+            self._emit(events.Notice(self.name, f"{receipt}{self._of_budget()}"))
+
+    def _of_budget(self) -> str:
+        if self.budget is None:
+            return ""
+        used = spent(self._prices, time.time())
+        return (
+            f"\nbudget: {money(self.budget)}, of which {money(used or 0.0)} is spent by the machines' prices per hour"
+        )
 
     def _add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
         """Puts packages (`pip`, as in `Image`) beside those of the nodes; returns the paths where calls find them."""

@@ -174,7 +174,9 @@ class PoolHosts:
     # for the replacement of machines
 
     def wanted(self, node: int) -> bool:
-        return self._supply is not None and self._supply.replaces(self._machines[node])
+        """Whether a node's machine is replaced when it is lost."""
+        takes_more = self._supply is not None and self._context.takes_more
+        return takes_more and self._supply.replaces(self._machines[node])
 
     def ended(self, nodes: Sequence[int]) -> dict[int, str]:
         assert self._supply is not None
@@ -220,6 +222,8 @@ class PoolHosts:
         if machine is None:
             if supply is None:
                 raise BootstrapError("joining", f"{self._context.provider.name} has no more machines for an open pool.")
+            if not self._context.takes_more:
+                raise BootstrapError("joining", "the pool's budget is nearly spent: it takes no more machines.")
             spent = sum(machine.hourly_cost for machine in self._machines)
             machine = supply.another(spent, lambda text: self._context.report(text, node))
         patience = self._context.image.bootstrap_timeout

@@ -161,7 +161,7 @@ class HostSetup:
             self._send_includes(shell, made.directory)
             self._run_commands(shell, node, made.env, deadline)
             report("starting", None)
-            left = max(1.0, self._expires - time.monotonic())
+            left = max(1.0, min(self._expires - time.monotonic(), context.ends_at - time.time()))
             keeper = KeeperClient(shell, made.python, variables, made.directory, access.lease, left, access.lease_file)
         except SkywardError:
             # there is no keeper that would remove the directory

@@ -180,7 +180,10 @@ class Overview:
         hourly = self.state.hourly
         if hourly is None:
             return ""
-        return f"{_rate(hourly)}, {money(self.state.spent(now))} so far" if math.isfinite(hourly) else _rate(hourly)
+        most = "" if self.state.budget is None else f" of {money(self.state.budget)}"
+        return (
+            f"{_rate(hourly)}, {money(self.state.spent(now))}{most} so far" if math.isfinite(hourly) else _rate(hourly)
+        )
 
     def rows(self, now: float, width: int = sys.maxsize) -> list[list[Cell]]:
         state = self.state

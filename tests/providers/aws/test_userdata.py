@@ -63,6 +63,15 @@ def test_a_lease_that_is_renewed_keeps_the_machine(machine: Callable[[str], Path
     until(mark.exists)
 
 
+def test_a_machine_ends_itself_at_once_when_its_keeper_says_so(machine: Callable[[str], Path], tmp_path: Path) -> None:
+    mark = machine(lease_script(3600, 3600))
+    lease = tmp_path / "run" / "lease"
+    until(lease.exists)
+    assert not mark.exists()
+    lease.write_text("end\n")
+    until(mark.exists)
+
+
 def test_a_machine_ends_itself_at_the_end_of_its_life_however_often_it_is_renewed(
     machine: Callable[[str], Path], tmp_path: Path
 ) -> None:

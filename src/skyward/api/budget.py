@@ -1,0 +1,45 @@
+"""How long a sum of dollars lasts at given prices. Pure: prices are per hour, times in seconds since 1970."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from skyward.api.base_errors import InvalidArgument
+
+__all__ = ["LAST_MACHINE", "check_price", "spent_at"]
+
+LAST_MACHINE = 600.0
+"""A budget that ends sooner is not spent on another machine, which would hardly be ready by then."""
+
+_HOUR = 3600.0
+_LEAST = 60.0
+
+
+def spent_at(dollars: float, prices: Sequence[tuple[float, float]]) -> float:
+    """When the dollars are spent, if the last price stays; each price has the time since when."""
+    for number, (since, hourly) in enumerate(prices):
+        end = since + _HOUR * dollars / hourly if hourly > 0 else math.inf
+        if number + 1 == len(prices) or end <= prices[number + 1][0]:
+            return end
+        dollars -= hourly * max(0.0, prices[number + 1][0] - since) / _HOUR
+    return math.inf
+
+
+def check_price(budget: float, hourly: float, provider: str) -> None:
+    """Refuses a budget that nothing could keep to."""
+    if not hourly:
+        raise InvalidArgument(
+            f"budget={budget:g}: {provider} has no prices, so nothing tells when that is spent. Limit the time "
+            "instead, with ttl=seconds."
+        )
+    if not math.isfinite(hourly):
+        raise InvalidArgument(
+            f"budget={budget:g}: the price of these machines is not known, so nothing tells when that is spent. Choose "
+            "others (`sky offers` lists them with prices), or limit the time instead, with ttl=seconds."
+        )
+    if _HOUR * budget / hourly < _LEAST:
+        raise InvalidArgument(
+            f"budget={budget:g}: at {hourly:g} dollars an hour for all nodes, that lasts {_HOUR * budget / hourly:.0f} "
+            "s. Raise it, or ask for fewer or cheaper machines."
+        )
