@@ -175,8 +175,8 @@ class PoolHosts:
 
     def wanted(self, node: int) -> bool:
         """Whether a node's machine is replaced when it is lost."""
-        takes_more = self._supply is not None and self._context.takes_more
-        return takes_more and self._supply.replaces(self._machines[node])
+        supply = self._supply
+        return supply is not None and self._context.takes_more and supply.replaces(self._machines[node])
 
     def ended(self, nodes: Sequence[int]) -> dict[int, str]:
         assert self._supply is not None
