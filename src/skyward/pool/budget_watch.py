@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from skyward.api.context import PoolContext
 from skyward.machines.offers import money
+from skyward.pool.inspect_socket import spent
 
-__all__ = ["BudgetWatch", "draining"]
+__all__ = ["BudgetWatch", "draining", "of_budget"]
 
 _DRAIN = 120.0  # as long before the end bodies are told, as clouds tell of spot machines
 _AGAIN = 30.0  # nodes are told again, in seconds that are left: a word that comes late would be wrong
@@ -24,6 +25,14 @@ _LOOK = 1.0
 def draining(length: float) -> float:
     """How many seconds before the end bodies are told: a quarter of a short time."""
     return min(_DRAIN, length / 4)
+
+
+def of_budget(budget: float | None, prices: Sequence[tuple[float, float]]) -> str:
+    """The line of a receipt that says how much of its budget a pool has spent."""
+    if budget is None:
+        return ""
+    used = spent(prices, time.time()) or 0.0
+    return f"\nbudget: {money(budget)}, of which {money(used)} is spent by the machines' prices per hour"
 
 
 class BudgetWatch:

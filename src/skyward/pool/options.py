@@ -27,6 +27,7 @@ __all__ = [
     "check_limits",
     "check_listener",
     "checked",
+    "checked_budget",
     "checked_group",
     "checked_name",
     "checked_plugins",
@@ -106,6 +107,12 @@ def check_limits(
     for name, limit in (("default_compute_timeout", default_compute_timeout), ("stall_timeout", stall_timeout)):
         if limit is not None:
             check_number(name, limit, whole=False)
+
+
+def checked_budget(budget: Any) -> float | None:
+    if budget is not None:
+        check_number("budget", budget, whole=False)
+    return budget
 
 
 def checked_replace(replace: Any, candidates: Sequence[Candidate]) -> bool | None:

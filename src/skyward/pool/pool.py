@@ -34,7 +34,7 @@ from skyward.api.compute import (
 )
 from skyward.api.context import PoolContext
 from skyward.api.futures import AwaitableFuture, Stream, Untyped
-from skyward.api.image import Image, check_number
+from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider, Receipt
 from skyward.api.ref import Ref
@@ -54,14 +54,13 @@ from skyward.client.futures import UserCode
 from skyward.client.gather import GroupCounter
 from skyward.errors import InvalidArgument, TransferError
 from skyward.machines.acquire import Candidate, Selection, look
-from skyward.machines.offers import Offers, Planned, money
+from skyward.machines.offers import Offers, Planned
 from skyward.machines.parallel import each
 from skyward.machines.watchdog import Watchdog
 from skyward.node.shared.names import Collections
 from skyward.pool import lifetime, opening
+from skyward.pool.budget_watch import BudgetWatch, of_budget
 from skyward.pool.failures import keep_failed_calls
-from skyward.pool.budget_watch import BudgetWatch
-from skyward.pool.inspect_socket import spent
 from skyward.pool.lifetime import PAGE_NOTICE, OrderlyExit, PoolState, hear_of
 from skyward.pool.mistakes import Mistakes, called_like_an_executor, for_awaiting, not_mapped, not_put
 from skyward.pool.opening import (
@@ -80,6 +79,7 @@ from skyward.pool.options import (
     check_limits,
     check_listener,
     checked,
+    checked_budget,
     checked_group,
     checked_name,
     checked_plugins,
@@ -305,9 +305,7 @@ class ComputePool(Collections, Mistakes):
         self._max_replay = checked_replay_limit(max_replay_bytes)
         self._allow_nested = checked_switch("allow_nested", allow_nested)
         self._replace = checked_replace(replace, self._candidates)
-        if budget is not None:
-            check_number("budget", budget, whole=False)
-        self.budget = budget
+        self.budget = checked_budget(budget)
         self._user = UserCode()
         self._state = PoolState()
         self._steps: ExitStack = Steps()
@@ -544,15 +542,7 @@ class ComputePool(Collections, Mistakes):
     def _keep_receipt(self, receipt: Receipt) -> None:
         self.receipt = receipt
         if not receipt.is_empty:
-            self._emit(events.Notice(self.name, f"{receipt}{self._of_budget()}"))
-
-    def _of_budget(self) -> str:
-        if self.budget is None:
-            return ""
-        used = spent(self._prices, time.time())
-        return (
-            f"\nbudget: {money(self.budget)}, of which {money(used or 0.0)} is spent by the machines' prices per hour"
-        )
+            self._emit(events.Notice(self.name, f"{receipt}{of_budget(self.budget, self._prices)}"))
 
     def _add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
         """Puts packages (`pip`, as in `Image`) beside those of the nodes; returns the paths where calls find them."""
