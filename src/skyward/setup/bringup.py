@@ -174,7 +174,6 @@ class PoolHosts:
     # for the replacement of machines
 
     def wanted(self, node: int) -> bool:
-        """Whether a node's machine is replaced when it is lost."""
         supply = self._supply
         return supply is not None and self._context.takes_more and supply.replaces(self._machines[node])
 
