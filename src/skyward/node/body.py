@@ -189,12 +189,12 @@ class Bodies:
 
     def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], dict[str, Any], int]:
         """Pieces of a value (large ones as blobs), metadata for the client, and total size."""
-        small = self._packer.pack_small(value)
-        if small is not None and len(small) <= limit:
-            return [small], {}, len(small)
+        plain = self._packer.pack_simple(value)
+        if plain is not None and not plain[1] and len(plain[0]) <= min(limit, blobs.LARGE - 1):
+            return [plain[0]], {}, len(plain[0])
         worded = partial(self._room_for, call, f"the {what}")
         with Spill(self._settings["blobs"], call.about.get("blobs", {}).values(), worded) as spill:
-            head, buffers = self._packer.pack(value, what)
+            head, buffers = plain or self._packer.pack(value, what)
             pieces: list[Any] = [head, *buffers]
             size = sum(map(frames.nbytes, pieces))
             _check_count(pieces, self._settings["blobs"])

@@ -48,19 +48,20 @@ _CONSTANT = frozenset({int, float, str, bytes, bool, type(None), ModuleType, Cod
 _SIMPLE = frozenset({int, float, str, bytes, bool, type(None), complex, range})
 _LONG = frozenset({str, bytes})
 _SHORTS = _SIMPLE - _LONG
-_TEXT = frozenset({str})
+_KEYS = frozenset({str, int, bool})
 _SHORT = 1 << 20
 _OURS = ("skyward.", "cloudpickle.")
+_EVERYWHERE = frozenset({"__main__", "__mp_main__", "skyward", "cloudpickle"})
+_MOST_CHECKED = 1000  # parts of a value that are looked at one by one; beyond that, cloudpickle is as fast
+_MOST_CODES = 4096
+_INLINE = 2 << 10  # bytes; below this, a buffer of its own costs more than a copy
 _CARE = (b"_make_skeleton", b"_load_from_bytes")
 
 
 class Packer:
     def __init__(self, roots: Iterable[str] = ()) -> None:
         self._roots = tuple(dict.fromkeys([*_environment_roots(), *(str(Path(r).resolve()) for r in roots if r)]))
-        self._checked: set[str] = {"__main__", "__mp_main__", "skyward", "cloudpickle"}  # both are on every node
-        self._foreign: dict[str, ModuleType] = {}
-        self._names: frozenset[str] = frozenset()
-        self._seen: tuple[int, str] = (0, "")
+        self._known: dict[str, tuple[ModuleType, bool]] = {}  # modules that were asked for, whether they are foreign
         self._functions: weakref.WeakKeyDictionary[FunctionType, tuple[tuple[object, ...], Packed]] = (
             weakref.WeakKeyDictionary()
         )
@@ -69,7 +70,7 @@ class Packer:
         if (plain := self.pack_simple(value)) is not None:
             return plain
         try:
-            with _by_value(self._foreign_modules()):
+            with _by_value(self):
                 return _cloudpickle(value)
         except (NotSerializable, NodeDiskFull, FilesLost):  # of a file for what leaves a GPU
             raise
@@ -104,31 +105,23 @@ class Packer:
         return packed
 
     def explain(self, value: object, what: str, exc: BaseException) -> str:
-        with _by_value(self._foreign_modules()):
+        with _by_value(self):
             from skyward.transport.culprits import explained  # here and below: agents load this file, and never pickle
 
             return explained(value, what, exc, _cloudpickle)
 
-    def _foreign_modules(self) -> frozenset[str]:
-        """The names of the modules that only this process has: thousands in some programs, so no loop per call."""
-        state = (len(sys.modules), next(reversed(sys.modules)))
-        if state == self._seen and self._foreign.items() <= sys.modules.items():
-            return self._names  # nothing was imported since, taken out, or loaded again from its file
-        with _registry_lock:
-            kept = {name: module for name, module in self._foreign.items() if sys.modules.get(name) is module}
-            self._checked -= self._foreign.keys() - kept.keys()
-            for name in sys.modules.keys() - self._checked:
-                module = sys.modules.get(name)
-                if isinstance(module, ModuleType) and not name.startswith(_OURS) and self.is_foreign(module):
-                    kept[name] = module
-                self._checked.add(name)
-            # one module may be known by two names (expat's are), and is registered by its own
-            self._names = frozenset(module.__name__ for module in kept.values())
-            self._foreign, self._seen = kept, state  # replaced, not changed: other threads compare it without the lock
-        return self._names
-
     def is_foreign(self, module: ModuleType) -> bool:
-        """Whether only this process has the module: its file lies outside the environment."""
+        """Whether only this process has the module, or the package that it is in; found out when it is first met."""
+        name = module.__name__
+        known = self._known.get(name)
+        if known is None or known[0] is not module:  # or it was loaded again from its file
+            foreign = name not in _EVERYWHERE and not name.startswith(_OURS) and self._is_outside(module)
+            parent = None if foreign else sys.modules.get(name.rpartition(".")[0])
+            known = self._known[name] = module, foreign or (parent is not None and self.is_foreign(parent))
+        return known[1]
+
+    def _is_outside(self, module: ModuleType) -> bool:
+        """Whether the file of a module lies outside the environment."""
         file = getattr(module, "__file__", None)
         if file is None:
             # a module made at run time; built-in ones and namespace packages have a spec
@@ -141,22 +134,16 @@ class Packer:
 
 
 def pack_plain(value: object) -> Packed:
-    buffers: list[pickle.PickleBuffer] = []
+    out = PieceWriter()
     if len(tensors.TABLE) == 1:  # no framework is loaded: one call is a seventh of the cost
-        head = pickle.dumps(value, 5, buffer_callback=buffers.append)
+        head = pickle.dumps(value, 5, buffer_callback=out.buffer)
     else:
         file = io.BytesIO()
-        pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
+        pickler = pickle.Pickler(file, 5, buffer_callback=out.buffer)
         pickler.dispatch_table = tensors.TABLE
         pickler.dump(value)
         head = file.getvalue()
-    if not buffers:
-        return head, []
-    out = PieceWriter()
-    out.write(head)
-    for buffer in buffers:
-        out.buffer(buffer)
-    return out.packed()
+    return (head, []) if out.is_empty else out.packed(head)
 
 
 def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, keep_classes: bool = False) -> Any:
@@ -235,8 +222,27 @@ class Pickler(cloudpickle.Pickler):
         cast(Any, super()).__init__(file, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        made = self._reduce(obj) if type(obj) in self._kinds else NotImplemented
-        return _as_cloudpickle(self, obj) if made is NotImplemented else made
+        kind = cast(Any, type(obj))
+        made = self._reduce(obj) if kind in self._kinds else NotImplemented
+        if made is not NotImplemented:
+            return made
+        if kind is FunctionType:
+            _remember(obj.__code__)
+        return _as_cloudpickle(self, obj)
+
+
+_codes: dict[CodeType, None] = {}
+
+
+def _remember(code: CodeType) -> None:
+    """Has cloudpickle find again what it knows of the globals of equal code.
+
+    It forgets that with the code object, and a node gets another one with every class that comes by value.
+    """
+    if code not in _codes:
+        if len(_codes) >= _MOST_CODES:
+            _codes.clear()
+        _codes[code] = None
 
 
 def _cloudpickle(value: object) -> Packed:
@@ -245,24 +251,32 @@ def _cloudpickle(value: object) -> Packed:
     return out.packed()
 
 
-def _is_simple(value: object, depth: int = 4) -> bool:
-    if depth == 0:
-        return False
-    kind = type(value)
-    if kind in _SIMPLE:
-        return kind not in _LONG or len(cast("bytes | str", value)) < blobs.LARGE
-    given: Any = value
-    if kind is dict:
-        if not _TEXT.issuperset(map(type, given)):
+def _is_simple(value: object) -> bool:
+    left, waiting = _MOST_CHECKED, [value]
+    while waiting:
+        given: Any = waiting.pop()
+        kind = cast(Any, type(given))
+        if kind in _SHORTS:
+            continue
+        if kind in _LONG:
+            if len(given) >= LARGE:
+                return False
+            continue
+        if kind is dict:
+            if not _KEYS.issuperset(map(type, given)):
+                return False
+            given = given.values()
+        elif kind is not tuple and kind is not list:
+            if not tensors.is_plain(given):
+                return False
+            continue
+        kinds = set(map(type, given))
+        if kinds <= _SHORTS or (kinds <= _LONG and max(map(len, given)) < LARGE):
+            continue
+        left -= len(given)
+        if left < 0:
             return False
-        given = given.values()
-    elif kind is not tuple and kind is not list:
-        return tensors.is_plain(value)
-    if len(given) > 64 or (given and depth == 1):
-        return _SHORTS.issuperset(map(type, given))
-    for item in given:  # noqa: SIM110 - done for every call, and a generator takes longer
-        if type(item) not in _SHORTS and not _is_simple(item, depth - 1):
-            return False
+        waiting += given
     return True
 
 
@@ -279,9 +293,11 @@ def _inside(path: str, root: str) -> bool:
     return path.startswith(root.rstrip("/") + "/")
 
 
-_registry_lock = threading.RLock()
-# cloudpickle's own set: its functions take one module at a time, which takes long for thousands of them
-_registry: set[str] = cast(Any, cloudpickle).cloudpickle._PICKLE_BY_VALUE_MODULES
+class _Now(threading.local):
+    packer: Packer | None = None
+
+
+_now = _Now()
 
 
 def is_by_value(module: str) -> bool:
@@ -290,19 +306,33 @@ def is_by_value(module: str) -> bool:
 
 
 class _by_value:
-    """While open, cloudpickle sends modules of these names by value; the user's own registrations stay as they are."""
+    """While open, what this thread pickles of foreign modules travels by value; other users of cloudpickle see none of
+    it.
+    """
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
+    __slots__ = ("_before", "_packer")
+
+    def __init__(self, packer: Packer) -> None:
+        self._packer = packer
 
     def __enter__(self) -> None:
-        _registry_lock.acquire()
-        self._added = self._names - _registry
-        _registry.update(self._added)
+        self._before, _now.packer = _now.packer, self._packer
 
     def __exit__(self, *exc: object) -> None:
-        _registry.difference_update(self._added)
-        _registry_lock.release()
+        _now.packer = self._before
+
+
+def _travels_by_value(module: ModuleType) -> bool:
+    packer = _now.packer
+    return (packer is not None and packer.is_foreign(module)) or (bool(_registry) and _is_registered(module))
+
+
+# Asked module by module. Its own way, a set of names, takes longer the more modules a program has, and is the
+# process's: only one thread could pickle.
+_internals: Any = cast(Any, cloudpickle).cloudpickle
+_registry: set[str] = _internals._PICKLE_BY_VALUE_MODULES
+_is_registered: Callable[[ModuleType], bool] = _internals._is_registered_pickle_by_value
+_internals._is_registered_pickle_by_value = _travels_by_value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -431,14 +461,25 @@ class PieceWriter:
         self._stream.append(bytes(part))
 
     def buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Takes a buffer out of band; True if it stays in the pickle, as it is small or not contiguous."""
         try:
-            self._buffers.append(buffer.raw())
+            raw = buffer.raw()
         except BufferError:
             return True
+        if raw.nbytes < _INLINE:
+            return True
+        self._buffers.append(raw)
         self._kinds.append(_BUFFER)
         return False
 
-    def packed(self) -> Packed:
+    @property
+    def is_empty(self) -> bool:
+        return not self._buffers
+
+    def packed(self, head: bytes = b"") -> Packed:
+        """The pieces; `head` if the pickle is there already, and only buffers have been taken."""
+        if head:
+            self._stream = [head]
         small = [buffer for buffer in self._buffers if buffer.nbytes < LARGE]
         join = len(small) > _MANY or (len(small) > 1 and sum(buffer.nbytes for buffer in small) >= LARGE)
         if not join and not any(self._kinds):
