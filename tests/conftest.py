@@ -99,6 +99,7 @@ def shared_cloud() -> Iterator[Cloud]:
 def cloud(shared_cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """A test cloud without machines, that AWS's own variables lead to; what a test leaves there is given back."""
     from skyward.machines.ledger import histories
+    from skyward.transport import journal
 
     shared_cloud.forget()
     monkeypatch.setenv("SKYWARD_STATE", str(tmp_path / "state"))
@@ -107,5 +108,7 @@ def cloud(shared_cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     yield shared_cloud
     shared_cloud.faults.clear()
     shared_cloud.expired = False
+    for ledger in list(journal._HELD):
+        ledger.close()
     for found in list(histories()):
         shared_cloud.aws().give_back(found.pool)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skyward.api.provider import Holding, Leftover, Machine, Offer, Provider, Report
+from skyward.api.provider import Lease, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import NoCapacity, NotGivenBack
-from skyward.machines.ledger import Ledger, remove
+from skyward.machines.ledger import Ledger, given_back
 from skyward.machines.offers import wish
 
 __all__ = ["Lab"]
@@ -37,9 +37,10 @@ class Lab(Provider):
     def offers(self, spec: Spec, count: int) -> list[Offer]:
         return [Offer(f"{len(self._free())} machines of the lab")]
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
         expires = time.time() + spec.ttl
         ledger = Ledger.start(pool, {"provider": self.name, "inventory": self.inventory, "expires": expires})
+        lease = Lease(self, pool, ledger=ledger)
         try:
             taken: list[str] = []
             for name in self._free():
@@ -48,23 +49,22 @@ class Lab(Provider):
                     report(f"{len(taken)} of {count} machines of the lab are ours")
             if len(taken) < count:
                 raise NoCapacity(wish(spec), [f"{count} machines: only {len(taken)} are free"])
-            return Holding(pool, tuple(self._machine(name) for name in taken))
+            lease.machines = tuple(self._machine(name) for name in taken)
+            return lease
         except BaseException:
-            self.give_back(pool, report)
+            lease.close(report)
             raise
 
     def give_back(self, pool: str, report: Report) -> str | None:
-        ledger = Ledger.held(pool) or Ledger.resume(pool)
-        mine = [item.id for item in self.find() if item.pool == pool]
-        for name in mine:
-            self._file(name, "taken").unlink(missing_ok=True)
-        left = [item.id for item in self.find() if item.pool == pool]
-        if left:
-            raise NotGivenBack(pool, self.inventory, left, 0.0, "Their files cannot be removed.")
-        if ledger is not None:
-            ledger.gone("machine", *mine)
-            ledger.remove()
-        remove(pool)
+        with given_back(pool) as ledger:
+            mine = [item.id for item in self.find() if item.pool == pool]
+            for name in mine:
+                self._file(name, "taken").unlink(missing_ok=True)
+            left = [item.id for item in self.find() if item.pool == pool]
+            if left:
+                raise NotGivenBack(pool, self.inventory, left, 0.0, "Their files cannot be removed.")
+            if ledger is not None:
+                ledger.gone("machine", *mine)
         return f"machines given back: {', '.join(mine)}" if mine else None
 
     def find(self) -> list[Leftover]:

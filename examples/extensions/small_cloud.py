@@ -14,13 +14,13 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from skyward import __version__
-from skyward.api.provider import Holding, Leftover, Machine, Provider, Report
+from skyward.api.provider import Lease, Leftover, Machine, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.errors import CloudError, CloudRefused, NoCapacity, NoOffer, NotGivenBack
 from skyward.machines import cloud
 from skyward.machines.cloud import Bill, Claim, CloudReceipt, Terms
-from skyward.machines.ledger import History, Ledger, read, remove
+from skyward.machines.ledger import History, Ledger, given_back, read
 from skyward.machines.offers import CloudOffer, Price, Shape, affordable, money, ordered, unfit, wish
 from skyward.machines.spent import keep
 
@@ -79,19 +79,20 @@ class Nimbus(Provider):
         allowed, _ = affordable(ordered(found, "cheapest"), count, spec.max_hourly_cost)
         return allowed
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
         offers = self._offers(spec, count)
         terms = {"provider": self.name, "owner": self._owner(), "expires": time.time() + spec.ttl}
         ledger = Ledger.start(pool, terms)  # nothing is created before it is on disk
+        lease = NimbusLease(self, ledger)
         try:
-            return self._launched(ledger, offers, spec, count, timeout, report)
+            lease.machines = tuple(self._launched(ledger, offers, spec, count, timeout, report))
+            return lease
         except BaseException:
-            self.give_back(pool, report)
+            lease.close(report)
             raise
 
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        ledger = Ledger.held(pool)
-        assert ledger is not None, "the pool is open in this process"
+    def launch(self, ledger: Ledger, spec: Spec, count: int, timeout: float, report: Report) -> list[NimbusMachine]:
+        """More servers for an open pool."""
         return self._launched(ledger, self._offers(spec, count), spec, count, timeout, report)
 
     def _offers(self, spec: Spec, count: int) -> list[CloudOffer]:
@@ -102,7 +103,7 @@ class Nimbus(Provider):
 
     def _launched(
         self, ledger: Ledger, offers: Sequence[CloudOffer], spec: Spec, count: int, timeout: float, report: Report
-    ) -> Holding:
+    ) -> list[NimbusMachine]:
         metadata = ledger.history.metadata
         terms = Terms(ledger.pool, metadata["owner"], metadata["expires"], __version__)
         keys = cloud.make_keys(ledger.directory)
@@ -122,10 +123,10 @@ class Nimbus(Provider):
             machines = self._wait(ledger.pool, made, timeout, report)
         except BaseException:
             for id in made:
-                self._delete("server", id)
+                self.delete("server", id)
             raise
         cloud.trust(keys, [machine.ssh.host for machine in machines if machine.ssh is not None])
-        return Holding(ledger.pool, tuple(machines), sum(machine.hourly_cost for machine in machines))
+        return machines
 
     def _server(self, ledger: Ledger, terms: Terms, offer: CloudOffer, data: str) -> str | None:
         """A new server; None if there is no room for its type."""
@@ -147,7 +148,7 @@ class Nimbus(Provider):
             made: dict[str, Any] = self._ask("POST", f"{kind}s", body)
         except CloudRefused as exc:
             # ours if it is exactly what we asked for; anybody could have written its labels
-            same = [item for item in self._listed(f"{kind}s", ledger.pool) if body.items() <= item.items()]
+            same = [item for item in self.listed(f"{kind}s", ledger.pool) if body.items() <= item.items()]
             if exc.kind != "duplicate" or not same:
                 if not exc.unanswered:
                     ledger.refused(call, kind, exc.code)
@@ -159,7 +160,7 @@ class Nimbus(Provider):
     def _wait(self, pool: str, ids: Sequence[str], timeout: float, report: Report) -> list[NimbusMachine]:
         deadline = time.monotonic() + timeout
         while True:
-            found = {item["id"]: self._machine(item) for item in self._listed("servers", pool)}
+            found = {item["id"]: self.machine(item) for item in self.listed("servers", pool)}
             ready = [found[id] for id in ids if id in found and found[id].state == "running" and found[id].ssh]
             report(f"waiting for {len(ids)} servers to start, {len(ready)} run")
             if len(ready) == len(ids):
@@ -170,41 +171,19 @@ class Nimbus(Provider):
                 raise CloudError(f"servers did not start within {timeout:.0f} s. Raise provision_timeout.")
             time.sleep(self.poll)
 
-    # while a pool is open
-
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        found: dict[str, NimbusMachine] = {item["id"]: self._machine(item) for item in self._listed("servers")}
-        return [found.get(machine.id) or NimbusMachine(machine.id, state="deleted") for machine in machines]
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        for machine in machines:
-            self._delete("server", machine.id)
-            ledger = Ledger.held(machine.pool) if isinstance(machine, NimbusMachine) and machine.pool else None
-            if ledger is not None and machine.id not in cloud.ends(ledger.history):
-                cloud.note_end(ledger, machine.id, time.time())
-                cloud.forget(cloud.make_keys(ledger.directory), [machine.public_ip or ""])
-
     # closing, and what is left
 
     def give_back(self, pool: str, report: Report) -> CloudReceipt:
-        ledger = Ledger.held(pool) or Ledger.resume(pool)
-        try:
+        with given_back(pool) as ledger:
             history = ledger.history if ledger is not None else History(pool)
             receipt = self._given_back(Claim(pool, self._owner(), history))
-            if ledger is not None:
-                ledger.remove()
-        except BaseException:
-            if ledger is not None:
-                ledger.let_go()  # whoever finishes it has to be able to take it over
-            raise
         keep(receipt.charges())
-        remove(pool)
         report(f"everything of pool {pool} is given back; {money(receipt.total)}")
         return receipt
 
     def find(self) -> list[Leftover]:
         owner = self._owner()
-        items = [(kind, item) for kind in ("server", "key") for item in self._listed(f"{kind}s")]
+        items = [(kind, item) for kind in ("server", "key") for item in self.listed(f"{kind}s")]
         pools = {item["labels"][cloud.POOL] for _, item in items if item["labels"].get(cloud.OWNER) == owner}
         claims = {pool: Claim(pool, owner, read(pool) or History(pool)) for pool in pools}
         return [
@@ -217,11 +196,11 @@ class Nimbus(Provider):
         began, quiet = time.monotonic(), None
         seen: dict[str, tuple[str, dict[str, Any]]] = {}
         while True:
-            items = [(kind, item) for kind in ("server", "key") for item in self._listed(f"{kind}s", claim.pool)]
+            items = [(kind, item) for kind in ("server", "key") for item in self.listed(f"{kind}s", claim.pool)]
             ours = [(kind, item) for kind, item in items if _owns(claim, kind, item)]
             for kind, item in ours:
                 seen.setdefault(item["id"], (kind, item))
-                self._delete(kind, item["id"])
+                self.delete(kind, item["id"])
             now = time.monotonic()
             quiet = None if ours else now if quiet is None else quiet
             # a call without an answer may have made something that is not listed yet
@@ -244,17 +223,17 @@ class Nimbus(Provider):
     def _owner(self) -> str:
         return str(self._ask("GET", "account")["id"])
 
-    def _listed(self, path: str, pool: str = "") -> list[dict[str, Any]]:
+    def listed(self, path: str, pool: str = "") -> list[dict[str, Any]]:
         return self._ask("GET", f"{path}?label={cloud.POOL}{f'={pool}' if pool else ''}")
 
-    def _delete(self, kind: str, id: str) -> None:
+    def delete(self, kind: str, id: str) -> None:
         try:
             self._ask("DELETE", f"{kind}s/{id}")
         except CloudRefused as exc:
             if exc.kind != "missing":
                 raise
 
-    def _machine(self, item: Mapping[str, Any]) -> NimbusMachine:
+    def machine(self, item: Mapping[str, Any]) -> NimbusMachine:
         price, pool = cloud.price_of(item["labels"]), item["labels"].get(cloud.POOL, "")
         target = cloud.ssh_target(item["ip"], "root", pool) if item["ip"] else None
         return NimbusMachine(
@@ -286,6 +265,29 @@ class Nimbus(Provider):
                 raise refused
             time.sleep(self.poll)
         raise AssertionError("never reached")
+
+
+class NimbusLease(Lease):
+    """The servers of an open pool."""
+
+    def __init__(self, provider: Nimbus, ledger: Ledger) -> None:
+        super().__init__(provider, ledger.pool, ledger=ledger)
+        self._nimbus, self._ledger = provider, ledger
+
+    def more(self, spec: Spec, count: int, timeout: float, report: Report) -> list[NimbusMachine]:
+        return self._nimbus.launch(self._ledger, spec, count, timeout, report)
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        listed = self._nimbus.listed("servers", self.pool)
+        found: dict[str, NimbusMachine] = {item["id"]: self._nimbus.machine(item) for item in listed}
+        return [found.get(machine.id) or NimbusMachine(machine.id, state="deleted") for machine in machines]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            self._nimbus.delete("server", machine.id)
+            if machine.id not in cloud.ends(self._ledger.history):
+                cloud.note_end(self._ledger, machine.id, time.time())
+                cloud.forget(cloud.make_keys(self._ledger.directory), [machine.public_ip or ""])
 
 
 def _owns(claim: Claim, kind: str, item: Mapping[str, Any]) -> bool:

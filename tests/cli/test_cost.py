@@ -20,6 +20,7 @@ from skyward.history.recorder import Recorder
 from skyward.history.spending import Spending, rows, total
 from skyward.machines.spent import Charge
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 
 def _rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
@@ -31,16 +32,16 @@ def test_machines_are_counted_so_far_and_then_as_their_receipt_says(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws = cloud.aws()
-    aws.acquire(Spec(accelerator="T4", nodes=2), "training")
+    held = aws.acquire(Spec(accelerator="T4", nodes=2), "training")
     (row,) = _rows(capsys)
     assert (row["pool"], row["provider"], row["machines"], row["running"]) == ("training", "AWS", 2, True)
     assert row["unknown"] == 0
-    receipt = aws.give_back("training")
+    receipt = returned(held)
     (row,) = _rows(capsys)
     assert row["running"] is False
     assert row["dollars"] == pytest.approx(receipt.total, abs=1e-6)
     assert row["spot"] == row["dollars"]
-    aws.give_back("training")  # again, without its ledger
+    returned(held)  # again, without its ledger
     (row,) = _rows(capsys, "--by", "pool")
     assert row["dollars"] == pytest.approx(receipt.total, abs=1e-6)
     assert row["day"] is None
@@ -61,8 +62,8 @@ def test_a_price_that_is_not_known_is_said_and_is_not_nothing(
     prices.forget()
     monkeypatch.setattr(cloud, "prices", None)
     aws = cloud.aws()
-    aws.acquire(Spec(nodes=1, allocation="on-demand"), "secret")
-    assert aws.give_back("secret").machines[0].charged.known is False
+    held = aws.acquire(Spec(nodes=1, allocation="on-demand"), "secret")
+    assert returned(held).machines[0].charged.known is False
     prices.forget()
     (row,) = _rows(capsys)
     assert row["unknown"] == 1

@@ -20,6 +20,7 @@ from skyward.errors import InvalidArgument
 from skyward.history.recorder import Recorder
 from skyward.providers.slurm.jobs import SlurmMachine
 from tests.support.contexts import pool_context
+from tests.support.leases import unreached
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +116,7 @@ def test_a_history_that_names_an_option_as_its_host_is_refused() -> None:
 def test_where_ssh_is_not_the_way_it_says_what_to_do_instead(
     recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = SlurmMachine("12/node3", joined=JoinTarget("lab", 0, "node3"), job="12", node="node3")
+    machine = SlurmMachine("12/node3", joined=JoinTarget("lab", 0, "node3", unreached), job="12", node="node3")
     seen: list[events.Event] = []
     told = pool_context(name="lab", emit=seen.append)
     told.tell_placed(0, machine, "/w", {})

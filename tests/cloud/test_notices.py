@@ -13,6 +13,7 @@ from skyward.providers.aws.provider import AWS
 from tests.cloud.machines import Hosts
 from tests.support.cloud import Cloud
 from tests.support.hosts import Host
+from tests.support.leases import returned
 from tests.support.waiting import until
 
 FACTS = """
@@ -60,4 +61,4 @@ def test_a_machine_is_told_by_its_own_metadata_service_and_taken_away(
         cloud.end(second)
         assert untold.stdout.read() == ""
     assert {instance.reason for instance in cloud.machines.all.values()} == {"Server.SpotInstanceTermination"}
-    provider.give_back(held.pool)
+    returned(held, provider)

@@ -18,11 +18,12 @@ from skyward import errors, events
 from skyward.api.shell import Finished, SshTarget
 from skyward.api.spec import Spec
 from skyward.machines.cloud import CloudReceipt, replace_host_key
-from skyward.machines.ledger import Ledger, histories, state_dir
+from skyward.machines.ledger import histories, state_dir
 from skyward.providers.aws.provider import AWS
 from skyward.setup.ssh.shell import SshShell
 from tests.cloud.machines import Hosts
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 from tests.support.leftovers import watchdogs
 from tests.support.waiting import read_until, until
 
@@ -343,15 +344,13 @@ def test_replacing_a_host_key_may_be_cut_anywhere(cloud: Cloud, aws: Callable[..
         again = SshShell(target)
         again.connect(time.monotonic() + 20)
         again.close()
-    provider.give_back(held.pool)
+    returned(held, provider)
 
 
 def test_opening_a_pool_mentions_what_earlier_ones_have_left(cloud: Cloud, aws: Callable[..., AWS]) -> None:
     """SEC-32: once, with the command that ends it; none of the calls is made for each node."""
     held = aws().acquire(Spec(), "old")
-    ledger = Ledger.held(held.pool)
-    assert ledger is not None
-    ledger.let_go()  # as if its process had died
+    held.let_go()  # as if its process had died
     before = len(cloud.calls)
     seen: list[events.Event] = []
     pool = sky.ComputePool(provider=aws(), nodes=2, console=False)

@@ -13,8 +13,8 @@ import pytest
 
 import skyward as sky
 from skyward.providers.join import Join
-from skyward.setup.joined import arrivals as arriving
 from skyward.setup.joined.program import join_program
+from tests.support.leases import listening
 from tests.support.waiting import until
 
 
@@ -28,10 +28,11 @@ def test_two_machines_join(tmp_path: Path, client_cache: Path, monkeypatch: pyte
     program, cache = tmp_path / "join.py", tmp_path / "cache"  # what test hosts share belongs to a user of theirs
     program.write_text(join_program())
     started: list[subprocess.Popen[bytes]] = []
+    opened = listening(monkeypatch)
 
     def start() -> None:
-        until(lambda: arriving._OPEN, 30)
-        (arrivals,) = arriving._OPEN.values()
+        until(lambda: opened, 30)
+        (arrivals,) = opened
         for place in range(2):
             env = {**os.environ, "SKYWARD_JOIN": arrivals.text, "SKYWARD_CACHE": str(cache)}
             started.append(subprocess.Popen([sys.executable, "-I", str(program), "--place", str(place)], env=env))

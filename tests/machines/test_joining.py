@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward.api.provider import Holding, Machine, Offer, Provider
+from skyward.api.provider import Lease, Machine, Offer, Provider
 from skyward.api.spec import Spec
 from skyward.errors import BootstrapError, NoCapacity, NotGivenBack
 from skyward.machines.acquire import acquire
@@ -106,11 +106,11 @@ class Cloud(Provider):
     def offers(self, spec: Spec, count: int) -> list[Offer]:
         return []
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Lease:
         self.asked.append(count)
         if count > 2:
             raise NoCapacity("machines", ["only 2 are free"])
-        return Holding(pool, tuple(Machine(f"m{n}") for n in range(count)))
+        return Lease(self, pool, tuple(Machine(f"m{n}") for n in range(count)))
 
 
 def test_where_there_are_too_few_machines_min_nodes_are_taken() -> None:
@@ -144,8 +144,8 @@ class Silent(Cloud):
         super().__init__()
         self.price = price
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Holding:
-        return Holding(pool, (Machine("m0"),), self.price)
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Lease:
+        return Lease(self, pool, [Machine("m0")], hourly_cost=self.price)
 
     def give_back(self, pool: str, report: Any) -> object:
         raise NotGivenBack(pool, "the queue", ["job 1"], self.price, "Nobody answers.")

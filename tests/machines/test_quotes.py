@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skyward.api.provider import Availability, Holding, Offer, Provider, Report
+from skyward.api.provider import Availability, Lease, Offer, Provider, Report
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
 from skyward.machines.offers import CloudOffer, Plan, Quotes, RuledOut, ask
@@ -28,7 +28,7 @@ class Shop(Provider):
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
         return list(self.known) or super().availability(offers, count)
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
         raise NotImplementedError
 
 

@@ -9,28 +9,26 @@ import time
 import pytest
 
 from skyward import errors
+from skyward.api.provider import Lease
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.machines.ledger import Ledger, pool_dir
+from skyward.machines.ledger import Ledger, pool_dir, remove
 from skyward.machines.reaper import Found, chosen, down, expired_leftovers, mentioned, pools
-from skyward.providers.aws.provider import Holding
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 T4 = Spec(accelerator="T4", nodes=2, ttl=3600)
 
 
-def abandon(held: Holding) -> None:
+def abandon(held: Lease) -> None:
     """As if the process had died."""
-    ledger = Ledger.held(held.pool)
-    assert ledger is not None
-    ledger.let_go()
+    held.let_go()
 
 
-def lose_ledger(held: Holding) -> None:
+def lose_ledger(held: Lease) -> None:
     """As if the pool had been opened on another computer."""
-    ledger = Ledger.held(held.pool)
-    assert ledger is not None
-    ledger.remove()
+    held.let_go()
+    remove(held.pool)
 
 
 def test_pools_are_listed_with_their_machines_price_and_condition(cloud: Cloud) -> None:
@@ -52,7 +50,7 @@ def test_pools_are_listed_with_their_machines_price_and_condition(cloud: Cloud) 
         assert item.hourly_cost == pytest.approx(2 * 0.1828)
         assert item.pool in str(item)
     assert found[used.pool].pid is not None
-    cloud.aws().give_back(far.pool)
+    returned(far, cloud.aws())
 
 
 def test_nothing_is_ended_unless_it_is_told_twice(cloud: Cloud) -> None:
@@ -122,7 +120,7 @@ def test_expired_means_by_the_tag_wherever_the_pool_was_opened(cloud: Cloud) -> 
     outcomes = down([cloud.aws()], expired=True, really=True)
     assert [item.found.pool for item in outcomes] == [old.pool]
     assert {instance.id for instance in cloud.running()} == {machine.id for machine in young.machines}
-    cloud.aws().give_back(young.pool)
+    returned(young, cloud.aws())
 
 
 def test_pools_of_other_owners_are_not_seen(cloud: Cloud) -> None:
@@ -131,7 +129,7 @@ def test_pools_of_other_owners_are_not_seen(cloud: Cloud) -> None:
     lose_ledger(other)
     assert pools([cloud.aws()]) == []
     assert [item.pool for item in pools([cloud.aws(owner="somebody else")])] == [other.pool]
-    cloud.aws(owner="somebody else").give_back(other.pool)
+    returned(other, cloud.aws(owner="somebody else"))
     assert cloud.leftovers() == []
 
 
@@ -208,7 +206,7 @@ def test_opening_a_pool_can_mention_what_is_left(cloud: Cloud) -> None:
 def test_a_ledger_of_which_nothing_is_left_is_not_mentioned(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
     left = (pool_dir(held.pool) / "ledger").read_bytes()
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     pool_dir(held.pool).mkdir(mode=0o700)
     (pool_dir(held.pool) / "ledger").write_bytes(left)  # as after a client that did not learn that all had ended
     assert mentioned(expired_leftovers(cloud.aws())) is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward import errors
-from skyward.api.provider import Holding, Machine, Offer, Provider
+from skyward.api.provider import Lease, Machine, Offer, Provider
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.machines.acquire import Candidate, Prospect, Selection, look, moves_on, ordered, taken
@@ -49,10 +49,10 @@ class Shop(Provider):
             raise self.unplanned
         return [Offer("a machine", self.price)] if self.plans is None else self.plans
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Any) -> Lease:
         if self.fails is not None:
             raise self.fails
-        return Holding(pool, tuple(Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)))
+        return Lease(self, pool, tuple(Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)))
 
     def give_back(self, pool: str, report: Any) -> object:
         return f"{pool} given back to {self.region}"
@@ -163,7 +163,7 @@ def test_plans_say_which_comes_first_and_why() -> None:
     assert "in the order in which they are given" in str(look(candidates, "first"))
 
 
-def _acquired(candidate: Candidate) -> Holding:
+def _acquired(candidate: Candidate) -> Lease:
     return candidate.provider.acquire(candidate.spec, "p", candidate.nodes, 1.0, _unheard)
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from skyward.api.provider import Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Lease, Machine, Offer, Provider, Report
 from skyward.api.spec import Spec
 from skyward.errors import NoCapacity, PoolClosed
 from skyward.machines import replacement
@@ -44,28 +44,35 @@ class Slow(Provider):
     deaf: bool = False
     """Whether it does not report, and so cannot be told to stop."""
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
         raise AssertionError("the pool is open already")
 
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def more(self, count: int, report: Report) -> list[Passing]:
         while not self.allowed.wait(0.01):
             if not self.deaf:
                 report("waiting")
             self.waiting.set()
-        return Holding(pool, (Passing("m-2", "10.0.0.2"),))
+        return [Passing("m-2", "10.0.0.2")]
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         return []
+
+
+class Held(Lease):
+    def more(self, spec: Spec, count: int, timeout: float, report: Report) -> list[Passing]:
+        assert isinstance(self.provider, Slow)
+        return self.provider.more(count, report)
 
     def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
         return [Passing(m.id, m.private_ip, why="taken back" if m.id == "m-1" else "") for m in machines]
 
     def terminate(self, machines: Sequence[Machine]) -> None:
-        self.ended.extend(machine.id for machine in machines)
+        assert isinstance(self.provider, Slow)
+        self.provider.ended.extend(machine.id for machine in machines)
 
 
-def supply(provider: Provider, replace: bool | None = None) -> Supply:
-    return Supply(pool_context(provider=provider, provision_timeout=10, replace=replace), "train-1")
+def supply(provider: Slow, replace: bool | None = None) -> Supply:
+    return Supply(pool_context(provider=provider, provision_timeout=10, replace=replace), Held(provider, "train-1"))
 
 
 def test_machines_that_may_be_taken_are_replaced_unless_said_otherwise() -> None:
@@ -124,11 +131,11 @@ class Queue(Slow):
     def replaces_together(self) -> bool:
         return True
 
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def more(self, count: int, report: Report) -> list[Passing]:
         self.asked.append(count)
         if count > self.most:
             raise NoCapacity("machines", [f"{self.most} are free"])
-        return Holding(pool, tuple(Passing(f"m-{len(self.asked)}.{number}") for number in range(count)))
+        return [Passing(f"m-{len(self.asked)}.{number}") for number in range(count)]
 
 
 @pytest.mark.parametrize(("most", "asked"), [(9, [3]), (2, [3, 1, 1, 1])])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.api.budget import check_price, spent_at
-from skyward.api.provider import Holding, Offer
+from skyward.api.provider import Lease, Offer
 from skyward.errors import InvalidArgument, PoolClosed
 from skyward.pool.budget_watch import BudgetWatch, draining
 from tests.support.contexts import pool_context
@@ -91,9 +91,9 @@ class Priced(sky.Local):
     def offers(self, spec: sky.Spec, count: int) -> Iterable[Offer]:
         return [Offer("dear", self.hourly)]
 
-    def acquire(self, spec: sky.Spec, *rest: Any) -> Holding:
+    def acquire(self, spec: sky.Spec, *rest: Any) -> Lease:
         found = super().acquire(spec, *rest)
-        return replace(found, hourly_cost=self.hourly * len(found.machines))
+        return Lease(self, found.pool, found.machines, hourly_cost=self.hourly * len(found.machines))
 
 
 @sky.compute

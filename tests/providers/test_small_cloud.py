@@ -13,8 +13,9 @@ import pytest
 
 import skyward as sky
 from skyward.machines.cloud import LEASE_FILE, OWNER, POOL
-from skyward.machines.ledger import Ledger, pool_dir
+from skyward.machines.ledger import pool_dir
 from skyward.testing import ProviderContract
+from tests.support.leases import quiet
 from tests.support.packages import install
 from tests.support.small_cloud import TOKEN, SmallCloud
 
@@ -52,12 +53,9 @@ def acquire(provider: Any, count: int = 1) -> Any:
     return provider.acquire(sky.Spec(), "p", count, 20.0, lambda text: None)
 
 
-def give_back(provider: Any) -> Any:
-    return provider.give_back("p", lambda text: None)
-
-
 def test_a_server_has_the_pool_s_key_and_labels_and_ends_itself(cloud: SmallCloud, provider: Any) -> None:
-    (machine,) = acquire(provider).machines
+    held = acquire(provider)
+    (machine,) = held.machines
     (server,), (key,) = cloud.listed("servers"), cloud.listed("keys")
     directory = pool_dir("p")
     assert machine.ssh.host == server["ip"]
@@ -69,7 +67,7 @@ def test_a_server_has_the_pool_s_key_and_labels_and_ends_itself(cloud: SmallClou
     assert server["user_data"].startswith("#cloud-config")
     assert f"touch {LEASE_FILE}" in server["user_data"]
     assert provider.access.lease_file == LEASE_FILE
-    give_back(provider)
+    held.close(quiet)
     assert not directory.exists()
 
 
@@ -80,7 +78,7 @@ def test_a_call_without_an_answer_makes_one_thing(cloud: SmallCloud, provider: A
     held = acquire(provider)
     assert [server["id"] for server in cloud.listed("servers")] == [held.machines[0].id]
     assert len(cloud.listed("keys")) == 1
-    give_back(provider)
+    held.close(quiet)
     assert cloud.listed("servers") == cloud.listed("keys") == []
 
 
@@ -95,9 +93,9 @@ def test_what_a_call_that_is_never_answered_made_is_given_back(cloud: SmallCloud
 
 def test_another_type_is_taken_where_there_is_no_room(cloud: SmallCloud, provider: Any) -> None:
     cloud.room["small"] = 1
-    acquire(provider, 2)
+    held = acquire(provider, 2)
     assert sorted(server["type"] for server in cloud.listed("servers")) == ["medium", "small"]
-    give_back(provider)
+    held.close(quiet)
     cloud.room = dict.fromkeys(cloud.room, 1)
     with pytest.raises(sky.errors.NoCapacity):
         acquire(provider, 4)
@@ -105,7 +103,7 @@ def test_another_type_is_taken_where_there_is_no_room(cloud: SmallCloud, provide
 
 
 def test_what_only_carries_the_pool_s_label_is_left_alone(cloud: SmallCloud, provider: Any) -> None:
-    acquire(provider)
+    held = acquire(provider)
     (mine,) = cloud.listed("servers")
     labels = mine["labels"]
     cloud.answer("POST", "servers", {}, {"name": "hers", "type": "small", "key": "her-key", "labels": labels})
@@ -114,21 +112,20 @@ def test_what_only_carries_the_pool_s_label_is_left_alone(cloud: SmallCloud, pro
         mine["id"]: False,
         hers["id"]: True,
     }
-    receipt = give_back(provider)
+    receipt = held.close(quiet)
     assert [server["id"] for server in cloud.listed("servers")] == [hers["id"]]
     assert f"{hers['id']} carries the tag of pool p" in receipt.remarks[0]
 
 
 def test_the_receipt_has_the_whole_price_of_every_machine(cloud: SmallCloud, provider: Any) -> None:
-    (first,) = acquire(provider).machines
-    (second,) = provider.acquire_more(sky.Spec(), "p", 1, 20.0, lambda text: None).machines
-    provider.terminate([first])
-    ledger = Ledger.held("p")
-    assert ledger is not None
-    assert (ledger.directory / "known_hosts").read_text().startswith(f"{second.ssh.host} ")
+    held = acquire(provider)
+    (first,) = held.machines
+    (second,) = held.more(sky.Spec(), 1, 20.0, quiet)
+    held.terminate([first])
+    assert (pool_dir("p") / "known_hosts").read_text().startswith(f"{second.ssh.host} ")
     while first.id in [server["id"] for server in cloud.listed("servers")]:
         time.sleep(0.01)
-    receipt = give_back(provider)
+    receipt = held.close(quiet)
     assert {bill.id for bill in receipt.machines} == {first.id, second.id}
     assert {bill.hourly.record()["disk"] for bill in receipt.machines} == {0.005}
     assert receipt.total == pytest.approx(sum(bill.seconds * 0.026 / 3600 for bill in receipt.machines))

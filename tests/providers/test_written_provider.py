@@ -50,7 +50,7 @@ def test_a_machine_that_somebody_else_has_is_not_taken(tmp_path: Path, monkeypat
     with pytest.raises(sky.errors.NoCapacity, match="only 1 are free"):
         lab.acquire(sky.Spec(), "second", 2, 1.0, print)
     assert [(item.pool, item.id) for item in lab.find()] == [("first", first.machines[0].id)]
-    lab.give_back("first", print)
+    first.close(print)
 
 
 def test_sky_ps_and_sky_down_know_it_although_another_provider_cannot_be_asked(

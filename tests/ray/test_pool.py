@@ -13,11 +13,11 @@ import pytest
 
 import skyward as sky
 from skyward.errors import BootstrapError, CredentialsMissing, NoOffer, SkywardError
-from skyward.providers.ray import held
+from skyward.providers.ray import provider as providers
 from skyward.providers.ray.jobs import Busy, RayRefused
-from skyward.setup.joined.arrivals import find_arrivals
 from skyward.setup.joined.program import join_program
 from skyward.testing import ProviderContract
+from tests.support.leases import listening
 from tests.support.ray_cluster import RayCluster
 
 
@@ -49,16 +49,17 @@ class TestRay(ProviderContract):
         return sky.Ray(cluster.url, token=cluster.token)
 
 
-def test_nodes_are_machines_with_the_gpus_that_ray_gave_them(cluster: RayCluster, provider: sky.Ray) -> None:
+def test_nodes_are_machines_with_the_gpus_that_ray_gave_them(
+    cluster: RayCluster, provider: sky.Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SEC-10, SEC-11: the secret with which machines join is in no command line, and in nothing that Ray shows."""
+    opened = listening(monkeypatch)
     with sky.ComputePool(provider=provider, nodes=2, accelerator="A100", console=False) as pool:
         seen = look() @ pool
         listed = json.dumps(cluster.get("/api/jobs/"))
         (job,) = [job for job in cluster.get("/api/jobs/") if job["status"] == "RUNNING"]
         log = json.dumps(cluster.get(f"/api/jobs/{job['submission_id']}/logs"))
         shown = "".join(" ".join(process.argv) for host in cluster.network for process in host.processes())
-        arrivals = find_arrivals(job["metadata"]["skyward"])
-        assert arrivals is not None
     assert {each["host"] for each in seen} == {"h1", "h2"}, "each node is another machine, and only these have GPUs"
     assert [(each["gpus"], each["accelerators"]) for each in seen] == [("0", 1), ("0", 1)], "one of the two each"
     # what Ray sets for its own workers is not for bodies
@@ -67,6 +68,7 @@ def test_nodes_are_machines_with_the_gpus_that_ray_gave_them(cluster: RayCluster
     assert [each["child_code"] for each in seen] == [3, 3]
     assert all(each["oom"] < 1000 for each in seen), "Ray makes its workers the first to be killed"
     # the secret by which machines join is nowhere that others see
+    (arrivals,) = opened
     assert len(arrivals.text) > 40
     assert arrivals.text not in listed + log + shown
 
@@ -103,7 +105,7 @@ def test_what_others_use_is_waited_for_and_then_said(
     cluster: RayCluster, provider: sky.Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(held, "time", clock)
+    monkeypatch.setattr(providers, "time", clock)
     hoard = (
         "import ray, sys; ray.init('auto', log_to_driver=False, logging_level='ERROR')\n"
         "group = ray.util.placement_group([{'GPU': 2}] * 2, strategy='STRICT_SPREAD'); ray.get(group.ready())\n"

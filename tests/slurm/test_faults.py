@@ -141,13 +141,13 @@ def test_a_job_is_not_called_ended_while_a_step_of_it_may_run_where_slurm_does_n
 ) -> None:
     monkeypatch.setattr(jobs, "_ENDING", 15.0)
     node, provider = cluster.nodes[0], sky.Slurm(nodelist="h1")
-    provider.acquire(Spec(), "stuck", 1, 60, lambda text: None)
+    held = provider.acquire(Spec(), "stuck", 1, 60, lambda text: None)
     try:
         stop_slurmd(node)
         for process in node.processes("sky"):
             node.signal(process.pid, "STOP")
         with pytest.raises(sky.SkywardError, match="is completing"):
-            provider.give_back("stuck", lambda text: None)
+            held.close(lambda text: None)
         assert node.processes("sky")
     finally:
         monkeypatch.undo()

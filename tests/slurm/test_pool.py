@@ -98,7 +98,7 @@ def test_an_accelerator_is_asked_for_in_the_words_of_the_site(cluster: Cluster) 
         assert "mem=1G" in shown
         assert "Comment=skyward pool=gpus expires=" in shown
     finally:
-        provider.give_back("gpus", lambda text: None)
+        state.close(lambda text: None)
 
 
 def test_the_job_s_reason_to_wait_is_told_while_it_waits(cluster: Cluster) -> None:

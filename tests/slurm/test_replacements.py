@@ -18,7 +18,7 @@ def test_two_jobs_that_start_at_the_same_moment_do_not_stay_on_one_node(cluster:
     held = provider.acquire(spec, "replacements", 1, 60, said.append)
 
     def another() -> Machine:
-        (machine,) = provider.acquire_more(spec, "replacements", 1, 120, said.append).machines
+        (machine,) = held.more(spec, 1, 120, said.append)
         return machine
 
     try:
@@ -34,7 +34,7 @@ def test_two_jobs_that_start_at_the_same_moment_do_not_stay_on_one_node(cluster:
         places = [machine.joined.place for machine in machines if machine.joined is not None]
         assert sorted(machine.node for machine in machines if isinstance(machine, SlurmMachine)) == ["h1", "h2", "h3"]
         assert len(set(places)) == 3
-        assert not any(machine.gone for machine in provider.refresh(machines))
+        assert not any(machine.gone for machine in held.refresh(machines))
     finally:
-        provider.give_back("replacements", said.append)
+        held.close(said.append)
     assert cluster.jobs() == []

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 
 from skyward.api.spec import Spec
 from tests.support.cloud import Cloud, Instance
+from tests.support.leases import returned
 
 
 class Hosts:
@@ -75,7 +76,7 @@ def test_hosts_stand_behind_machines(cloud: Cloud, hosts: Hosts) -> None:
     assert instance.public_key.startswith("ssh-ed25519 ")
     assert instance.tags["skyward:pool"] == held.pool
     cloud.end(instance.id)
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert sorted(i.id for i in hosts.down) == sorted(i.id for i in hosts.up)
 
 
@@ -98,7 +99,7 @@ def test_states_follow_each_other_in_time(cloud: Cloud, ec2: Any) -> None:
         pass
     reason = ec2.describe_instances()["Reservations"][0]["Instances"][0]["StateReason"]["Code"]
     assert reason == "Server.SpotInstanceTermination"
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
 
 
 def test_a_machine_that_is_not_shown_yet_cannot_be_ended(cloud: Cloud, ec2: Any) -> None:
@@ -111,7 +112,7 @@ def test_a_machine_that_is_not_shown_yet_cannot_be_ended(cloud: Cloud, ec2: Any)
         with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
             call(InstanceIds=[machine.id])
     cloud.machines.all[machine.id].visible_at = 0
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
 
 
 def test_a_lost_answer_is_a_cut_line_after_the_deed(cloud: Cloud, ec2: Any) -> None:
@@ -121,7 +122,7 @@ def test_a_lost_answer_is_a_cut_line_after_the_deed(cloud: Cloud, ec2: Any) -> N
         ec2.terminate_instances(InstanceIds=[held.machines[0].id])
     assert cloud.running() == []
     assert cloud.calls[-1].outcome == "lost"
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
 
 
 def test_groups_in_use_cannot_be_deleted(cloud: Cloud, ec2: Any) -> None:
@@ -131,7 +132,7 @@ def test_groups_in_use_cannot_be_deleted(cloud: Cloud, ec2: Any) -> None:
         ec2.delete_security_group(GroupId=group)
     with pytest.raises(ClientError, match="InUse"):
         ec2.delete_placement_group(GroupName=f"skyward-{held.pool}")
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
 
 
 def test_a_token_brings_the_same_machines_and_other_parameters_are_refused(cloud: Cloud) -> None:
@@ -146,7 +147,7 @@ def test_a_token_brings_the_same_machines_and_other_parameters_are_refused(cloud
     changed = {**call.params, "InstanceType": "m5.large"}
     refused = cloud._ec2.answer(Request("ec2", "RunInstances", "us-east-1", changed))
     assert refused.code == "IdempotentParameterMismatch"
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
 
 
 def test_calls_are_recorded_with_their_parameters(cloud: Cloud) -> None:
@@ -157,7 +158,7 @@ def test_calls_are_recorded_with_their_parameters(cloud: Cloud) -> None:
     times = [call.time for call in cloud.calls]
     assert times == sorted(times)
     assert [call.number for call in cloud.calls] == list(range(len(cloud.calls)))
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     cloud.forget()
     assert cloud.calls == []
 

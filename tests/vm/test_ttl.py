@@ -6,6 +6,7 @@ import time
 
 from skyward.api.spec import Spec
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 from tests.support.waiting import until
 from tests.vm.conftest import Figure
 from tests.vm.machines import Machines
@@ -19,4 +20,4 @@ def test_a_machine_that_nobody_ever_reaches_ends_with_its_ttl(cloud: Cloud, mach
     began = time.monotonic()
     until(lambda: machines.switched_off == [held.machines[0].id], 900)
     figure("Ubuntu 22.04: from power-on to the end of a ttl of 60 s", time.monotonic() - began)
-    provider.give_back("short")
+    returned(held)

@@ -1,12 +1,13 @@
 """The contract of a provider: where machines come from, and how they are given back. It knows nothing else.
 
-    sky offers            offers -> availability
-    pool opens            offers (only to plan) -> acquire
-    while it is open      refresh, readmit, acquire_more, terminate      if the provider is `elastic`
-    pool closes           give_back
-    sky ps, sky down      reopened -> find -> give_back         if the provider is `rented`
+    sky offers            Provider.offers -> availability
+    pool opens            Provider.offers (only to plan) -> acquire -> Lease
+    while it is open      Lease.refresh, readmit, more, terminate      if the provider is `elastic`
+    pool closes           Lease.close -> Provider.give_back
+    sky ps, sky down      Provider.reopened -> find -> give_back       if the provider is `rented`
 
-Every method blocks, and none keeps state: other threads and other processes call them too.
+Every method blocks, and other threads call them too. A provider keeps no state: what it has for an open pool is in the
+lease.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from skyward.accelerators import Accelerator
 from skyward.api.shell import Access, JoinTarget, Shell, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 
-__all__ = ["Admission", "Availability", "Holding", "Leftover", "Machine", "Offer", "Provider", "Receipt", "Report"]
+__all__ = ["Admission", "Availability", "Lease", "Leftover", "Machine", "Offer", "Provider", "Receipt", "Report"]
 
 Report = Callable[[str], None]
 """Tells the user, in a few words, what is being waited for."""
@@ -95,17 +96,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Holding:
-    """The machines that a pool got."""
-
-    pool: str
-    machines: tuple[Machine, ...]
-    hourly_cost: float = 0.0
-    accelerator: Accelerator | None = None
-    """Which variant the machines have, if the spec left that open."""
-
-
-@dataclass(frozen=True)
 class Receipt:
     """That a pool's machines were given back; providers that create something say more in classes of their own."""
 
@@ -151,11 +141,85 @@ class Admission:
     """Who is let in and how to have it otherwise: part of the message about machines that do not answer."""
 
 
+class _Held(Protocol):
+    """What shows other processes that a pool is in use: its ledger."""
+
+    def let_go(self) -> None: ...
+
+
+class Lease:
+    """What a provider holds for an open pool: returned by `Provider.acquire`, used by many threads, until it is closed.
+
+    As it stands, it has machines that are neither watched nor replaced. An elastic provider returns a subclass.
+
+    Args:
+        provider: whose machines they are.
+        pool: the name under which they were acquired.
+        machines: those that the pool opens with.
+        hourly_cost: what they cost together, in dollars; infinite if that is not known. Default: the sum of theirs.
+        accelerator: which variant they have, if the spec left that open.
+        ledger: the pool's, if the provider writes one.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        pool: str,
+        machines: Iterable[Machine] = (),
+        *,
+        hourly_cost: float | None = None,
+        accelerator: Accelerator | None = None,
+        ledger: _Held | None = None,
+    ) -> None:
+        self.provider = provider
+        self.pool = pool
+        self.machines = tuple(machines)
+        self.accelerator = accelerator
+        self._hourly_cost = hourly_cost
+        self._held = ledger
+
+    @property
+    def hourly_cost(self) -> float:
+        if self._hourly_cost is not None:
+            return self._hourly_cost
+        return sum(machine.hourly_cost for machine in self.machines)
+
+    def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
+        """`count` more machines, as `Provider.acquire` gets them."""
+        raise SkywardError(f"{self.provider.name} has no more machines for an open pool.")
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        """The same machines as they are now, in the same order; never waits."""
+        return list(machines)
+
+    def readmit(self) -> Admission:
+        """Has machines let this computer in, whose address may have changed; called while they do not answer."""
+        return Admission()
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        """Ends some of the machines; those that are gone already are no error."""
+        raise SkywardError(f"{self.provider.name} cannot end single machines of a pool.")
+
+    def warn_with(self, warn: Report) -> None:
+        """Sets who hears of what the user should know while the pool is open."""
+
+    def close(self, report: Report) -> object:
+        """Gives everything back, as `Provider.give_back` does; may be repeated."""
+        self.let_go()
+        return self.provider.give_back(self.pool, report)
+
+    def let_go(self) -> None:
+        """Leaves everything to other processes, such as the watchdog: they may give it back from now on."""
+        if self._held is not None:
+            self._held.let_go()
+
+
 class Provider(ABC):
     """Gets machines and gives them back. A provider is a frozen dataclass: its fields are its settings.
 
     Only `offers` and `acquire` have to be written. A provider that rents machines (`rented`) also has `give_back` and
-    `find`; one that can give machines to an open pool (`elastic`) also has `acquire_more`, `refresh` and `terminate`.
+    `find`; one that can give machines to an open pool (`elastic`) returns a `Lease` of its own, which has `more`,
+    `refresh` and `terminate`.
     """
 
     @property
@@ -185,7 +249,7 @@ class Provider(ABC):
 
     @property
     def replaces_together(self) -> bool:
-        """Whether machines that are lost together are asked for in one `acquire_more`; each alone if not."""
+        """Whether machines that are lost together are asked for in one `Lease.more`; each alone if not."""
         return False
 
     @abstractmethod
@@ -200,42 +264,23 @@ class Provider(ABC):
         return [Availability() for _ in offers]
 
     @abstractmethod
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
         """`count` machines of `spec` that run and have addresses, within `timeout` seconds; if not, nothing is left.
 
         `pool` is a new name, and goes on everything created. `report` tells the user what is being waited for.
 
         They may be fewer if the spec has `min_nodes`, but not fewer than that; an elastic provider is asked for the
-        others later, with `acquire_more`, while the pool is open.
+        others later, with `Lease.more`.
         """
 
     def give_back(self, pool: str, report: Report) -> object:
         """Ends everything that was created for a pool and confirms it; returns a receipt, or None if nothing was.
 
-        Called by the process that opened the pool and, if that was killed, by another one: it may be repeated, it
-        works without the ledger, and what is gone already is no error. If something is left, it raises `NotGivenBack`.
+        Called when a lease is closed and, if its process was killed, by another one: it may be repeated, it works
+        without the ledger, and what is gone already is no error. If something is left, it raises `NotGivenBack`.
         `report` tells the user what is being waited for.
         """
         return None
-
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        """The same as `acquire` with `spec`, `count`, `timeout` and `report`, for a `pool` that is open here."""
-        raise SkywardError(f"{self.name} has no more machines for an open pool.")
-
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        """The same machines as they are now, in the same order; never waits."""
-        return list(machines)
-
-    def readmit(self, pool: str) -> Admission:
-        """Has machines of an open pool let this computer in, whose address may have changed.
-
-        Called now and then while machines do not answer, by the process that opened the pool.
-        """
-        return Admission()
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        """Ends some machines of a pool that stays open; those that are gone already are no error."""
-        raise SkywardError(f"{self.name} cannot end single machines of a pool.")
 
     def find(self) -> list[Leftover]:
         """Everything that exists for pools of this user, whoever opened them, found without the ledger.

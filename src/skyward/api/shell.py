@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
@@ -39,6 +39,7 @@ class JoinTarget:
     pool: str
     place: int
     name: str
+    open_shell: Callable[[], Shell] = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.name

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from skyward.api.budget import check_price
 from skyward.api.context import PoolContext
-from skyward.api.provider import Holding, Offer, Provider, Receipt
+from skyward.api.provider import Lease, Offer, Provider, Receipt
 from skyward.api.spec import Spec
 from skyward.errors import (
     CloudError,
@@ -48,7 +48,7 @@ _KEY = "machines"
 
 def acquire(
     context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
-) -> Holding:
+) -> Lease:
     """The pool's machines, `min_nodes` of them if not all can be had; giving them back is a step on `steps`."""
     try:
         return _acquired(context, context.nodes, watchdog, steps, keep_receipt)
@@ -61,7 +61,7 @@ def acquire(
 
 def _acquired(
     context: PoolContext, count: int, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
-) -> Holding:
+) -> Lease:
     began = time.time()
     provider, name = context.provider, f"{context.name}-{secrets.token_hex(3)}"
     if provider.rented:
@@ -73,30 +73,27 @@ def _acquired(
         argv += ["--endpoint-url", endpoint] if (endpoint := getattr(provider, "endpoint_url", None)) else []
         watchdog.add(_KEY, argv, patience=_PATIENCE)
 
-    def leave_to_watchdog() -> None:
-        from skyward.machines.ledger import Ledger
-
-        ledger = Ledger.held(name)
-        if ledger is not None:
-            ledger.let_go()  # so that the watchdog can take it over
+    def tell_left() -> None:
         if provider.rented and context.hurried():
             context.warn(f"giving back was interrupted; a watchdog does it now. `sky ps` shows when {name} is gone.")
 
     def give_back() -> None:
         if context.hurried() and provider.rented:
-            leave_to_watchdog()
+            lease.let_go()
+            tell_left()
             return
         try:
-            receipt = provider.give_back(name, context.report)
+            receipt = lease.close(context.report)
         except Exception as exc:
-            if isinstance(exc, NotGivenBack) and not holding.hourly_cost:  # a program with its results need not fail
-                leave_to_watchdog()
+            if isinstance(exc, NotGivenBack) and not lease.hourly_cost:  # a program with its results need not fail
+                tell_left()
                 context.warn(f"{exc} A watchdog tries again now.")
                 return
             watchdog.drop(_KEY)  # the error names what is left
             raise
         except BaseException:
-            leave_to_watchdog()
+            lease.let_go()
+            tell_left()
             raise
         watchdog.drop(_KEY)
         for text in getattr(receipt, "remarks", ()):
@@ -105,19 +102,20 @@ def _acquired(
         keep_receipt(receipt if known else Receipt(name, text="" if receipt is None else str(receipt)))
 
     try:
-        holding = provider.acquire(context.spec, name, count, context.provision_timeout, context.report)
+        lease = provider.acquire(context.spec, name, count, context.provision_timeout, context.report)
     except Exception as exc:
         if not isinstance(exc, NotGivenBack) or exc.hourly_cost:
             watchdog.drop(_KEY)  # else it tries again what costs nothing
         raise
     except BaseException:
-        leave_to_watchdog()
+        tell_left()
         raise
     steps.callback(give_back)
-    context.tell_cost(holding.hourly_cost, began)
+    lease.warn_with(context.warn)
+    context.tell_cost(lease.hourly_cost, began)
     if context.budget is not None:
-        check_price(context.budget, holding.hourly_cost, provider.name)
-    return holding
+        check_price(context.budget, lease.hourly_cost, provider.name)
+    return lease
 
 
 # Which of several specs a pool takes: the cheapest, or the first, that is available, and why not the others.

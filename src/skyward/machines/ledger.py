@@ -17,7 +17,8 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -32,6 +33,7 @@ __all__ = [
     "Ledger",
     "Record",
     "content",
+    "given_back",
     "histories",
     "in_use",
     "line",
@@ -153,6 +155,23 @@ def remove(pool: str, root: Path | None = None) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@contextmanager
+def given_back(pool: str) -> Generator[Ledger | None]:
+    """Takes over the ledger of a pool that is given back in the block; None where there is none.
+
+    Afterwards nothing of the pool is left on this computer. If the block fails, the next one can take the ledger over.
+    """
+    ledger = Ledger.resume(pool)
+    try:
+        yield ledger
+        if ledger is not None:
+            ledger.remove()
+        remove(pool)
+    finally:
+        if ledger is not None:
+            ledger.let_go()
+
+
 class Ledger:
     """A pool's ledger, held by this process; every line is on disk before the method returns."""
 
@@ -160,7 +179,6 @@ class Ledger:
         self.pool, self.directory = pool, directory
         self._lines, self._pid = lines, os.getpid()
         self._calls = itertools.count(1)
-        _HELD.add(self)
 
     @classmethod
     def start(cls, pool: str, metadata: Mapping[str, Any], root: Path | None = None) -> Ledger:
@@ -205,11 +223,6 @@ class Ledger:
                 "End that program, or wait until it has given its machines back."
             ) from exc
 
-    @classmethod
-    def held(cls, pool: str) -> Ledger | None:
-        mine = (ledger for ledger in list(_HELD) if ledger.pool == pool and ledger._lines.is_open)
-        return next((ledger for ledger in mine if ledger.directory == pool_dir(pool)), None)
-
     @property
     def history(self) -> History:
         return read(self.pool, self.directory.parent.parent) or History(self.pool)
@@ -239,8 +252,10 @@ class Ledger:
 
     def let_go(self) -> None:
         """Unlocks the ledger and leaves it where it is, for whoever gives the rest back."""
-        _HELD.discard(self)
         self._lines.close()
+
+    def __del__(self) -> None:
+        self.let_go()  # nobody can give the pool back any more who does not take it over
 
     def _write(self, record: Record) -> None:
         if not self._lines.is_open:
@@ -289,10 +304,6 @@ def _sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-# Strongly: a ledger is held until it is let go, whoever keeps the object. In a forked child its journal is closed.
-_HELD: set[Ledger] = set()
 
 
 # The lines of a ledger: how a fact is written, and what of a file is believed when it is read.

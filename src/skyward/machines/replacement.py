@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from skyward.api.context import PoolContext
-from skyward.api.provider import Admission, Machine, Report
+from skyward.api.provider import Admission, Lease, Machine, Report
 from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
 from skyward.transport.backoff import backoff
 
@@ -39,14 +39,14 @@ _MOMENT = 1.0  # machines that are lost together are lost within it
 class _Batch:
     def __init__(self) -> None:
         self.count = 0
-        self.machines: Future[tuple[Machine, ...]] = Future()
+        self.machines: Future[Sequence[Machine]] = Future()
 
 
 class Supply:
-    """Asks a provider for machines that join those it holds under `name`, from any thread, until it is closed."""
+    """Asks a provider for machines that join those of a lease, from any thread, until it is closed."""
 
-    def __init__(self, context: PoolContext, name: str) -> None:
-        self._context, self._name = context, name
+    def __init__(self, context: PoolContext, lease: Lease) -> None:
+        self._context, self._lease = context, lease
         self._changed = threading.Condition()
         self._busy = 0
         self._closed = False
@@ -74,15 +74,14 @@ class Supply:
                 report(text)
             last = text
 
-        provider, timeout = self._context.provider, self._context.provision_timeout
-
-        def ask(count: int) -> tuple[Machine, ...]:
-            return provider.acquire_more(spec, self._name, count, timeout, tell).machines
+        def ask(count: int) -> Sequence[Machine]:
+            return self._lease.more(spec, count, self._context.provision_timeout, tell)
 
         with self._asking():
-            return self._one_of(ask) if lost and provider.replaces_together else ask(1)[0]
+            return self._one_of(ask) if lost and self._context.provider.replaces_together else ask(1)[0]
 
-    def _one_of(self, ask: Callable[[int], tuple[Machine, ...]]) -> Machine:
+    def _one_of(self, ask: Callable[[int], Sequence[Machine]]) -> Machine:
+        """One of the machines for all who ask within a moment; if there are not so many at once, each asks alone."""
         with self._changed:
             first = self._batch is None
             batch = self._batch = self._batch or _Batch()
@@ -105,7 +104,7 @@ class Supply:
 
     def ended(self, machines: Sequence[Machine]) -> list[str]:
         with self._asking():
-            return [machine.gone for machine in self._context.provider.refresh(machines)]
+            return [machine.gone for machine in self._lease.refresh(machines)]
 
     def unanswered(self, machines: Sequence[Machine]) -> list[str]:
         """The same for machines that do not answer, asked again and again while they do not.
@@ -122,7 +121,7 @@ class Supply:
     def who_is_let_in(self) -> str:
         try:
             with self._asking():
-                return self._context.provider.readmit(self._name).allowed
+                return self._lease.readmit().allowed
         except SkywardError as exc:
             log.debug("who is let in is not known: %s", exc)
             return ""
@@ -131,7 +130,7 @@ class Supply:
         """Gives one machine back; if that fails now, it goes with the pool, whose receipt says so."""
         try:
             with self._asking():
-                self._context.provider.terminate([machine])
+                self._lease.terminate([machine])
         except SkywardError as exc:
             log.debug("%s is not given back yet: %s", machine.id, exc)
 
@@ -146,7 +145,7 @@ class Supply:
             return
         try:
             with self._asking():
-                admission = self._context.provider.readmit(self._name)
+                admission = self._lease.readmit()
             text = self._readmission.answered(admission, time.monotonic())
         except SkywardError as exc:  # this computer may be offline; asked again
             log.debug("this computer is not let in again: %s", exc)

@@ -18,7 +18,7 @@ from skyward.api.budget import check_price
 from skyward.api.context import PoolContext
 from skyward.api.image import Image
 from skyward.api.plugin import Cluster, Plugin
-from skyward.api.provider import Holding, Machine, Receipt
+from skyward.api.provider import Lease, Machine, Receipt
 from skyward.api.spec import Spec
 from skyward.client.futures import UserCode
 from skyward.errors import PluginError, SkywardError
@@ -94,7 +94,7 @@ def get_machines(
     keep_receipt: Callable[[Receipt], None],
     watchdog: Watchdog,
     steps: ExitStack,
-) -> tuple[PoolContext, Holding]:
+) -> tuple[PoolContext, Lease]:
     """Machines of the first spec that is available; giving them back is a step on `steps`.
 
     `choose` is told of each spec before it is tried; `keep_receipt` gets the receipt when machines were given back.
@@ -103,17 +103,17 @@ def get_machines(
         base.report("comparing prices")
         candidates = [prospect.candidate for prospect in look(candidates, "cheapest").prospects]
 
-    def attempt(candidate: Candidate) -> tuple[PoolContext, Holding]:
+    def attempt(candidate: Candidate) -> tuple[PoolContext, Lease]:
         choose(candidate)
         context = replace(base, provider=candidate.provider, spec=candidate.spec, nodes=candidate.nodes)
         context = replace(context, image=transformed(base.plugins, base.image, context.cluster))
         if context.image.warm and context.provider.rented:
             context = replace(context, provider=context.provider.warmed(_warm_key(context)))
         context = replace(context, spec=within_budget(context))
-        holding = acquire(context, watchdog, steps, keep_receipt)
-        if holding.accelerator is not None:  # machines that come later must have the same
-            context = replace(context, spec=replace(context.spec, accelerator=holding.accelerator))
-        return context, holding
+        lease = acquire(context, watchdog, steps, keep_receipt)
+        if lease.accelerator is not None:  # machines that come later must have the same
+            context = replace(context, spec=replace(context.spec, accelerator=lease.accelerator))
+        return context, lease
 
     return taken(candidates, attempt, base.warn)
 
@@ -133,7 +133,7 @@ def within_budget(context: PoolContext) -> Spec:
 
 def open_nodes(
     context: PoolContext,
-    holding: Holding,
+    lease: Lease,
     watchdog: Watchdog,
     state: PoolState,
     close: Callable[[], None],
@@ -143,16 +143,16 @@ def open_nodes(
     from skyward.setup.hosts import HostSetup
 
     commands = plugin_commands(context.plugins, context.cluster)
-    supply = Supply(context, holding.pool) if context.provider.elastic else None
+    supply = Supply(context, lease) if context.provider.elastic else None
     host_setup = HostSetup(context, commands, watchdog, supply, steps)
-    hosts = PoolHosts(context, holding.machines, supply, host_setup)
+    hosts = PoolHosts(context, lease.machines, supply, host_setup)
     try:
         hosts.open(steps, max(context.provision_timeout, context.image.bootstrap_timeout))
     except SkywardError as exc:
         if supply is not None:
-            _note_lost_machines(exc, supply, holding.machines)
+            _note_lost_machines(exc, supply, lease.machines)
         raise
-    tell = partial(_summary, context, holding.pool, hosts.engine, state)
+    tell = partial(_summary, context, lease.pool, hosts.engine, state)
     steps.enter_context(StacksSocket(hosts.store.directory, context.name, hosts.engine.stacks, tell, close))
     return hosts
 

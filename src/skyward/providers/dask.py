@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import corrects
@@ -30,16 +30,18 @@ from skyward.providers.dask_places import (
     no_more_will_come,
     release,
 )
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
+from skyward.setup.joined.program import join_program
 
 __all__ = ["Dask"]
 
 _POLL = 0.2
-_guests: dict[str, Guest] = {}
 
 
 @dataclass(frozen=True)
 class DaskMachine(Machine):
-    pool: str = ""
+    """A place on a worker, which whoever has the cluster may take away."""
+
     place: int = 0
     reason: str = ""
 
@@ -105,56 +107,47 @@ class Dask(Provider):
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
         return [Availability("not asked; dask says so when a pool opens") for _ in offers]
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        from skyward.setup.joined.arrivals import open_arrivals
-
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> DaskLease:
+        """Places on `count` workers; an adaptive cluster is made to start them. Waits for them until `timeout`."""
+        guest = Guest(*connect(self.cluster, self.security, timeout), pool)
         try:
-            guest = _guests[pool] = Guest(*connect(self.cluster, self.security, timeout), pool)
-            open_arrivals(pool, ttl=spec.ttl, lease=self.lease)
-            guest.check_versions()
-            return self._take(guest, pool, count, timeout, report)
+            lease = DaskLease(self, guest, open_arrivals(pool, ttl=spec.ttl, lease=self.lease))
         except BaseException:
-            self.give_back(pool, report)
+            guest.close()
+            raise
+        try:
+            guest.check_versions()
+            lease.machines = lease.more(spec, count, timeout, report)
+            return lease
+        except BaseException:
+            lease.close(report)
             raise
 
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        return self._take(_guests[pool], pool, count, timeout, report)
 
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        return [replace(item, reason=_gone(item)) if isinstance(item, DaskMachine) else item for item in machines]
+class DaskLease(JoinedLease):
+    """A pool's places on workers."""
 
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        for machine in machines:
-            if isinstance(machine, DaskMachine) and (guest := _guests.get(machine.pool)) is not None:
-                guest.drop([place for place in list(guest.places.values()) if place.number == machine.place])
+    def __init__(self, provider: Dask, guest: Guest, arrivals: Arrivals) -> None:
+        super().__init__(provider, arrivals)
+        self._dask = provider
+        self._guest = guest
 
-    def give_back(self, pool: str, report: Report) -> None:
-        from skyward.setup.joined.arrivals import close_arrivals
-
-        guest = _guests.pop(pool, None)
-        if guest is not None:
-            guest.close()
-        close_arrivals(pool)
-
-    def _take(self, guest: Guest, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        from skyward.setup.joined.arrivals import find_arrivals
-        from skyward.setup.joined.program import join_program
-
-        arrivals = find_arrivals(pool)
-        assert arrivals is not None
+    def more(self, spec: Spec, count: int, timeout: float, report: Report) -> tuple[DaskMachine, ...]:
+        guest, arrivals, per = self._guest, self.arrivals, self._dask.per
         deadline = time.monotonic() + timeout
         taken: list[Place] = []
         tasks: list[Any] = []
         try:
             while len(taken) < count:
-                _check(guest, taken)
+                if why := _first_lost(guest, taken):
+                    raise NoPlace(why, ["open the pool again"])
                 with guest.lock:  # others may look for places at the same time
                     workers = guest.workers()
-                    for worker in free_places(workers, self.per, guest.taken())[: count - len(taken)]:
+                    for worker in free_places(workers, per, guest.taken())[: count - len(taken)]:
                         arrivals.expect([number := guest.next_number()])
                         taken.append(guest.start(number, worker, join_program(), arrivals.text))
                 if len(taken) < count:
-                    self._wait_for_more(guest, workers, tasks, len(taken), count, deadline, report)
+                    self._wait_for_workers(workers, tasks, len(taken), count, deadline, report)
             release(tasks)  # actors need a thread to start on
             tasks.clear()
             numbers = [place.number for place in taken]
@@ -164,56 +157,40 @@ class Dask(Provider):
             raise
         finally:
             release(tasks)
-        return Holding(pool, tuple(_machine(pool, *pair) for pair in zip(machines, taken, strict=True)))
+        return tuple(
+            DaskMachine(p.worker.address, m.private_ip, m.public_ip, joined=m.joined, place=p.number)
+            for m, p in zip(machines, taken, strict=True)
+        )
 
-    def _wait_for_more(
-        self,
-        guest: Guest,
-        workers: Sequence[Worker],
-        tasks: list[Any],
-        found: int,
-        count: int,
-        deadline: float,
-        report: Report,
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        return [replace(item, reason=self._gone(item)) if isinstance(item, DaskMachine) else item for item in machines]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        numbers = [machine.place for machine in machines if isinstance(machine, DaskMachine)]
+        self._guest.drop([place for place in list(self._guest.places.values()) if place.number in numbers])
+
+    def close(self, report: Report) -> object:
+        """Drops the pool's actors, with which everything ends that they hold."""
+        self._guest.close()
+        return super().close(report)
+
+    def _wait_for_workers(
+        self, workers: Sequence[Worker], tasks: list[Any], found: int, count: int, deadline: float, report: Report
     ) -> None:
         have = f"{found} of {count} nodes have a place on dask's {len(workers)} workers"
-        why = no_more_will_come(self.cluster, self.per)
+        why = no_more_will_come(self._dask.cluster, self._dask.per)
         if why or time.monotonic() > deadline:
             raise NoPlace(have, [why or "no others came in time; start more workers, or raise provision_timeout"])
         report(f"{have}; waiting for more workers")
-        tasks += guest.wait_for(more_tasks(workers, count - found, len(tasks)))
+        tasks += self._guest.wait_for(more_tasks(workers, count - found, len(tasks)))
         time.sleep(_POLL)
 
-
-def _check(guest: Guest, taken: Sequence[Place]) -> None:
-    if why := _first_lost(guest, taken):
-        raise NoPlace(why, ["open the pool again"])
+    def _gone(self, machine: DaskMachine) -> str:
+        place = self._guest.places.get(machine.place)
+        if place is None:
+            return f"its place on {machine.id} was given back"
+        return self._guest.lost(place) or self.arrivals.gone(place.number)
 
 
 def _first_lost(guest: Guest, taken: Sequence[Place]) -> str | None:
     return next((why for place in taken if (why := guest.lost(place))), None)
-
-
-def _machine(pool: str, machine: Machine, place: Place) -> DaskMachine:
-    return DaskMachine(
-        place.worker.address,
-        machine.private_ip,
-        machine.public_ip,
-        joined=machine.joined,
-        pool=pool,
-        place=place.number,
-    )
-
-
-def _gone(machine: DaskMachine) -> str:
-    from skyward.setup.joined.arrivals import find_arrivals
-
-    guest, arrivals = _guests.get(machine.pool), find_arrivals(machine.pool)
-    if guest is None or arrivals is None:
-        return "its pool was closed"
-    place = guest.places.get(machine.place)
-    return (
-        f"its place on {machine.id} was given back"
-        if place is None
-        else guest.lost(place) or arrivals.gone(place.number)
-    )

@@ -192,6 +192,7 @@ class Guest:
             self._changed.wait_for(lambda: started <= self._ended.keys(), _ENDING)
 
     def close(self) -> None:
+        """Gives all places up; may be repeated."""
         self.drop(list(self.places.values()))
         if self._own:
             self.client.close()

@@ -11,21 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.api.image import check_number
-from skyward.api.provider import Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Lease, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import check_path, check_port, corrects
-from skyward.errors import InvalidArgument, SkywardError
+from skyward.errors import InvalidArgument
 from skyward.machines.ledger import pool_dir
 from skyward.node import join_notice
 from skyward.providers.ssh import parse_host
-from skyward.setup.joined.arrivals import (
-    Arrivals,
-    close_arrivals,
-    find_arrivals,
-    open_arrivals,
-    refreshed,
-)
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
 from skyward.setup.joined.program import join_file
 from skyward.transport import private
 
@@ -91,7 +85,8 @@ class Join(Provider):
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         return [Offer("1 machine that joins" if count == 1 else f"{count} machines that join")]
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
+        """Writes the file, prints the command, and waits."""
         arrivals = open_arrivals(
             pool,
             ttl=spec.ttl,
@@ -101,57 +96,17 @@ class Join(Provider):
             advertise=self.addresses,
             interchangeable=True,
         )
+        path = pool_dir(pool) / "join.py" if self.file is None else Path(os.path.expanduser(self.file)).absolute()
+        lease = _JoinLease(self, arrivals, path)
         try:
-            path = self._write(arrivals)
+            write_file(arrivals.text, path)
             self._tell(path, count)
-            machines = arrivals.wait(range(count), time.monotonic() + timeout, report, least=spec.min_nodes)
-            return Holding(pool, tuple(machines))
+            waiting = arrivals.wait(range(count), time.monotonic() + timeout, report, least=spec.min_nodes)
+            lease.machines = tuple(waiting)
+            return lease
         except BaseException:
-            self.give_back(pool, report)
+            lease.close(report)
             raise
-
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        arrivals = find_arrivals(pool)
-        if arrivals is None:
-            raise SkywardError(f"the pool {pool} is not open in this process.")
-        waiting = f"waiting for another machine: python3 {self._path(pool)}"
-        machines = arrivals.wait(
-            arrivals.vacant(count), time.monotonic() + timeout, report, failed=lambda: report(waiting)
-        )
-        return Holding(pool, tuple(machines))
-
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        return refreshed(machines)
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        for machine in machines:
-            arrivals = find_arrivals(machine.joined.pool) if machine.joined is not None else None
-            if arrivals is not None and machine.joined is not None:
-                arrivals.dismiss(machine.joined.place)
-
-    def give_back(self, pool: str, report: Report) -> object:
-        if close_arrivals(pool):
-            self._path(pool).unlink(missing_ok=True)
-            if self.file is None and not any(self._path(pool).parent.iterdir()):
-                self._path(pool).parent.rmdir()
-        return None
-
-    def _path(self, pool: str) -> Path:
-        return pool_dir(pool) / "join.py" if self.file is None else Path(os.path.expanduser(self.file)).absolute()
-
-    def _write(self, arrivals: Arrivals) -> Path:
-        path = self._path(arrivals.pool)
-        try:
-            private.make(path.parent)
-        except private.NotPrivate as exc:
-            raise InvalidArgument(
-                f"the file {path} cannot be kept safe: {exc}. Another user could put a program in its place, which you "
-                'would run on your machines. Name a directory of your own: sky.Join(file="~/join.py").'
-            ) from None
-        path.unlink(missing_ok=True)  # of a pool that was killed
-        with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(join_file(arrivals.text))
-        return path
 
     def _tell(self, path: Path, count: int) -> None:
         where = "on a machine" if count == 1 else f"on {count} machines"
@@ -170,3 +125,37 @@ class Join(Provider):
             return self.login
         user, host, port = parse_host(self.login)
         return SshTarget(host, user, port)
+
+
+def write_file(text: str, path: Path) -> None:
+    """Writes the program that joins, with the secret; refuses a place where others could put another program."""
+    try:
+        private.make(path.parent)
+    except private.NotPrivate as exc:
+        raise InvalidArgument(
+            f"the file {path} cannot be kept safe: {exc}. Another user could put a program in its place, which you "
+            'would run on your machines. Name a directory of your own: sky.Join(file="~/join.py").'
+        ) from None
+    path.unlink(missing_ok=True)  # of a pool that was killed
+    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(join_file(text))
+
+
+class _JoinLease(JoinedLease):
+    def __init__(self, provider: Provider, arrivals: Arrivals, path: Path) -> None:
+        super().__init__(provider, arrivals)
+        self._path = path
+
+    def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
+        """Waits for machines in place of those that were lost, or did not come in time."""
+        waiting = f"waiting for another machine: python3 {self._path}"
+        places = self.arrivals.vacant(count)
+        return self.arrivals.wait(places, time.monotonic() + timeout, report, failed=lambda: report(waiting))
+
+    def close(self, report: Report) -> object:
+        """Tells the machines to end; the file goes, too."""
+        self._path.unlink(missing_ok=True)
+        directory = pool_dir(self.pool)
+        if self._path.parent == directory and directory.exists() and not any(directory.iterdir()):
+            directory.rmdir()
+        return super().close(report)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Lease, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import corrects
@@ -46,9 +46,9 @@ class Local(Provider):
         text = "here" if count == 1 else f"here; {count} nodes share it"
         return [Availability(text, possible=True) for _ in offers]
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
         self._check(count)
-        return Holding(pool, tuple(Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)))
+        return Lease(self, pool, [Machine(f"{pool}-{i}", "127.0.0.1") for i in range(count)])
 
     def _check(self, count: int) -> None:
         if not sys.platform.startswith("linux"):

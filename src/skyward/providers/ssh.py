@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import unquote
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.provider import Availability, Holding, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Lease, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import FOR_HOSTS, corrects
@@ -125,9 +125,10 @@ class SSH(Provider):
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
         return [Availability("not asked; `sky hosts check` looks at hosts") for _ in offers]
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Lease:
+        """The first `count` hosts; nothing is started and no connection is made."""
         self._check_count(count)
-        return Holding(pool, tuple(Machine(_identity(target), ssh=target) for target in self.targets[:count]))
+        return Lease(self, pool, [Machine(_identity(target), ssh=target) for target in self.targets[:count]])
 
     def _check_count(self, count: int) -> None:
         if count > len(self.hosts):

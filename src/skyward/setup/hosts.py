@@ -94,7 +94,6 @@ class HostSetup:
         check_python(self._context.image)
         self._pack_includes()
         self._packages = Packages(self._context.image)
-        tell_of_strangers(machines, self._context.warn)
         self._steps.callback(self._close_shells)
         self._steps.callback(self._end_keepers)
         parts = spread(lambda item: self.set_up_one(*item, patience), list(enumerate(machines)))
@@ -377,21 +376,11 @@ def _working_directory() -> str:
 
 def shell_of(machine: Machine) -> Shell:
     if machine.joined is not None:
-        from skyward.setup.joined.arrivals import shell_for
-
-        return shell_for(machine.joined)
+        return machine.joined.open_shell()
     from skyward.setup.ssh.shell import SshShell
 
     assert machine.ssh is not None
     return SshShell(machine.ssh)
-
-
-def tell_of_strangers(machines: Sequence[Machine], warn: Callable[[str], None]) -> None:
-    for pool in {machine.joined.pool for machine in machines if machine.joined is not None}:
-        from skyward.setup.joined.arrivals import find_arrivals
-
-        if (arrivals := find_arrivals(pool)) is not None:
-            arrivals.warn_with(warn)
 
 
 # The end of a broken connection looks like the end of the file: hence the size, and no signal that comes with it.

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from skyward import extensions
-from skyward.api.provider import Holding, Machine, Offer, Provider
+from skyward.api.provider import Lease, Machine, Offer, Provider
 from skyward.api.spec import Spec
 from skyward.machines import reaper
-from skyward.machines.ledger import Ledger, read
+from skyward.machines.ledger import read, remove
 
 __all__ = ["ProviderContract"]
 
@@ -58,7 +58,7 @@ class ProviderContract:
             for machine in held.machines:
                 assert machine.is_local == provider.access.local, "access.local says what machines say"
                 assert machine.ssh is None or machine.ssh.host, f"{machine.id} has no address"
-            fresh = provider.refresh(held.machines)
+            fresh = held.refresh(held.machines)
             assert [machine.id for machine in fresh] == [machine.id for machine in held.machines], "the same order"
             assert not any(machine.gone for machine in fresh), "machines that run are not gone"
 
@@ -69,9 +69,10 @@ class ProviderContract:
             if provider.rented:
                 found = {item.id for item in self._left(provider) if item.kind == "machine"}
                 assert found == {machine.id for machine in held.machines}, "find lists the machines of a pool"
-            provider.give_back(self.pool, self._ignore)
+            held.close(self._ignore)
             assert self._left(provider) == []
             assert read(self.pool) is None, "the ledger goes with the pool"
+            held.close(self._ignore)
             provider.give_back(self.pool, self._ignore)
 
     def test_a_pool_whose_process_died_is_found_and_ended_by_another(
@@ -81,14 +82,14 @@ class ProviderContract:
         if not provider.rented:
             return
         assert provider.name in extensions.found("providers"), "its entry point has another name, or is missing"
-        with self._pool(provider, tmp_path, monkeypatch):
-            ledger = Ledger.held(self.pool)
-            assert ledger is not None, "a provider that rents machines writes a ledger"
-            assert ledger.history.metadata.get("provider") == provider.name, "the ledger says whose it is"
-            assert ledger.history.metadata.get("expires"), "the ledger says when the pool's time is over"
+        with self._pool(provider, tmp_path, monkeypatch) as held:
+            written = read(self.pool)
+            assert written is not None, "a provider that rents machines writes a ledger"
+            assert written.metadata.get("provider") == provider.name, "the ledger says whose it is"
+            assert written.metadata.get("expires"), "the ledger says when the pool's time is over"
             (item,) = [item for item in reaper.pools([provider]) if item.pool == self.pool]
-            assert item.condition == "in use"
-            ledger.let_go()
+            assert item.condition == "in use", "the lease holds the ledger"
+            held.let_go()
             (outcome,) = reaper.down([provider], [self.pool], really=True)
             assert (outcome.found.condition, outcome.did) == ("abandoned", "ended"), outcome.why
             assert self._left(provider) == []
@@ -98,10 +99,9 @@ class ProviderContract:
     ) -> None:
         if not provider.rented:
             return
-        with self._pool(provider, tmp_path, monkeypatch):
-            ledger = Ledger.held(self.pool)
-            assert ledger is not None
-            ledger.remove()
+        with self._pool(provider, tmp_path, monkeypatch) as held:
+            held.let_go()
+            remove(self.pool)
             (item,) = [item for item in reaper.pools([provider]) if item.pool == self.pool]
             assert item.condition == "elsewhere"
             provider.give_back(self.pool, self._ignore)
@@ -113,12 +113,12 @@ class ProviderContract:
 
         monkeypatch.setenv("SKYWARD_STATE", str(tmp_path))
         try:
-            provider.acquire(self.spec, self.pool, self.count, self.timeout, interrupt)
+            held = provider.acquire(self.spec, self.pool, self.count, self.timeout, interrupt)
         except KeyboardInterrupt:
             assert self._left(provider) == []
             assert read(self.pool) is None
         else:  # it does not report anything
-            provider.give_back(self.pool, self._ignore)
+            held.close(self._ignore)
 
     def test_an_open_pool_gets_more_machines_and_loses_some(
         self, provider: Provider, tmp_path: Path, monkeypatch: Any
@@ -126,32 +126,32 @@ class ProviderContract:
         if not provider.elastic:
             return
         with self._pool(provider, tmp_path, monkeypatch) as held:
-            more = provider.acquire_more(self.spec, self.pool, 1, self.timeout, self._ignore)
-            (fresh,) = more.machines
+            (fresh,) = held.more(self.spec, 1, self.timeout, self._ignore)
             assert fresh.id not in {machine.id for machine in held.machines}
-            provider.terminate([fresh])
-            provider.terminate([fresh])  # silent about what is gone already
-            self._wait_gone(provider, fresh)
-            assert not any(machine.gone for machine in provider.refresh(held.machines)), "the others are still there"
+            held.terminate([fresh])
+            held.terminate([fresh])  # silent about what is gone already
+            self._wait_gone(held, fresh)
+            assert not any(machine.gone for machine in held.refresh(held.machines)), "the others are still there"
 
     @property
     def pool(self) -> str:
         return f"contract-{type(self).__name__.lower()}"
 
     @contextmanager
-    def _pool(self, provider: Provider, tmp_path: Path, monkeypatch: Any) -> Generator[Holding]:
+    def _pool(self, provider: Provider, tmp_path: Path, monkeypatch: Any) -> Generator[Lease]:
         monkeypatch.setenv("SKYWARD_STATE", str(tmp_path))
+        held = provider.acquire(self.spec, self.pool, self.count, self.timeout, self._ignore)
         try:
-            yield provider.acquire(self.spec, self.pool, self.count, self.timeout, self._ignore)
+            yield held
         finally:
-            provider.give_back(self.pool, self._ignore)
+            held.close(self._ignore)
 
     def _left(self, provider: Provider) -> list[Any]:
         return [item for item in provider.find() if item.pool == self.pool]
 
-    def _wait_gone(self, provider: Provider, machine: Machine) -> None:
+    def _wait_gone(self, held: Lease, machine: Machine) -> None:
         deadline = time.monotonic() + self.timeout
-        while not provider.refresh([machine])[0].gone:
+        while not held.refresh([machine])[0].gone:
             assert time.monotonic() < deadline, f"{machine.id} was terminated, and is not gone"
             time.sleep(0.1)
 

@@ -9,11 +9,12 @@ import pytest
 
 from skyward.api.spec import Spec
 from skyward.machines.cloud import CloudReceipt, price_of, price_tags
-from skyward.machines.ledger import Ledger, remove
+from skyward.machines.ledger import remove
 from skyward.machines.offers import Price
 from skyward.providers.aws.billing import AwsBill, charge
 from skyward.providers.aws.prices import LIST_PRICES, Disk, root_disk
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 SMALL = Price(0.0765, 4 / 730, 0.005)  # c6a.large, 50 GB
 T4 = Price(0.1578, 0.02, 0.005)  # g4dn.xlarge as spot, 95 GB at 300 MiB/s
@@ -116,14 +117,14 @@ def test_a_machine_that_aws_has_forgotten_is_billed_until_its_end(cloud: Cloud) 
     held = aws.acquire(Spec(accelerator="T4", nodes=3), "p")
     ours, theirs, _ = (machine.id for machine in held.machines)
     cloud.end(theirs)
-    aws.refresh(held.machines)
-    aws.refresh(held.machines)
-    aws.terminate([held.machines[0]])
+    held.refresh(held.machines)
+    held.refresh(held.machines)
+    held.terminate([held.machines[0]])
     for id in (ours, theirs):
         cloud.machines.all[id].visible_at = math.inf
     noted = time.time()
     time.sleep(1.1)  # the pace of tests takes what is younger for something that is yet to appear
-    bills = {bill.id: bill for bill in aws.give_back("p").machines}
+    bills = {bill.id: bill for bill in returned(held).machines}
     assert bills[theirs].taken_back
     assert not bills[ours].taken_back
     for id in (ours, theirs):
@@ -135,14 +136,13 @@ def test_the_receipt_of_a_pool_knows_what_aws_took_back(cloud: Cloud) -> None:
     aws = cloud.aws()
     held = aws.acquire(Spec(accelerator="T4", nodes=2), "p")
     cloud.end(held.machines[1].id)
-    receipt = aws.give_back("p")
+    receipt = returned(held)
     ours, theirs = receipt.machines
     assert (ours.taken_back, theirs.taken_back) == (False, True)
     assert ours.charged.machine > 0
     assert theirs.charged.machine == 0
     assert theirs.cost > 0, "its disk and its address"
-    aws.acquire(Spec(accelerator="T4"), "q")
-    Ledger.held("q").let_go()  # type: ignore[union-attr]
+    aws.acquire(Spec(accelerator="T4"), "q").let_go()
     remove("q")
     (bill,) = aws.give_back("q").machines
     assert (bill.hourly.machine, bill.hourly.disk, bill.hourly.address) == pytest.approx((0.1578, 0.02, 0.005))

@@ -20,6 +20,7 @@ from skyward.providers.aws.images import image_parameter
 from skyward.providers.aws.provider import AWS
 from tests.support.cloud import Cloud
 from tests.support.cloud.prices import TABLE
+from tests.support.leases import returned
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +149,10 @@ def test_which_variant_was_got_is_told(cloud: Cloud) -> None:
     cloud.room(0, kind="p4d.24xlarge")
     held = aws.acquire(Spec(accelerator="A100:4"), "p")
     assert held.accelerator == A100(count=4, memory="80GB")
-    aws.give_back("p")
-    assert aws.acquire(Spec(accelerator="A100-80GB"), "q").accelerator is None, "nothing was left open"
-    aws.give_back("q")
+    returned(held)
+    held = aws.acquire(Spec(accelerator="A100-80GB"), "q")
+    assert held.accelerator is None, "nothing was left open"
+    returned(held)
 
 
 def test_old_gpus_without_a_driver_image_need_an_image_of_ones_own(cloud: Cloud) -> None:

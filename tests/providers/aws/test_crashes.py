@@ -20,6 +20,7 @@ from skyward.machines.reaper import down
 from skyward.providers.aws.api import Pace
 from skyward.testing.faults import Call
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 from tests.support.programs import USUAL_SIGNALS
 
 HASTY = Pace(base=0.002, cap=0.02, budget=1.5, poll=0.01, settle=0.05, unanswered=1.0)
@@ -44,7 +45,7 @@ while os.read(0, 1) == b"n":
         os.read(0, 1)
         try:
             held = aws.acquire(spec, "p")
-            aws.give_back(held.pool)
+            returned(held, aws)
         except KeyboardInterrupt:
             os._exit(130)
         os._exit(0)
@@ -236,7 +237,7 @@ def test_random_faults_leave_nothing(cloud: Cloud) -> None:
             held = aws.acquire(spec, "p", timeout=5)
             assert len(held.machines) == spec.nodes
             assert len({machine.id for machine in held.machines}) == spec.nodes
-            aws.give_back(held.pool)
+            returned(held, aws)
         except SkywardError as exc:
             verdict = type(exc).__name__
         verdicts[verdict] = verdicts.get(verdict, 0) + 1

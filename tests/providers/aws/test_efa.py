@@ -105,16 +105,16 @@ def test_machines_spread_over_zones_do_not_use_efa(cloud: Cloud) -> None:
 
 def test_a_machine_that_joins_is_like_the_others(cloud: Cloud) -> None:
     aws = cloud.aws(instance_types=["g5.8xlarge"])
-    zone = aws.acquire(A10G, "p").machines[0].zone  # type: ignore[attr-defined]
-    aws.acquire_more(A10G, "p", 1)
+    held = aws.acquire(A10G, "p")
+    zone = held.machines[0].zone  # type: ignore[attr-defined]
+    held.more(A10G, 1)
     assert ran(cloud)[-1].params["NetworkInterface.1.InterfaceType"] == "efa"
     cloud.room(0, zone=zone)
     with pytest.raises(NoCapacity):
-        aws.acquire_more(A10G, "p", 1)
+        held.more(A10G, 1)
     plain = cloud.aws(instance_types=["g5.8xlarge"], efa=False)
     cloud.room(9)
-    plain.acquire(A10G, "q")
-    aws.acquire_more(A10G, "q", 1)
+    plain.acquire(A10G, "q").more(A10G, 1)
     assert "NetworkInterface.1.InterfaceType" not in ran(cloud)[-1].params
 
 

@@ -10,9 +10,10 @@ import pytest
 from skyward import errors
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
-from skyward.machines.ledger import Ledger, histories, in_use, pool_dir
+from skyward.machines.ledger import histories, in_use, pool_dir, remove
 from skyward.providers.aws.api import Pace
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 T4 = Spec(accelerator="T4", nodes=2)
 # A group of ours cannot be deleted while a machine stands in it: a net that the ledger must not rely upon.
@@ -27,7 +28,7 @@ def nothing_left(cloud: Cloud) -> bool:
 def test_the_receipt_says_what_was_created_what_is_gone_and_what_it_cost(cloud: Cloud) -> None:
     aws = cloud.aws()
     held = aws.acquire(T4, "p")
-    receipt = aws.give_back(held.pool)
+    receipt = returned(held, aws)
     assert {bill.id for bill in receipt.machines} == {machine.id for machine in held.machines}
     assert set(receipt.created) == set(receipt.gone)
     assert len(receipt.gone) == 5, "two machines, a group, a key, a placement group"
@@ -41,8 +42,8 @@ def test_giving_back_twice_is_silent(cloud: Cloud) -> None:
     """Row 55."""
     aws = cloud.aws()
     held = aws.acquire(T4, "p")
-    aws.give_back(held.pool)
-    again = aws.give_back(held.pool)
+    returned(held, aws)
+    again = returned(held, aws)
     assert {bill.id for bill in again.machines} == {machine.id for machine in held.machines}
     assert nothing_left(cloud)
 
@@ -51,7 +52,7 @@ def test_slow_machines_are_waited_for_before_the_group_is_deleted(cloud: Cloud) 
     cloud.times.shutdown = 0.4
     aws = cloud.aws()
     held = aws.acquire(T4, "p")
-    aws.give_back(held.pool)
+    returned(held, aws)
     assert nothing_left(cloud)
 
 
@@ -59,7 +60,7 @@ def test_things_that_are_in_use_for_a_while_are_deleted_later(cloud: Cloud) -> N
     held = cloud.aws().acquire(T4, "p")
     cloud.fail("DeleteSecurityGroup", "DependencyViolation", times=3)
     cloud.fail("DeletePlacementGroup", "InvalidPlacementGroup.InUse", times=2)
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -69,7 +70,7 @@ def test_faults_of_theirs_are_waited_out(cloud: Cloud, code: str) -> None:
     held = cloud.aws().acquire(T4, "p")
     for action in ("TerminateInstances", "DescribeInstances", "DeleteKeyPair", "DeleteSecurityGroup"):
         cloud.fail(action, code, times=3)
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -78,7 +79,7 @@ def test_answers_that_get_lost_do_no_harm(cloud: Cloud, mode: str) -> None:
     held = cloud.aws().acquire(T4, "p")
     for action in ("TerminateInstances", "DeleteKeyPair", "DeletePlacementGroup", "DeleteSecurityGroup"):
         cloud.fail(action, mode=mode)
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -102,7 +103,7 @@ def test_what_cannot_be_given_back_is_named_with_its_price_and_the_command(
     held = cloud.aws().acquire(T4, "p")
     fault = cloud.fail(action, code, times=-1)
     with pytest.raises(errors.NotGivenBack) as caught:
-        cloud.aws(pace=IMPATIENT).give_back(held.pool)
+        returned(held, cloud.aws(pace=IMPATIENT))
     error = caught.value
     text = str(error)
     assert what in text
@@ -114,7 +115,7 @@ def test_what_cannot_be_given_back_is_named_with_its_price_and_the_command(
     assert pool_dir(held.pool).exists(), "the ledger is kept"
     assert not in_use(held.pool), "whoever finishes it can take it over"
     fault.times = 0
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -124,12 +125,12 @@ def test_one_machine_that_is_protected_does_not_keep_the_others(cloud: Cloud) ->
     stubborn = held.machines[0].id
     cloud.fail("TerminateInstances", "OperationNotPermitted", times=-1, where=lambda c: stubborn in c.params.values())
     with pytest.raises(errors.NotGivenBack) as caught:
-        cloud.aws(pace=IMPATIENT).give_back(held.pool)
+        returned(held, cloud.aws(pace=IMPATIENT))
     assert caught.value.ids == (stubborn,)
     assert "OperationNotPermitted" in str(caught.value)
     assert [instance.id for instance in cloud.running()] == [stubborn]
     cloud.faults.clear()
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -138,12 +139,12 @@ def test_a_login_that_expires_meanwhile_keeps_the_ledger(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
     cloud.expired = True
     with pytest.raises(errors.NotGivenBack, match="login has expired") as caught:
-        cloud.aws().give_back(held.pool)
+        returned(held, cloud.aws())
     assert isinstance(caught.value.__cause__, errors.CredentialsExpired)
     assert caught.value.hourly_cost == pytest.approx(2 * 0.1828)
     assert {machine.id for machine in held.machines} <= set(caught.value.ids)
     cloud.expired = False
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -159,7 +160,7 @@ def test_machines_that_have_ended_themselves_are_settled(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
     for machine in held.machines:
         cloud.end(machine.id, "Client.InstanceInitiatedShutdown")
-    receipt = cloud.aws().give_back(held.pool)
+    receipt = returned(held, cloud.aws())
     assert len(receipt.machines) == 2
     assert nothing_left(cloud)
 
@@ -170,17 +171,16 @@ def test_machines_that_aws_has_forgotten_are_settled(cloud: Cloud) -> None:
     for machine in held.machines:
         cloud.end(machine.id)
         cloud.machines.all[machine.id].visible_at = time.time() + 10_000
-    cloud.aws(pace=IMPATIENT).give_back(held.pool)
+    returned(held, cloud.aws(pace=IMPATIENT))
     assert nothing_left(cloud)
 
 
 def test_tags_alone_are_enough(cloud: Cloud) -> None:
     """Row 58: the ledger is lost."""
     held = cloud.aws().acquire(T4, "p")
-    mine = Ledger.held(held.pool)
-    assert mine is not None
-    mine.remove()
-    receipt = cloud.aws().give_back(held.pool)
+    held.let_go()
+    remove(held.pool)
+    receipt = returned(held, cloud.aws())
     assert len(receipt.machines) == 2
     assert receipt.total > 0, "the price is in a tag as well"
     assert nothing_left(cloud)
@@ -190,13 +190,11 @@ def test_a_torn_ledger_is_made_up_for_by_tags(cloud: Cloud) -> None:
     """Row 58: cut at every line, and in the middle of the line before it."""
     for lines in range(10):
         held = cloud.aws().acquire(T4, "p")
-        mine = Ledger.held(held.pool)
-        assert mine is not None
-        mine.let_go()
+        held.let_go()
         path = pool_dir(held.pool) / "ledger"
         content = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join(content[:lines]) + (content[lines][:20] if lines < len(content) else b""))
-        cloud.aws().give_back(held.pool)
+        returned(held, cloud.aws())
         assert nothing_left(cloud), lines
 
 
@@ -223,9 +221,9 @@ def test_a_machine_of_which_only_the_id_is_known_is_waited_for_and_ended(cloud: 
 def test_other_pools_are_not_touched(cloud: Cloud) -> None:
     """Row 39."""
     first, second = cloud.aws().acquire(T4, "p"), cloud.aws().acquire(T4, "q")
-    cloud.aws().give_back(first.pool)
+    returned(first, cloud.aws())
     assert {instance.id for instance in cloud.running()} == {machine.id for machine in second.machines}
-    cloud.aws().give_back(second.pool)
+    returned(second, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -236,6 +234,6 @@ def test_listing_takes_as_many_calls_for_many_machines_as_for_few(cloud: Cloud) 
     for nodes in (1, 40):
         cloud.calls.clear()
         held = cloud.aws().acquire(Spec(nodes=nodes), "p")
-        cloud.aws().give_back(held.pool)
+        returned(held, cloud.aws())
         counts.append(len(cloud.calls))
     assert counts[0] == counts[1]

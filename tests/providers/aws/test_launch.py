@@ -12,15 +12,15 @@ import time
 import pytest
 
 from skyward import errors
-from skyward.api.provider import Machine
+from skyward.api.provider import Lease, Machine
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import histories, pool_dir
 from skyward.providers.aws.api import Api, Pace
-from skyward.providers.aws.provider import Holding
 from skyward.testing import Fault
 from skyward.testing.faults import Call
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 T4 = Spec(accelerator="T4", nodes=3)
 
@@ -178,7 +178,7 @@ def test_a_group_that_was_given_is_used_and_not_deleted(cloud: Cloud) -> None:
     held = cloud.aws(security_group_id="sg-12345678").acquire(Spec(), "p")
     assert not called(cloud, "CreateSecurityGroup")
     assert called(cloud, "RunInstances")[0].params["NetworkInterface.1.SecurityGroupId.1"] == "sg-12345678"
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert not called(cloud, "DeleteSecurityGroup")
 
 
@@ -316,7 +316,7 @@ def test_a_call_without_an_answer_is_repeated_and_makes_nothing_twice(cloud: Clo
     assert len(held.machines) == len(cloud.running()) == 3
     tokens = {call.params.get("ClientToken") for call in called(cloud, "RunInstances")}
     assert len(tokens) == 1
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -495,23 +495,23 @@ def test_an_expired_login_fails_first(cloud: Cloud) -> None:
 
 def test_a_pool_can_be_given_more_machines(cloud: Cloud) -> None:
     held = cloud.aws().acquire(T4, "p")
-    more = cloud.aws().acquire_more(T4, held.pool, 1)
-    assert more.pool == held.pool
+    more = held.more(T4, 1)
+    assert len(more) == 1
     assert len(cloud.running()) == 4
     assert len(called(cloud, "CreateSecurityGroup")) == len(called(cloud, "ImportKeyPair")) == 1
     known = (pool_dir(held.pool) / "known_hosts").read_text().splitlines()
     assert len(known) == 4
     cloud.room(0)
     with pytest.raises(errors.NoCapacity):
-        cloud.aws().acquire_more(T4, held.pool, 1)
+        held.more(T4, 1)
     assert len(cloud.running()) == 4, "what the pool had is not touched"
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
 def test_pools_do_not_meet(cloud: Cloud) -> None:
     """Row 39: opened at the same time, and one given back while others run."""
-    pools: list[Holding] = []
+    pools: list[Lease] = []
 
     def opens(name: str) -> None:
         pools.append(cloud.aws().acquire(T4, name))
@@ -522,7 +522,7 @@ def test_pools_do_not_meet(cloud: Cloud) -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert len(pools) == 3
-    cloud.aws().give_back(pools[0].pool)
+    returned(pools[0], cloud.aws())
     left = {machine.id for held in pools[1:] for machine in held.machines}
     assert {instance.id for instance in cloud.running()} == left
 
@@ -533,9 +533,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_created(cloud: Cloud
     with pytest.raises(InvalidArgument, match=r"pool 'same' already.*sky down same"):
         cloud.aws().acquire(T4, "same")
     assert cloud.leftovers() == before
-    cloud.aws().give_back(held.pool)
-    with pytest.raises(InvalidArgument, match="no pool 'same' is open"):
-        cloud.aws().acquire_more(T4, "same", 1)
+    returned(held, cloud.aws())
     assert nothing_left(cloud)
 
 
@@ -567,11 +565,11 @@ def test_a_host_key_that_was_replaced_is_pinned_and_stays_so(cloud: Cloud) -> No
     known = pool_dir(held.pool) / "known_hosts"
     address = str(held.machines[0].public_ip)
     pin(known, address, "ssh-ed25519 NEW\n")
-    aws.refresh(held.machines)
+    held.refresh(held.machines)
     lines = dict(line.split(" ", 1) for line in known.read_text().splitlines())
     assert lines[address] == "ssh-ed25519 NEW"
     assert len(lines) == 3
-    aws.terminate(held.machines[:1])
+    held.terminate(held.machines[:1])
     assert address not in known.read_text()
 
 

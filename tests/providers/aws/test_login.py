@@ -7,6 +7,7 @@ import pytest
 from skyward.api.spec import Spec
 from skyward.providers.aws.images import login_user
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 T4 = Spec(accelerator="T4", nodes=1)
 DEBIAN, AMAZON = "ami-0000000000000de12", "ami-0000000000000a123"
@@ -61,8 +62,8 @@ def test_machines_are_reached_as_the_user_of_their_image(cloud: Cloud, settings:
     provider = cloud.aws(**settings)
     held = provider.acquire(T4, "p")
     asked = len([call for call in cloud.calls if call.action == "DescribeImages"])
-    again = provider.refresh(held.machines)
+    again = held.refresh(held.machines)
     assert [machine.ssh.user for machine in (*held.machines, *again) if machine.ssh] == [user, user]
     assert len([call for call in cloud.calls if call.action == "DescribeImages"]) == asked
     assert provider.access.login.endswith("Name that of your image: sky.AWS(username=...).")
-    provider.give_back("p")
+    returned(held)

@@ -7,13 +7,14 @@ from typing import Any
 import boto3
 import pytest
 
+from skyward.api.provider import Lease
 from skyward.api.spec import Spec
 from skyward.cli import main
 from skyward.errors import CloudRefused
-from skyward.machines.ledger import Ledger, pool_dir
+from skyward.machines.ledger import Ledger, pool_dir, remove
 from skyward.machines.reaper import down, mentioned, pools
-from skyward.providers.aws.provider import Holding
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 ONE = Spec(nodes=1, ttl=3600)
 THEIRS = "arn:aws:iam::123456789012:user/eve"
@@ -27,7 +28,7 @@ def me(cloud: Cloud) -> str:
     return str(boto3.client("sts", region_name="us-east-1", endpoint_url=cloud.endpoint).get_caller_identity()["Arn"])
 
 
-def forge(cloud: Cloud, victim: Holding, **tags: str) -> str:
+def forge(cloud: Cloud, victim: Lease, **tags: str) -> str:
     """Somebody writes our tags on everything of a stranger's pool; returns the stranger's machine."""
     ec2, mine = client(cloud), [{"Name": "tag:skyward:pool", "Values": [victim.pool]}]
     ids = [machine.id for machine in victim.machines]
@@ -39,23 +40,20 @@ def forge(cloud: Cloud, victim: Holding, **tags: str) -> str:
 
 
 @pytest.fixture
-def stranger(cloud: Cloud) -> Holding:
+def stranger(cloud: Cloud) -> Lease:
     """Machines of somebody else, whose ledger is on another computer."""
     held = cloud.aws(owner=THEIRS).acquire(ONE, "victim-0a1b2c")
     lose_ledger(held)
     return held
 
 
-def lose_ledger(held: Holding) -> None:
-    ledger = Ledger.held(held.pool)
-    assert ledger is not None
-    ledger.remove()
+def lose_ledger(held: Lease) -> None:
+    held.let_go()
+    remove(held.pool)
 
 
-def abandon(held: Holding) -> None:
-    ledger = Ledger.held(held.pool)
-    assert ledger is not None
-    ledger.let_go()
+def abandon(held: Lease) -> None:
+    held.let_go()
 
 
 def what(cloud: Cloud) -> set[str]:
@@ -64,14 +62,14 @@ def what(cloud: Cloud) -> set[str]:
 
 @pytest.mark.parametrize("also_owner", [False, True])
 def test_closing_a_pool_leaves_strange_things_that_carry_its_tag(
-    cloud: Cloud, stranger: Holding, also_owner: bool
+    cloud: Cloud, stranger: Lease, also_owner: bool
 ) -> None:
     """SEC-32."""
     theirs = what(cloud)
     held = cloud.aws().acquire(ONE, "mine")
     owner = {"owner": me(cloud)} if also_owner else {}
     victim = forge(cloud, stranger, pool=held.pool, **owner)
-    receipt = cloud.aws().give_back(held.pool)
+    receipt = returned(held, cloud.aws())
     assert what(cloud) == theirs
     assert [instance.id for instance in cloud.running()] == [victim]
     assert {bill.id for bill in receipt.machines} == {machine.id for machine in held.machines}
@@ -86,7 +84,7 @@ def test_closing_a_pool_leaves_strange_things_that_carry_its_tag(
 
 @pytest.mark.parametrize("how", ["named", "all", "expired"])
 def test_sky_down_leaves_strange_things_that_carry_all_our_tags(
-    cloud: Cloud, stranger: Holding, how: str, capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, stranger: Lease, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SEC-32."""
     theirs = what(cloud)
@@ -101,7 +99,7 @@ def test_sky_down_leaves_strange_things_that_carry_all_our_tags(
     assert "ended" not in told
 
 
-def test_a_killed_pool_is_ended_without_what_only_carries_its_tag(cloud: Cloud, stranger: Holding) -> None:
+def test_a_killed_pool_is_ended_without_what_only_carries_its_tag(cloud: Cloud, stranger: Lease) -> None:
     """SEC-32: as the watchdog does it, and `sky down` on this computer."""
     theirs = what(cloud)
     held = cloud.aws().acquire(ONE, "mine")
@@ -112,7 +110,7 @@ def test_a_killed_pool_is_ended_without_what_only_carries_its_tag(cloud: Cloud, 
     assert [instance.id for instance in cloud.running()] == [victim]
 
 
-def test_a_pool_of_another_computer_is_known_by_the_name_of_its_key(cloud: Cloud, stranger: Holding) -> None:
+def test_a_pool_of_another_computer_is_known_by_the_name_of_its_key(cloud: Cloud, stranger: Lease) -> None:
     theirs = what(cloud)
     held = cloud.aws().acquire(ONE, "mine")
     lose_ledger(held)
@@ -122,15 +120,15 @@ def test_a_pool_of_another_computer_is_known_by_the_name_of_its_key(cloud: Cloud
     assert what(cloud) == theirs
 
 
-def test_another_users_pool_is_not_ended_by_its_name(cloud: Cloud, stranger: Holding) -> None:
+def test_another_users_pool_is_not_ended_by_its_name(cloud: Cloud, stranger: Lease) -> None:
     """SEC-32."""
     theirs = what(cloud)
-    receipt = cloud.aws().give_back(stranger.pool)
+    receipt = returned(stranger, cloud.aws())
     assert what(cloud) == theirs
     assert receipt.machines == ()
 
 
-def test_a_ledger_that_names_a_strange_machine_does_not_end_it(cloud: Cloud, stranger: Holding) -> None:
+def test_a_ledger_that_names_a_strange_machine_does_not_end_it(cloud: Cloud, stranger: Lease) -> None:
     """SEC-32."""
     theirs = what(cloud)
     ledger = Ledger.start("lies", {"provider": "AWS", "region": "us-east-1", "endpoint_url": cloud.endpoint})
@@ -146,7 +144,7 @@ def test_a_machine_of_ours_that_lost_its_tags_is_known_by_its_launch(cloud: Clou
     held = cloud.aws().acquire(ONE, "mine")
     names = [{"Key": "skyward:pool"}, {"Key": "skyward:owner"}]
     client(cloud).delete_tags(Resources=[held.machines[0].id], Tags=names)
-    cloud.aws().give_back(held.pool)
+    returned(held, cloud.aws())
     assert cloud.running() == []
 
 
@@ -158,13 +156,13 @@ def test_a_forged_placement_group_stays(cloud: Cloud) -> None:
     client(cloud).create_placement_group(
         GroupName="theirs", Strategy="cluster", TagSpecifications=[{"ResourceType": "placement-group", "Tags": tags}]
     )
-    receipt = cloud.aws().give_back(held.pool)
+    receipt = returned(held, cloud.aws())
     assert cloud.leftovers() == ["theirs"]
     assert "placement-group theirs" in "\n".join(receipt.remarks)
 
 
 def test_sky_ps_lists_strange_things_apart_with_what_to_do(
-    cloud: Cloud, stranger: Holding, capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, stranger: Lease, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = cloud.aws().acquire(ONE, "mine")
     victim = forge(cloud, stranger, pool=held.pool)
@@ -184,7 +182,7 @@ def test_sky_ps_lists_strange_things_apart_with_what_to_do(
     "name", ["x; touch pwned #", "$(touch pwned)", "`id`", "a b", "../../etc", "x\u009b2Jy\u202e", "-rf"]
 )
 def test_names_from_tags_cannot_become_commands(
-    cloud: Cloud, stranger: Holding, name: str, capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, stranger: Lease, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SEC-32."""
     theirs = what(cloud)
@@ -211,7 +209,7 @@ def test_a_price_in_a_tag_cannot_be_a_lie_that_breaks_sums(cloud: Cloud) -> None
         client(cloud).create_tags(Resources=[held.machines[0].id], Tags=tags)
         (found,) = pools([cloud.aws()])
         assert 0 <= found.hourly_cost < 1
-        cloud.aws().give_back(held.pool)
+        returned(held, cloud.aws())
 
 
 def test_a_group_of_the_same_name_that_others_made_is_not_taken(cloud: Cloud) -> None:

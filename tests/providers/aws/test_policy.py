@@ -11,10 +11,10 @@ import pytest
 
 import skyward.providers.aws as parts
 from skyward.api.spec import Spec
-from skyward.machines.ledger import Ledger
 from skyward.machines.reaper import down
 from skyward.providers.aws.giveback import KINDS
 from tests.support.cloud import Cloud
+from tests.support.leases import returned
 
 POLICY = Path(__file__).parents[3] / "docs" / "aws-policy.json"
 # Asked for by AWS itself behind our calls, or without need of permission.
@@ -53,10 +53,9 @@ def test_the_calls_made_are_a_subset_of_the_policy(cloud: Cloud) -> None:
     cloud.fail("ImportKeyPair", mode="lose")
     cloud.fail("RunInstances", mode="lose")
     held = aws.acquire(Spec(accelerator="T4", nodes=2), "p")
-    aws.refresh(held.machines)
-    aws.give_back(held.pool)
-    left = aws.acquire(Spec(), "q")
-    Ledger.held(left.pool).let_go()  # type: ignore[union-attr]
+    held.refresh(held.machines)
+    returned(held, aws)
+    aws.acquire(Spec(), "q").let_go()
     down([aws], everything=True, really=True)
     assert cloud.leftovers() == []
     made = {f"{call.service}:{call.action}" for call in cloud.calls}

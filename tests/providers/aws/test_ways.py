@@ -12,7 +12,7 @@ import pytest
 
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument
-from skyward.machines.ledger import Ledger
+from skyward.machines.ledger import read
 from skyward.providers.aws.machines import proxy_command
 from skyward.providers.aws.provider import AWS
 from skyward.setup.ssh.connection import options
@@ -47,7 +47,7 @@ def private_subnet(ec2: Any) -> tuple[str, str]:
 
 
 def rules(ec2: Any, pool: str = "p") -> list[dict[str, Any]]:
-    (group,) = Ledger.held(pool).history.left("security-group")  # type: ignore[union-attr]
+    (group,) = read(pool).left("security-group")  # type: ignore[union-attr]
     (found,) = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
     return [rule for rule in found["IpPermissions"] if rule.get("FromPort") == 22]
 
@@ -74,8 +74,8 @@ def test_through_session_manager_no_address_is_let_in_at_all(
         "--parameters portNumber=22 --region us-east-1"
     )
     assert launched(cloud)["NetworkInterface.1.AssociatePublicIpAddress"] == "false"
-    assert aws.refresh(held.machines)[0].ssh == machine.ssh
-    assert "AmazonSSMManagedInstanceCore" in aws.readmit("p").allowed
+    assert held.refresh(held.machines)[0].ssh == machine.ssh
+    assert "AmazonSSMManagedInstanceCore" in held.readmit().allowed
 
 
 def test_through_an_endpoint_only_the_endpoint_is_let_in(cloud: Cloud, ec2: Any, programs: Callable[..., None]) -> None:

@@ -10,6 +10,7 @@ import skyward as sky
 from skyward.api.secret import slurm_environment
 from skyward.providers.slurm.commands import Commands, SlurmRefused
 from skyward.providers.slurm.jobs import granted
+from skyward.providers.slurm.provider import other_partitions
 
 _PARTITIONS = "main|(null)\ngpu|gpu:a100:4(S:0-1)\nsmall|gpu:2\nold|gpu:v100:4\n"
 
@@ -40,13 +41,13 @@ def test_a_refusal_names_the_partitions_that_have_the_gpus(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sinfo.txt").write_text(_PARTITIONS)
-    assert sky.Slurm()._other_partitions(commands, "gpu:a100:2") == (
+    assert other_partitions(sky.Slurm(), commands, "gpu:a100:2") == (
         "These partitions have gpu:a100:2: gpu. Give sky.Slurm(partition=...) one."
     )
-    assert "small" in sky.Slurm()._other_partitions(commands, "gpu:2")
-    assert sky.Slurm()._other_partitions(commands, "gpu:h100:1") == ""
-    assert sky.Slurm()._other_partitions(commands, None) == ""
-    assert sky.Slurm(partition="main")._other_partitions(commands, "gpu:a100:2") == ""
+    assert "small" in other_partitions(sky.Slurm(), commands, "gpu:2")
+    assert other_partitions(sky.Slurm(), commands, "gpu:h100:1") == ""
+    assert other_partitions(sky.Slurm(), commands, None) == ""
+    assert other_partitions(sky.Slurm(partition="main"), commands, "gpu:a100:2") == ""
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from skyward.api.shell import JoinTarget
 from skyward.providers.slurm import jobs
 from skyward.providers.slurm.commands import Commands, SlurmRefused
 from skyward.providers.slurm.jobs import Job, SlurmMachine, end_machines, why_gone
-from skyward.setup.joined.arrivals import close_arrivals, open_arrivals, shell_for
+from skyward.providers.slurm.provider import elsewhere
+from skyward.setup.joined.arrivals import open_arrivals
 from skyward.setup.joined.members import MachineLeft, Member
+from tests.support.leases import unreached
 
 Says = Callable[..., Path]
 
@@ -167,7 +169,7 @@ def test_no_more_nodes_are_named_than_a_job_has(
     says: Says, taken: list[str], count: int, nodelist: str | None, exclude: str | None
 ) -> None:
     says("sinfo", "printf 'c1\\nc2\\nc3\\nc4\\n'")
-    made = sky.Slurm(nodelist="c[3-4]")._elsewhere(commands(), taken, count)
+    made = elsewhere(sky.Slurm(nodelist="c[3-4]"), commands(), taken, count)
     assert (made.nodelist, made.exclude) == (nodelist, exclude)
 
 
@@ -177,13 +179,13 @@ def test_nobody_waits_for_machines_of_a_job_that_slurm_says_is_over(says: Says) 
     arrivals = open_arrivals("p", ttl=60, lease=60, host="127.0.0.1")
     try:
         arrivals._members[0] = Member(0, "c1", "", lambda member, message: None)
-        target = JoinTarget("p", 0, "c1")
+        target = arrivals._target(arrivals._members[0])
         machine = SlurmMachine("12/c1", joined=target, job="12", node="c1")
         assert why_gone(commands(), arrivals, [machine]) == {"12/c1": "job 12 is over"}
         with pytest.raises(MachineLeft, match="job 12 is over"):  # upon which closing says nothing of it
-            shell_for(target).run(["true"])
+            target.open_shell().run(["true"])
     finally:
-        close_arrivals("p")
+        arrivals.close()
 
 
 def test_a_job_that_was_put_back_into_the_queue_is_cancelled_with_the_machines_that_it_had(says: Says) -> None:
@@ -193,9 +195,9 @@ def test_a_job_that_was_put_back_into_the_queue_is_cancelled_with_the_machines_t
     arrivals = open_arrivals("p", ttl=60, lease=60, host="127.0.0.1")
     slurm = commands()
     try:
-        machine = SlurmMachine("12/c1", joined=JoinTarget("p", 0, "c1"), job="12", node="c1")
+        machine = SlurmMachine("12/c1", joined=JoinTarget("p", 0, "c1", unreached), job="12", node="c1")
         end_machines(slurm, arrivals, [machine])
     finally:
-        close_arrivals("p")
+        arrivals.close()
     assert scancel.read_text() == "12\n"
     wanted(slurm)  # the pool itself has cancelled it, so it gets other nodes

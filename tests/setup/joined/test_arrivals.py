@@ -26,9 +26,10 @@ import skyward as sky
 from skyward.errors import BootstrapError, InvalidArgument, SkywardError
 from skyward.node import join
 from skyward.node.join import Over, read_text
+from skyward.providers.join import write_file
 from skyward.setup.joined import arrivals as arrivals_file
 from skyward.setup.joined import members
-from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals, refreshed, shell_for
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
 from skyward.setup.joined.program import join_file, join_program
 from skyward.setup.joined.shell import JoinShell
 from tests.support.dask_scheduler import client_of_a_scheduler
@@ -37,9 +38,9 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def arrivals(request: pytest.FixtureRequest) -> Iterator[Arrivals]:
-    name = f"arrivals-{id(request)}"
-    yield open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1")
-    close_arrivals(name)
+    made = open_arrivals(f"arrivals-{id(request)}", ttl=3600, lease=60, host="127.0.0.1")
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -47,8 +48,9 @@ def interchangeable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(arrivals_file, "_ABSENT", 0.2)
     monkeypatch.setattr(arrivals_file, "_SETTLED", 0.2)
     name = f"interchangeable-{id(request)}"
-    yield open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1", interchangeable=True)
-    close_arrivals(name)
+    made = open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1", interchangeable=True)
+    yield made
+    made.close()
 
 
 def told(arrivals: Arrivals) -> dict[str, Any]:
@@ -90,8 +92,8 @@ def machine(arrivals: Arrivals, tmp_path: Path) -> Iterator[JoinShell]:
     process = subprocess.Popen([sys.executable, "-I", str(path)], stderr=subprocess.DEVNULL)
     (found,) = arrivals.wait([0], time.monotonic() + 60, lambda text: None)
     assert found.joined is not None
-    yield shell_for(found.joined)
-    close_arrivals(arrivals.pool)
+    yield found.joined.open_shell()
+    arrivals.close()
     assert process.wait(30) == 0
 
 
@@ -159,11 +161,11 @@ def test_no_program_of_a_machine_sees_the_secret(arrivals: Arrivals, tmp_path: P
     process.stdin.close()
     (found,) = arrivals.wait([0], time.monotonic() + 60, lambda text: None)
     assert found.joined is not None
-    seen = shell_for(found.joined).run(["env"]).out
+    seen = found.joined.open_shell().run(["env"]).out
     assert arrivals.text.encode() not in seen
     assert b"OMP_NUM_THREADS" not in seen
     assert arrivals.text.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    close_arrivals(arrivals.pool)
+    arrivals.close()
     assert process.wait(30) == 0
 
 
@@ -201,7 +203,7 @@ def test_a_machine_that_finds_every_place_taken_says_that_it_waits(arrivals: Arr
         arrivals.expect([1])
         assert "as place 1" in waiting.stderr.readline()
         until(lambda: arrivals.member(1).connected)
-        close_arrivals(arrivals.pool)
+        arrivals.close()
         assert waiting.wait(60) == 0
     first.close()
 
@@ -229,7 +231,7 @@ def test_machines_that_do_not_come_are_told_with_the_addresses_and_what_to_do() 
         with pytest.raises(BootstrapError, match=r"port \d+ of 10\.1\.2\.3, 192\.0\.2\.7; .* Use login=\.$"):
             made.wait([0], time.monotonic(), lambda text: None)
     finally:
-        close_arrivals("unreached")
+        made.close()
 
 
 def test_waiting_ends_when_the_engine_says_that_nobody_will_come(arrivals: Arrivals) -> None:
@@ -266,7 +268,7 @@ def test_a_machine_talks_to_nobody_but_the_pool_that_was_meant(arrivals: Arrival
         assert "its certificate differs" in done.stderr
         assert heard == []
     finally:
-        close_arrivals(other.pool)
+        other.close()
 
 
 def test_a_file_that_others_can_read_is_refused(arrivals: Arrivals, tmp_path: Path) -> None:
@@ -300,9 +302,10 @@ def test_the_file_is_not_written_where_others_could_put_another_in_its_place(
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(mode)
     with pytest.raises(InvalidArgument, match=r'others can write into .*file="~/join.py"'):
-        sky.Join(file=tmp_path / "shared" / "join.py")._write(arrivals)
+        write_file(arrivals.text, tmp_path / "shared" / "join.py")
     assert not [*(tmp_path / "shared").iterdir()]
-    path = sky.Join(file=tmp_path / "own" / "join.py")._write(arrivals)
+    path = tmp_path / "own" / "join.py"
+    write_file(arrivals.text, path)
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
 
 
@@ -390,10 +393,11 @@ def test_a_machine_that_was_lost_is_given_up_for_one_that_was_started_in_its_pla
     first, _ = greet(arrivals, 0, "first")
     machines = arrivals.wait([0], time.monotonic() + 60, lambda text: None)
     assert refused(arrivals, 0, "second") == "place 0 is taken by another machine", "it is there"
-    assert refreshed(machines)[0].gone == ""
+    lease = JoinedLease(sky.Join(), arrivals)
+    assert lease.refresh(machines)[0].gone == ""
     first.close()
     until(lambda: "being given up" in refused(arrivals, 0, "second"), 30)
-    assert "it was not there any more" in refreshed(machines)[0].gone
+    assert "it was not there any more" in lease.refresh(machines)[0].gone
     assert any("in place of machine 0, which is given up" in text for text in arrivals.warnings)
     assert refused(arrivals, 0, "first") == "place 0 was given up"
     (place,) = arrivals.vacant(1)

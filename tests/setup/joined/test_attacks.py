@@ -22,7 +22,7 @@ from skyward.errors import BootstrapError
 from skyward.node.orders import ClientToJoiner, written
 from skyward.setup.joined import members, relay
 from skyward.setup.joined import shell as shell_module
-from skyward.setup.joined.arrivals import Arrivals, close_arrivals, open_arrivals
+from skyward.setup.joined.arrivals import Arrivals, open_arrivals
 from skyward.setup.joined.program import join_file
 from skyward.setup.joined.shell import Joined, JoinShell
 from tests.setup.joined.test_arrivals import dial, greet, told
@@ -31,9 +31,9 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def arrivals(request: pytest.FixtureRequest) -> Iterator[Arrivals]:
-    name = f"attacked-{os.getpid()}-{id(request)}"
-    yield open_arrivals(name, ttl=3600, lease=60, host="127.0.0.1")
-    close_arrivals(name)
+    made = open_arrivals(f"attacked-{os.getpid()}-{id(request)}", ttl=3600, lease=60, host="127.0.0.1")
+    yield made
+    made.close()
 
 
 def _count_arrivals() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.setup.joined.arrivals import close_arrivals, open_arrivals, shell_for
+from skyward.setup.joined.arrivals import open_arrivals
 from skyward.setup.joined.program import join_program
 from skyward.setup.joined.shell import JoinShell
 from tests.support.waiting import until
@@ -45,9 +45,9 @@ def joined(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], JoinShell]
     try:
         (found,) = arrivals.wait([0], time.monotonic() + 60, lambda text: None)
         assert found.joined is not None
-        yield process, shell_for(found.joined)
+        yield process, found.joined.open_shell()
     finally:
-        close_arrivals("inherited")
+        arrivals.close()
         assert process.wait(30) in (0, 1)
 
 

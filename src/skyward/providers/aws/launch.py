@@ -6,13 +6,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from skyward import __version__
 from skyward.api.spec import Spec
 from skyward.errors import CloudError, CloudRefused, NoCapacity, NotGivenBack
-from skyward.machines.cloud import POOL, Terms, forget, make_keys, price_tags, resource_name, trust, user_data
+from skyward.machines.cloud import Terms, forget, make_keys, price_tags, resource_name, trust, user_data
 from skyward.machines.ledger import Ledger
 from skyward.machines.offers import CloudOffer, wish
 from skyward.providers.aws.api import (
@@ -31,7 +30,18 @@ from skyward.providers.aws.machines import CloudMachine, described, end
 from skyward.providers.aws.network import FRESH, Subnet, ensure_group, ssh_rule
 from skyward.providers.aws.prices import root_disk
 
-__all__ = ["Order", "Settings", "forget_machines", "launch", "open_pool", "request", "trust_machines", "wait_ready"]
+__all__ = [
+    "Order",
+    "Settings",
+    "Wanted",
+    "add_machines",
+    "forget_machines",
+    "launch",
+    "open_pool",
+    "request",
+    "trust_machines",
+    "wait_ready",
+]
 
 
 # Counted for each price class and family of types; other quotas are the same whatever is taken.
@@ -303,9 +313,6 @@ class _Died(Exception):
         self.locked = locked
 
 
-Ready = Callable[[Order, list[str]], list[CloudMachine]]
-
-
 @dataclass(frozen=True)
 class Settings:
     owner: str
@@ -326,43 +333,55 @@ class Settings:
     tags: tuple[tuple[str, str], ...]
 
 
-def open_pool(
-    api: Api,
-    pool: str,
-    spec: Spec,
-    settings: Settings,
-    tries: Sequence[Sequence[CloudOffer]],
-    count: int,
-    ready: Ready,
-    joining: bool = False,
-) -> list[CloudMachine]:
-    settings.image(tries[0][0])  # an image that is not there is found before anything is created
-    held = Ledger.held(pool) if joining else None
-    if held is not None:
-        settings, tries = _alike(held, settings, tries)
-    ledger = held or _started(api, pool, spec, settings)
+@dataclass(frozen=True)
+class Wanted:
+    """`count` machines that are logged in to as `user`, and the `tries` in which some of `offers` may be had."""
+
+    count: int
+    offers: Sequence[CloudOffer]
+    tries: Sequence[Sequence[CloudOffer]]
+    settings: Settings
+    user: str
+    timeout: float
+
+
+def open_pool(api: Api, pool: str, spec: Spec, wanted: Wanted) -> tuple[Ledger, list[CloudMachine]]:
+    """Machines for a new pool."""
+    settings = wanted.settings
+    settings.image(wanted.tries[0][0])  # an image that is not there is found before anything is created
+    ledger = _started(api, pool, spec, settings)
     try:
-        order = _order(api, ledger, spec, count, settings, tries)
-        made = launch(order, tries, count, partial(ready, order))
-        ledger.note(volumes=[id for machine in made for id in machine.volumes])  # by which they are known to be ours
-        trust_machines(made)
-        return made
+        return ledger, _launched(api, ledger, spec, wanted)
     except BaseException as exc:
-        if held is None:
-            _undone(api, pool, ledger, exc)
+        _undone(api, pool, ledger, exc)
         raise
 
 
-def trust_machines(machines: Sequence[CloudMachine]) -> None:
-    for pool, ledger in _ledgers(machines).items():
-        targets = [machine.ssh for machine in machines if machine.tags.get(POOL) == pool]
-        trust(make_keys(ledger.directory), [target.host for target in targets if target is not None])
+def add_machines(api: Api, ledger: Ledger, spec: Spec, wanted: Wanted) -> list[CloudMachine]:
+    """More machines for a pool that is open here."""
+    wanted.settings.image(wanted.tries[0][0])
+    return _launched(api, ledger, spec, _alike(ledger, wanted))
 
 
-def forget_machines(machines: Sequence[CloudMachine]) -> None:
-    for pool, ledger in _ledgers(machines).items():
-        ours = [machine for machine in machines if machine.tags.get(POOL) == pool]
-        forget(make_keys(ledger.directory), [ip for m in ours for ip in (m.public_ip, m.private_ip) if ip])
+def trust_machines(ledger: Ledger, machines: Sequence[CloudMachine]) -> None:
+    trust(make_keys(ledger.directory), [machine.ssh.host for machine in machines if machine.ssh is not None])
+
+
+def forget_machines(ledger: Ledger, machines: Sequence[CloudMachine]) -> None:
+    forget(make_keys(ledger.directory), [ip for m in machines for ip in (m.public_ip, m.private_ip) if ip])
+
+
+def _launched(api: Api, ledger: Ledger, spec: Spec, wanted: Wanted) -> list[CloudMachine]:
+    order = _order(api, ledger, spec, wanted)
+
+    def ready(ids: list[str]) -> list[CloudMachine]:
+        # from when they were launched: what was tried before has cost them nothing
+        return wait_ready(order, ids, time.monotonic() + wanted.timeout, wanted.user)
+
+    made = launch(order, wanted.tries, wanted.count, ready)
+    ledger.note(volumes=[id for machine in made for id in machine.volumes])  # by which they are known to be ours
+    trust_machines(ledger, made)
+    return made
 
 
 def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
@@ -383,14 +402,8 @@ def _started(api: Api, pool: str, spec: Spec, settings: Settings) -> Ledger:
     return Ledger.start(pool, metadata)
 
 
-def _order(
-    api: Api,
-    ledger: Ledger,
-    spec: Spec,
-    count: int,
-    settings: Settings,
-    tries: Sequence[Sequence[CloudOffer]],
-) -> Order:
+def _order(api: Api, ledger: Ledger, spec: Spec, wanted: Wanted) -> Order:
+    settings, tries, count = wanted.settings, wanted.tries, wanted.count
     metadata = ledger.history.metadata
     terms = Terms(ledger.pool, metadata["owner"], metadata["expires"], __version__, settings.tags)
     keys = make_keys(ledger.directory)
@@ -421,18 +434,17 @@ def _order(
     )
 
 
-def _alike(
-    ledger: Ledger, settings: Settings, tries: Sequence[Sequence[CloudOffer]]
-) -> tuple[Settings, Sequence[Sequence[CloudOffer]]]:
+def _alike(ledger: Ledger, wanted: Wanted) -> Wanted:
     """Machines that join a pool use EFA if its others do, and are in their zone then: it does not lead out of it."""
     made = [record.data for record in ledger.history.made("instance").values()]
     if not made or not made[-1].get("efa"):  # earlier ones may have been of a try that came to nothing
-        return replace(settings, efa=replace(settings.efa, asked=False)), tries
+        settings = replace(wanted.settings, efa=replace(wanted.settings.efa, asked=False))
+        return replace(wanted, settings=settings)
     zone = made[-1].get("zone")
-    near = [offers for offers in tries if len(offers) == 1 and offers[0].zone == zone]
+    near = [offers for offers in wanted.tries if len(offers) == 1 and offers[0].zone == zone]
     if not near:
         raise NoCapacity(ledger.pool, [f"machines of this pool use EFA, and none is offered in {zone}"])
-    return settings, near
+    return replace(wanted, tries=near)
 
 
 def _entrance(settings: Settings, metadata: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
@@ -448,9 +460,3 @@ def _undone(api: Api, pool: str, ledger: Ledger, why: BaseException) -> None:
     except BaseException:  # Ctrl-C once more: the reaper or the lease finishes it
         ledger.let_go()
         raise
-
-
-def _ledgers(machines: Sequence[CloudMachine]) -> dict[str, Ledger]:
-    pools = dict.fromkeys(machine.tags.get(POOL, "") for machine in machines)
-    found = {pool: Ledger.held(pool) for pool in pools if pool}
-    return {pool: ledger for pool, ledger in found.items() if ledger is not None}

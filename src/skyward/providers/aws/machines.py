@@ -286,10 +286,10 @@ def _version() -> str:
     return found[1] if found else ""
 
 
-def note_ends(machines: Sequence[CloudMachine], by_us: bool = False) -> None:
+def note_ends(ledger: Ledger, machines: Sequence[CloudMachine], by_us: bool = False) -> None:
+    """Writes down which of these machines have ended; `by_us`: all of them have, just now."""
     for machine in machines:
-        ledger = Ledger.held(machine.tags.get(POOL, ""))
-        if ledger is None or not (by_us or machine.gone) or machine.id in ends(ledger.history):
+        if not (by_us or machine.gone) or machine.id in ends(ledger.history):
             continue
         when = time.time() if by_us else machine.ended or time.time()
         note_end(ledger, machine.id, when, machine.taken_back and not by_us)

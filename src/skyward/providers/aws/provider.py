@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from skyward.api.provider import Admission, Availability, Holding, Leftover, Machine, Offer, Provider
+from skyward.accelerators import Accelerator
+from skyward.api.provider import Admission, Availability, Lease, Leftover, Machine, Offer, Provider
 from skyward.api.shell import Access, Shell
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import FOR_MACHINES, corrects
-from skyward.errors import InvalidArgument, NoOffer
+from skyward.errors import NoOffer
 from skyward.machines.cloud import LEASE_FILE, CloudReceipt
-from skyward.machines.ledger import Ledger, remove
+from skyward.machines.ledger import Ledger, given_back
 from skyward.machines.offers import CloudOffer, Plan
 from skyward.providers.aws import notices
 from skyward.providers.aws.api import Account, Api, Pace, Report, connect, only_errors_of_ours, recalled
@@ -25,7 +26,7 @@ from skyward.providers.aws.choose import Choice, EfaChoice, attempts, find_reser
 from skyward.providers.aws.giveback import found_leftovers, give_back
 from skyward.providers.aws.images import LOGIN, MachineImage, image_finder, known_user
 from skyward.providers.aws.keys import prepare, settle
-from skyward.providers.aws.launch import Order, Settings, forget_machines, open_pool, trust_machines, wait_ready
+from skyward.providers.aws.launch import Settings, Wanted, add_machines, forget_machines, open_pool, trust_machines
 from skyward.providers.aws.machines import (
     CloudMachine,
     Way,
@@ -56,9 +57,7 @@ __all__ = ["AWS"]
 _HASTE = 20.0  # seconds that a look at what exists may wait for one place
 
 
-@only_errors_of_ours(
-    "offers", "availability", "acquire", "acquire_more", "refresh", "readmit", "terminate", "give_back", "find"
-)
+@only_errors_of_ours("offers", "availability", "acquire", "give_back", "find")
 @corrects(FOR_MACHINES)
 @dataclass(frozen=True)
 class AWS(Provider):
@@ -163,64 +162,28 @@ class AWS(Provider):
     # opening
 
     def offers(self, spec: Spec, count: int | None = None, report: Report | None = None) -> Plan:
-        here = self._at(spec)
-        api = here._api(report)
+        """What would be launched, where and for how much, and what was ruled out; creates nothing."""
+        here = _at(self, spec)
+        api = _api(here, report)
         api.identity()
         image = image_finder(api, self.ami, self.ubuntu_version)
-        return here._planned(api, spec, _count(spec, count), image)
+        return _planned(here, api, spec, _count(spec, count), image)
 
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
-        return allowed(lambda region: self._hasty(region=region)._api(None), offers, count)
+        return allowed(lambda region: _api(_hasty(self, region=region), None), offers, count)
 
     def acquire(
         self, spec: Spec, pool: str, count: int | None = None, timeout: float = 300, report: Report | None = None
-    ) -> Holding:
+    ) -> AwsLease:
         """Machines that run and have addresses, for a new pool.
 
         If it fails, nothing that was created here is left, or `NotGivenBack` says what is.
         """
-        return self._acquired(spec, pool, _count(spec, count), timeout, report, joining=False)
-
-    def acquire_more(
-        self, spec: Spec, pool: str, count: int, timeout: float = 300, report: Report | None = None
-    ) -> Holding:
-        if Ledger.held(pool) is None:
-            raise InvalidArgument(f"no pool {pool!r} is open in this process, so none can be given more machines.")
-        return self._acquired(spec, pool, count, timeout, report, joining=True)
-
-    # while a pool is open
-
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        fresh: dict[str, CloudMachine] = {}
-        for region, ids in self._by_region(machines).items():
-            here = self._hasty(region=region)
-            api, how = here._api(None), {"private": self.use_private_ip, "proxy": here._proxy}
-            some = described(api, ids, user=known_user(api, self.username, self.ami, machines), **how)
-            fresh |= {machine.id: machine for machine in some}
-            trust_machines(some)
-            note_ends(some)
-        return [fresh.get(machine.id, machine) for machine in machines]
-
-    def readmit(self, pool: str) -> Admission:
-        ledger = Ledger.held(pool)
-        if self.via is not None and (ledger is None or not ledger.history.metadata.get("ssh_from")):
-            return admission(self.via)
-        if self.security_group_id is not None:
-            return your_group(self.security_group_id, self._own_address)
-        groups = () if ledger is None else ledger.history.left("security-group")
-        if ledger is None or not groups:
-            return Admission()
-        here = self._hasty(region=ledger.history.region or self.region)
-        return readmit(here._api(None), groups[0], self.ssh_from, self._own_address, utc_now)
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        for region, ids in self._by_region(machines).items():
-            for refused in end(replace(self, region=region)._api(None), ids).values():
-                if refused.kind != "missing":
-                    raise refused
-            ended = [m for m in machines if isinstance(m, CloudMachine) and m.id in ids]
-            forget_machines(ended)
-            note_ends(ended, by_us=True)
+        here = _at(self, spec)
+        api = _api(here, report)
+        wanted = _wanted(here, api, spec, _count(spec, count), timeout)
+        ledger, made = open_pool(api, pool, spec, wanted)
+        return AwsLease(here, ledger, made, variant_of(made[0].kind, wanted.offers, spec.accelerator))
 
     # closing, and what is left
 
@@ -229,20 +192,13 @@ class AWS(Provider):
 
         What only carries the pool's tag, and is not proven to have been made for it, is left alone.
         """
-        ledger = Ledger.held(pool) or Ledger.resume(pool)
-        try:
-            here = self if ledger is None else self._recorded(ledger.history.metadata, ledger.history.region)
-            receipt = give_back(here._api(report), pool, here._login(), ledger, report or (lambda text: None))
-            remove(pool)
-            return receipt
-        except BaseException:
-            if ledger is not None:
-                ledger.let_go()  # whoever finishes it has to be able to take it over
-            raise
+        with given_back(pool) as ledger:
+            here = self if ledger is None else _recorded(self, ledger.history.metadata, ledger.history.region)
+            return give_back(_api(here, report), pool, _login(here), ledger, report or (lambda text: None))
 
     def find(self) -> list[Leftover]:
-        hasty = self._hasty()
-        owner, api = hasty._login(), hasty._api(None)
+        hasty = _hasty(self)
+        owner, api = _login(hasty), _api(hasty, None)
         return found_leftovers(api, owner)
 
     def warmed(self, key: str) -> AWS:
@@ -251,142 +207,188 @@ class AWS(Provider):
     def keep(self, machine: Machine, shell: Shell, cache: str, directory: str) -> str | None:
         assert isinstance(machine, CloudMachine)
         here = replace(self, region=machine.region or self.region)
-        told = keep(here._api(None), here._login(), self.warm, machine, shell, cache, directory)
+        told = keep(_api(here, None), _login(here), self.warm, machine, shell, cache, directory)
         self.discard(UNUSED)
         return told
 
     def kept(self) -> list[Leftover]:
-        found = [listed(here._api(None), item) for here, item in self._kept()]
+        found = [listed(_api(here, None), item) for here, item in _kept(self)]
         return [item for item in found if item is not None]
 
     def discard(self, unused: float = 0.0) -> list[str]:
-        old = [(here, item) for here, item in self._kept() if time.time() - item.used >= unused]
-        deleted = [delete(here._api(None), item) for here, item in old]
+        old = [(here, item) for here, item in _kept(self) if time.time() - item.used >= unused]
+        deleted = [delete(_api(here, None), item) for here, item in old]
         return [id for id in deleted if id]
 
     def reopened(self, metadata: Mapping[str, Any]) -> AWS:
-        known = self._recorded(metadata)
-        return known if known.owner is not None else replace(known, owner=known._login())
+        known = _recorded(self, metadata)
+        return known if known.owner is not None else replace(known, owner=_login(known))
 
-    # how
 
-    def _acquired(
-        self, spec: Spec, pool: str, count: int, timeout: float, report: Report | None, joining: bool
-    ) -> Holding:
-        if self.via is not None:
-            check_programs(self.via)
-        here = self._at(spec)
-        api = here._api(report)
-        owner = api.identity()
-        image = image_finder(api, self.ami, self.ubuntu_version)
-        if self.warm:
-            image = warm_finder(api, self.owner or owner, self.warm, image)
-        plan = here._planned(api, spec, count, image)
-        if not plan.offers:
-            raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
-        tries = attempts(plan.offers, count, spec.allocation == "cheapest")
-        user = self.username or image(tries[0][0]).user
+@only_errors_of_ours("more", "refresh", "readmit", "terminate")
+class AwsLease(Lease):
+    """The machines of an open pool, all in one region."""
 
-        def ready(order: Order, ids: list[str]) -> list[CloudMachine]:
-            # from when they were launched: what was tried before has cost them nothing
-            return wait_ready(order, ids, time.monotonic() + timeout, user)
+    def __init__(
+        self, aws: AWS, ledger: Ledger, machines: Sequence[CloudMachine], accelerator: Accelerator | None
+    ) -> None:
+        cost = sum(machine.price.total for machine in machines)
+        super().__init__(aws, ledger.pool, machines, hourly_cost=cost, accelerator=accelerator, ledger=ledger)
+        self._aws, self._ledger = aws, ledger
+        self.region = aws.region
 
-        made = open_pool(api, pool, spec, here._settings(api, owner, image, spec), tries, count, ready, joining)
-        accelerator = variant_of(made[0].kind, plan.offers, spec.accelerator)
-        return Holding(pool, tuple(made), sum(machine.price.total for machine in made), accelerator)
+    def more(
+        self, spec: Spec, count: int, timeout: float = 300, report: Report | None = None
+    ) -> Sequence[CloudMachine]:
+        api = _api(self._aws, report)
+        return add_machines(api, self._ledger, spec, _wanted(self._aws, api, spec, count, timeout))
 
-    def _kept(self) -> list[tuple[AWS, Kept]]:
-        found = [(self._hasty(region=k.region, profile=k.profile, endpoint_url=k.endpoint_url), k) for k in kept()]
-        return [(here, item) for here, item in found if self.owner in (None, item.owner)]
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        aws, api = self._aws, _api(_hasty(self._aws), None)
+        user = known_user(api, aws.username, aws.ami, machines)
+        ids = [machine.id for machine in machines]
+        found = described(api, ids, user=user, private=aws.use_private_ip, proxy=_proxy(aws))
+        trust_machines(self._ledger, found)
+        note_ends(self._ledger, found)
+        fresh = {machine.id: machine for machine in found}
+        return [fresh.get(machine.id, machine) for machine in machines]
 
-    def _login(self) -> str:
-        return self.owner or self._api(None).identity()
+    def readmit(self) -> Admission:
+        aws, history = self._aws, self._ledger.history
+        if aws.via is not None and not history.metadata.get("ssh_from"):
+            return admission(aws.via)
+        own = partial(_own_address, aws)
+        if aws.security_group_id is not None:
+            return your_group(aws.security_group_id, own)
+        groups = history.left("security-group")
+        if not groups:
+            return Admission()
+        return readmit(_api(_hasty(aws), None), groups[0], aws.ssh_from, own, utc_now)
 
-    def _recorded(self, metadata: Mapping[str, Any], region: str | None = None) -> AWS:
-        known = {name: metadata[name] for name in ("profile", "endpoint_url", "owner") if metadata.get(name)}
-        if "endpoint_url" in known:
-            check_endpoint(known["endpoint_url"], self.endpoint_url, os.environ)
-        pace = recalled(metadata.get("pace")) if self.pace == Pace() else self.pace
-        return replace(self, region=region or metadata.get("region") or self.region, pace=pace, **known)
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        for refused in end(_api(self._aws, None), [machine.id for machine in machines]).values():
+            if refused.kind != "missing":
+                raise refused
+        ended = [machine for machine in machines if isinstance(machine, CloudMachine)]
+        forget_machines(self._ledger, ended)
+        note_ends(self._ledger, ended, by_us=True)
 
-    def _at(self, spec: Spec) -> AWS:
-        return self if spec.region is None or spec.region == self.region else replace(self, region=spec.region)
 
-    def _api(self, report: Report | None) -> Api:
-        account = Account(self.region, self.profile, self.endpoint_url, self.request_timeout, self.pace)
-        return connect(account, report)
+def _wanted(aws: AWS, api: Api, spec: Spec, count: int, timeout: float) -> Wanted:
+    if aws.via is not None:
+        check_programs(aws.via)
+    owner = api.identity()
+    image = image_finder(api, aws.ami, aws.ubuntu_version)
+    if aws.warm:
+        image = warm_finder(api, aws.owner or owner, aws.warm, image)
+    plan = _planned(aws, api, spec, count, image)
+    if not plan.offers:
+        raise NoOffer(plan.wish, plan.provider, [str(reason) for reason in plan.ruled_out])
+    tries = attempts(plan.offers, count, spec.allocation == "cheapest")
+    user = aws.username or image(tries[0][0]).user
+    return Wanted(count, plan.offers, tries, _settings(aws, api, owner, image, spec), user, timeout)
 
-    def _planned(self, api: Api, spec: Spec, count: int, image: Callable[[CloudOffer], MachineImage]) -> Plan:
-        zones, places = tuple(self.zones), self._subnets(api)
-        choice = Choice(
-            image=image,
-            kinds=tuple(self.instance_types),
-            zones=zones,
-            burstable=False if self.exclude_burstable else self.burstable or None,
-            own_image=self.ami is not None,
-            ubuntu=self.ubuntu_version,
-            root_gb=self.root_disk_gb,
-            throughput=self.root_disk_throughput,
-            efa=self._efa(spec),
-            reservation=find_reservation(api, self.capacity_reservation) if self.capacity_reservation else None,
-            private=self._private(places),
-        )
-        check_zones(zones, [place.zone for place in places], self.region)
-        return make_plan(api, spec, count, choice, places)
 
-    def _efa(self, spec: Spec) -> EfaChoice:
-        own_image, own_group = self.ami is not None, self.security_group_id is not None
-        return EfaChoice(self.efa, _count(spec, None), own_image, own_group, self.use_private_ip)
+def _kept(aws: AWS) -> list[tuple[AWS, Kept]]:
+    """Images of this user, each with the provider of its region."""
+    found = [(_hasty(aws, region=k.region, profile=k.profile, endpoint_url=k.endpoint_url), k) for k in kept()]
+    return [(here, item) for here, item in found if aws.owner in (None, item.owner)]
 
-    def _settings(self, api: Api, owner: str, image: Callable[[CloudOffer], MachineImage], spec: Spec) -> Settings:
-        places = self._subnets(api)
-        return Settings(
-            owner=self.owner or owner,
-            subnets=places,
-            image=image,
-            group=self.security_group_id,
-            ssh_from=self.ssh_from,
-            own_address=self._own_address,
-            entrance=self._entrance(api, places),
-            proxy=self._proxy,
-            private=self._private(places),
-            root_gb=self.root_disk_gb,
-            throughput=self.root_disk_throughput,
-            profile=self.instance_profile,
-            close=self.placement_group,
-            efa=self._efa(spec),
-            lease=self.lease,
-            tags=tuple(dict(self.tags).items()),
-        )
 
-    def _subnets(self, api: Api) -> list[Subnet]:
-        return subnets(api, self.subnet_id, not self.use_private_ip, demanded=self.via is None)
+def _login(aws: AWS) -> str:
+    return aws.owner or _api(aws, None).identity()
 
-    def _private(self, places: Sequence[Subnet]) -> bool:
-        return self.use_private_ip or not all(place.public for place in places)
 
-    def _entrance(self, api: Api, places: Sequence[Subnet]) -> list[dict[str, Any]] | None:
-        if self.via is None or self.security_group_id is not None:
-            return None
-        endpoint = find_endpoint(api, places[0].vpc) if self.via == "eice" else None
-        return None if endpoint is not None and endpoint.keeps_address else entrance(endpoint)
+def _recorded(aws: AWS, metadata: Mapping[str, Any], region: str | None = None) -> AWS:
+    known = {name: metadata[name] for name in ("profile", "endpoint_url", "owner") if metadata.get(name)}
+    if "endpoint_url" in known:
+        check_endpoint(known["endpoint_url"], aws.endpoint_url, os.environ)
+    pace = recalled(metadata.get("pace")) if aws.pace == Pace() else aws.pace
+    return replace(aws, region=region or metadata.get("region") or aws.region, pace=pace, **known)
 
-    @property
-    def _proxy(self) -> Callable[[str], str] | None:
-        return None if self.via is None else partial(proxy_command, self.via, self.region, self.profile)
 
-    def _own_address(self) -> str:
-        return own_address(self.use_private_ip, self.address_service)
+def _at(aws: AWS, spec: Spec) -> AWS:
+    return aws if spec.region is None or spec.region == aws.region else replace(aws, region=spec.region)
 
-    def _hasty(self, **changes: Any) -> AWS:
-        return replace(self, pace=replace(self.pace, budget=min(self.pace.budget, _HASTE)), **changes)
 
-    def _by_region(self, machines: Sequence[Machine]) -> dict[str, list[str]]:
-        regions: dict[str, list[str]] = {}
-        for machine in machines:
-            region = machine.region if isinstance(machine, CloudMachine) and machine.region else self.region
-            regions.setdefault(region, []).append(machine.id)
-        return regions
+def _api(aws: AWS, report: Report | None) -> Api:
+    account = Account(aws.region, aws.profile, aws.endpoint_url, aws.request_timeout, aws.pace)
+    return connect(account, report)
+
+
+def _planned(aws: AWS, api: Api, spec: Spec, count: int, image: Callable[[CloudOffer], MachineImage]) -> Plan:
+    zones, places = tuple(aws.zones), _subnets(aws, api)
+    choice = Choice(
+        image=image,
+        kinds=tuple(aws.instance_types),
+        zones=zones,
+        burstable=False if aws.exclude_burstable else aws.burstable or None,
+        own_image=aws.ami is not None,
+        ubuntu=aws.ubuntu_version,
+        root_gb=aws.root_disk_gb,
+        throughput=aws.root_disk_throughput,
+        efa=_efa(aws, spec),
+        reservation=find_reservation(api, aws.capacity_reservation) if aws.capacity_reservation else None,
+        private=_private(aws, places),
+    )
+    check_zones(zones, [place.zone for place in places], aws.region)
+    return make_plan(api, spec, count, choice, places)
+
+
+def _efa(aws: AWS, spec: Spec) -> EfaChoice:
+    own_image, own_group = aws.ami is not None, aws.security_group_id is not None
+    return EfaChoice(aws.efa, _count(spec, None), own_image, own_group, aws.use_private_ip)
+
+
+def _settings(aws: AWS, api: Api, owner: str, image: Callable[[CloudOffer], MachineImage], spec: Spec) -> Settings:
+    places = _subnets(aws, api)
+    return Settings(
+        owner=aws.owner or owner,
+        subnets=places,
+        image=image,
+        group=aws.security_group_id,
+        ssh_from=aws.ssh_from,
+        own_address=partial(_own_address, aws),
+        entrance=_entrance(aws, api, places),
+        proxy=_proxy(aws),
+        private=_private(aws, places),
+        root_gb=aws.root_disk_gb,
+        throughput=aws.root_disk_throughput,
+        profile=aws.instance_profile,
+        close=aws.placement_group,
+        efa=_efa(aws, spec),
+        lease=aws.lease,
+        tags=tuple(dict(aws.tags).items()),
+    )
+
+
+def _subnets(aws: AWS, api: Api) -> list[Subnet]:
+    return subnets(api, aws.subnet_id, not aws.use_private_ip, demanded=aws.via is None)
+
+
+def _private(aws: AWS, places: Sequence[Subnet]) -> bool:
+    return aws.use_private_ip or not all(place.public for place in places)
+
+
+def _entrance(aws: AWS, api: Api, places: Sequence[Subnet]) -> list[dict[str, Any]] | None:
+    """By which rules ssh gets in, if not from an address."""
+    if aws.via is None or aws.security_group_id is not None:
+        return None
+    endpoint = find_endpoint(api, places[0].vpc) if aws.via == "eice" else None
+    return None if endpoint is not None and endpoint.keeps_address else entrance(endpoint)
+
+
+def _proxy(aws: AWS) -> Callable[[str], str] | None:
+    return None if aws.via is None else partial(proxy_command, aws.via, aws.region, aws.profile)
+
+
+def _own_address(aws: AWS) -> str:
+    return own_address(aws.use_private_ip, aws.address_service)
+
+
+def _hasty(aws: AWS, **changes: Any) -> AWS:
+    """This provider for questions that are asked again anyway."""
+    return replace(aws, pace=replace(aws.pace, budget=min(aws.pace.budget, _HASTE)), **changes)
 
 
 def _count(spec: Spec, count: int | None) -> int:

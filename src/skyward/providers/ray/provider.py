@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import getpass
 import os
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 from skyward.api.image import check_number, check_one_of
-from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import check_pairs, check_port, corrects
-from skyward.errors import InvalidArgument, NotGivenBack, SkywardError
-from skyward.machines.ledger import Ledger, pool_dir, read, remove
+from skyward.errors import BootstrapError, InvalidArgument, NotGivenBack, SkywardError
+from skyward.machines.ledger import History, Ledger, given_back, pool_dir, read
 from skyward.node import join_notice
-from skyward.providers.ray.held import HeldPool, RayMachine
+from skyward.node.check_network import addresses
 from skyward.providers.ray.jobs import (
     REFUSED,
     BesideDriver,
+    Busy,
     Driver,
     JobDriver,
     Jobs,
+    NothingFits,
     RayRefused,
     amounts,
     driver_source,
     known_token,
 )
-from skyward.setup.joined.arrivals import close_arrivals, open_arrivals
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
+from skyward.setup.joined.members import JoinedMachine
 from skyward.setup.joined.program import join_program
 
 __all__ = ["Ray", "Strategy", "accelerator_types", "demand", "parse_address"]
@@ -38,7 +43,8 @@ __all__ = ["Ray", "Strategy", "accelerator_types", "demand", "parse_address"]
 _ENDING = 30.0
 _TOKEN = "ray-token"
 _JOBS_API = ("http://", "https://")
-_HELD: dict[str, HeldPool] = {}
+_HEADLESS = 20.0
+"""Seconds for which the head refuses connections, and no node is connected, before all nodes are given up."""
 
 
 @corrects(
@@ -100,63 +106,39 @@ class Ray(Provider):
         return Access(lease=self.lease, notices=join_notice.wait)
 
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
-        asked = self._demand(spec)
+        asked = _demand(self, spec)
         memory = asked.get("memory")
         return [Offer(f"Ray: {amounts(asked)}", 0.0, asked.get("CPU"), None if memory is None else memory / 1e9)]
 
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
         return [Availability("not asked; Ray says so when a pool opens") for _ in offers]
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> RayLease:
+        """`count` nodes, once Ray has given them and all have connected to us."""
+        ledger = _start_ledger(self, spec, pool) if self.rented else None
         try:
-            if self.rented:
-                self._start_ledger(spec, pool)
-            arrivals = open_arrivals(
-                pool, ttl=spec.ttl, lease=self.lease, host=self.host, port=self.port, warn=_warning(pool, report)
-            )
-            _HELD[pool] = HeldPool(arrivals, self.address)
-            return self.acquire_more(spec, pool, count, timeout, report)
+            arrivals = open_arrivals(pool, ttl=spec.ttl, lease=self.lease, host=self.host, port=self.port)
         except BaseException:
-            self.give_back(pool, _ignore)
+            if ledger is not None:
+                ledger.remove()
+            raise
+        lease = RayLease(self, arrivals, ledger)
+        # machines are expected that Ray has moved, and that nobody waits for yet
+        lease.warn_with(lambda text: None if lease.expected() else report(text))
+        try:
+            lease.machines = tuple(lease.more(spec, count, timeout, report))
+            return lease
+        except BaseException:
+            lease.close(_ignore)
             raise
 
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        held = _HELD.get(pool)
-        if held is None:
-            raise SkywardError(f"the pool {pool} is not open in this process.")
-
-        def start(first: int) -> Driver:
-            return self._start(spec, pool, count, first, held.arrivals.text)
-
-        return Holding(pool, tuple(held.get(count, self._demand(spec), timeout, report, start)))
-
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        fresh: list[Machine] = []
-        for machine in cast("Sequence[RayMachine]", machines):
-            assert machine.joined is not None
-            held = _HELD.get(machine.joined.pool)
-            fresh.append(replace(machine, left="the pool was closed" if held is None else held.gone(machine)))
-        return fresh
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        for machine in cast("Sequence[RayMachine]", machines):
-            assert machine.joined is not None
-            held = _HELD.get(machine.joined.pool)
-            if held is not None:
-                held.dismiss(machine)
-
-    def give_back(self, pool: str, report: Report) -> object:
-        held = _HELD.pop(pool, None)
-        close_arrivals(pool)
-        for driver in held.drivers if held is not None else ():
-            if isinstance(driver, BesideDriver):
-                driver.stop(_ENDING)
-        return self._stop_jobs(pool, "" if held is None else held.headless, report) if self.rented else None
+    def give_back(self, pool: str, report: Report) -> str | None:
+        return _stop_jobs(self, pool, "", report) if self.rented else None
 
     def find(self) -> list[Leftover]:
         if not self.rented:
             return []
-        mine = [job for job in self._jobs().listed() if job["metadata"].get("skyward-user") == _user()]
+        mine = [job for job in _jobs(self).listed() if job["metadata"].get("skyward-user") == _user()]
         return [
             Leftover(
                 pool=job["metadata"]["skyward"],
@@ -179,63 +161,281 @@ class Ray(Provider):
         token = _kept_token(str(metadata.get("pool", "")))
         return replace(self, address=address, token=self.token or token)
 
-    def _start(self, spec: Spec, pool: str, count: int, first: int, text: str) -> Driver:
-        order = {
-            "pool": pool,
-            "text": text,
-            "program": join_program(),
-            "count": count,
-            "first": first,
-            "strategy": self.strategy,
-            "resources": self._demand(spec),
-            "types": accelerator_types(spec),
-            "autoscaling": self.autoscaling,
-            "address": None if self.rented else self.address,
-        }
-        if not self.rented:
-            return BesideDriver(order)
-        ledger = Ledger.held(pool)
-        assert ledger is not None
-        tags = {
-            "skyward": pool,
-            "skyward-user": _user(),
-            "skyward-expires": f"{ledger.history.metadata['expires']:.0f}",
-            "skyward-places": f"{first}-{first + count - 1}",
-        }
-        jobs = self._jobs()
-        package = jobs.upload(driver_source(), order)
-        call = ledger.intent("job", address=self.address)
-        try:
-            id = jobs.submit(package, tags)
-        except RayRefused as exc:
-            if not exc.unanswered:
-                ledger.refused(call, "job", str(exc))
-            raise
-        ledger.answer(call, "job", id)
-        return JobDriver(jobs, id)
 
-    def _start_ledger(self, spec: Spec, pool: str) -> None:
-        settings = {"provider": self.name, "address": self.address, "pool": pool, "expires": time.time() + spec.ttl}
-        ledger = Ledger.start(pool, settings)
-        # whoever ends the pool if we cannot needs the token; the directory is the user's alone
-        path = ledger.directory / _TOKEN
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-            file.write(self._known_token() or "")
+@dataclass(frozen=True)
+class RayMachine(JoinedMachine):
+    """A node of a Ray cluster, as long as Ray lets us have it."""
 
-    def _stop_jobs(self, pool: str, headless: str, report: Report) -> str | None:
-        """Stops the jobs of a pool, those that we know of and those that carry its name, and reads that back.
+    turn: int = 0
+    """How many machines have had this place before."""
 
-        If the head is known to be gone, so are its jobs, and that is what is said.
+    @property
+    def preemptible(self) -> bool:
+        """Ray may lose it, or take it away; then another one may take its place."""
+        return True
+
+
+@dataclass
+class _Place:
+    driver: Driver
+    bundle: int
+    turn: int = 0
+    losses: int = 0
+    """Those that there were in its bundle before its machine came."""
+    awaited: bool = False
+
+
+class RayLease(JoinedLease):
+    """The places of a pool, and the drivers that hold them."""
+
+    def __init__(self, provider: Ray, arrivals: Arrivals, ledger: Ledger | None) -> None:
+        super().__init__(provider, arrivals, ledger)
+        self._ray = provider
+        self._ledger = ledger
+        self._where = provider.address
+        self._drivers: list[Driver] = []
+        self._places: dict[int, _Place] = {}
+        self._next = 0
+        self._head = ""
+        self._refused: float | None = None
+        self.headless = ""
+        """Why no node will come back; empty unless the head of the cluster is gone."""
+        self._lock = threading.RLock()
+
+    def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
+        """More nodes: those that Ray moves because their machines were lost, or new ones."""
+
+        def start(first: int) -> Driver:
+            return _start(self._ray, spec, self.pool, self._ledger, count, first, self.arrivals.text)
+
+        return self.get(count, _demand(self._ray, spec), timeout, report, start)
+
+    def get(
+        self, count: int, demand: Mapping[str, float], timeout: float, report: Report, start: Callable[[int], Driver]
+    ) -> list[RayMachine]:
+        """So many more machines: for places that Ray fills again after a loss, else for new ones.
+
+        New ones are what `start` gets, which is told the number of the first place.
         """
-        ledger = Ledger.held(pool) or Ledger.resume(pool)
-        history = None if ledger is None else ledger.history
-        ids = list(history.left("job")) if history is not None else []
-        if ledger is not None and history is not None and not ids and not history.unanswered:
-            ledger.remove()  # nothing was ever created
-            return None
-        receipt = None
+        deadline = time.monotonic() + timeout
+        if self.headless:
+            raise SkywardError("the Ray cluster has no head any more")
+        with self._lock:
+            lost = [number for number, place in self._places.items() if not place.awaited and self._gone(number, place)]
+            moved = len(lost) >= count
+            numbers = lost[:count] if moved else list(range(self._next, self._next + count))
+            self._next += 0 if moved else count
+            for number in numbers if moved else ():
+                self._places[number].awaited = True
+                self._places[number].turn += 1
+        self.arrivals.expect(numbers)
         try:
-            jobs = self._jobs()
+            if moved:
+                driver = self._places[numbers[0]].driver
+            else:
+                report("asking Ray")
+                driver = start(numbers[0])
+                self._drivers.append(driver)
+            watch = _Watch(driver, self._where, count, demand, deadline, report, moved)
+            machines = self.arrivals.wait(numbers, deadline, _ignore, watch.look)
+            with self._lock:
+                for bundle, number in enumerate(numbers):
+                    place = self._places.setdefault(number, _Place(driver, bundle))
+                    seen = place.driver.glance()
+                    place.losses, self._head = len(seen.losses.get(place.bundle, ())), seen.head or self._head
+            return [self._machine(machine, number) for machine, number in zip(machines, numbers, strict=True)]
+        finally:
+            with self._lock:
+                for number in numbers if moved else ():
+                    self._places[number].awaited = False
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        return [replace(m, left=self.gone(m)) if isinstance(m, RayMachine) else m for m in machines]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        """Sends machines away; a driver whose machines have all gone ends, and gives its places back."""
+        for machine in machines:
+            if isinstance(machine, RayMachine):
+                self._dismiss(machine)
+
+    def close(self, report: Report) -> object:
+        self.arrivals.close()
+        for driver in self._drivers:
+            if isinstance(driver, BesideDriver):
+                driver.stop(_ENDING)
+        self.let_go()
+        return _stop_jobs(self._ray, self.pool, self.headless, report) if self._ray.rented else None
+
+    def gone(self, machine: RayMachine) -> str:
+        """Why a machine does not exist any more; empty while it does."""
+        assert machine.joined is not None
+        place = self._places.get(machine.joined.place)
+        if place is None or place.turn != machine.turn:
+            return "another machine has its place, or nobody"
+        return self._gone(machine.joined.place, place)
+
+    def _dismiss(self, machine: RayMachine) -> None:
+        """Sends a machine away; nobody takes its place. One that another has followed is gone already."""
+        assert machine.joined is not None
+        with self._lock:
+            place = self._places.get(machine.joined.place)
+            if place is None or place.turn != machine.turn:
+                return
+            del self._places[machine.joined.place]
+        self.arrivals.dismiss(machine.joined.place)
+
+    def expected(self) -> bool:
+        with self._lock:
+            numbers = list(self._places)
+        return not all(map(self.arrivals.is_connected, numbers))
+
+    def _gone(self, number: int, place: _Place) -> str:
+        """Why it is gone, as it has said itself, or as Ray knows."""
+        if why := self.arrivals.gone(number):
+            return why
+        seen = place.driver.glance()
+        losses = seen.losses.get(place.bundle, ())
+        if self._without_head(seen.refused):
+            return self.headless
+        return losses[-1] if len(losses) > place.losses else seen.ended
+
+    def _without_head(self, refused: bool) -> bool:
+        """Whether the head is gone: the network is there, as its machine refuses us, and yet no node is connected."""
+        if self.headless:
+            return True
+        if not refused or self._forwarded() or any(map(self.arrivals.is_connected, list(self._places))):
+            self._refused = None
+            return False
+        now = time.monotonic()
+        if self._refused is None:
+            self._refused = now
+            self.arrivals.tell(
+                f"the head of the Ray cluster seems to have ended: {self._where} refuses connections, and no node is "
+                f"connected. If that lasts for {_HEADLESS:.0f} s, calls on these nodes end with an error."
+            )
+        if now - self._refused >= _HEADLESS:
+            self.headless = (
+                f"the head of the Ray cluster has ended, and with it all nodes ({self._where} refuses connections)"
+            )
+            for number in list(self._places):
+                self.arrivals.dismiss(number, self.headless)
+        return bool(self.headless)
+
+    def _forwarded(self) -> bool:
+        """Whether the head is asked through a port of this computer, which may also have ended by itself."""
+        local = urlsplit(self._where).hostname in ("localhost", "127.0.0.1", "::1")
+        return local and not self._head.startswith("127.") and self._head not in [entry[1] for entry in addresses()]
+
+    def _machine(self, machine: Machine, number: int) -> RayMachine:
+        turn = self._places[number].turn
+        id = f"{machine.id}-{turn}" if turn else machine.id
+        return RayMachine(id, machine.private_ip, joined=machine.joined, turn=turn)
+
+
+class _Watch:
+    """Looks at a driver while its machines are waited for: tells the user how far it is, and says when it is over."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        where: str,
+        count: int,
+        demand: Mapping[str, float],
+        deadline: float,
+        report: Report,
+        moved: bool,
+    ) -> None:
+        self._driver, self._where, self._report, self._moved = driver, where, report, moved
+        self._wish = f"{count} x ({amounts(demand)})"
+        self._count, self._deadline, self._told = count, deadline, ""
+
+    def look(self) -> None:
+        """Raises the error that says why nobody will come any more."""
+        found = self._driver.report()
+        if found.infeasible:
+            raise NothingFits(self._wish, self._where, found.nodes)
+        if ended := self._driver.ended():
+            raise SkywardError(f"the nodes on Ray at {self._where} could not be had: {found.failed or ended}")
+        if found.hopeless or (found.losses and not self._moved):
+            raise BootstrapError("joining", _not_joined(found.hopeless or next(iter(found.losses.values()))[-1]))
+        text = "waiting for Ray to give another machine" if self._moved else found.progress(self._count, self._wish)
+        over = time.monotonic() > self._deadline
+        if text != self._told:
+            self._told = text
+            self._report(text)
+        if over and found.waiting:
+            raise Busy(self._wish, found.free or found.nodes)
+        if over:
+            raise BootstrapError("joining", f"the time for it is over (provision_timeout=). Last seen: {text}.")
+
+
+def _not_joined(why: str) -> str:
+    if "cannot be reached" not in why:
+        return f"Ray gave a place, and what was started there ended: {why}"
+    return (
+        f"Ray gave the places, but what runs there cannot connect to this computer: {why}. The nodes "
+        "of the cluster must be able to open a connection to here. Run the program on a machine of the cluster or on "
+        "one that its nodes reach, say which address and port they reach (host=, port=), or open the firewall."
+    )
+
+
+def _start(ray: Ray, spec: Spec, pool: str, ledger: Ledger | None, count: int, first: int, text: str) -> Driver:
+    """Starts a driver for places from `first` on: as a job, or beside us."""
+    order = {
+        "pool": pool,
+        "text": text,
+        "program": join_program(),
+        "count": count,
+        "first": first,
+        "strategy": ray.strategy,
+        "resources": _demand(ray, spec),
+        "types": accelerator_types(spec),
+        "autoscaling": ray.autoscaling,
+        "address": None if ray.rented else ray.address,
+    }
+    if ledger is None:
+        return BesideDriver(order)
+    tags = {
+        "skyward": pool,
+        "skyward-user": _user(),
+        "skyward-expires": f"{ledger.history.metadata['expires']:.0f}",
+        "skyward-places": f"{first}-{first + count - 1}",
+    }
+    jobs = _jobs(ray)
+    package = jobs.upload(driver_source(), order)
+    call = ledger.intent("job", address=ray.address)
+    try:
+        id = jobs.submit(package, tags)
+    except RayRefused as exc:
+        if not exc.unanswered:
+            ledger.refused(call, "job", str(exc))
+        raise
+    ledger.answer(call, "job", id)
+    return JobDriver(jobs, id)
+
+
+def _start_ledger(ray: Ray, spec: Spec, pool: str) -> Ledger:
+    settings = {"provider": ray.name, "address": ray.address, "pool": pool, "expires": time.time() + spec.ttl}
+    ledger = Ledger.start(pool, settings)
+    # whoever ends the pool if we cannot needs the token; the directory is the user's alone
+    path = ledger.directory / _TOKEN
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(_known_token(ray) or "")
+    return ledger
+
+
+def _stop_jobs(ray: Ray, pool: str, headless: str, report: Report) -> str | None:
+    """Stops the jobs of a pool, those that we know of and those that carry its name, and reads that back.
+
+    If the head is known to be gone, so are its jobs, and that is what is said.
+    """
+    with given_back(pool) as ledger:
+        history = History(pool) if ledger is None else ledger.history
+        ids = list(history.left("job"))
+        if ledger is not None and not ids and not history.unanswered:
+            return None  # nothing was ever created
+        try:
+            jobs = _jobs(ray)
             named = [job["submission_id"] for job in jobs.listed() if job["metadata"]["skyward"] == pool]
             stopped = list(dict.fromkeys([*ids, *named]))
             for id in stopped:
@@ -243,37 +443,25 @@ class Ray(Provider):
                 jobs.stop(id, _ENDING)
                 if ledger is not None:
                     ledger.gone("job", id)
-            if stopped:
-                receipt = f"Ray has ended {', '.join(f'job {id}' for id in stopped)} of pool {pool}."
         except RayRefused as exc:
             if not headless or exc.code != REFUSED:
-                if ledger is not None:
-                    ledger.let_go()  # so that `sky down` can take it over
-                raise NotGivenBack(pool, f"Ray at {self.address}", ids, 0.0, str(exc)) from exc
-            receipt = f"{headless}. No job of pool {pool} is left to be stopped."
-        if ledger is not None:
-            ledger.remove()
-        else:
-            remove(pool)
-        return receipt
-
-    def _jobs(self) -> Jobs:
-        return Jobs(self.address, self._known_token(), self.request_timeout)
-
-    def _known_token(self) -> str | None:
-        return known_token() if self.token is None else self.token
-
-    def _demand(self, spec: Spec) -> dict[str, float]:
-        return demand(dict(cast("Sequence[tuple[str, float]]", self.resources)), spec)
+                raise NotGivenBack(pool, f"Ray at {ray.address}", ids, 0.0, str(exc)) from exc
+            return f"{headless}. No job of pool {pool} is left to be stopped."
+        names = ", ".join(f"job {id}" for id in stopped)
+        return f"Ray has ended {names} of pool {pool}." if stopped else None
 
 
-def _warning(pool: str, report: Report) -> Report:
-    def warn(text: str) -> None:
-        held = _HELD.get(pool)
-        if held is None or not held.expected():
-            report(text)
+def _demand(ray: Ray, spec: Spec) -> dict[str, float]:
+    """What each node asks for."""
+    return demand(dict(cast("Sequence[tuple[str, float]]", ray.resources)), spec)
 
-    return warn
+
+def _jobs(ray: Ray) -> Jobs:
+    return Jobs(ray.address, _known_token(ray), ray.request_timeout)
+
+
+def _known_token(ray: Ray) -> str | None:
+    return known_token() if ray.token is None else ray.token
 
 
 def _user() -> str:
@@ -303,7 +491,7 @@ def _kept_token(pool: str) -> str:
 
 
 def _ignore(text: str) -> None:
-    """Nobody is told."""
+    """Nobody is told, or somebody else tells more."""
 
 
 Strategy = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]

@@ -30,7 +30,6 @@ __all__ = [
     "SlurmMachine",
     "Taken",
     "answered",
-    "by_pool",
     "cancel",
     "check_wanted",
     "comment",
@@ -489,14 +488,6 @@ class SlurmMachine(Machine):
     @property
     def shell_command(self) -> str:
         return shlex.join(["srun", f"--jobid={self.job}", f"--nodelist={self.node}", "--overlap", "--pty", "bash"])
-
-
-def by_pool(machines: Sequence[Machine]) -> dict[str, list[SlurmMachine]]:
-    found: dict[str, list[SlurmMachine]] = {}
-    for machine in machines:
-        if isinstance(machine, SlurmMachine) and machine.joined is not None:
-            found.setdefault(machine.joined.pool, []).append(machine)
-    return found
 
 
 def why_gone(commands: Commands, arrivals: Arrivals, machines: Sequence[SlurmMachine]) -> dict[str, str]:

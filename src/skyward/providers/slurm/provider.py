@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
 from skyward.api.image import check_number
-from skyward.api.provider import Availability, Holding, Leftover, Machine, Offer, Provider, Report
+from skyward.api.provider import Availability, Leftover, Machine, Offer, Provider, Report
 from skyward.api.shell import Access, SshTarget
 from skyward.api.spec import Spec
 from skyward.api.usage_errors import corrects
-from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NoPlace, NotGivenBack, SkywardError
-from skyward.machines.ledger import History, Ledger, remove
+from skyward.errors import BootstrapError, InvalidArgument, MissingPackage, NoPlace, NotGivenBack
+from skyward.machines.ledger import History, Ledger, given_back
 from skyward.providers.slurm import notices
 from skyward.providers.slurm.commands import Commands, SlurmRefused
 from skyward.providers.slurm.jobs import (
@@ -23,7 +23,6 @@ from skyward.providers.slurm.jobs import (
     SlurmMachine,
     Taken,
     answered,
-    by_pool,
     cancel,
     check_wanted,
     comment,
@@ -51,14 +50,14 @@ from skyward.providers.slurm.options import (
     parse_gpus,
 )
 from skyward.providers.ssh import parse_host
+from skyward.setup.joined.arrivals import Arrivals, JoinedLease, open_arrivals
+from skyward.setup.joined.program import join_program
 
 __all__ = ["Slurm"]
 
 _LOGIN = ("host", "user", "port", "key", "host_keys", "known_hosts", "config")
 _NOT_IN_NAMES = " /\\'\"`$;&|<>(){}"
 _NOT_REACHED = 'Run the program on a login node, or use sky.Slurm(login="user@login"), which meets them there.'
-_OPEN: dict[str, Commands] = {}
-_TAKEN: dict[str, Taken] = {}
 
 
 @corrects(
@@ -158,8 +157,8 @@ class Slurm(Provider):
     def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
         commands = self._commands()
         try:
-            self._gpu_request(commands, spec)
-            said = commands.run("sinfo", "-h", *self._partition, "-o", "%R|%D|%c|%m|%l|%F")
+            _gpus(self, commands, spec)
+            said = commands.run("sinfo", "-h", *_partition(self), "-o", "%R|%D|%c|%m|%l|%F")
         finally:
             commands.close()
         rows = [row.split("|") for row in said.splitlines() if row.count("|") == 5]
@@ -176,100 +175,40 @@ class Slurm(Provider):
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
         return [Availability("a job waits for its turn") for _ in offers]
 
-    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        from skyward.setup.joined.arrivals import close_arrivals, open_arrivals
-
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> SlurmLease:
         commands = self._commands()
         ledger: Ledger | None = None
         try:
-            gpus = self._gpu_request(commands, spec)
-            expires = time.time() + spec.ttl
-            login = None if self._target is None else _login_record(self._target)
-            ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, "login": login})
-            _OPEN[pool] = commands
+            gpus = _gpus(self, commands, spec)
             grace = kill_wait(commands)
+            login = None if self._target is None else _login_record(self._target)
+            ledger = Ledger.start(pool, {"provider": self.name, "expires": time.time() + spec.ttl, "login": login})
             hint = "" if self._target else _NOT_REACHED
-            open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=grace, relay=self._target, hint=hint)
-            held = self._job(ledger, commands, spec, count, gpus, timeout, report)
-            assert held is not None, "there is no other job of the pool yet"
-            return held
+            arrivals = open_arrivals(pool, ttl=spec.ttl, lease=self.lease, grace=grace, relay=self._target, hint=hint)
         except BaseException:
-            close_arrivals(pool)
-            if ledger is not None and (ledger.history.made("job") or ledger.history.unanswered):
-                self.give_back(pool, lambda text: None)
-            else:
-                _OPEN.pop(pool, None)
-                commands.close()
-                if ledger is not None:
-                    ledger.remove()
+            commands.close()
+            if ledger is not None:
+                ledger.remove()
             raise
-
-    def acquire_more(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> Holding:
-        ledger, commands = Ledger.held(pool), _OPEN.get(pool)
-        if ledger is None or commands is None:
-            raise InvalidArgument(f"no pool {pool!r} is open in this process, so none can be given more nodes.")
+        lease = SlurmLease(self, arrivals, ledger, commands)
         try:
-            check_wanted(commands, pool, ledger.history.made("job"), report)
-            gpus = self._gpu_request(commands, spec)
-            while True:
-                held = self._job(ledger, commands, spec, count, gpus, timeout, report)
-                if held is not None:
-                    return held
-        except SlurmRefused as exc:  # what may pass is tried again
-            if exc.kind == "server":
-                raise BootstrapError("asking Slurm", str(exc)) from exc
-            if exc.kind in ("capacity", "quota"):
-                raise NoPlace("Slurm has no other node for this pool now", [str(exc).rstrip(".")]) from exc
+            machines = lease.job(spec, count, gpus, timeout, report)
+            assert machines is not None, "there is no other job of the pool yet"
+            lease.machines = machines
+            return lease
+        except BaseException:
+            lease.close(lambda text: None)
             raise
-
-    # while a pool is open
-
-    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
-        from skyward.setup.joined.arrivals import find_arrivals
-
-        reasons: dict[str, str] = {}
-        for pool, ours in by_pool(machines).items():
-            commands, arrivals = _OPEN.get(pool), find_arrivals(pool)
-            if commands is None or arrivals is None:
-                reasons |= {machine.id: f"pool {pool} is not open in this process" for machine in ours}
-            else:
-                reasons |= why_gone(commands, arrivals, ours)
-        return [replace(m, reason=reasons[m.id]) if isinstance(m, SlurmMachine) else m for m in machines]
-
-    def terminate(self, machines: Sequence[Machine]) -> None:
-        from skyward.setup.joined.arrivals import find_arrivals
-
-        for pool, ours in by_pool(machines).items():
-            commands, arrivals = _OPEN.get(pool), find_arrivals(pool)
-            if commands is None or arrivals is None:
-                raise SkywardError(f"pool {pool} is not open in this process, so its nodes cannot be ended one by one.")
-            end_machines(commands, arrivals, ours)
 
     # closing, and what is left
 
     def give_back(self, pool: str, report: Report) -> object:
-        from skyward.setup.joined.arrivals import close_arrivals
-
-        told = close_arrivals(pool)
-        ledger = Ledger.held(pool) or Ledger.resume(pool)
-        commands = _OPEN.pop(pool, None)
-        _TAKEN.pop(pool, None)
-        try:
-            here = self if ledger is None or commands is not None else self.reopened(ledger.history.metadata)
-            commands = commands or here._commands()
-            history = History(pool) if ledger is None else ledger.history
-            receipt = end(commands, pool, list(history.made("job")), told, bool(history.unanswered), report)
-            remove(pool) if ledger is None else ledger.remove()
-            return receipt
-        except BaseException as exc:
-            if ledger is not None:
-                ledger.let_go()  # whoever finishes it has to be able to take it over
-            if isinstance(exc, UNANSWERED):
-                jobs = [] if ledger is None else [f"job {id}" for id in ledger.history.left("job")]
-                raise NotGivenBack(pool, "Slurm's queue", jobs, 0.0, f"Slurm could not be asked: {exc}") from exc
-            raise
-        finally:
-            if commands is not None:
+        with given_back(pool) as ledger:
+            here = self if ledger is None else self.reopened(ledger.history.metadata)
+            commands = here._commands()
+            try:
+                return _ended(commands, pool, ledger, False, report)
+            finally:
                 commands.close()
 
     def find(self) -> list[Leftover]:
@@ -295,95 +234,81 @@ class Slurm(Provider):
         user, host, port = parse_host(self.login)
         return SshTarget(host, user, port)
 
-    @property
-    def _partition(self) -> list[str]:
-        return [] if self.partition is None else ["-p", self.partition]
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SETTINGS}
-
-    def _elsewhere(self, commands: Commands, taken: Sequence[str], count: int) -> Slurm:
-        """This provider without the nodes that the pool has: no two of its nodes are on one machine.
-
-        If more nodes are named than are asked for, which sbatch would refuse, all others are excluded instead.
-        """
-        wanted, exclude = self.nodelist, [*filter(None, [self.exclude]), *taken]
-        if wanted is not None:
-            named = wanted if "/" not in wanted else commands.run("scontrol", "show", "hostlist", wanted)  # a file
-            free = [node for node in expand(named.strip()) if node not in taken]
-            if len(free) > count:
-                wanted = None
-                nodes = commands.run("sinfo", "-h", "-N", *self._partition, "-o", "%N").split()
-                exclude += [node for node in nodes if node not in free]
-            elif taken:
-                wanted = ",".join(free) or None
-        return replace(self, nodelist=wanted, exclude=",".join(dict.fromkeys(exclude)) or None)
-
     def _commands(self) -> Commands:
-        told = {**self._settings, "options": dict(self.options), "partitions": "`sinfo -s` lists them"}
+        told = {**_settings(self), "options": dict(self.options), "partitions": "`sinfo -s` lists them"}
         return Commands(self._target, self.ssh_timeout, told)
 
-    def _gpu_request(self, commands: Commands, spec: Spec) -> str | None:
-        if spec.accelerator is None or self.gres is not None:
-            return self.gres
-        said = commands.run("sinfo", "-h", *self._partition, "-o", "%D|%G")
-        where = f"Slurm's partition {self.partition}" if self.partition else "Slurm's default partition"
-        return gpu_request(spec.accelerator, parse_gpus(said), where)
 
-    def _other_partitions(self, commands: Commands, gpus: str | None) -> str:
-        if gpus is None or self.partition is not None:
-            return ""
-        rows = [row.partition("|") for row in commands.run("sinfo", "-h", "-o", "%R|%G", check=False).splitlines()]
-        kinds = {name: {known.type for known in parse_gpus(f"1|{rest}")} for name, _, rest in rows}
-        type = "".join(gpus.split(":")[1:-1])
-        having = [name for name, types in kinds.items() if types and (not type or type in types)]
-        return (
-            f"These partitions have {gpus}: {', '.join(having)}. Give sky.Slurm(partition=...) one." if having else ""
-        )
+class SlurmLease(JoinedLease):
+    """The jobs of an open pool, and the nodes on which they run."""
 
-    def _job(
-        self,
-        ledger: Ledger,
-        commands: Commands,
-        spec: Spec,
-        count: int,
-        gpus: str | None,
-        timeout: float,
-        report: Report,
-    ) -> Holding | None:
+    def __init__(self, provider: Slurm, arrivals: Arrivals, ledger: Ledger, commands: Commands) -> None:
+        super().__init__(provider, arrivals, ledger)
+        self._slurm, self._ledger, self._commands = provider, ledger, commands
+        self._taken = Taken(arrivals.pool)
+
+    def more(self, spec: Spec, count: int, timeout: float, report: Report) -> Sequence[Machine]:
+        commands = self._commands
+        try:
+            check_wanted(commands, self.pool, self._ledger.history.made("job"), report)
+            gpus = _gpus(self._slurm, commands, spec)
+            while (machines := self.job(spec, count, gpus, timeout, report)) is None:
+                pass
+            return machines
+        except SlurmRefused as exc:  # what may pass is tried again
+            if exc.kind == "server":
+                raise BootstrapError("asking Slurm", str(exc)) from exc
+            if exc.kind in ("capacity", "quota"):
+                raise NoPlace("Slurm has no other node for this pool now", [str(exc).rstrip(".")]) from exc
+            raise
+
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        reasons = why_gone(self._commands, self.arrivals, [m for m in machines if isinstance(m, SlurmMachine)])
+        return [replace(m, reason=reasons[m.id]) if isinstance(m, SlurmMachine) else m for m in machines]
+
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        end_machines(self._commands, self.arrivals, [m for m in machines if isinstance(m, SlurmMachine)])
+
+    def close(self, report: Report) -> object:
+        """Tells the nodes to end, which ends their jobs, and waits for that."""
+        self.arrivals.close()
+        self.let_go()
+        try:
+            with given_back(self.pool) as ledger:
+                return _ended(self._commands, self.pool, ledger, True, report)
+        finally:
+            self._commands.close()
+
+    def job(
+        self, spec: Spec, count: int, gpus: str | None, timeout: float, report: Report
+    ) -> tuple[SlurmMachine, ...] | None:
         """Submits a job, waits until it runs, and until its nodes have connected to us.
 
         None if it came to a node that the pool has: two jobs that start at the same time may.
         """
-        from skyward.setup.joined.arrivals import find_arrivals
-        from skyward.setup.joined.program import join_program
-
-        pool, arrivals = ledger.pool, find_arrivals(ledger.pool)
-        assert arrivals is not None
-        taken = _TAKEN.setdefault(pool, Taken(pool))
+        slurm, commands, arrivals = self._slurm, self._commands, self.arrivals
+        ledger, taken = self._ledger, self._taken
         with taken.submitting:
-            first = max(
-                (r.data["first"] + r.data["count"] for r in ledger.history.records if "first" in r.data), default=0
-            )
+            records = ledger.history.records
+            first = max((r.data["first"] + r.data["count"] for r in records if "first" in r.data), default=0)
             places = range(first, first + count)
-            here = self._elsewhere(commands, taken.nodes(commands) if first else [], count)
-            options = here._options(ledger, spec, count, gpus)
+            here = elsewhere(slurm, commands, taken.nodes(commands) if first else [], count)
             arrivals.expect(places)
             report("submitting a job to Slurm")
             call = ledger.intent("job", first=first, count=count)
             try:
-                script = batch_script(join_program(), first, self.python, self.modules, self.setup)
+                script = batch_script(join_program(), first, slurm.python, slurm.modules, slurm.setup)
+                options = _options(here, self._ledger, spec, count, gpus)
                 id = commands.submit(options, VARIABLE, arrivals.text, script)
             except SlurmRefused as exc:
                 if not exc.unanswered:
                     ledger.refused(call, "job", str(exc))
-                if exc.kind == "capacity" and (hint := here._other_partitions(commands, gpus)):
+                if exc.kind == "capacity" and (hint := other_partitions(here, commands, gpus)):
                     raise SlurmRefused(exc.action, exc.code, f"{exc} {hint}", exc.region, exc.kind) from exc
                 raise
             ledger.answer(call, "job", id)
         try:
-            job = when_started(commands, id, self.wait, report)
+            job = when_started(commands, id, slurm.wait, report)
             if first and (lost := answered(lambda: taken.claim(commands, job), None, report, f"job {id} has nodes")):
                 raise _Occupied(lost)
             got = granted(commands, id, spec)
@@ -401,16 +326,73 @@ class Slurm(Provider):
             return None
         finally:
             taken.settle(id)
-        made = [
-            SlurmMachine(f"{id}/{node}", joined=machine.joined, job=id, node=node)
-            for machine, node in zip(machines, job.nodes, strict=True)
-        ]
-        return Holding(pool, tuple(made))
+        pairs = zip(machines, job.nodes, strict=True)
+        return tuple(SlurmMachine(f"{id}/{node}", joined=machine.joined, job=id, node=node) for machine, node in pairs)
 
-    def _options(self, ledger: Ledger, spec: Spec, count: int, gpus: str | None) -> list[str]:
-        expires = float(ledger.history.metadata["expires"])
-        options = job_options(self._settings, extra_options(self.options), spec, count, gpus)
-        return [*options, f"--job-name={job_name(ledger.pool)}", f"--comment={comment(ledger.pool, expires)}"]
+
+def elsewhere(slurm: Slurm, commands: Commands, taken: Sequence[str], count: int) -> Slurm:
+    """The provider without the nodes that the pool has: no two of its nodes are on one machine.
+
+    If more nodes are named than are asked for, which sbatch would refuse, all others are excluded instead.
+    """
+    wanted, exclude = slurm.nodelist, [*filter(None, [slurm.exclude]), *taken]
+    if wanted is not None:
+        named = wanted if "/" not in wanted else commands.run("scontrol", "show", "hostlist", wanted)  # a file
+        free = [node for node in expand(named.strip()) if node not in taken]
+        if len(free) > count:
+            wanted = None
+            nodes = commands.run("sinfo", "-h", "-N", *_partition(slurm), "-o", "%N").split()
+            exclude += [node for node in nodes if node not in free]
+        elif taken:
+            wanted = ",".join(free) or None
+    return replace(slurm, nodelist=wanted, exclude=",".join(dict.fromkeys(exclude)) or None)
+
+
+def _partition(slurm: Slurm) -> list[str]:
+    return [] if slurm.partition is None else ["-p", slurm.partition]
+
+
+def _settings(slurm: Slurm) -> dict[str, Any]:
+    return {name: getattr(slurm, name) for name in SETTINGS}
+
+
+def _gpus(slurm: Slurm, commands: Commands, spec: Spec) -> str | None:
+    """What --gres is given; in the words of the site, which is asked."""
+    if spec.accelerator is None or slurm.gres is not None:
+        return slurm.gres
+    said = commands.run("sinfo", "-h", *_partition(slurm), "-o", "%D|%G")
+    where = f"Slurm's partition {slurm.partition}" if slurm.partition else "Slurm's default partition"
+    return gpu_request(spec.accelerator, parse_gpus(said), where)
+
+
+def other_partitions(slurm: Slurm, commands: Commands, gpus: str | None) -> str:
+    """Which partitions have the GPUs that the default one does not have."""
+    if gpus is None or slurm.partition is not None:
+        return ""
+    rows = [row.partition("|") for row in commands.run("sinfo", "-h", "-o", "%R|%G", check=False).splitlines()]
+    kinds = {name: {known.type for known in parse_gpus(f"1|{rest}")} for name, _, rest in rows}
+    type = "".join(gpus.split(":")[1:-1])
+    having = [name for name, types in kinds.items() if types and (not type or type in types)]
+    return f"These partitions have {gpus}: {', '.join(having)}. Give sky.Slurm(partition=...) one." if having else ""
+
+
+def _options(slurm: Slurm, ledger: Ledger, spec: Spec, count: int, gpus: str | None) -> list[str]:
+    expires = float(ledger.history.metadata["expires"])
+    options = job_options(_settings(slurm), extra_options(slurm.options), spec, count, gpus)
+    return [*options, f"--job-name={job_name(ledger.pool)}", f"--comment={comment(ledger.pool, expires)}"]
+
+
+def _ended(commands: Commands, pool: str, ledger: Ledger | None, told: bool, report: Report) -> object:
+    """Ends the jobs of a pool, whose nodes may have been told to end (`told`), and confirms it."""
+    history = History(pool) if ledger is None else ledger.history
+    made = history.made("job")
+    if not made and history.certain:
+        return None  # no job was ever submitted
+    try:
+        return end(commands, pool, list(made), told, bool(history.unanswered), report)
+    except UNANSWERED as exc:
+        jobs = [f"job {id}" for id in history.left("job")]
+        raise NotGivenBack(pool, "Slurm's queue", jobs, 0.0, f"Slurm could not be asked: {exc}") from exc
 
 
 def _failed(commands: Commands, id: str, tried: str) -> str | None:

@@ -1,8 +1,8 @@
-"""Listens for the machines that join a pool, by the pool's name. Providers open it, wait, and close it.
+"""Listens for the machines that join a pool. Providers open it, wait, and close it.
 
 arrivals = open_arrivals(pool, ttl=..., lease=...)       `arrivals.text` is a secret for the machines
 machines = arrivals.wait(range(4), deadline, report)     each runs `join_program()` with that text
-close_arrivals(pool)                                     tells all of them to end
+arrivals.close()                                         tells all of them to end
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
-from skyward.api.provider import Machine, Report
+from skyward.api.provider import Lease, Machine, Provider, Report
 from skyward.api.shell import JoinTarget, SshTarget
 from skyward.errors import BootstrapError, SkywardError
+from skyward.machines.ledger import Ledger
 from skyward.node.check_network import addresses
 from skyward.node.join import token
 from skyward.node.orders import ClientToJoiner, JoinerToClient
@@ -39,13 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrivals",
+    "JoinedLease",
     "Places",
     "Refused",
-    "close_arrivals",
-    "find_arrivals",
     "open_arrivals",
-    "refreshed",
-    "shell_for",
 ]
 
 
@@ -53,8 +51,6 @@ _REFUSED = 10.0
 _SETTLED = 10.0
 _LONGEST_REASON = 500
 _MOST_WARNINGS = 20
-_OPEN: dict[str, Arrivals] = {}
-_LOCK = threading.Lock()
 
 
 def open_arrivals(
@@ -87,54 +83,47 @@ def open_arrivals(
     except BaseException:
         made.close()
         raise
-    with _LOCK:
-        _OPEN[pool] = made
-        _watch_forks()
     return made
 
 
-@cache
-def _watch_forks() -> None:
-    """Forked children close their copies: machines must see when this process ends."""
-    os.register_at_fork(after_in_child=_forget)
+_made: WeakSet[Arrivals] = WeakSet()
 
 
-def _forget() -> None:
-    for arrivals in _OPEN.values():
-        arrivals.after_fork()
-    _OPEN.clear()
+def _in_child() -> None:
+    for arrivals in list(_made):
+        arrivals.after_fork()  # machines must see when this process ends
 
 
-def find_arrivals(pool: str) -> Arrivals | None:
-    return _OPEN.get(pool)
+os.register_at_fork(after_in_child=_in_child)
 
 
-def close_arrivals(pool: str) -> bool:
-    with _LOCK:
-        found = _OPEN.pop(pool, None)
-    if found is not None:
-        found.close()
-    return found is not None
+class JoinedLease(Lease):
+    """The lease of a pool whose machines connect to us."""
 
+    def __init__(self, provider: Provider, arrivals: Arrivals, ledger: Ledger | None = None) -> None:
+        super().__init__(provider, arrivals.pool, ledger=ledger)
+        self.arrivals = arrivals
 
-def shell_for(target: JoinTarget) -> JoinShell:
-    found = find_arrivals(target.pool)
-    if found is None:
-        raise SkywardError(f"{target}: the pool {target.pool} is not open in this process.")
-    return JoinShell(found.member(target.place), found.if_we_die)
+    def refresh(self, machines: Sequence[Machine]) -> list[Machine]:
+        return [self._refreshed(machine) for machine in machines]
 
+    def terminate(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            assert machine.joined is not None
+            self.arrivals.dismiss(machine.joined.place)
 
-def refreshed(machines: Iterable[Machine]) -> list[Machine]:
-    return [_refreshed(machine) for machine in machines]
+    def warn_with(self, warn: Report) -> None:
+        self.arrivals.warn_with(warn)
 
+    def close(self, report: Report) -> object:
+        self.arrivals.close()
+        return super().close(report)
 
-def _refreshed(machine: Machine) -> Machine:
-    target = machine.joined
-    if target is None or machine.gone:
-        return machine
-    arrivals = find_arrivals(target.pool)
-    why = "its pool is closed" if arrivals is None else arrivals.gone(target.place)
-    return replace(machine, left=why) if isinstance(machine, JoinedMachine) and why else machine
+    def _refreshed(self, machine: Machine) -> Machine:
+        if machine.gone or not isinstance(machine, JoinedMachine) or machine.joined is None:
+            return machine
+        why = self.arrivals.gone(machine.joined.place)
+        return replace(machine, left=why) if why else machine
 
 
 class Arrivals:
@@ -156,6 +145,8 @@ class Arrivals:
         self._addresses: list[tuple[str, int]] = []
         self._hint = hint
         self._relay: RelayClient | None = None
+        self._closed = False
+        _made.add(self)
 
     def __repr__(self) -> str:
         return f"<Arrivals of {self.pool}, {len(self._members)} machines>"
@@ -293,8 +284,12 @@ class Arrivals:
         self._control.after_fork()
 
     def close(self) -> None:
+        """Tells all machines to end; may be repeated."""
         with self._changed:
             members = list(self._members.values())
+            if self._closed:
+                return
+            self._closed = True
         for member in members:
             member.order(ClientToJoiner.End())
             member.leave("the pool was closed")
@@ -312,8 +307,14 @@ class Arrivals:
     def _machines(self, members: list[Member]) -> list[Machine]:
         with self._changed:
             self._places.use(member.place for member in members)
-        targets = [JoinTarget(self.pool, member.place, member.name) for member in members]
+        targets = [self._target(member) for member in members]
         return [JoinedMachine(f"{self.pool}-{target.place}", joined=target) for target in targets]
+
+    def _target(self, member: Member) -> JoinTarget:
+        def shell() -> JoinShell:
+            return JoinShell(self.member(member.place), self.if_we_die)
+
+        return JoinTarget(self.pool, member.place, member.name, shell)
 
     def _join(self, sock: ssl.SSLSocket, hello: dict[str, Any]) -> None:
         place, proof, key = hello.get("place"), hello.get("token"), hello.get("key")

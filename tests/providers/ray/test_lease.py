@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NotGivenBack, SkywardError
-from skyward.providers.ray import held as held_pools
+from skyward.machines.ledger import Ledger
 from skyward.providers.ray import provider as providers
-from skyward.providers.ray.held import HeldPool, RayMachine
 from skyward.providers.ray.jobs import REFUSED, Busy, DriverReport, Jobs, RayRefused
-from skyward.setup.joined.arrivals import close_arrivals, open_arrivals
+from skyward.providers.ray.provider import RayLease, RayMachine
+from skyward.setup.joined.arrivals import open_arrivals
+from tests.support.leases import quiet, unreached
 
 URL = "http://10.0.0.1:8265"
 
@@ -29,9 +29,13 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    time = staticmethod(time.time)
+
 
 class Machines:
     """Where machines arrive: all of them do at once, and later they may be silent."""
+
+    pool = "p"
 
     def __init__(self) -> None:
         self.connected = True
@@ -55,6 +59,8 @@ class Machines:
     def tell(self, text: str) -> None:
         self.told.append(text)
 
+    def close(self) -> None: ...
+
 
 class FakeDriver:
     """A driver whose report a test makes."""
@@ -76,22 +82,22 @@ class FakeDriver:
 def sky_target(place: int) -> Any:
     from skyward.api.shell import JoinTarget
 
-    return JoinTarget("p", place, f"h{place}")
+    return JoinTarget("p", place, f"h{place}", unreached)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(held_pools, "time", made)
+    monkeypatch.setattr(providers, "time", made)
     return made
 
 
 class Opened:
     """A pool of two nodes, and what a test does to it."""
 
-    def __init__(self, where: str = URL, head: str = "10.0.0.1") -> None:
+    def __init__(self, where: str = URL, head: str = "10.0.0.1", ledger: Ledger | None = None) -> None:
         self.machines, self.driver = Machines(), FakeDriver(head)
-        self.held = HeldPool(self.machines, where)  # type: ignore[arg-type] - as far as it is needed
+        self.held = RayLease(sky.Ray(where, token=""), self.machines, ledger)  # type: ignore[arg-type] - as far as it is needed
         self.nodes = self.held.get(2, {"CPU": 1}, 60, self.machines.tell, lambda first: self.driver)
         self.machines.told.clear()
 
@@ -169,54 +175,48 @@ def test_a_pool_for_which_ray_has_no_room_says_so_when_its_time_is_over() -> Non
 
     try:
         with pytest.raises(Busy, match=r"no room for 1 x \(2 CPU\) in time.*\n.*0 of 4 CPU"):
-            HeldPool(arrivals, URL).get(1, {"CPU": 2}, 0.5, tell, lambda first: driver)
+            RayLease(sky.Ray(URL), arrivals, None).get(1, {"CPU": 2}, 0.5, tell, lambda first: driver)
     finally:
-        close_arrivals("full")
+        arrivals.close()
     assert told[-1] == "Ray has no room yet for 1 x (2 CPU); free: 10.0.0.1: 0 of 4 CPU"
 
 
 @pytest.fixture
-def unheard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sky.Ray]:
-    """A provider whose Jobs API refuses connections, and a pool of it that has a job."""
+def unheard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """The ledger of a pool that has a job, whose Jobs API refuses connections."""
     monkeypatch.setenv("SKYWARD_STATE", str(tmp_path))
 
     def refuse(self: Jobs) -> list[dict[str, Any]]:
         raise RayRefused("listing jobs", REFUSED, "[Errno 111] Connection refused.", URL, "server")
 
     monkeypatch.setattr(Jobs, "listed", refuse)
-    ray = sky.Ray(URL, token="")
-    ray._start_ledger(sky.Spec(), "p")  # pyright: ignore[reportPrivateUsage]
-    ledger = providers.Ledger.held("p")
-    assert ledger is not None
+    ledger = providers._start_ledger(sky.Ray(URL, token=""), sky.Spec(), "p")  # pyright: ignore[reportPrivateUsage]
     ledger.answer(ledger.intent("job", address=URL), "job", "skyward-p-1")
-    yield ray
-    providers._HELD.pop("p", None)  # pyright: ignore[reportPrivateUsage]
+    return ledger
 
 
 def test_closing_after_the_head_has_ended_is_no_error_and_leaves_no_ledger(
-    clock: Clock, unheard: sky.Ray, tmp_path: Path
+    clock: Clock, unheard: Ledger, tmp_path: Path
 ) -> None:
-    pool = Opened()
+    pool = Opened(ledger=unheard)
     pool.head_dies()
     pool.gone()
     clock.now += 60
     pool.gone()
-    providers._HELD["p"] = pool.held  # pyright: ignore[reportPrivateUsage]
-    receipt = str(unheard.give_back("p", lambda text: None))
+    receipt = str(pool.held.close(quiet))
     assert "the head of the Ray cluster has ended" in receipt
     assert not list((tmp_path / "pools").glob("[!.]*"))
 
 
-def test_the_receipt_names_the_job_that_ray_has_ended(unheard: sky.Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_receipt_names_the_job_that_ray_has_ended(unheard: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Jobs, "listed", lambda self: [])
     monkeypatch.setattr(Jobs, "stop", lambda self, id, seconds: None)
-    assert unheard.give_back("p", lambda text: None) == "Ray has ended job skyward-p-1 of pool p."
+    assert Opened(ledger=unheard).held.close(quiet) == "Ray has ended job skyward-p-1 of pool p."
 
 
-def test_a_job_that_could_not_be_stopped_is_named_without_a_price(clock: Clock, unheard: sky.Ray) -> None:
-    providers._HELD["p"] = Opened().held  # pyright: ignore[reportPrivateUsage]
+def test_a_job_that_could_not_be_stopped_is_named_without_a_price(clock: Clock, unheard: Ledger) -> None:
     with pytest.raises(NotGivenBack) as failed:
-        unheard.give_back("p", lambda text: None)
+        Opened(ledger=unheard).held.close(quiet)
     assert "skyward-p-1" in str(failed.value)
     assert "$" not in str(failed.value)
     assert "sky down p --yes" in str(failed.value)
