@@ -241,7 +241,7 @@ def test_what_is_in_use_stays_however_short_the_room(store: Store) -> None:
     made = [store.put(bytes([i]) * 400) for i in range(5)]
     assert len(files(store)) == 5
     store.release(digest for digest, _ in made)
-    assert len(files(store)) == 2
+    until(lambda: len(files(store)) == 2)
 
 
 def test_a_blob_stays_until_its_last_use_ends(store: Store) -> None:
@@ -361,6 +361,29 @@ def test_the_end_of_a_call_does_not_wait_for_what_is_being_written(
         writer.join(60)
     assert put[0] == put[1]
     assert len(files(store)) == 1
+
+
+def test_the_end_of_a_call_does_not_wait_for_what_is_being_hashed_or_removed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing a large file takes as long as giving back its memory."""
+    blocked: list[str] = []
+    for module, name in ((blobs, "digest"), (blobs, "write"), (os, "unlink"), (shutil, "rmtree")):
+        done = getattr(module, name)
+
+        def watched(*args: Any, name: str = name, done: Any = done) -> Any:
+            if store._lock.locked():
+                blocked.append(name)
+            return done(*args)
+
+        monkeypatch.setattr(module, name, watched)
+    first, second = store.put(b"a" * 600)[0], store.put(b"b" * 600)[0]
+    store.release([first])
+    until(lambda: len(files(store)) == 1)
+    store.put(b"b" * 600)
+    store.discard([second, second])
+    assert files(store) == []
+    assert blocked == []
 
 
 def test_what_somebody_else_has_removed_is_written_again(store: Store) -> None:

@@ -67,6 +67,7 @@ from skyward.transport import blobs
 from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import TooLarge
 from skyward.transport.streams import Producer
+from skyward.transport.threads import run_in_thread
 
 if TYPE_CHECKING:
     from skyward.client.kept import KeptResult
@@ -414,7 +415,7 @@ class Engine:
         for name in names:
             self._uploads.drop(name)
         if paths:
-            self._defer(_remove, paths)
+            self._defer(run_in_thread, partial(_remove, paths))  # large files take long to remove
 
     def _tell_forgotten(self) -> None:
         if self._forgotten:

@@ -160,7 +160,7 @@ class BlobCache:
 
     def discard(self, names: Iterable[str]) -> None:
         with self._lock:
-            self._present.discard(names)
+            self.remove(self._present.discard(names))
 
     def fetch(self, name: str, size: int, sources: Sequence[Sequence[Any]]) -> None:
         with self._lock:
@@ -283,7 +283,7 @@ class BlobCache:
 
     def _make_room(self) -> None:
         try:
-            self._present.make_room()
+            self.remove(self._present.make_room())
         except OSError as exc:  # not an error of the caller, whose blob is there
             log.warning("no room could be made in %s: %s", self._directory, exc)
 

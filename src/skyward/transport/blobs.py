@@ -17,13 +17,14 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from skyward.errors import PoolClosed
 from skyward.transport import private, tensors
 from skyward.transport.frames import Buffer, nbytes
+from skyward.transport.threads import run_in_thread
 
 __all__ = [
     "FULL",
@@ -320,29 +321,25 @@ class BlobIndex:
             if self._uses[name] <= 0:
                 del self._uses[name]
 
-    def discard(self, names: Iterable[str]) -> None:
-        """Unless a call needs them."""
-        for name in names:
-            if name not in self._uses and (blob := self._blobs.pop(name, None)) is not None:
-                remove([blob[0]])
-                self._bytes -= blob[1]
+    def discard(self, names: Iterable[str]) -> list[str]:
+        """Takes out what no call needs; returns where it lies."""
+        return self.take_out(name for name in names if name not in self._uses)
 
     def take_out(self, names: Iterable[str]) -> list[str]:
         gone = [blob for name in names if (blob := self._blobs.pop(name, None)) is not None]
         self._bytes -= sum(size for _, size in gone)
         return [path for path, _ in gone]
 
-    def make_room(self) -> None:
-        limit = self._limit()
+    def make_room(self) -> list[str]:
+        """Takes out what no call needs, until the rest fits; returns where it lies."""
+        limit, gone = self._limit(), list[str]()
         if self._bytes <= limit:
-            return
-        for name, (path, size) in list(self._blobs.items()):
-            if name not in self._uses:
-                remove([path])
-                del self._blobs[name]
-                self._bytes -= size
-                if self._bytes <= limit:
-                    return
+            return gone
+        for name in [name for name in self._blobs if name not in self._uses]:
+            gone += self.take_out([name])
+            if self._bytes <= limit:
+                break
+        return gone
 
 
 class Store:
@@ -367,6 +364,7 @@ class Store:
         The lock is free while it writes: the I/O thread takes it at the end of every call.
         """
         name = digest(buffer)
+        found, gone = None, list[str]()
         with self._lock:
             self._written.wait_for(lambda: name not in self._writing)
             blob = self._index.get(name)
@@ -374,8 +372,11 @@ class Store:
                 self._check_directory()
                 self._writing.add(name)
             else:
-                self._use(name)
-                return name, blob
+                gone = self._use(name)
+                found = blob
+        if found is not None:
+            remove(gone)
+            return name, found
         made: Blob | None = None
         try:
             made = write(self.directory, buffer)
@@ -383,7 +384,7 @@ class Store:
             with self._lock:
                 os.rename(made[0], blob[0])
                 self._index.add(name, blob)
-                self._use(name)
+                gone = self._use(name)
         except BaseException:
             if made is not None:
                 remove([made[0]])
@@ -392,6 +393,7 @@ class Store:
             with self._lock:
                 self._writing.discard(name)
                 self._written.notify_all()
+        remove(gone)
         return name, blob
 
     def _check_directory(self) -> None:
@@ -400,9 +402,9 @@ class Store:
         if make_again(self.directory):
             _hold(self.directory)
 
-    def _use(self, name: str) -> None:
+    def _use(self, name: str) -> list[str]:
         self._index.use([name])
-        self._index.make_room()
+        return _set_aside(self._index.make_room())
 
     def retain(self, digests: Iterable[str]) -> None:
         with self._lock:
@@ -413,7 +415,8 @@ class Store:
         if os.getpid() == self._owner:
             with self._lock:
                 self._index.release(names)
-                self._index.discard(names)
+                gone = _set_aside(self._index.discard(names))
+            remove(gone)
 
     def has(self, digest: str) -> bool:
         with self._lock:
@@ -424,7 +427,9 @@ class Store:
         if os.getpid() == self._owner:
             with self._lock:
                 self._index.release(digests)
-                self._index.make_room()
+                gone = _set_aside(self._index.make_room())
+            if gone:
+                run_in_thread(partial(remove, gone))  # the I/O thread calls this, and large files take long to remove
 
     def close(self) -> None:
         if os.getpid() != self._owner:
@@ -434,6 +439,19 @@ class Store:
             self.closed = True
             self._written.wait_for(lambda: not self._writing)  # or there would be files again
         remove_directory(self.directory)
+
+
+def _set_aside(paths: Iterable[str]) -> list[str]:
+    """Gives files other names, quickly: they are removed later, when their own may be in use again."""
+    aside: list[str] = []
+    for path in paths:
+        name = os.path.join(os.path.dirname(path), os.urandom(12).hex())
+        try:
+            os.rename(path, name)
+        except FileNotFoundError:
+            continue
+        aside.append(name)
+    return aside
 
 
 def remove_directory(directory: str) -> None:
