@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .machine import SHELLS, SLURM, HostsError, install, unavailable
+from .machine import KUBERNETES, SHELLS, SLURM, HostsError, install, unavailable
 from .network import Network
 from .runs import Run, runs, sweep
 
@@ -167,7 +167,8 @@ def _shells() -> list[str]:
 
 
 def _install() -> int:
-    print(f"Installed {', '.join([*install(), *install(SLURM), *_shells()]) or 'nothing: all is there'}.")
+    made = [*install(), *install(SLURM), *install(KUBERNETES), *_shells()]
+    print(f"Installed {', '.join(made) or 'nothing: all is there'}.")
     return 0
 
 

@@ -12,7 +12,18 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ["SHELLS", "SLURM", "HostsError", "as_root", "install", "install_packages", "lacks_python", "missing", "root"]
+__all__ = [
+    "KUBERNETES",
+    "SHELLS",
+    "SLURM",
+    "HostsError",
+    "as_root",
+    "install",
+    "install_packages",
+    "lacks_python",
+    "missing",
+    "root",
+]
 __all__ += ["unavailable"]
 
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
@@ -31,6 +42,8 @@ _PACKAGES = {
 }
 SLURM = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
 """What a Slurm on test hosts needs besides: see tests/support/slurm.py."""
+KUBERNETES = {"etcd": "etcd-server"}
+"""What a Kubernetes on test hosts needs of the system: see tests/support/kubernetes/cluster.py."""
 SHELLS = {"zsh": "zsh", "fish": "fish"}
 """Shells whose completion is tested (tests/cli/test_completion.py)."""
 
