@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from skyward.accelerators import Accelerator
-from skyward.api.shell import Access, JoinTarget, Shell, SshTarget
+from skyward.api.shell import Access, JoinTarget, PodTarget, Shell, SshTarget
 from skyward.api.spec import Spec
 from skyward.errors import SkywardError
 
@@ -56,7 +56,8 @@ class Availability:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a pool, and how it is reached: by ssh, as one that has joined, or else as this computer.
+    """A machine of a pool, and how it is reached: by ssh, as one that has joined, as a pod,
+    or else as this computer.
 
     Args:
         id: what its provider calls it.
@@ -65,6 +66,7 @@ class Machine:
         ssh: how it is reached. Default: None, it has joined or is this computer.
         hourly_cost: dollars an hour. Default: 0.
         joined: which place it has, if it has connected to us by itself. Default: None.
+        pod: which pod it is, if it is reached by `kubectl exec`. Default: None.
     """
 
     id: str
@@ -73,11 +75,12 @@ class Machine:
     ssh: SshTarget | None = None
     hourly_cost: float = 0.0
     joined: JoinTarget | None = None
+    pod: PodTarget | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether it is this computer."""
-        return self.ssh is None and self.joined is None
+        return self.ssh is None and self.joined is None and self.pod is None
 
     @property
     def preemptible(self) -> bool:

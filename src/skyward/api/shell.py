@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-__all__ = ["Access", "Finished", "JoinTarget", "Process", "Shell", "SshTarget"]
+__all__ = ["Access", "Finished", "JoinTarget", "PodTarget", "Process", "Shell", "SshTarget"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,19 @@ class JoinTarget:
 
     def __str__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True)
+class PodTarget:
+    """A pod as the program kubectl is told of it."""
+
+    pod: str
+    namespace: str
+    context: str | None = None
+    """Which cluster, and as whom; None: as kubectl finds out by itself inside a cluster."""
+
+    def __str__(self) -> str:
+        return self.pod
 
 
 @dataclass(frozen=True)

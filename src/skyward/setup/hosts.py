@@ -377,6 +377,10 @@ def _working_directory() -> str:
 def shell_of(machine: Machine) -> Shell:
     if machine.joined is not None:
         return machine.joined.open_shell()
+    if machine.pod is not None:
+        from skyward.setup.pods import PodShell
+
+        return PodShell(machine.pod)
     from skyward.setup.ssh.shell import SshShell
 
     assert machine.ssh is not None

@@ -1,0 +1,149 @@
+"""The first process of a pod, and the way into it: one file, the standard library only, any Python from 3.8 on.
+
+    python3 pod.py stay SECONDS GRACE    waits for the keeper, which `kubectl exec` starts, and ends with it
+    python3 pod.py reach HOST PORT       makes a connection of its standard input and output
+
+The keeper is not its child, so it looks for it among the processes of the pod. A pod that nobody uses for SECONDS
+ends by itself. A pod that is to end says so to its nodes: it has GRACE seconds then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import NoReturn
+
+__all__ = ["CRASHED", "REACHED", "find_keeper", "main"]
+
+REACHED = b"+"
+"""What a connection begins with once it is there; anything else is the reason why it is not."""
+CRASHED = 1
+"""How the pod ends if its keeper was killed: then Kubernetes starts another one in its place."""
+_TAKEN_AWAY = 143
+_KEEPER = b"skyward.node.keeper"
+_PIECE = 1 << 18
+_LOOK = 0.5
+_REACH = 10.0
+
+
+def find_keeper() -> tuple[int, str] | None:
+    """The process id of the keeper, and its directory; None while there is none."""
+    for name in os.listdir("/proc"):
+        words = _words(name) if name.isdigit() else []
+        if _KEEPER in words[:6]:
+            at = words.index(_KEEPER)
+            if len(words) > at + 1:
+                return int(name), os.fsdecode(words[at + 1])
+    return None
+
+
+def _words(pid: str) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []  # it has just ended
+
+
+def _is_busy() -> bool:
+    """Whether anything but this process runs here, such as what sets the host up."""
+    own = {os.getpid(), os.getppid(), 1}
+    return any(name.isdigit() and int(name) not in own and _words(name) for name in os.listdir("/proc"))
+
+
+def _pause() -> None:
+    """A moment, and the burial of processes whose parents have ended: the first process of a pod inherits them."""
+    time.sleep(_LOOK)
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+class _Stay:
+    def __init__(self, patience: float, grace: float) -> None:
+        self._patience, self._grace = patience, grace
+        self._told = False
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._on_notice)
+        keeper, busy = None, time.monotonic()
+        while keeper is None:
+            if self._told:
+                return _TAKEN_AWAY
+            if _is_busy():
+                busy = time.monotonic()
+            elif time.monotonic() - busy > self._patience:
+                return 0  # whoever wanted this pod is gone
+            _pause()
+            keeper = find_keeper()
+        pid, directory = keeper
+        while _KEEPER in _words(str(pid)):
+            _pause()
+        if self._told:
+            return _TAKEN_AWAY
+        return CRASHED if os.path.exists(directory) else 0  # a keeper that ends removes its directory
+
+    def _on_notice(self, number: int, frame: object) -> None:
+        """The pod is to end: evicted, preempted, or deleted."""
+        if self._told:
+            return
+        self._told = True
+        path = os.environ.get("SKYWARD_NOTICE", "")
+        if path:
+            with open(path + ".part", "w") as file:
+                file.write(str(time.time() + self._grace))
+            os.rename(path + ".part", path)
+
+
+def _reach(host: str, port: int) -> int:
+    try:
+        sock = socket.create_connection((host, port), timeout=_REACH)
+    except OSError as exc:
+        os.write(1, str(exc).encode())
+        return 1
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    os.write(1, REACHED)
+    threading.Thread(target=_send, args=(sock,), daemon=True).start()
+    try:
+        while True:
+            piece = sock.recv(_PIECE)
+            if not piece:
+                return 0
+            _write(piece)
+    except OSError:
+        return 0  # one side is gone; the other learns it by the end of its connection
+
+
+def _send(sock: socket.socket) -> None:
+    try:
+        while True:
+            piece = os.read(0, _PIECE)
+            if not piece:
+                break
+            sock.sendall(piece)
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        os._exit(0)
+
+
+def _write(piece: bytes) -> None:
+    while piece:
+        piece = piece[os.write(1, piece) :]
+
+
+def main() -> NoReturn:
+    words = sys.argv[1:]
+    if words[0] == "stay":
+        sys.exit(_Stay(float(words[1]), float(words[2])).run())
+    sys.exit(_reach(words[1], int(words[2])))
+
+
+if __name__ == "__main__":
+    main()

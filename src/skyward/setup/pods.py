@@ -1,0 +1,212 @@
+"""A pod reached by `kubectl exec`: programs and connections are commands in it, and what they read and write is piped.
+
+     this computer                                              the pod
+PodShell ── pipes ── kubectl exec ══ WebSocket ══ API server ══ kubelet ── a program
+         ── socket ─ kubectl exec ══════════════════════════════════════── pod.py reach HOST PORT ── TCP
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from skyward.api.shell import Finished, PodTarget, Process
+from skyward.errors import BootstrapError, HostUnreachable
+from skyward.node.pod import REACHED
+from skyward.setup.hosts import RECEIVE, not_copied
+from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, LoginExpired, environment, refusal
+from skyward.setup.local_shell import Program
+from skyward.transport.backoff import backoff
+
+__all__ = ["CONTAINER", "PROGRAM", "PodShell"]
+
+log = logging.getLogger("skyward.kubernetes")
+
+CONTAINER = "skyward"
+"""The container of a pod that is the host."""
+PROGRAM = "/etc/skyward/pod.py"
+"""Where node/pod.py lies in it."""
+_ATTEMPT = 20.0
+_CONNECTING = 20.0
+_PAUSES = 0.5, 10.0
+# What is run comes as the first line of input: a command is part of the address of a request otherwise, which proxies
+# limit and clusters write down.
+_LINE = 'IFS= read -r line && eval "set -- $(printf %b "$line")" && '
+_START = _LINE + 'exec "$@"'
+# Says by itself how the program ended: a stream that was cut looks like the end of a program.
+_MARK = "skyward-exit:"
+_RUN = f'"$@"; code=$?; printf "\\n{_MARK}%s\\n" "$code" >&2; exit "$code"'
+_RUN_LINE = _LINE + "{ " + _RUN + "; }"
+
+
+class PodShell:
+    """Thread-safe."""
+
+    def __init__(self, target: PodTarget) -> None:
+        self._target = target
+        self._kubectl = Kubectl(target.namespace, target.context)
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._said = ""
+
+    @property
+    def name(self) -> str:
+        return self._target.pod
+
+    def connect(self, deadline: float, booting: bool = False, report: Callable[[str], None] | None = None) -> None:
+        """Waits until commands run there; what cannot pass by itself is final."""
+        for pause in backoff(*_PAUSES):
+            try:
+                done = self.run(["true"], timeout=_ATTEMPT)
+                if done.code == 0:
+                    return
+                raise BootstrapError("connecting", f"{self.name}: its container has no programs: {done.err}")
+            except subprocess.TimeoutExpired:
+                why: Exception = HostUnreachable("connecting", f"{self.name} did not answer within {_ATTEMPT:.0f} s.")
+            except (LoginExpired, Forbidden):
+                raise
+            except (HostUnreachable, KubernetesRefused) as exc:
+                why = exc
+                if isinstance(exc, KubernetesRefused) and exc.kind == "missing" and f'"{self.name}"' in exc.message:
+                    raise HostUnreachable("connecting", f"{self.name}: the pod does not exist any more.") from exc
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closed.wait(min(pause, left)):
+                raise HostUnreachable("connecting", f"{self.name}: {why}") from why
+            if report is not None:
+                report(str(why).partition("\n")[0])
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Process:
+        """`env` is ignored: whoever may look at processes could read it on the command line."""
+        pipe = subprocess.PIPE
+        command = self._exec(["sh", "-c", _START])
+        process = Program(command, env=environment(), stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
+        self._keep(process)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(_line(argv))
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; whoever uses it says why
+        return process
+
+    def run(self, argv: Sequence[str], data: bytes = b"", timeout: float = 60.0) -> Finished:
+        return self._run(argv, data, timeout)
+
+    def upload(self, source: bytes | Path, dest: str) -> None:
+        receive = ["sh", "-c", RECEIVE, "sh", dest, f"{dest}.{uuid.uuid4().hex[:8]}.part"]
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                done = self._run([*receive, str(os.fstat(file.fileno()).st_size)], file, None)
+        else:
+            done = self._run([*receive, str(len(source))], source, None)
+        if done.code != 0:
+            raise not_copied(self.name, dest, done)
+
+    def reach(self, host: str, port: int) -> socket.socket:
+        """A connection through a small relay in the pod."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = Program(
+                    self._exec(["python3", PROGRAM, "reach", host, str(port)]),
+                    env=environment(),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            self._keep(process)
+            ours.settimeout(_CONNECTING)
+            if (first := ours.recv(1)) != REACHED:
+                why = (first + ours.recv(1 << 10)).decode("utf-8", "replace") if first else ""
+                kind = ConnectionRefusedError if "refused" in why else ConnectionResetError
+                raise kind(f"{self.name}: {why or 'kubectl exec ended before there was a connection'}")
+            return ours
+        except BaseException:
+            ours.close()
+            raise
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Nothing: whoever ends the pod ends what runs in it."""
+        return []
+
+    def ending(self) -> tuple[list[str], str | None]:
+        return [], None
+
+    def said(self) -> str:
+        return self._said
+
+    def close(self) -> None:
+        """Ends the programs that lead to the pod; a forked child leaves those of its parent alone."""
+        self._closed.set()
+        with self._lock:
+            processes, self._processes = self._processes, []
+        if os.getpid() != self._owner:
+            return
+        for process in processes:
+            process.kill()
+            process.wait()
+
+    def _exec(self, argv: Sequence[str]) -> list[str]:
+        return self._kubectl.command("exec", "-i", self.name, f"--container={CONTAINER}", "--", *argv)
+
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._processes = [known for known in self._processes if known.poll() is None]
+            self._processes.append(process)
+        if self._closed.is_set():
+            process.kill()
+
+    def _run(self, argv: Sequence[str], data: bytes | IO[bytes], timeout: float | None) -> Finished:
+        lined = isinstance(data, bytes)
+        process = Program(
+            self._exec(["sh", "-c", _RUN_LINE] if lined else ["sh", "-c", _RUN, "sh", *argv]),
+            env=environment(),
+            stdin=subprocess.PIPE if isinstance(data, bytes) else data,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        with process:
+            self._keep(process)
+            try:
+                out, errors = process.communicate(_line(argv) + data if isinstance(data, bytes) else None, timeout)
+            except BaseException as exc:
+                process.kill()
+                if isinstance(exc, subprocess.TimeoutExpired):
+                    raise subprocess.TimeoutExpired(list(argv), exc.timeout) from None
+                raise
+        err = errors.decode("utf-8", "replace")
+        found = list(re.finditer(rf"\n{_MARK}(\d+)\n", err))
+        if not found:
+            self._said = err.strip()
+            raise self._lost(argv[0], err)
+        return Finished(int(found[-1][1]), out, err[: found[-1].start()])
+
+    def _lost(self, program: str, said: str) -> Exception:
+        """Why a command did not come to its end: kubectl could not start it, or the stream was cut."""
+        names = {"where": self._kubectl.where, "namespace": self._target.namespace, "contexts": "", "context": ""}
+        error = refusal(f"running {program} in {self.name}", said, names)
+        if error.kind in ("credentials", "permission", "missing"):
+            return error
+        if 'exec: "sh"' in said or "no such file" in said:
+            return BootstrapError("kubectl exec", f"{self.name}: its image has no shell. Give another image=. {said}")
+        text = f"the connection was lost while {program} ran there. kubectl said: {said.strip() or 'nothing'}"
+        return HostUnreachable("kubectl exec", f"{self.name}: {text}")
+
+
+def _line(argv: Sequence[str]) -> bytes:
+    """A command as one line, as `printf %b` undoes it."""
+    return shlex.join(argv).replace("\\", "\\\\").replace("\n", "\\n").encode() + b"\n"
