@@ -30,6 +30,7 @@ PARTS = {
     "hosts": [f"tests/{folder}/frameworks" for folder in ("ssh", "slurm", "ray", "dask", "cloud")],
     "cloud": ["tests/cloud"],
     "slurm": ["tests/slurm"],
+    "kubernetes": ["tests/kubernetes"],
     "e2e": ["tests/e2e", "tests/cli"],
     "setup": ["tests/setup", "tests/support", "tests/testing"],
     "ray": ["tests/ray", "tests/dask"],

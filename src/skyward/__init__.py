@@ -22,6 +22,7 @@ __all__ = [
     "Image",
     "InstanceInfo",
     "Join",
+    "Kubernetes",
     "Local",
     "Machine",
     "Offer",
@@ -101,7 +102,7 @@ _NAMES = {
     "skyward.node.shared.names": "barrier counter dict event lock queue set",
     "skyward.node.stdio": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
-    "skyward.providers": "AWS Dask Join Local Ray SSH Slurm",
+    "skyward.providers": "AWS Dask Join Kubernetes Local Ray SSH Slurm",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -137,7 +138,7 @@ if TYPE_CHECKING:
     from skyward.node.shared.names import set as set
     from skyward.node.stdio import CallbackWriter, redirect_output, silent, stderr, stdout
     from skyward.pool.pool import ComputePool, plan
-    from skyward.providers import AWS, SSH, Dask, Join, Local, Ray, Slurm
+    from skyward.providers import AWS, SSH, Dask, Join, Kubernetes, Local, Ray, Slurm
 else:  # hidden from type checkers, for which every name would exist otherwise
 
     def __getattr__(name: str) -> object:

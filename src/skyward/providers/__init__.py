@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["AWS", "SSH", "Dask", "Join", "Local", "Ray", "Slurm"]
+__all__ = ["AWS", "SSH", "Dask", "Join", "Kubernetes", "Local", "Ray", "Slurm"]
 
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "SSH": "skyward.providers.ssh",
     "Dask": "skyward.providers.dask",
     "Join": "skyward.providers.join",
+    "Kubernetes": "skyward.providers.kubernetes.provider",
     "Local": "skyward.providers.local",
     "Ray": "skyward.providers.ray.provider",
     "Slurm": "skyward.providers.slurm.provider",
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from skyward.providers.aws.provider import AWS
     from skyward.providers.dask import Dask
     from skyward.providers.join import Join
+    from skyward.providers.kubernetes.provider import Kubernetes
     from skyward.providers.local import Local
     from skyward.providers.ray.provider import Ray
     from skyward.providers.slurm.provider import Slurm

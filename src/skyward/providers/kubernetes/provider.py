@@ -1,0 +1,293 @@
+"""Pods of a Kubernetes cluster: one Indexed Job for a pool, reached by `kubectl exec`, and its Secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from skyward.api.image import check_number
+from skyward.api.provider import Availability, Leftover, Offer, Provider, Report
+from skyward.api.shell import Access
+from skyward.api.spec import Spec
+from skyward.api.usage_errors import corrects
+from skyward.errors import InvalidArgument
+from skyward.machines.ledger import Ledger, given_back
+from skyward.node import join_notice
+from skyward.node import pod as pod_program
+from skyward.providers.kubernetes.lease import PodLease, end, listed
+from skyward.providers.kubernetes.manifests import Wish, job, rights, role, secret, sized
+from skyward.providers.kubernetes.states import node_offers
+from skyward.setup.kubectl import Forbidden, Kubectl, KubernetesRefused, in_pod
+
+__all__ = ["Kubernetes"]
+
+_NEWEST = 1000
+_NOT_REACHED = (
+    "Pods connect to this program, because `kubectl exec` is not allowed: allow it (create pods/exec), or run the "
+    "program in a pod of the cluster."
+)
+
+
+@corrects(
+    {
+        **dict.fromkeys(
+            ("nodes", "accelerator"), '`sky.ComputePool(provider=sky.Kubernetes(), nodes=4, accelerator="A100")`'
+        ),
+        **dict.fromkeys(("cpu", "memory", "resources"), "`sky.ComputePool(vcpus=..., memory_gb=...)`"),
+        **dict.fromkeys(("volumes", "service_account", "labels", "annotations"), "`template={...}`"),
+        **dict.fromkeys(("kubeconfig", "config"), "the variable KUBECONFIG, and `context=`"),
+        "timeout": "`sky.ComputePool(provision_timeout=seconds)`",
+    }
+)
+@dataclass(frozen=True, repr=False)
+class Kubernetes(Provider):
+    """Pods of a Kubernetes cluster, as one Job; all that is needed is the program kubectl, logged in.
+
+    Args:
+        context: which of kubectl's contexts. Default: the current one, or the cluster in which this program runs.
+        namespace: where the Job is made. Default: the context's own.
+        image: the container image of pods, with a python3; what calls need comes with the pool's `image=`. Default:
+            python:3.x-slim, with the version of this program's Python.
+        gpus: what the cluster calls its GPUs. Default: "nvidia.com/gpu".
+        node_selector: labels that nodes must have, {"cloud.google.com/gke-spot": "true"}.
+        tolerations: taints that pods put up with, as Kubernetes writes them. Default: that of the GPUs, if the pool has
+            an accelerator.
+        queue: the queue of Kueue in which the Job waits. Default: none.
+        template: a Job or a Pod, or the path of a YAML file with one, of which everything is added: volumes, service
+            account, topology. Its first container is the node.
+        lease: how many seconds pods go on when they hear nothing of us. Default: 900.
+    """
+
+    context: str | None = None
+    namespace: str | None = None
+    image: str | None = None
+    gpus: str = "nvidia.com/gpu"
+    node_selector: Mapping[str, str] | str | None = None
+    tolerations: Sequence[Mapping[str, Any]] | str | None = None
+    queue: str | None = None
+    template: Mapping[str, Any] | str | os.PathLike[str] | None = None
+    lease: float = 900.0
+
+    def __post_init__(self) -> None:
+        for name in ("context", "namespace", "image", "gpus", "queue"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value or not value.isprintable()):
+                raise InvalidArgument(f"{name}={value!r}: a name is expected, like {name}='...'.")
+        if self.namespace is not None:
+            Kubectl.checked(self.context, self.namespace)
+        check_number("lease", self.lease, whole=False)
+        for name in ("node_selector", "tolerations", "template"):
+            object.__setattr__(self, name, _frozen(name, getattr(self, name)))
+
+    def __repr__(self) -> str:
+        shown = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        return f"Kubernetes({', '.join(f'{name}={value!r}' for name, value, default in shown if value != default)})"
+
+    @property
+    def access(self) -> Access:
+        return Access(lease=self.lease, ssh_timeout=120.0, notices=join_notice.wait)
+
+    @property
+    def rented(self) -> bool:
+        return True
+
+    @property
+    def elastic(self) -> bool:
+        return True
+
+    def offers(self, spec: Spec, count: int) -> Iterable[Offer]:
+        """Kinds of nodes, if this user may list them. Creates nothing."""
+        kubectl = self._kubectl()
+        try:
+            nodes = kubectl.read("listing nodes", "get", "nodes")
+        except Forbidden:
+            return [Offer(f"pods in the namespace {kubectl.namespace} (its nodes may not be listed)")]
+        found = node_offers(nodes, self.gpus)
+        return [Offer(name, 0.0, cpus, memory) for name, cpus, memory in found] or [Offer("no nodes yet")]
+
+    def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
+        return [Availability("pods wait for room") for _ in offers]
+
+    def acquire(self, spec: Spec, pool: str, count: int, timeout: float, report: Report) -> PodLease:
+        kubectl = self._kubectl()
+        joins = in_pod() or not _may_execute(kubectl)
+        expires = time.time() + spec.ttl
+        wish = self._wish(kubectl, spec, pool, expires, count, joins)
+        made = job(wish, spec, _minor(kubectl), time.time())
+        place = {"context": kubectl.context, "namespace": kubectl.namespace}
+        ledger = Ledger.start(pool, {"provider": self.name, "expires": expires, **place})
+        try:
+            arrivals = None
+            if joins:
+                from skyward.setup.joined.arrivals import open_arrivals
+
+                arrivals = open_arrivals(pool, ttl=spec.ttl, lease=self.lease, interchangeable=True, hint=_NOT_REACHED)
+        except BaseException:
+            ledger.remove()
+            raise
+        lease = PodLease(self, pool, ledger, kubectl, arrivals)
+        try:
+            report("asking Kubernetes for pods")
+            uid = _create(kubectl, ledger, made)
+            if arrivals is None:
+                file, content = "pod.py", Path(pod_program.__file__).read_text()
+            else:
+                from skyward.setup.joined.program import join_file
+
+                file, content = "join.py", join_file(arrivals.text)
+            kubectl.create("making the Secret", secret(pool, uid, file, content))
+            if self.queue is None:
+                lease.resume()
+            lease.machines = lease.wait(count, timeout, report, spec.min_nodes)
+            return lease
+        except BaseException:
+            lease.close(lambda text: None)
+            raise
+
+    def give_back(self, pool: str, report: Report) -> object:
+        with given_back(pool) as ledger:
+            here = self if ledger is None else self.reopened(ledger.history.metadata)
+            return end(here._kubectl(), pool, ledger, report)
+
+    def find(self) -> list[Leftover]:
+        kubectl = self._kubectl()
+        jobs, pods = listed(kubectl)
+        me = _user(kubectl) if jobs else ""
+        found: list[Leftover] = []
+        for known in jobs:
+            foreign = ""
+            if known.owner and me and known.owner != me:
+                foreign = f"it was made by {known.owner}; `kubectl delete job {known.name}` would end it"
+            ours = [pod for pod in pods if pod.pool and not pod.over and pod.name.startswith(f"{known.name}-")]
+            items = [(pod.name, "machine", f"Job {known.name}, {pod.phase.lower()}") for pod in ours]
+            for id, kind, detail in items or [(known.name, "job", "suspended" if known.suspended else "without pods")]:
+                found.append(Leftover(known.pool, id, kind, detail, expires=known.expires, foreign=foreign))
+        return found
+
+    def reopened(self, metadata: Mapping[str, Any]) -> Kubernetes:
+        if "namespace" not in metadata:
+            return self
+        there = Kubectl.checked(metadata.get("context"), metadata["namespace"])
+        return replace(self, context=there.context, namespace=there.namespace)
+
+    def _kubectl(self) -> Kubectl:
+        return Kubectl.find(self.context, self.namespace)
+
+    def _wish(self, kubectl: Kubectl, spec: Spec, pool: str, expires: float, count: int, joins: bool) -> Wish:
+        tolerations: list[dict[str, Any]] = []
+        if self.tolerations is not None:
+            tolerations = json.loads(cast(str, self.tolerations))
+        elif spec.accelerator is not None:
+            tolerations = [{"key": self.gpus, "operator": "Exists", "effect": "NoSchedule"}]
+        return Wish(
+            pool,
+            _user(kubectl),
+            expires,
+            count,
+            self.image or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim",
+            sized(spec, self.gpus),
+            json.loads(cast(str, self.node_selector or "{}")),
+            tolerations,
+            self.queue,
+            self._template(kubectl),
+            joins,
+            self.lease,
+        )
+
+    def _template(self, kubectl: Kubectl) -> dict[str, Any]:
+        if self.template is None:
+            return {}
+        path = os.path.expanduser(cast(str, self.template))
+        if path.startswith("{"):
+            return json.loads(path)
+        if not os.path.isfile(path):
+            raise InvalidArgument(f"template={path!r}: there is no such file.")
+        # kubectl reads YAML, so nothing else has to
+        said = kubectl.read("reading the template", "create", "--dry-run=client", "--validate=false", "-f", path)
+        if len(said) != 1:
+            raise InvalidArgument(f"template={path!r} holds {len(said)} objects. A Job or a Pod is expected.")
+        return said[0]
+
+
+def _create(kubectl: Kubectl, ledger: Ledger, made: dict[str, Any]) -> str:
+    """Makes the Job; gives its uid."""
+    call = ledger.intent("job", name=made["metadata"]["name"])
+    try:
+        (created,) = kubectl.create("making the Job", made)
+    except KubernetesRefused as exc:
+        if not exc.unanswered:
+            ledger.refused(call, "job", str(exc))
+        raise
+    ledger.answer(call, "job", created["metadata"]["name"])
+    return created["metadata"]["uid"]
+
+
+def _may_execute(kubectl: Kubectl) -> bool:
+    """Whether `kubectl exec` is allowed; an error if a pool cannot be had at all."""
+    missing = missing_rights(kubectl)
+    needed = [(verb, resource) for verb, resource in missing if resource not in ("pods/exec", "events")]
+    if needed:
+        words = ", ".join(f"{verb} {resource}" for verb, resource in needed)
+        raise Forbidden(
+            "opening a pool",
+            "Forbidden",
+            f"this user may not do all that a pool needs in the namespace {kubectl.namespace} of {kubectl.where}. "
+            f"Missing: {words}. Nothing was created. Whoever runs the cluster can allow it with:\n"
+            f"{role(kubectl.namespace)}",
+            kubectl.where,
+            "permission",
+        )
+    return ("create", "pods/exec") not in missing
+
+
+def missing_rights(kubectl: Kubectl) -> list[tuple[str, str]]:
+    """Verbs and resources that this user is not allowed, as `kubectl auth can-i` would say."""
+    wanted = rights()
+    items: list[dict[str, Any]] = []
+    for verb, group, resource in wanted:
+        name, _, part = resource.partition("/")
+        attributes = {"namespace": kubectl.namespace, "verb": verb, "group": group, "resource": name}
+        attributes |= {"subresource": part} if part else {}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        items.append({**review, "spec": {"resourceAttributes": attributes}})
+    answers = kubectl.create("asking what is allowed", *items)
+    return [
+        (verb, resource)
+        for (verb, _, resource), answer in zip(wanted, answers, strict=True)
+        if not answer.get("status", {}).get("allowed")
+    ]
+
+
+def _minor(kubectl: Kubectl) -> int:
+    """The minor version of the cluster's Kubernetes; a large number if it does not say."""
+    said = json.loads(kubectl.run("asking for the version", "get", "--raw", "/version"))
+    digits = "".join(character for character in str(said.get("minor", "")) if character.isdigit())
+    return int(digits) if digits else _NEWEST
+
+
+def _user(kubectl: Kubectl) -> str:
+    """What the cluster calls this user; empty if it does not say."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        (said,) = kubectl.create("asking who this is", review)
+    except KubernetesRefused as exc:
+        if exc.kind == "credentials" or exc.unanswered:
+            raise
+        return ""  # before Kubernetes 1.28
+    return str(said.get("status", {}).get("userInfo", {}).get("username", ""))
+
+
+def _frozen(name: str, value: Any) -> str | None:
+    """A setting as text, so that the provider is a value: that of a path, or JSON."""
+    if value is None or isinstance(value, str | os.PathLike):
+        return None if value is None else os.fspath(cast("str | os.PathLike[str]", value))
+    try:
+        return json.dumps(value, sort_keys=True)
+    except TypeError as exc:
+        raise InvalidArgument(f"{name}={value!r} cannot be written as JSON, as Kubernetes needs it: {exc}.") from None

@@ -1,0 +1,38 @@
+"""Real pools of pods: opening, calls, and how they end."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import skyward as sky
+from tests.support.kubernetes.cluster import Cluster
+
+
+@sky.compute
+def where() -> tuple[int, str]:
+    return sky.instance_info().node, socket.gethostname()
+
+
+@sky.compute
+def double(x: int) -> int:
+    return 2 * x
+
+
+@sky.compute
+def size(data: bytes) -> int:
+    return len(data)
+
+
+def test_a_pool_of_pods_takes_calls_of_all_kinds_and_leaves_nothing(cluster: Cluster, provider: sky.Kubernetes) -> None:
+    with sky.ComputePool(provider=provider, nodes=2, console=False) as pool:
+        assert [node for node, _ in where() @ pool] == [0, 1]
+        assert double(21) >> pool == 42
+        assert list(pool.map(double, range(50))) == [2 * x for x in range(50)]
+        assert size(os.urandom(20 << 20)) >> pool == 20 << 20
+        (job,) = cluster.items("jobs")
+        assert job["spec"]["activeDeadlineSeconds"] <= 7 * 24 * 3600
+        (secret,) = cluster.items("secrets")
+        assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    assert "is deleted" in str(pool.receipt)
+    assert not cluster.items("jobs")

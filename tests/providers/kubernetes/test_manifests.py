@@ -1,0 +1,143 @@
+"""The Job and the Secret of a pool: what Kubernetes takes from 1.27 on, what sites demand, what a template adds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.api.spec import Spec
+from skyward.errors import InvalidArgument
+from skyward.providers.kubernetes.manifests import Wish, job, job_name, label, role, secret, sized
+from tests.support.kubernetes import VERSIONS, problems
+
+
+def made(spec: Spec | None = None, minor: int = 37, **changes: Any) -> dict[str, Any]:
+    wanted = spec or Spec()
+    told: dict[str, Any] = {
+        "pool": "train-1a2b",
+        "owner": "me",
+        "expires": 2000.0,
+        "count": 4,
+        "image": "python:3.11-slim",
+        "resources": sized(wanted, "nvidia.com/gpu"),
+        "labels": {},
+        "tolerations": [],
+        "queue": None,
+        "template": {},
+        "joins": False,
+        "patience": 900.0,
+        **changes,
+    }
+    return job(Wish(**told), wanted, minor, 1000.0)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("joins", [False, True])
+def test_everything_fits_the_schemas_that_kubernetes_publishes(version: str, joins: bool) -> None:
+    spec = Spec(vcpus=4, memory_gb=16, accelerator="A100:2", architecture="x86_64")
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    minor = int(version.partition(".")[2])
+    whole = made(spec, minor, joins=joins, queue="team", labels={"disk": "ssd"}, tolerations=tolerations)
+    assert problems(whole, version) == []
+    assert problems(secret("train-1a2b", "uid", "pod.py", "text"), version) == []
+
+
+def test_a_job_ends_by_itself_and_pods_that_were_taken_away_do_not_count() -> None:
+    spec = made()["spec"]
+    assert spec["suspend"] is True
+    assert spec["activeDeadlineSeconds"] == 1000
+    assert spec["ttlSecondsAfterFinished"] > 0
+    assert spec["completions"] == spec["parallelism"] == 4
+    assert spec["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert spec["backoffLimitPerIndex"] > 0
+    assert "backoffLimitPerIndex" not in made(minor=28)["spec"], "older ones do not know it"
+
+
+def test_pods_start_where_pod_security_is_restricted() -> None:
+    pod = made()["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert pod["automountServiceAccountToken"] is False
+    assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+
+
+def test_what_was_not_asked_for_is_not_limited() -> None:
+    (container,) = made()["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {"limits": {}}
+    (container,) = made(Spec(vcpus=4, accelerator="A100:2"))["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {"limits": {"cpu": "4", "nvidia.com/gpu": "2"}}
+
+
+def test_a_template_adds_to_what_is_there() -> None:
+    template = {
+        "metadata": {"labels": {"team": "vision"}},
+        "spec": {
+            "serviceAccountName": "trainer",
+            "securityContext": {"runAsUser": 5000},
+            "containers": [
+                {
+                    "env": [{"name": "HF_HOME", "value": "/data"}],
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                },
+                {"name": "sidecar", "image": "proxy"},
+            ],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        },
+    }
+    whole = made(template=template)
+    pod = whole["spec"]["template"]
+    assert problems(whole) == []
+    assert pod["metadata"]["labels"]["team"] == "vision"
+    assert pod["metadata"]["labels"]["skyward/pool"] == "train-1a2b"
+    assert pod["spec"]["securityContext"]["runAsUser"] == 5000
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["skyward", "sidecar"]
+    assert {entry["name"] for entry in pod["spec"]["containers"][0]["env"]} == {"HOME", "SKYWARD_NOTICE", "HF_HOME"}
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["program", "home", "shm", "data"]
+
+
+def test_a_template_of_a_job_is_one_of_a_job_and_of_another_kind_none() -> None:
+    whole = made(template={"kind": "Job", "metadata": {"annotations": {"a": "b"}}, "spec": {"backoffLimit": 3}})
+    assert whole["metadata"]["annotations"]["a"] == "b"
+    assert whole["spec"]["backoffLimit"] == 3
+    with pytest.raises(InvalidArgument, match="Deployment"):
+        made(template={"kind": "Deployment"})
+
+
+@pytest.mark.parametrize("pool", ["train-1a2b", "Train_1.A", "x" * 120, "-", "ü", "a" * 30, "a" * 45])
+def test_names_fit_whatever_the_pool_is_called(pool: str) -> None:
+    import re
+
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?", job_name(pool))
+    assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", label(pool))
+
+
+def test_pools_that_look_alike_have_names_of_their_own() -> None:
+    pools = ["train", "Train", "train_", "t" * 60, "t" * 61]
+    assert len({job_name(pool) for pool in pools}) == len({label(pool) for pool in pools}) == len(pools)
+
+
+def test_the_role_is_what_is_asked_for_and_not_more() -> None:
+    text = role("research")
+    assert "namespace: research" in text
+    assert "pods/exec" in text
+    assert "watch" not in text
+    assert "*" not in text
+
+
+def test_a_provider_is_a_value_whatever_it_is_given(tmp_path: Path) -> None:
+    one = sky.Kubernetes(node_selector={"a": "b"}, tolerations=[{"operator": "Exists"}], template={"spec": {}})
+    assert one == sky.Kubernetes(node_selector={"a": "b"}, tolerations=[{"operator": "Exists"}], template={"spec": {}})
+    assert hash(one) == hash(sky.Kubernetes(**{name: getattr(one, name) for name in ("node_selector", "template")},
+                                            tolerations=json.loads(str(one.tolerations))))  # fmt: skip
+    assert sky.Kubernetes(template=tmp_path / "pod.yaml").template == str(tmp_path / "pod.yaml")
+    with pytest.raises(InvalidArgument, match="node_selector"):
+        sky.Kubernetes(node_selector={"a": object()})  # type: ignore[dict-item]  # pyright: ignore
+    with pytest.raises(InvalidArgument, match="no namespace"):
+        sky.Kubernetes(namespace="Not A Namespace")

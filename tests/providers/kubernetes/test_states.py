@@ -1,0 +1,113 @@
+"""What pods wait for and how they ended, read from what Kubernetes says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyward.providers.kubernetes.states import PodState, node_offers, parse, refused_pods, story
+
+
+def pod(status: dict[str, Any], **metadata: Any) -> PodState:
+    labels = {"skyward/pool": "p", "batch.kubernetes.io/job-completion-index": "3"}
+    item = {"kind": "Pod", "metadata": {"name": "skyward-p-3-abcde", "labels": labels, **metadata}, "spec": {}}
+    _, (found,) = parse([{**item, "status": status}])
+    return found
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    container = {"name": "skyward", "image": "img", "state": {"waiting": {"reason": reason, "message": message}}}
+    return {"phase": "Pending", "containerStatuses": [container]}
+
+
+def ended(**terminated: Any) -> dict[str, Any]:
+    return {"phase": "Failed", "containerStatuses": [{"name": "skyward", "state": {"terminated": terminated}}]}
+
+
+def test_a_pod_runs_once_its_container_does_and_nobody_ends_it() -> None:
+    runs = {
+        "phase": "Running",
+        "podIP": "10.0.0.3",
+        "containerStatuses": [{"name": "skyward", "state": {"running": {}}}],
+    }
+    assert pod(runs).runs
+    assert (pod(runs).index, pod(runs).address) == (3, "10.0.0.3")
+    assert not pod(runs, deletionTimestamp="now").runs
+    assert not pod({"phase": "Running", "containerStatuses": [{"name": "sidecar", "state": {"running": {}}}]}).runs
+
+
+def test_the_scheduler_is_quoted() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    assert pod({"phase": "Pending", "conditions": [condition]}).waits == "no node has room: 0/3 nodes"
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
+def test_an_image_that_is_not_pulled_may_still_come(reason: str) -> None:
+    found = pod(waiting(reason, "denied"))
+    assert "img cannot be pulled: denied" in found.waits
+    assert found.unpulled
+    assert not found.hopeless
+
+
+@pytest.mark.parametrize("reason", ["InvalidImageName", "CreateContainerConfigError"])
+def test_what_will_never_run_is_known(reason: str) -> None:
+    assert pod(waiting(reason)).hopeless
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (ended(exitCode=137, reason="OOMKilled"), "ran out of memory"),
+        (ended(exitCode=1, reason="Error"), "ended with code 1"),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "Evicted, low on memory"),
+        ({"phase": "Succeeded"}, "has ended"),
+        (
+            {
+                "phase": "Failed",
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "m"}
+                ],
+            },
+            "taken away (EvictionByEvictionAPI: m)",
+        ),
+        ({"phase": "Running"}, ""),
+    ],
+)
+def test_the_end_of_a_pod_has_its_reason(status: dict[str, Any], words: str) -> None:
+    assert words in pod(status).ended
+    assert bool(pod(status).ended) == bool(words)
+
+
+def test_a_job_that_is_over_says_why() -> None:
+    def job(**condition: str) -> str:
+        status = {"conditions": [{"status": "True", **condition}]}
+        metadata = {"name": "j", "uid": "u", "annotations": {"skyward/expires": "12"}}
+        (found,), _ = parse([{"kind": "Job", "metadata": metadata, "spec": {"completions": 2}, "status": status}])
+        assert (found.expires, found.count) == (12.0, 2)
+        return found.over
+
+    assert "ttl" in job(type="Failed", reason="DeadlineExceeded")
+    assert "too often" in job(type="Failed", reason="FailedIndexes")
+    assert job(type="Complete", reason="CompletionsReached")
+    assert not job(type="Suspended", reason="JobSuspended")
+
+
+def test_the_last_word_of_events_counts() -> None:
+    events = [
+        {"reason": "FailedCreate", "message": "exceeded quota", "lastTimestamp": "2026-01-02T00:00:00Z"},
+        {"reason": "FailedCreate", "message": "older", "lastTimestamp": "2026-01-01T00:00:00Z"},
+        {"reason": "SuccessfulCreate", "message": "later", "lastTimestamp": "2026-01-03T00:00:00Z"},
+    ]
+    assert refused_pods(events) == "exceeded quota"
+    assert story([{"type": "Warning", "reason": "FailedMount", "message": "no volume"}]) == "FailedMount: no volume"
+
+
+def test_nodes_are_counted_by_what_they_have() -> None:
+    def node(gpus: str, type: str = "g5.xlarge", **spec: Any) -> dict[str, Any]:
+        labels = {"node.kubernetes.io/instance-type": type, "nvidia.com/gpu.product": "NVIDIA-A10G"}
+        room = {"cpu": "3920m", "memory": "16Gi", "nvidia.com/gpu": gpus}
+        return {"metadata": {"labels": labels}, "spec": spec, "status": {"allocatable": room}}
+
+    found = node_offers([node("1"), node("1"), node("0", "m5"), node("1", unschedulable=True)], "nvidia.com/gpu")
+    assert found == [("2 nodes g5.xlarge with 1 NVIDIA-A10G", 3.92, 17.2), ("1 node m5", 3.92, 17.2)]
