@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyward.client import futures
-from skyward.client.futures import Listeners, UserCode, UserFuture, Worker, when_done
+from skyward.client.futures import Listeners, UserCode, UserFuture, Worker, wait_for_all, when_done
 from skyward.events import Event, Notice
 from tests.support.waiting import until
 
@@ -209,13 +210,13 @@ def test_a_program_that_asks_again_and_again_leaves_nothing_in_a_future() -> Non
     for _ in range(100):
         with pytest.raises(TimeoutError):
             future.result(0)
-    assert not future._sleepers
+    assert not future.sleepers
     with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(future.result) for _ in range(4)]
-        until(lambda: len(future._sleepers) == 4)
+        until(lambda: len(future.sleepers) == 4)
         future.set_result(7)
         assert [each.result(60) for each in waiting] == [7] * 4
-    assert not future._sleepers
+    assert not future.sleepers
 
 
 def test_a_future_that_is_done_cannot_be_cancelled() -> None:
@@ -347,3 +348,38 @@ def test_how_many_events_were_left_out_is_said_at_the_end_too(
     gate.set()
     listeners.close(10)
     assert "the last 3 events were left out" in caplog.text
+
+
+def test_whoever_waits_for_several_futures_wakes_once() -> None:
+    parts = [UserFuture[int]() for _ in range(5)]
+    parts[4].set_result(4)
+    thread = threading.Thread(target=wait_for_all, args=(parts,))
+    thread.start()
+
+    def slept() -> int:
+        """How often it has gone to sleep."""
+        text = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+        return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) if "(sleeping)" in text else 0
+
+    counts: list[int] = [0]
+
+    def is_asleep() -> bool:
+        counts.append(slept())
+        time.sleep(0.05)
+        return counts[-1] > 0 and counts[-1] == slept()
+
+    until(is_asleep)
+    for part in parts[:3]:
+        part.cancel()
+    assert slept() == counts[-1]
+    parts[3].set_result(3)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not any(part.sleepers for part in parts)
+
+
+def test_waiting_for_futures_that_have_ended_or_for_none_returns_at_once() -> None:
+    wait_for_all([])
+    ended = UserFuture[int]()
+    ended.set_result(1)
+    wait_for_all([ended, ended])

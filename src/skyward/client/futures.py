@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import logging
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from skyward.api.futures import AwaitableFuture
 from skyward.client import output
@@ -18,7 +19,7 @@ from skyward.client.output import Chunk
 from skyward.events import Event, KeepEnd, Log, Notice, Warned
 from skyward.transport.exceptions import PackedError
 
-__all__ = ["Deferred", "Listener", "Listeners", "UserCode", "UserFuture", "Worker", "when_done"]
+__all__ = ["Deferred", "Listener", "Listeners", "UserCode", "UserFuture", "Worker", "wait_for_all", "when_done"]
 
 
 # Runs users' functions (done-callbacks, event listeners) on threads of their own: none of them holds up a pool.
@@ -186,7 +187,7 @@ class UserFuture(AwaitableFuture[T]):
         self.on_cancel: Callable[[], None] | None = None
         self._cancelling = threading.Lock()
         self._events = 0  # how many had been emitted when this future was settled
-        self._sleepers: list[_thread.LockType] = []  # of threads that wait, one each
+        self.sleepers: list[_Sleeper] = []  # of threads that wait, one each
 
     def done(self) -> bool:
         """Whether it has ended; takes no lock, so that Ctrl-C at any moment leaves none taken."""
@@ -204,12 +205,12 @@ class UserFuture(AwaitableFuture[T]):
         if not self.done():
             sleeper = _thread.allocate_lock()
             sleeper.acquire()
-            self._sleepers.append(sleeper)
+            self.sleepers.append(sleeper)
             try:
                 if not self.done():
                     sleeper.acquire(True, -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
             finally:
-                self._sleepers.remove(sleeper)
+                self.sleepers.remove(sleeper)
         return self.done()
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -269,7 +270,7 @@ class UserFuture(AwaitableFuture[T]):
         return True
 
     def _wake(self) -> None:
-        for sleeper in tuple(self._sleepers):  # those that wake take themselves off the list
+        for sleeper in tuple(self.sleepers):  # those that wake take themselves off the list
             try:
                 sleeper.release()
             except RuntimeError:
@@ -293,6 +294,48 @@ class UserFuture(AwaitableFuture[T]):
     def _note_events(self) -> None:
         if self.user is not None:
             self._events = self.user.listeners.worker.submitted
+
+
+class _Sleeper(Protocol):
+    def release(self) -> None: ...
+
+
+class _Part:
+    """Stands for one of several futures that a thread waits for: only the last of them wakes it."""
+
+    __slots__ = ("_all_ended", "_once")
+
+    def __init__(self, all_ended: Callable[[], None]) -> None:
+        self._all_ended, self._once = all_ended, _thread.allocate_lock()
+
+    def release(self) -> None:
+        if self._once.acquire(False):
+            self._all_ended()
+
+
+def wait_for_all(futures: Sequence[UserFuture[Any]]) -> None:
+    """Waits until all have ended; as `UserFuture.wait`, and awake only once."""
+    sleeper, ended = _thread.allocate_lock(), itertools.count(1)
+    sleeper.acquire()
+
+    def count() -> None:
+        if next(ended) == len(futures):
+            sleeper.release()
+
+    waiting: list[tuple[UserFuture[Any], _Part]] = []
+    try:
+        for future in futures:
+            part = _Part(count)
+            waiting.append((future, part))
+            future.sleepers.append(part)
+            if future.done():
+                part.release()
+        if futures:
+            sleeper.acquire()
+    finally:
+        for future, part in waiting:
+            if part in future.sleepers:
+                future.sleepers.remove(part)
 
 
 def when_done(future: Future[Any], act: Callable[[Future[Any]], object]) -> None:

@@ -10,6 +10,7 @@ from skyward.api.compute import Chunk, PendingCompute
 from skyward.api.context import PoolContext
 from skyward.api.futures import AwaitableFuture
 from skyward.client import gather
+from skyward.client.futures import wait_for_all
 from skyward.errors import NodeLost
 from skyward.pool.mistakes import not_a_single_call
 from skyward.transport.exceptions import PackedError
@@ -105,8 +106,7 @@ class Sender:
             self.packing.drop(ranks)
             return None
         try:
-            for future in futures:
-                future.wait()
+            wait_for_all(futures)
         except BaseException:
             for future in futures:
                 future.cancel()
