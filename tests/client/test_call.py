@@ -13,6 +13,7 @@ import pytest
 
 from skyward.client.call import CallFuture
 from skyward.errors import ResultNotSerializable
+from skyward.node.protocol import Returned
 from skyward.transport import blobs
 from tests.support.forked import run_forked
 
@@ -44,7 +45,7 @@ def interrupted_once() -> str:
 
 def settled(value: Any) -> CallFuture[Any]:
     future = CallFuture[Any]("train")
-    future.settle({}, [pickle.dumps(value, 5)])
+    future.settle(Returned(id="c", buffers=[pickle.dumps(value, 5)]))
     return future
 
 
@@ -78,7 +79,7 @@ def test_a_result_whose_file_cannot_be_read_is_an_error(
     path.write_bytes(b"x" * 10)
     monkeypatch.setattr(blobs, "read", read)
     future = CallFuture[Any]("train")
-    future.settle({"blobs": {"1": (str(path), 10)}}, [b"", b""])
+    future.settle(Returned(id="c", blobs={"1": (str(path), 10)}, buffers=[b"", b""]))
     with pytest.raises(ResultNotSerializable, match="cannot be read here") as caught:
         future.result(0)
     assert caught.value.__cause__ is error
@@ -89,37 +90,37 @@ def test_a_file_that_is_shorter_than_its_node_said_is_an_error(tmp_path: Path) -
     path = tmp_path / "blob"
     path.write_bytes(b"x" * 10)
     future = CallFuture[Any]("train")
-    future.settle({"blobs": {"1": (str(path), 5_000_000)}}, [b"", b""])
+    future.settle(Returned(id="c", blobs={"1": (str(path), 5_000_000)}, buffers=[b"", b""]))
     assert isinstance(future.exception(0), ResultNotSerializable)
 
 
 def test_a_verdict_without_anything_in_it_settles_the_future_too() -> None:
     future = CallFuture[Any]("train")
-    future.settle({}, [])
+    future.settle(Returned(id="c", buffers=[]))
     assert isinstance(future.exception(0), ResultNotSerializable)
 
 
 def test_files_of_a_result_that_nobody_wants_are_removed(tmp_path: Path) -> None:
-    def blob(name: str) -> tuple[dict[str, Any], Path]:
+    def blob(name: str) -> tuple[Returned, Path]:
         path = tmp_path / name
         path.write_bytes(b"x")
-        return {"blobs": {"0": (str(path), 1)}}, path
+        return Returned(id="c", blobs={"0": (str(path), 1)}, buffers=[b""]), path
 
-    about, path = blob("cancelled")
+    result, path = blob("cancelled")
     future = CallFuture[Any]("train")
     future.cancel()
-    future.settle(about, [b""])
+    future.settle(result)
     assert not path.exists()
 
-    about, path = blob("twice")
+    result, path = blob("twice")
     future = settled(1)
-    future.settle(about, [b""])
+    future.settle(result)
     assert not path.exists()
     assert future.result(0) == 1
 
-    about, path = blob("never asked for")
+    result, path = blob("never asked for")
     future = CallFuture[Any]("train")
-    future.settle(about, [b""])
+    future.settle(result)
     assert path.exists()
     del future
     gc.collect()
@@ -131,7 +132,7 @@ def test_a_forked_child_may_read_a_result_and_let_go_of_it_without_removing_its_
     path = tmp_path / "blob"
     path.write_bytes(pickle.dumps("large", 5))
     held = [CallFuture[Any]("train")]
-    held[0].settle({"blobs": {"0": (str(path), path.stat().st_size)}}, [b""])
+    held[0].settle(Returned(id="c", blobs={"0": (str(path), path.stat().st_size)}, buffers=[b""]))
 
     def let_go() -> None:
         del held[:]

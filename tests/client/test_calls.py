@@ -16,6 +16,7 @@ from skyward.client.call import Call
 from skyward.client.calls import CALLS, ClientCalls
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeLost, PoolClosed, SkywardError
+from skyward.node.protocol import Returned
 
 STATES = sorted({state for state, _ in CALLS})
 EVENTS = sorted({event for _, event in CALLS})
@@ -50,7 +51,7 @@ class Bench:
         self.up(0)
         call = made()
         self.submit(call)
-        self.calls.result(0, call.id, {"s": 0.001}, [b""], self.now)
+        self.calls.result(0, Returned(id=call.id, seconds=0.001, buffers=[b""]), self.now)
 
     def broadcast(self, *calls: Call) -> list[Action]:
         self.up(0, 1)
@@ -151,7 +152,7 @@ def apply(bench: Bench, call: Call, event: str) -> list[Action]:
         case "recalled":
             return calls.recalled(number, call.id, now)
         case "result":
-            return calls.result(number, call.id, {"s": 0.1}, [b"result"], now)
+            return calls.result(number, Returned(id=call.id, seconds=0.1, buffers=[b"result"]), now)
         case "failure" | "doubtful failure":
             failure = (ValueError("no"), "error", 0.1)
             return calls.failure(number, call.id, failure, event.startswith("doubtful"), now)  # type: ignore[arg-type]
@@ -179,7 +180,7 @@ def effects_on(call: Call, actions: list[Action]) -> set[str]:
         match action:
             case Post(_, messages, _):
                 found |= {f"post {message[0]}" for message in messages if message[1] == call.id}
-            case Settle(of, _, _) if of is call:
+            case Settle(of, _) if of is call:
                 found.add("settle")
             case Fail(of, error) if of is call:
                 found.add("fail cancelled" if isinstance(error, CancelledError) else "fail")
@@ -272,7 +273,8 @@ def test_what_a_node_says_of_a_call_that_another_has_by_now_counts_for_nothing()
     bench.up(1)
     bench.calls.lose_node(0, "gone", bench.now)
     assert call.node == 1
-    assert bench.calls.result(0, call.id, {"s": 1.0}, [b""], bench.now) == [Discard({"s": 1.0})]
+    result = Returned(id=call.id, seconds=1.0, buffers=[b""])
+    assert bench.calls.result(0, result, bench.now) == [Discard({})]
     assert bench.calls.recalled(0, call.id, bench.now) == []
     assert bench.calls.lost(0, call.id, "gone", bench.now) == []
     assert call.state == "sent"

@@ -11,6 +11,7 @@ from skyward.client.actions import Fail, Post
 from skyward.client.call import Call
 from skyward.client.core import VERDICTS, Core
 from skyward.errors import NodeLost
+from skyward.node.protocol import AgentToClient
 from tests.support.agent_calls import Bench
 from tests.support.plans import plan_of_two
 
@@ -50,8 +51,8 @@ def test_a_call_whose_argument_cannot_be_sent_is_cancelled_with_a_reason_that_th
     """The reason becomes the kind of the node's last word: without one that would be no message of ours."""
     core, call = _core(_Links()), _call()
     core.nodes.renew(100.0)
-    core._from_agent_ports(0, 100.0, [1, 2, 3], 1)
-    core._from_agent_ready(0, 100.0, 1)
+    core.ports(AgentToClient.Ports([1, 2, 3], 1), 0, 100.0)
+    core.ready(AgentToClient.Ready(1), 0, 100.0)
     call.uploads["blob"] = ("/nowhere", 10)
     core.submit([call], 100.0)
     did = core.calls.unsendable(0, "blob", OSError("gone"), 101.0)
@@ -69,12 +70,12 @@ def test_the_calls_of_a_node_that_sends_nonsense_for_the_third_time_end() -> Non
         links = _Links()
         core, call = _core(links), _call()
         core.nodes.renew(100.0)
-        core._from_agent_ports(0, 100.0, [1, 2, 3], 1)
-        core._from_agent_ready(0, 100.0, 1)
+        core.ports(AgentToClient.Ports([1, 2, 3], 1), 0, 100.0)
+        core.ready(AgentToClient.Ready(1), 0, 100.0)
         core.submit([call], 100.0)
         assert call.state == "sent"
         if notice:
-            core._from_agent_notice(0, 100.0, 120.0)
+            core.notice(AgentToClient.Notice(120.0), 0, 100.0)
         links.linked.discard(0)
         did = core.unreachable(0, ConnectionError("what it sends is no message of ours"), 101.0)
         assert [action.call for action in did if isinstance(action, Fail)] == [call]
@@ -95,10 +96,10 @@ def test_a_broadcast_waits_longer_for_nodes_that_start_their_runners_again_than_
     links = _Links()
     core = _core(links, gang=True)
     core.nodes.renew(100.0)
-    core._from_agent_ports(0, 100.0, [1, 2, 3], 1)
+    core.ports(AgentToClient.Ports([1, 2, 3], 1), 0, 100.0)
     assert core.missing([0, 1], late=True) == [0, 1]
     for node in (0, 1):
-        core._from_agent_ready(node, 130.0, 1)
+        core.ready(AgentToClient.Ready(1), node, 130.0)
     assert core.missing([0, 1], late=True) == []
     core.nodes.taint()
     assert core.missing([0, 1], late=True) == [0, 1]

@@ -21,6 +21,7 @@ from skyward.client.futures import UserCode
 from skyward.client.gather import combined, error_of, gathered, mapped, streamed
 from skyward.client.outcomes import note_items, partial_of
 from skyward.errors import NodeLost, ResultNotSerializable, TaskCrashed, TaskTimeout
+from skyward.node.protocol import Returned
 from tests.support.waiting import until
 
 
@@ -312,7 +313,7 @@ def test_a_result_that_cannot_be_read_fails_its_group(tmp_path: Path) -> None:
     whole = combined([future, other])
     gathering = later(lambda: gathered([future, other]))
     for each in (future, other):
-        each.settle({"blobs": {"0": (str(tmp_path / "gone"), 10)}}, [b""])
+        each.settle(Returned(id="c", blobs={"0": (str(tmp_path / "gone"), 10)}, buffers=[b""]))
     assert whole.done()
     with pytest.raises(ResultNotSerializable, match="train has arrived but cannot be read here: FileNotFoundError"):
         whole.result(0)
@@ -325,7 +326,7 @@ def test_a_group_reads_results_where_they_are_asked_for() -> None:
     """Unpickling runs code of the user's: never in the thread that settles futures."""
     future = CallFuture[str]("f")
     whole = combined([future])
-    later(lambda: future.settle({}, [pickle.dumps(_NameOfThread(), 5)])).result(10)
+    later(lambda: future.settle(Returned(id="c", buffers=[pickle.dumps(_NameOfThread(), 5)]))).result(10)
     assert whole.result(0) == (threading.current_thread().name,)
 
 

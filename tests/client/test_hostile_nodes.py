@@ -209,13 +209,13 @@ def test_a_stream_gets_no_more_items_than_were_asked_for(pool: FakePool) -> None
     call = pool.call(0)
     future = call.future
     id = pool.nodes[0].calls.get(timeout=30)
-    pool.nodes[0].say(AgentToClient.streaming(id))
+    pool.nodes[0].tell(AgentToClient.Streaming(id))
     stream = future.result(30)
     item = b"\x80\x05K\x01."
-    pool.nodes[0].say(AgentToClient.items(id, [1] * 256, 256), buffers=(item,) * 256)
+    pool.nodes[0].tell(AgentToClient.Items(id, [1] * 256, [item] * 256))
     assert next(stream) == 1
     assert not broken(pool)
-    pool.nodes[0].say(AgentToClient.items(id, [1], 1), buffers=(item,))
+    pool.nodes[0].tell(AgentToClient.Items(id, [1], [item]))
     until(lambda: broken(pool))
     stream.close()
     assert pool.works(1)

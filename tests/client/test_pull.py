@@ -11,7 +11,8 @@ import pytest
 
 from skyward.client.files import Answers, Pull, Transfers
 from skyward.errors import PoolClosed, SkywardError, TransferError
-from skyward.node.receiver import Malformed
+from skyward.node.protocol import AgentToClient
+from skyward.transport.frames import Malformed
 from skyward.transport.trees import leads_out
 
 Answering = Callable[[dict[str, Any]], list[tuple[dict[str, Any], list[Any]]]]
@@ -167,12 +168,12 @@ def test_a_lost_node_and_a_closed_pool_end_the_wait() -> None:
     transfers.lost(0, "it is gone")
     with pytest.raises(TransferError, match=r"'x' on node 0: the node is lost \(it is gone\). What was copied stays"):
         first.next()
-    transfers._from_agent_files(1, 0.0, 2, {"folder": True}, [])
+    transfers.answered(AgentToClient.Files(2, {"folder": True}, []), 1, 0.0)
     assert second.next() == ({"folder": True}, [])
     transfers.close()
     with pytest.raises(PoolClosed):
         third.next()
-    transfers._from_agent_files(1, 0.0, 2, {"folder": True}, [])  # nobody waits any more
+    transfers.answered(AgentToClient.Files(2, {"folder": True}, []), 1, 0.0)  # nobody waits any more
 
 
 def test_what_is_asked_while_the_pool_closes_is_answered() -> None:
@@ -190,8 +191,8 @@ def test_answers_without_end_break_the_link() -> None:
     transfers.ask(0, {"do": "scan", "path": "x"})
     with pytest.raises(Malformed):
         for _ in range(10_000):
-            transfers._from_agent_files(0, 0.0, 1, {"entries": []}, [])
-    transfers._from_agent_files(1, 0.0, 1, {"entries": []}, [])  # another node's answer is not heard
+            transfers.answered(AgentToClient.Files(1, {"entries": []}, []), 0, 0.0)
+    transfers.answered(AgentToClient.Files(1, {"entries": []}, []), 1, 0.0)  # another node's answer is not heard
 
 
 def test_what_a_node_cannot_do_is_an_error_with_its_reason() -> None:

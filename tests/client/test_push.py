@@ -53,9 +53,8 @@ class FarEnd:
     def _look(self) -> None:
         self._node.look()
 
-    def _answered(self, message: Any, buffers: list[Any]) -> None:
-        _, request, answer, _ = message
-        self._transfers._from_agent_files(0, 0.0, request, answer, buffers)
+    def _answered(self, message: Any) -> None:
+        self._transfers.answered(message, 0, 0.0)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from skyward.client.shared import ClientShared
 from skyward.errors import SharedLost
+from skyward.node.protocol import AgentToClient
 from tests.support.fake_nodes import FakePool
 from tests.support.waiting import until
 
@@ -17,8 +18,8 @@ from tests.support.waiting import until
 def test_what_a_node_says_for_its_own_processes_is_passed_on() -> None:
     posted: list[Any] = []
     shared = ClientShared(lambda *each: posted.append(each), 3, lambda: "")
-    shared._from_agent_share(1, 0.0, "1/token/runner", ["open", "rank 1", 1, 0], [])
-    shared._from_agent_share(0, 0.0, "2/token/runner", ["answer", 1, "", "", None, 0], [])
+    shared.asked(AgentToClient.Share("1/token/runner", ["open", "rank 1", 1, 0], []), 1, 0.0)
+    shared.asked(AgentToClient.Share("2/token/runner", ["answer", 1, "", "", None, 0], []), 0, 0.0)
     assert [to for to, _, _ in posted] == [0, 2]
 
 
@@ -28,7 +29,7 @@ def test_a_node_cannot_ask_for_the_client_or_for_another_node(asker: str) -> Non
     posted: list[Any] = []
     shared = ClientShared(lambda *each: posted.append(each), 3, lambda: "")
     with pytest.raises(ValueError, match="no process of it"):
-        shared._from_agent_share(1, 0.0, asker, ["open", "the client", None, 0], [])
+        shared.asked(AgentToClient.Share(asker, ["open", "the client", None, 0], []), 1, 0.0)
     assert posted == []
 
 
@@ -47,12 +48,12 @@ def test_while_node_0_is_gone_every_question_is_told_so_at_once() -> None:
             shared.channel().ask("event", "e", "wait", [])
     assert posted == []
     question = ["ask", 5, "", "counter", "c", "add", [1], None, 0]
-    shared._from_agent_share(2, 0.0, "2/token/runner", question, [])
+    shared.asked(AgentToClient.Share("2/token/runner", question, []), 2, 0.0)
     [(to, [[kind, asker, answer, _]], _)] = posted
     assert (to, kind, asker, answer[:2], answer[3]) == (2, "share", "2/token/runner", ["answer", 5], "lost")
     posted.clear()
     gone[0] = ""
-    shared._from_agent_share(2, 0.0, "2/token/runner", question, [])
+    shared.asked(AgentToClient.Share("2/token/runner", question, []), 2, 0.0)
     assert [to for to, _, _ in posted] == [0]
 
 

@@ -14,18 +14,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from skyward.client.message_checks import CHECKS, checked_about
 from skyward.client.output import Lines
 from skyward.errors import BootstrapError
 from skyward.machines import ledger
 from skyward.node.agent import CHECKS as AGENT_CHECKS
+from skyward.node.greeting import Refused, checked_greeting
 from skyward.node.protocol import AgentToClient, ClientToAgent
-from skyward.node.receiver import Malformed, Refused, checked_greeting, split
 from skyward.providers.aws import notices
 from skyward.setup.keeper_client import _parsed
 from skyward.transport import includes, journal
-from skyward.transport.frames import FrameReader, encode
+from skyward.transport.codec import decoder, split
+from skyward.transport.frames import FrameReader, Malformed, encode
 from skyward.transport.link import Broken, Link
+from skyward.transport.records import fields_of
 from skyward.transport.roles import refusal
 from tests.support.fake_nodes import FakePool
 
@@ -43,8 +44,8 @@ values = st.recursive(
 )
 NAMES = ("s", "blobs", "group", "replaced", "place", "error", "code", "stderr", "oom", "shared", "limit", "killed")
 metadata = st.dictionaries(st.sampled_from([*NAMES, "reason", "size", "incomplete"]), values, max_size=5)
-kinds = {**AgentToClient.kinds(), **dict.fromkeys(AgentToClient.verdicts, ("id", "metadata", "buffers"))}
-kinds.pop("verdict")
+kinds = {kind: tuple(fields_of(message)) for kind, message in AgentToClient.messages().items()}
+kinds |= {kind: ("id", "metadata") for kind, fields in kinds.items() if "seconds" in fields and "group" in fields}
 
 
 @st.composite
@@ -145,16 +146,11 @@ def test_any_headers_are_messages_or_malformed(headers: list[Any]) -> None:
 @FUZZ
 @given(messages())
 def test_what_is_looked_into_is_good_or_malformed(message: list[Any]) -> None:
-    check = CHECKS.get(message[0])
-    kind = "verdict" if message[0] in AgentToClient.verdicts else message[0]
-    for at, types, test in AgentToClient.checks(kind):
-        if at >= len(message) - 1 or type(message[at]) not in types or (test is not None and not test(message[at])):
-            return
-    if check is not None and len(message) == len(AgentToClient.checks(kind)) + 2:
-        try:
-            check(json.loads(json.dumps(message)), [b""])
-        except Malformed:
-            pass
+    try:
+        heard = decoder(AgentToClient.messages()[message[0]])(json.loads(json.dumps(message)), [b""])
+    except Malformed:
+        return
+    heard.encoded()
 
 
 @FUZZ
@@ -163,7 +159,7 @@ def test_greetings_are_good_or_refused(greeting: Any, about: dict[str, Any]) -> 
     given_about = {"incarnation": "x", "received": 0, "session": "s", **about, "cpus": greeting, "gpus": greeting}
     for welcome in (greeting, given_about):
         try:
-            checked_about(checked_greeting(welcome, "s"))
+            checked_greeting(welcome, "s")
         except (Malformed, Refused):
             pass
     for role in (None, "client", "node-1"):

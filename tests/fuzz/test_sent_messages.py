@@ -6,14 +6,24 @@ Whatever users pass goes through the code that sends it, over a frame, and throu
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import pytest
 from hypothesis import example, given, settings
@@ -21,13 +31,12 @@ from hypothesis import strategies as st
 
 import skyward
 from skyward.api.compute import Chunk, Compute, PendingCompute
-from skyward.client.message_checks import CHECKS as CLIENT_CHECKS
 from skyward.client.packing import Packing
 from skyward.errors import InvalidArgument, NotSerializable, SharedTimeout, SharedTooLarge
 from skyward.node import orders, protocol
 from skyward.node.agent import CHECKS as AGENT_CHECKS
 from skyward.node.body import Bodies, RunnerCall
-from skyward.node.protocol import AgentToClient, ClientToAgent, RunnerToAgent
+from skyward.node.protocol import AgentToClient, Blobs, ClientToAgent, Exited, Returned, RunnerToAgent
 from skyward.node.receiver import Check, Direction, Receiver, is_number, split
 from skyward.node.shared import protocol as shared_protocol
 from skyward.node.shared.channel import Channel, pack_value, unpack_value
@@ -46,6 +55,7 @@ from skyward.pool.options import check_limits
 from skyward.transport import blobs, codec
 from skyward.transport.frames import FROM_NODE, FrameReader, encode
 from skyward.transport.payload import Packer
+from skyward.transport.records import replace
 
 # pyright: reportPrivateUsage=false
 
@@ -84,15 +94,20 @@ def decoded(data: bytes, most_header: int | None = None) -> tuple[Any, list[Any]
 
 
 TO_AGENT = receiver(ClientToAgent, AGENT_CHECKS)
-TO_CLIENT = receiver(AgentToClient, CLIENT_CHECKS)
-FROM_RUNNER = receiver(RunnerToAgent)
 
 
 def arrives(to: Receiver, message: list[Any], buffers: Any = ()) -> None:
     """Sends a message; raises Malformed if the receiver refuses it."""
-    most_header = FROM_NODE if to is TO_CLIENT else None
-    for heard, its_buffers in split(*carried([message], list(buffers), most_header)):
+    for heard, its_buffers in split(*carried([message], list(buffers))):
         to.hear(heard, its_buffers)
+
+
+def comes(link: type[codec.Direction], message: codec.Message) -> None:
+    """Sends a message; raises Malformed if the receiver refuses it."""
+    raw, buffers = message.encoded()
+    assert link.messages()[raw[0]] is type(message)
+    for heard, its_buffers in split(*carried([raw], list(buffers), FROM_NODE if link is AgentToClient else None)):
+        assert codec.decoder(type(message))(heard, its_buffers).encoded()[0] == heard
 
 
 huge = st.sampled_from([10**400, -(10**400), 1 << 31, 1 << 63, (1 << 63) - 1, 1 << 64, -(1 << 63), -1, 0])
@@ -214,20 +229,20 @@ endings = st.one_of(
 def test_however_a_body_ends_its_verdict_is_taken(
     tmp_path_factory: pytest.TempPathFactory, ending: tuple[str, Any]
 ) -> None:
-    sent: list[tuple[list[Any], list[Any]]] = []
+    sent: list[codec.Message] = []
     directory = str(tmp_path_factory.mktemp("runner"))
-    bodies = Bodies({"paths": [], "blobs": directory, "max_result": 1 << 30}, lambda *message: sent.append(message))
+    bodies = Bodies({"paths": [], "blobs": directory, "max_result": 1 << 30}, sent.append)
     head, buffers = Packer().pack(Ends(*ending), "a body")
     function = [head, *map(bytes, buffers)]
     about = {"name": "f", "fn": "", "split": len(function), "attempt": 0}
     call = RunnerCall(ID, about, [*function, Packer().pack(((), {}), "arguments")[0]])
-    kind, told, pieces = bodies.run(call)
-    for message, its_pieces in [*sent, (RunnerToAgent.verdict(kind, ID, told, len(pieces)), pieces)]:
-        arrives(FROM_RUNNER, message, its_pieces)
-    for message, its_pieces in sent:  # the agent passes them on as they are
-        arrives(TO_CLIENT, message, its_pieces)
-    of_agent = {"s": 0.5, "place": 0} | ({"stderr": ""} if kind == "exited" else {})
-    arrives(TO_CLIENT, AgentToClient.verdict(kind, ID, told | of_agent, len(pieces)), pieces)
+    verdict = bodies.run(call)(id=ID, seconds=0.5)
+    for message in [*sent, verdict]:
+        comes(RunnerToAgent, message)
+    if isinstance(verdict, Exited):
+        verdict = replace(verdict, stderr="its last words")
+    for message in [*sent, verdict]:  # the agent passes them on
+        comes(AgentToClient, message)
 
 
 whole = st.integers(0, (1 << 63) - 1)
@@ -253,61 +268,9 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "list[dict[str, Any]]": st.lists(named, max_size=2),
     "Sequence[Mapping[str, Any]]": st.lists(named, max_size=2),
     "Message": st.just(["gone", "why", 0]),
+    "OldMessage": st.just(["gone", "why", 0]),
     "Any": anything.filter(lambda value: not contains_bytes(value)),
 }
-METADATA: dict[str, st.SearchStrategy[Any]] = {
-    "s": amounts,
-    "place": whole,
-    "group": st.booleans(),
-    "replaced": st.booleans(),
-    "preempted": st.booleans(),
-    "kept": texts,
-    "incomplete": texts,
-    "failed": st.tuples(whole, texts),
-    "blobs": blobs_of,
-}
-codes = st.integers(-255, 255)
-OF_VERDICTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
-    "done": {"s": amounts},
-    "error": {"error": errors},
-    "exited": {"code": codes, "stderr": texts},
-    "crashed": {"code": codes, "stderr": texts, "oom": st.booleans(), "shared": st.integers(0, 99)},
-    "timeout": {"limit": amounts, "killed": st.booleans()},
-    "lost": {"reason": texts},
-    "noroom": {"size": whole, "reason": texts},
-}
-frames_of = st.none() | st.lists(st.tuples(texts, whole, texts), max_size=2)
-bodies = st.fixed_dictionaries(
-    {"place": whole, "state": texts, "cpu": amounts},
-    optional={
-        "call": texts,
-        "name": texts,
-        "seconds": finite,
-        "frames": frames_of,
-        "problem": texts,
-        "facts": st.fixed_dictionaries(
-            {},
-            optional={
-                "collectives": st.none() | whole,
-                "shards": st.dictionaries(texts, st.just([]) | st.tuples(whole, whole, whole), max_size=2),
-                "threads": st.lists(frames_of, max_size=2),
-            },
-        ),
-    },
-)
-answers = st.fixed_dictionaries(
-    {},
-    optional={
-        "error": st.fixed_dictionaries({"errno": whole, "text": texts, "path": texts}),
-        "entries": st.lists(anything.filter(lambda value: not contains_bytes(value)), max_size=2),
-        "root": texts,
-        "left_out": st.lists(texts, max_size=2),
-        "have": st.lists(st.none() | whole, max_size=2),
-        "pieces": st.lists(whole, max_size=2),
-        "folder": st.booleans(),
-        "missing": st.booleans(),
-    },
-)
 calls = st.fixed_dictionaries(
     {"name": texts, "fn": texts, "split": st.just(0), "attempt": whole},
     optional={
@@ -320,39 +283,29 @@ calls = st.fixed_dictionaries(
         "blobs": blobs_of,
     },
 )
-gpus = st.tuples(whole, texts, *[st.none() | finite | whole] * 5).map(list)
 INSIDE: dict[tuple[type[Direction], str], dict[str, st.SearchStrategy[Any]]] = {
     (ClientToAgent, "call"): {"id": st.just(ID), "metadata": calls},
     (ClientToAgent, "blob"): {"buffers": st.just(1)},
-    (AgentToClient, "brought"): {"metadata": st.fixed_dictionaries({}, optional={"blobs": blobs_of})},
-    (AgentToClient, "failed"): {"error": errors, "buffers": st.integers(1, 3)},
-    (AgentToClient, "files"): {"answer": answers, "buffers": st.integers(0, 1)},
-    (AgentToClient, "items"): {
-        "metadata": st.lists(st.just(1) | st.tuples(st.just(1), st.fixed_dictionaries({"blobs": blobs_of})), max_size=3)
-    },
-    (AgentToClient, "notice"): {"seconds": amounts},
-    (AgentToClient, "out"): {"stream": st.sampled_from(["stdout", "stderr"]), "buffers": st.just(1)},
-    (AgentToClient, "part"): {"buffers": st.just(1)},
-    (AgentToClient, "ports"): {"ports": st.lists(st.integers(1, 65535), max_size=2)},
-    (AgentToClient, "sample"): {"gpus": st.lists(gpus, max_size=2)},
-    (AgentToClient, "standing"): {"bodies": st.lists(bodies, max_size=2)},
 }
 """What is in fields into which the receiver looks; the rest follows from their types."""
-CHECKS: dict[type[Direction], dict[str, Check]] = {ClientToAgent: AGENT_CHECKS, AgentToClient: CLIENT_CHECKS}
+CHECKS: dict[type[Direction], dict[str, Check]] = {ClientToAgent: AGENT_CHECKS}
 LINKS: list[type[Direction]] = [
     link
     for module in (protocol, shared_protocol)
     for link in vars(module).values()
     if inspect.isclass(link) and link.__bases__ == (Direction,)
 ]
-ORDERS: list[type[codec.Direction]] = [
-    link for link in vars(orders).values() if inspect.isclass(link) and link.__bases__ == (codec.Direction,)
+TYPED: list[type[codec.Direction]] = [
+    link
+    for module in (protocol, orders, shared_protocol)
+    for link in vars(module).values()
+    if inspect.isclass(link) and link.__bases__ == (codec.Direction,)
 ]
 KINDS = [
     pytest.param(link, made, kind, id=f"{link.__name__}.{kind}")
     for link in LINKS
     for made in link.kinds()
-    for kind in (link.verdicts if made == "verdict" else [made])
+    for kind in [made]
 ]
 
 
@@ -366,17 +319,10 @@ def messages(draw: st.DrawFn, link: type[Direction], made: str, kind: str) -> tu
     """A message of this kind with anything that its sender may put into it, and its buffers."""
     make: Callable[..., list[Any]] = getattr(link, made)
     inside, fields = dict(INSIDE.get((link, made), {})), dict[str, Any]()
-    if made == "verdict":
-        inside["kind"], inside["buffers"] = st.just(kind), st.integers(kind == "error", 3)
-        required = OF_VERDICTS.get(kind, {})
-        optional = {name: strategy for name, strategy in METADATA.items() if name not in required}
-        inside["metadata"] = st.fixed_dictionaries(required, optional=optional)
     for name, parameter in inspect.signature(make).parameters.items():
         known, none = parameter.annotation.removesuffix(" | None"), parameter.annotation.endswith(" | None")
         strategy = inside[name] if name in inside else st.integers(0, 3) if name == "buffers" else BY_TYPE[known]
         fields[name] = draw(st.none() | strategy if none else strategy)
-    if (link, made) == (AgentToClient, "items"):
-        fields["buffers"] = len(fields["metadata"])
     count = fields.get("buffers", 0)
     return make(**fields), draw(st.lists(st.binary(max_size=20), min_size=count, max_size=count))
 
@@ -390,7 +336,7 @@ def test_what_the_encoder_accepts_the_decoder_accepts(
     """One property for every message: of any kind, between any two processes, over what carries it there."""
     message, buffers = data.draw(messages(link, made, kind))
     to = receiver(link, CHECKS.get(link))
-    most_header = FROM_NODE if link is AgentToClient else None
+    most_header = None
     try:
         sent = b"".join(map(bytes, encode([message], buffers, most_header)))
     except ValueError:
@@ -399,42 +345,73 @@ def test_what_the_encoder_accepts_the_decoder_accepts(
         to.hear(heard, its_buffers)
 
 
-def values_of(hint: Any) -> st.SearchStrategy[Any]:
+def values_of(hint: Any, extras: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     """What a sender may put into a field of this type."""
     origin, parts = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return st.integers(parts[1].least, parts[1].most)
-    if origin is UnionType:
-        return st.one_of(*map(values_of, parts))
+    length = next((extra for extra in extras if isinstance(extra, codec.Length)), codec.Length(0, 2))
+    within = next((extra for extra in extras if isinstance(extra, codec.Within)), None)
+    if hint == Blobs:
+        return blobs_of
+    if origin in (Annotated, NotRequired):
+        return values_of(parts[0], parts[1:])
+    if origin in (UnionType, Union):
+        return st.one_of(*(values_of(part, extras) for part in parts))
+    if origin is Literal:
+        return st.sampled_from(parts)
     if origin is tuple:
         return st.tuples(*map(values_of, parts))
     if origin is list:
-        return st.lists(values_of(parts[0]), max_size=2)
+        return st.lists(values_of(parts[0]), min_size=length.least, max_size=min(length.most, 2 + length.least))
     if origin is dict:
         return st.dictionaries(texts, values_of(parts[1]), max_size=2)
-    return {int: whole, float: finite, str: texts, bool: st.booleans(), NoneType: st.none(), Any: texts | whole}[hint]
+    if is_typeddict(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        optional = {name: values_of(each) for name, each in hints.items() if get_origin(each) is NotRequired}
+        required = {name: values_of(each) for name, each in hints.items() if name not in optional}
+        return st.fixed_dictionaries(required, optional=optional)
+    if hint is int and within is not None:
+        return st.integers(int(within.least), int(within.most))
+    if hint is float and within is not None:
+        return st.floats(max(within.least, -1e300), min(within.most, 1e300))
+    if hint is str:
+        return texts.map(lambda text: text[: length.most] if extras else text)
+    return {int: whole, float: finite, bool: st.booleans(), NoneType: st.none(), Any: texts | whole}[hint]
 
 
-@pytest.mark.parametrize("message", [part for link in ORDERS for part in link.messages().values()])
+@st.composite
+def typed_messages(draw: st.DrawFn, message: type[codec.Message]) -> codec.Message:
+    """A message with anything that its sender may put into it."""
+    fields = dict[str, Any]()
+    for name, hint in get_type_hints(message, include_extras=True).items():
+        fields[name] = draw(values_of(hint) if name != "buffers" else st.lists(st.binary(max_size=20), max_size=2))
+    if "buffers" in fields:  # as many as there have to be
+        fields["buffers"] = [*fields["buffers"], b"1", b"2"][:1]
+    if message is AgentToClient.Items:
+        fields["items"] = [draw(st.just(1) | st.tuples(st.just(1), st.just({"blobs": {"0": ("a", 1)}})))]
+    if "message" in fields:
+        fields["message"] = ["gone", "why", 0]
+    if message is Returned:
+        fields["seconds"] = fields["seconds"] or 0.0
+    return message(**fields)
+
+
+@pytest.mark.parametrize(("link", "message"), [(link, part) for link in TYPED for part in link.messages().values()])
 @settings(FUZZ, max_examples=max(15, FUZZ.max_examples // 200))
 @given(data=st.data())
-def test_every_order_that_can_be_made_is_taken(message: type[codec.Message], data: st.DataObject) -> None:
-    hints = get_type_hints(message, include_extras=True)
-    sent = message(*(data.draw(values_of(hint)) for hint in hints.values()))
-    heard = json.loads(orders.written(sent))
-    assert codec.decoder(message)(heard, []).encoded()[0] == heard
+def test_every_message_that_can_be_made_is_taken(
+    link: type[codec.Direction], message: type[codec.Message], data: st.DataObject
+) -> None:
+    comes(link, data.draw(typed_messages(message)))
 
 
 def test_every_link_and_every_kind_that_is_looked_into_has_its_property() -> None:
     found = {
         name
         for path in Path(skyward.__file__).parent.rglob("*.py")
-        for name in re.findall(r"^class (\w+)\(Direction\)", path.read_text(), re.M)
+        for name in re.findall(r"^class (\w+)\((?:\w+\.)?(?:Old)?Direction\)", path.read_text(), re.M)
     }
-    assert {link.__name__ for link in [*LINKS, *ORDERS]} == found
-    looked_into = {(link, kind) for link, checks in CHECKS.items() for kind in checks if kind not in link.verdicts}
-    assert INSIDE.keys() == looked_into
-    assert {kind for link in LINKS for kind in link.verdicts} == set(protocol.VERDICTS)
+    assert {link.__name__ for link in [*LINKS, *TYPED]} == found
+    assert INSIDE.keys() == {(link, kind) for link, checks in CHECKS.items() for kind in checks}
 
 
 class Loop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyward.node.agent_slots import Kill, Send, Spawn
 from skyward.node.orders import SCARCE
+from skyward.node.protocol import Returned
 from tests.support.agent_calls import GRACE, Bench
 
 
@@ -208,7 +209,7 @@ def test_what_a_replaced_runner_says_of_calls_that_others_have_by_now_counts_for
     bench.calls.ready(bench.names[0], bench.now)
     assert call.slot is not None
     assert call.slot.name != old
-    assert bench.calls.ended(old, "a", "done", {}, [], bench.now) == []
+    assert bench.calls.ended(old, Returned(id="a", seconds=0.1), bench.now) == []
     assert bench.calls.returned(old, ["a"], bench.now) == []
     assert call.state == "sent"
 

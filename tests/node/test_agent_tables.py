@@ -235,8 +235,8 @@ def slot_effects(name: str, actions: list[Action]) -> set[str]:
     found: set[str] = set()
     for action in actions:
         match action:
-            case Tell(None, [kind, *_]):
-                found.add(f"tell {kind}")
+            case Tell(message):
+                found.add(f"tell {message.encoded()[0][0]}")
             case Spawn():
                 found.add("spawn")
             case Kill(slot) if slot.name == name:

@@ -20,6 +20,7 @@ from skyward.client.call import CallFuture
 from skyward.client.uploads import Parts, Uploads
 from skyward.errors import ResultNotSerializable
 from skyward.node.blob_cache import BlobCache
+from skyward.node.protocol import Files, Returned
 from skyward.transport import certificates
 from skyward.transport.link import greet
 from tests.support.waiting import until
@@ -131,9 +132,8 @@ def test_a_result_whose_file_is_removed_while_it_comes_is_an_error_not_a_file_wi
     home.accept(name, 0, len(DATA), DATA[:1000])
     (tmp_path / name).unlink()
     home.accept(name, 1000, len(DATA), DATA[1000:])
-    about: dict[str, Any] = {"blobs": {"1": [name, len(DATA)]}}
-    home.place(about)
-    assert "No such file" in about["incomplete"]
+    _, incomplete = home.placed({"1": (name, len(DATA))})
+    assert "No such file" in (incomplete or "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -272,21 +272,21 @@ def test_a_result_goes_home_in_pieces_before_the_word_that_it_is_done(
     result.write_bytes(DATA)
     said: list[Any] = []
 
-    def tell(message: list[Any], buffers: list[Any]) -> None:
-        said.append((*message[:-1], bytes(buffers[0])))
+    def tell(message: Any) -> None:
+        said.append((message.name, message.offset, message.size, bytes(message.buffers[0])))
 
-    about = {"blobs": {"1": [str(result), len(DATA)]}}
-    node.ship("call", about, lambda: said.append("done"))
+    files: Files = {"blobs": {"1": (str(result), len(DATA))}}
+    node.ship("call", [files], lambda: said.append("done"))
     node.ship("call", [], lambda: said.append("later"))
     node.ship("other", [], lambda: said.append("unrelated"))
     assert said == ["unrelated"]
     assert not node.send(lambda: 0, tell)
     assert said[-2:] == ["done", "later"]
     home = Parts(str(tmp_path))
-    for _, name, offset, size, data in said[1:-2]:
+    for name, offset, size, data in said[1:-2]:
         home.accept(name, offset, size, data)
-    home.place(about)
-    assert Path(about["blobs"]["1"][0]).read_bytes() == DATA
+    blobs, _ = home.placed(files.get("blobs", {}))
+    assert Path(blobs["1"][0]).read_bytes() == DATA
     assert not result.exists()
 
 
@@ -294,7 +294,7 @@ def test_no_more_is_read_than_the_link_takes(tmp_path: Path, authority: certific
     node = blob_cache(tmp_path / "a", authority)
     result = tmp_path / "a" / ("ab" * 12)
     result.write_bytes(DATA)
-    node.ship("call", {"blobs": {"1": [str(result), len(DATA)]}}, lambda: None)
+    node.ship("call", [{"blobs": {"1": (str(result), len(DATA))}}], lambda: None)
     assert node.send(lambda: 5 << 20, lambda *_, **__: pytest.fail("there was no room"))
     node.abandon()
     assert not result.exists()
@@ -310,7 +310,7 @@ def test_a_node_cannot_choose_where_on_the_client_a_result_lies(tmp_path: Path, 
     with pytest.raises(ValueError, match="no name"):
         home.accept(name, 0, 1, b"x")
     with pytest.raises(ValueError, match="no name"):
-        home.place({"blobs": {"0": [name, 1]}})
+        home.placed({"0": (name, 1)})
     assert mine.read_text() == "of the user"
 
 
@@ -654,18 +654,20 @@ def test_room_that_cannot_be_made_is_no_error_of_a_buffer_that_has_come(
     assert node.take({"0": [NAME, len(DATA)]})[1] == set()
 
 
-def shipped(tmp_path: Path, node: BlobCache, about: Any, *, before: Any = lambda: None) -> list[Any]:
+def shipped(tmp_path: Path, node: BlobCache, result: Path, *, before: Any = lambda: None) -> Returned:
     """Sends a result home; returns what arrived there."""
     said: list[Any] = []
-    node.ship("call", about, lambda: said.append("done"))
+    files: Files = {"blobs": {"1": (str(result), len(DATA))}}
+    node.ship("call", [files], lambda: said.append("done"))
     before()
     for _ in range(3):
-        node.send(lambda: 0, lambda message, buffers: said.append((*message[1:-1], bytes(buffers[0]))))
+        node.send(lambda: 0, said.append)
     home = Parts(str(tmp_path))
-    for name, offset, size, data in said[:-1]:
-        home.accept(name, offset, size, data)
-    home.place(about)
-    return said
+    for part in said[:-1]:
+        home.accept(part.name, part.offset, part.size, part.buffers[0])
+    assert said[-1] == "done"
+    blobs, incomplete = home.placed(files.get("blobs", {}))
+    return Returned(id="call", blobs=blobs, incomplete=incomplete or files.get("incomplete"), buffers=[b"", b""])
 
 
 def test_a_result_waits_until_its_file_can_be_opened(
@@ -683,9 +685,7 @@ def test_a_result_waits_until_its_file_can_be_opened(
         return real(path, *args)
 
     monkeypatch.setattr(os, "open", opened)
-    about = {"blobs": {"1": [str(result), len(DATA)]}}
-    assert shipped(tmp_path, node, about)[-1] == "done"
-    assert Path(about["blobs"]["1"][0]).read_bytes() == DATA
+    assert Path(shipped(tmp_path, node, result).blobs["1"][0]).read_bytes() == DATA
 
 
 def test_a_result_whose_file_is_gone_or_short_on_the_node_is_an_error_of_its_call(
@@ -695,14 +695,12 @@ def test_a_result_whose_file_is_gone_or_short_on_the_node_is_an_error_of_its_cal
         node = blob_cache(tmp_path / str(index), authority)
         result = tmp_path / str(index) / ("ab" * 12)
         result.write_bytes(DATA)
-        about = {"blobs": {"1": [str(result), len(DATA)]}}
 
         def spoil(result: Path = result, left: bytes = left) -> None:
             result.write_bytes(left) if left else result.unlink()
 
-        assert shipped(tmp_path, node, about, before=spoil)[-1] == "done"
         future: CallFuture[Any] = CallFuture("train")
-        future.settle(about, [b"", b""])
+        future.settle(shipped(tmp_path, node, result, before=spoil))
         with pytest.raises(ResultNotSerializable, match=f"its file on the node has {len(left):,} bytes"):
             future.result(0)
 
@@ -714,9 +712,8 @@ def test_a_result_of_which_a_piece_found_no_room_here_is_an_error_not_a_file_wit
     (tmp_path / name).rmdir()
     home.accept(name, 1000, len(DATA), DATA[1000:])
     assert not (tmp_path / name).exists()
-    about: dict[str, Any] = {"blobs": {"1": [name, len(DATA)]}}
-    home.place(about)
+    blobs, incomplete = home.placed({"1": (name, len(DATA))})
     future: CallFuture[Any] = CallFuture("train")
-    future.settle(about, [b"", b""])
+    future.settle(Returned(id="call", blobs=blobs, incomplete=incomplete, buffers=[b"", b""]))
     with pytest.raises(ResultNotSerializable, match="it could not be written"):
         future.result(0)

@@ -13,8 +13,10 @@ import pytest
 
 from skyward.errors import FilesLost, NodeDiskFull, ResultNotSerializable
 from skyward.node.body import Bodies, RunnerCall, Stopped
+from skyward.node.protocol import Raised
 from skyward.transport import blobs, frames, tensors
 from skyward.transport.blobs import LARGE
+from skyward.transport.codec import Message
 
 
 @pytest.fixture
@@ -103,9 +105,9 @@ def test_a_result_whose_directory_is_gone_is_named(bodies: Bodies, tmp_path: Pat
 
 
 def test_an_argument_whose_file_is_gone_is_named(bodies: Bodies, tmp_path: Path) -> None:
-    kind, about, _ = bodies.run(call(blobs={"1": [str(tmp_path / "gone"), 10]}))
-    assert kind == "error"
-    assert "FilesLost" in str(about)
+    verdict = bodies.run(call(blobs={"1": [str(tmp_path / "gone"), 10]}))(id="c", seconds=0.0)
+    assert isinstance(verdict, Raised)
+    assert "FilesLost" in verdict.error["type"]
 
 
 def test_a_stream_of_items_with_very_many_small_buffers_fits_into_frames(
@@ -114,9 +116,10 @@ def test_a_stream_of_items_with_very_many_small_buffers_fits_into_frames(
     monkeypatch.setattr(frames, "_MAX_BUFFERS", 600)
     sent: list[int] = []
 
-    def send(message: Any, buffers: list[Any]) -> None:
-        frames.encode([message], buffers)
-        sent.extend(message[2])
+    def send(message: Message) -> None:
+        raw, buffers = message.encoded()
+        frames.encode([raw], buffers)
+        sent.extend(raw[2])
 
     def items() -> Iterator[list[pickle.PickleBuffer]]:
         for _ in range(5):

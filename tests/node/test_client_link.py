@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from skyward.node.client_link import ClientLink
+from skyward.node.protocol import AgentToClient, Returned
 from skyward.transport import frames
+from skyward.transport.codec import Message
 from skyward.transport.link import Link, greet
+
+
+class Said(Message):
+    text: Any
+    buffers: list[bytes]
 
 
 class Pair:
@@ -48,7 +55,7 @@ def test_what_is_too_much_for_one_frame_goes_in_several(pair: Pair, monkeypatch:
     monkeypatch.setattr(frames, "_MAX_HEADER", 200)
     pair.connect()
     for number in range(5):
-        pair.agent.tell(["said", "x" * 100, 1], [bytes([number])])
+        pair.agent.tell(Said("x" * 100, [bytes([number])]))
     pair.agent.flush()
     assert pair.heard() == [([["said", "x" * 100, 1]], [bytes([number])]) for number in range(5)]
 
@@ -61,7 +68,7 @@ def test_what_cannot_be_sent_at_all_keeps_nothing_else_from_being_sent(
     monkeypatch.setattr(frames, "_MAX_HEADER", 200)
     pair.connect()
     for part in ("before", wrong, "after"):
-        pair.agent.tell(["said", part, 0])
+        pair.agent.tell(Said(part, []))
     pair.agent.flush()
     assert [messages for messages, _ in pair.heard()] == [[["said", "before", 0]], [["said", "after", 0]]]
 
@@ -81,12 +88,12 @@ def test_an_agent_says_in_its_greeting_how_often_it_could_not_read_the_next_fram
 def test_a_new_session_hears_nothing_of_the_old_one(pair: Pair) -> None:
     """The client had given the node up: a result of then could be taken for one of the attempt that follows."""
     pair.connect()
-    pair.agent.tell(["items", "a", [1], 1], [b"1"])
+    pair.agent.tell(AgentToClient.Items("a", [1], [b"1"]))
     pair.agent.flush()  # on its way
-    pair.agent.tell(["done", "a", {}, 1], [b"2"])  # not sent yet
+    pair.agent.tell(Returned(id="a", buffers=[b"2"]))  # not sent yet
     pair.client.detach()
     pair.client = Link()
     pair.connect("another")
-    pair.agent.tell(["ready", 1, 0])
+    pair.agent.tell(AgentToClient.Ready(1))
     pair.agent.flush()
     assert pair.heard() == [([["ready", 1, 0]], [])]

@@ -20,11 +20,11 @@ def test_a_call_that_comes_when_no_body_begins_any_more_goes_back_at_once(leavin
     try:
         runner: Any = Runner(ours, status)
         sent: list[Any] = []
-        runner._send = lambda message, buffers=None: sent.append(message)
+        runner._send = sent.append
         if leaving:
             runner._calls.leave()
         runner._from_agent_call("c", {}, [])
-        assert sent == ([RunnerToAgent.recalled("c")] if leaving else [])
+        assert sent == ([RunnerToAgent.Recalled("c")] if leaving else [])
         assert runner._queue.empty() == leaving
     finally:
         os.close(status)

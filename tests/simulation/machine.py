@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.node.agent import Agent, Surroundings
 from skyward.node.blob_cache import BlobCache
-from skyward.node.protocol import AgentToClient
+from skyward.node.protocol import AgentToClient, Blobs, Files
 from skyward.node.terms import TermsSlot
 from skyward.transport.blobs import key_of
 from tests.simulation.network import Connection, Selector
@@ -107,8 +107,8 @@ class _Freight:
     def bring(self, request: int, key: str, tell: Callable[[Any], None]) -> None:
         names = [name for name in self.present if key_of(name) == key]
         here = bool(names) and not (self.world.faults and self.world.extra.random() < 0.05)
-        metadata = {"blobs": {"0": [self.world.token() + "0" * 8, 1]}} if here else {}
-        self.loads.append((f"bring {request}", lambda: tell(AgentToClient.brought(request, metadata))))
+        files: Files = {"blobs": {"0": (self.world.token() + "0" * 8, 1)}} if here else {}
+        self.loads.append((f"bring {request}", lambda: tell(AgentToClient.Brought(request, files))))
 
     def fetch(self, name: str, size: int, sources: Sequence[Any]) -> None:
         if name not in self.on_the_way and name not in self.present:
@@ -133,12 +133,11 @@ class _Freight:
         self.arrivals.put((name, good))
         return True
 
-    def ship(self, call: str, about: Any, tell: Callable[[], None]) -> None:
-        if isinstance(about, dict) and "kept" in about:
-            if not self.shared:
-                self.present |= dict(about["blobs"].values())
-            tell()
-            return
+    def keep(self, made: Blobs) -> None:
+        if not self.shared:
+            self.present |= dict(made.values())
+
+    def ship(self, call: str, values: Sequence[Files], tell: Callable[[], None]) -> None:
         if self.loads or (not self.shared and self.world.rng.random() < 0.2):
             self.loads.append((call, tell))
         else:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skyward.api.info import VARIABLE, InstanceInfo
-from skyward.node.body import RunnerCall
-from skyward.node.protocol import RunnerToAgent
+from skyward.node.body import Ending, RunnerCall
+from skyward.node.protocol import Exited, Raised, Returned, RunnerToAgent, Stopped
 from skyward.node.runner import RunnerCalls
 from skyward.node.runners import Ended, Said
 from skyward.transport import blobs
+from skyward.transport.codec import Message
+from skyward.transport.exceptions import Described
 from skyward.transport.streams import WINDOW
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ class _Worker:
         self.interrupted = False
         self.left = 0
         self.wanted: dict[str, int] = {}
-        self.verdict: tuple[str, dict[str, Any], list[Any]] = ("done", {}, [])
+        self.ending: Ending = partial(Returned)
 
 
 class SimProcess:
@@ -76,8 +80,8 @@ class SimProcess:
             self.exit = status
             marked = self.world.innocent if ordered else self.world.victims
             marked.update((w.call.id, w.call.about["attempt"]) for w in self.workers if w.call is not None)
-            unsaid = [w.verdict[1] for w in self.workers if w.phase == "ended"]
-            self.world.orphans.update(metadata["blobs"]["0"][0] for metadata in unsaid if "kept" in metadata)
+            unsaid = [w.ending.keywords for w in self.workers if w.phase == "ended"]
+            self.world.orphans.update(fields["blobs"]["0"][0] for fields in unsaid if "kept" in fields)
             for broken in self.world.broken_groups:
                 broken.add(self.generation)  # on all nodes: none of them is complete any more
             self.inbox.clear()
@@ -98,23 +102,23 @@ class SimProcess:
                 self.world.hooks_fail -= 1
                 self.die(70)
             else:
-                self.say(RunnerToAgent.ready())
+                self.say(RunnerToAgent.Ready())
         elif kind == "call":
             call = RunnerCall(body[0], body[1], buffers)
             self.arrived.pop((call.id, "0"), None)  # of an earlier time that it was sent here
             if self.calls.add(call):
                 self.queue.append(call)
             else:
-                self.say(RunnerToAgent.recalled(call.id))
+                self.say(RunnerToAgent.Recalled(call.id))
         elif kind == "recall":
             if self.calls.recall(body[0]):
-                self.say(RunnerToAgent.recalled(body[0]))
+                self.say(RunnerToAgent.Recalled(body[0]))
         elif kind == "cancel":
             self._cancel(body[0])
         elif kind == "exit":
             self.queue.extend([None] * self.threads)
         elif kind == "facts":
-            self.say(RunnerToAgent.facts({"collectives": 1, "shards": {}}))
+            self.say(RunnerToAgent.Facts({"collectives": 1, "shards": {}}))
         elif kind == "forget":
             self.objects.difference_update(body[0])
         elif kind == "grant":
@@ -132,9 +136,9 @@ class SimProcess:
         call, given = self.calls.cancel(call_id)
         if call is None:
             if given:
-                self.say(RunnerToAgent.recalled(call_id))
+                self.say(RunnerToAgent.Recalled(call_id))
             return
-        self.say(RunnerToAgent.leaving(given))
+        self.say(RunnerToAgent.Leaving(given))
         for worker in self.workers:
             if worker.call is call:
                 worker.interrupted = True
@@ -157,16 +161,12 @@ class SimProcess:
             worker.phase, worker.until, worker.left = "body", world.now + plan.seconds, plan.items
             self.credit.setdefault(call.id, WINDOW)
             if plan.outcome == "stream":
-                self.say(RunnerToAgent.streaming(call.id))
+                self.say(RunnerToAgent.Streaming(call.id))
             return True
         if worker.phase == "body":
             return self._body(call, worker)
         self.calls.end(call)  # ended: the verdict goes home
-        worker.verdict[1]["s"] = max(0.0, world.now - self.page[index][1])
-        if world.groups:
-            worker.verdict[1]["group"] = True
-        kind, metadata, buffers = worker.verdict
-        self.say(RunnerToAgent.verdict(kind, call.id, metadata, len(buffers)), buffers)
+        self.say(worker.ending(id=call.id, seconds=max(0.0, world.now - self.page[index][1]), group=world.groups))
         worker.phase, worker.call, worker.interrupted = "idle", None, False
         if self.calls.leaving and all(w.phase == "idle" for w in self.workers):
             self.die(0)
@@ -191,7 +191,7 @@ class SimProcess:
         world = self.world
         plan = world.plans[call.id]
         if (worker.interrupted or call.state == "stopping") and plan.heeds:
-            return self._end(call, worker, ("stopped", {}, []))
+            return self._end(call, worker, partial(Stopped))
         if self.misses_a_rank(call.id):
             return False
         if plan.outcome == "stream" and worker.left and call.id not in self.closed:
@@ -202,12 +202,12 @@ class SimProcess:
             self.credit[call.id] -= count
             worker.left -= count
             data = [pickle.dumps((call.id, item)) for item in range(first, first + count)]
-            self.say(RunnerToAgent.items(call.id, [1] * count, count), data)
+            self.say(RunnerToAgent.Items(call.id, [1] * count, data))
             return True
         if plan.reads and (call.id, "0") in self.arrived and None not in self.arrived[call.id, "0"]:
             count = len(self.arrived[call.id, "0"])
             if count > worker.wanted.get("0", 0):
-                self.say(RunnerToAgent.want(call.id, "0", count - worker.wanted.get("0", 0)))
+                self.say(RunnerToAgent.Want(call.id, "0", count - worker.wanted.get("0", 0)))
                 worker.wanted["0"] = count
                 return True
         if plan.reads and None not in self.arrived.get((call.id, "0"), []):
@@ -219,9 +219,9 @@ class SimProcess:
                 self.die(-11)
                 return True
             case "error":
-                return self._end(call, worker, ("error", {"error": _ERROR}, [b""]))
+                return self._end(call, worker, partial(Raised, error=_ERROR, buffers=[b""]))
             case "exit":
-                return self._end(call, worker, ("exited", {"code": 3}, []))
+                return self._end(call, worker, partial(Exited, code=3))
             case _:
                 if plan.reads:
                     world.check(
@@ -234,28 +234,29 @@ class SimProcess:
         awaited = self.world.partners.get(call, set()) - self.world.completed
         return self.world.groups and bool(awaited) and self.generation in self.world.broken_groups[self.node]
 
-    def _result(self, call: RunnerCall) -> tuple[str, dict[str, Any], list[Any]]:
+    def _result(self, call: RunnerCall) -> Ending:
         if "keep" not in call.about:
-            return "done", {}, [pickle.dumps(call.id)]
+            return partial(Returned, buffers=[pickle.dumps(call.id)])
         key = call.about["keep"]
         self.objects.add(key)
         names = blobs.kept_names(key, call.about["attempt"], 1)
         if not self.world.lease:
             names = [path for path, _ in blobs.keep(self.world.directory, names, [b"x"], {})]
-        return "done", {"kept": key, "blobs": {"0": [names[0], 1]}}, [b""]
+        return partial(Returned, kept=key, blobs={"0": (names[0], 1)}, buffers=[b""])
 
-    def _end(self, call: RunnerCall, worker: _Worker, verdict: tuple[str, dict[str, Any], list[Any]]) -> bool:
-        worker.verdict, worker.phase = verdict, "ended"
-        if verdict[0] == "done":
+    def _end(self, call: RunnerCall, worker: _Worker, ending: Ending) -> bool:
+        worker.ending, worker.phase = ending, "ended"
+        if ending.func is Returned:
             self.world.completed.add(call.id)
         self.world.body_ended(call)
         return True
 
-    def say(self, message: list[Any], buffers: list[Any] | None = None) -> None:
-        self.outbox.append((message, [memoryview(b) for b in buffers or []]))
+    def say(self, message: Message) -> None:
+        raw, buffers = message.encoded()
+        self.outbox.append((json.loads(json.dumps(raw)), [memoryview(b) for b in buffers]))
 
 
-_ERROR = {"type": "builtins.ValueError", "message": "no", "traceback": "ValueError: no\n"}
+_ERROR: Described = {"type": "builtins.ValueError", "message": "no", "traceback": "ValueError: no\n"}
 
 
 class SimRunners:

@@ -210,8 +210,8 @@ class World:
                 self.check(stuck or not isinstance(rest[0], Stalled), f"{call.id} was stopped, and nobody waited")
                 if name == "fail":
                     self._check_blame(call, rest[0])
-                if name == "settle" and rest[1] and call.stream is None and call.keeps is None:
-                    self.check(_unpickled(rest[1][0]) == call.id, f"{call.id} got the result of another call")
+                if name == "settle" and rest[0].buffers and call.stream is None and call.keeps is None:
+                    self.check(_unpickled(rest[0].buffers[0]) == call.id, f"{call.id} got the result of another call")
                 real(call, *rest)
 
             setattr(self.engine, f"_do_{name}", counted)

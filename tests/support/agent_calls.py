@@ -6,10 +6,13 @@ from typing import Any
 
 from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_slots import Action, Kill, NodeCall, Send, Tell
+from skyward.node.protocol import Exited, Raised, Returned, Stopped, Verdict
+from skyward.transport.exceptions import Described
 
 __all__ = ["GRACE", "LIMIT", "Bench", "effects_on"]
 
 GRACE, LIMIT = 3.0, 5.0
+ERROR: Described = {"type": "ValueError", "message": "no", "traceback": "ValueError: no\n"}
 
 _SENT = {"call": "send call", "recall": "send recall", "cancel": "send cancel"}
 _TOLD = {
@@ -29,8 +32,8 @@ def effects_on(call: NodeCall, actions: list[Action]) -> set[str]:
         match action:
             case Send(_, [kind, call.id, *_]):
                 found.add(_SENT[kind])
-            case Tell(of, [kind, *_]) if of is call:
-                found.add(_TOLD[kind])
+            case Tell(message) if (raw := message.encoded()[0])[1] == call.id:
+                found.add(_TOLD[raw[0]])
             case Kill():
                 found.add("kill process")
             case _:
@@ -91,7 +94,13 @@ class Bench:
     def end(self, call: NodeCall, kind: str = "done", seconds: float = 0.1) -> list[Action]:
         """Its runner says that a call has ended."""
         assert call.slot is not None
-        self.did = self.calls.ended(call.slot.name, call.id, kind, {"s": seconds}, [b"result"], self.now)
+        kinds: dict[str, Verdict] = {
+            "done": Returned(id=call.id, seconds=seconds, buffers=[b"result"]),
+            "error": Raised(id=call.id, seconds=seconds, error=ERROR, buffers=[b"error"]),
+            "exited": Exited(id=call.id, seconds=seconds, code=3),
+            "stopped": Stopped(id=call.id, seconds=seconds),
+        }
+        self.did = self.calls.ended(call.slot.name, kinds[kind], self.now)
         return self.did
 
     def give_back(self, call: NodeCall) -> list[Action]:
@@ -123,7 +132,9 @@ class Bench:
 
     def messages(self, kind: type[Send | Tell] = Tell) -> list[list[Any]]:
         """The messages to the client (Tell) or to runners (Send) after the last event, without their counts."""
-        return [action.message[:-1] for action in self.did if isinstance(action, kind)]
+        found = [action for action in self.did if isinstance(action, kind)]
+        raw = [action.message.encoded()[0] if isinstance(action, Tell) else action.message for action in found]
+        return [message[:-1] for message in raw]
 
     def sent(self) -> list[list[Any]]:
         """The kinds and calls of the messages to runners that the last event led to."""

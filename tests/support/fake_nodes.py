@@ -14,7 +14,9 @@ from skyward.api.spec import Ranks
 from skyward.client.call import Call
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
-from skyward.node.protocol import AgentToClient
+from skyward.node.protocol import AgentToClient, Returned
+from skyward.transport.codec import Message
+from skyward.transport.exceptions import Described
 from skyward.transport.frames import encode
 from skyward.transport.link import Broken, Link, greet
 from skyward.transport.payload import Packer
@@ -34,7 +36,7 @@ class FakeNode:
         self.answers = True
         """Whether it answers calls at once, with its own number."""
         self.about: dict[str, Any] = {}
-        self.failure: tuple[dict[str, str], bytes] | None = None
+        self.failure: tuple[Described, bytes] | None = None
         """Says, instead of being ready, that a hook has raised this."""
         self.link = Link()
         self._lock = threading.Lock()
@@ -49,6 +51,11 @@ class FakeNode:
     def say(self, *messages: Any, buffers: tuple[bytes, ...] = ()) -> None:
         """Sends messages to the client."""
         self.link.post(list(messages), buffers)
+
+    def tell(self, message: Message) -> None:
+        """Sends a message to the client."""
+        raw, buffers = message.encoded()
+        self.link.post([raw], buffers)
 
     def write(self, data: bytes) -> None:
         """Sends bytes to the client, whatever they are."""
@@ -74,8 +81,7 @@ class FakeNode:
     def done(self, id: str, value: object) -> None:
         """Says that a call has returned."""
         head, buffers = Packer().pack(value, "a result")
-        pieces = (bytes(head), *map(bytes, buffers))
-        self.say(AgentToClient.verdict("done", id, {"s": 0.001}, len(pieces)), buffers=pieces)
+        self.tell(Returned(id=id, seconds=0.001, buffers=[bytes(head), *map(bytes, buffers)]))
 
     def close(self) -> None:
         self._closed = True
@@ -108,11 +114,11 @@ class FakeNode:
 
     def _answer(self, message: list[Any]) -> None:
         if message[0] == "ports":
-            self.say(AgentToClient.ports([1001, 1002, 1003][: message[1]], message[2]))
+            self.tell(AgentToClient.Ports([1001, 1002, 1003][: message[1]], message[2]))
         elif message[0] == "setup" and self.failure is not None:
-            self.say(AgentToClient.failed(self.failure[0], message[1]["generation"], 1), buffers=(self.failure[1],))
+            self.tell(AgentToClient.Failed(self.failure[0], message[1]["generation"], [self.failure[1]]))
         elif message[0] == "setup":
-            self.say(AgentToClient.ready(message[1]["generation"]))
+            self.tell(AgentToClient.Ready(message[1]["generation"]))
         elif message[0] == "call" and self.answers:
             self.done(message[1], self.number)
         elif message[0] == "call":

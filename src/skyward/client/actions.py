@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from skyward.client.kept import KeptResult
     from skyward.client.output import Chunk
     from skyward.errors import Stalled
+    from skyward.node.protocol import Blobs, Returned
     from skyward.node.receiver import Message
     from skyward.transport.blobs import Blob
 
@@ -82,8 +83,7 @@ class Settle(Record):
     """A call has ended: let go of what it held, and give the user its result."""
 
     call: Call
-    metadata: dict[str, Any]
-    pieces: list[Any]
+    result: Returned
 
 
 class Fail(Record):
@@ -109,7 +109,7 @@ class RecordEnd(Record):
 
 
 class Discard(Record):
-    metadata: dict[str, Any]
+    blobs: Blobs
 
 
 # results that stay on nodes

@@ -13,15 +13,17 @@ from typing import Any
 from skyward import events
 from skyward.api.secret import hide
 from skyward.client.actions import Action, Emit
-from skyward.client.call import Call, CallFuture, discard, is_light, unpacked
+from skyward.client.call import Call, CallFuture, Packed, discard, is_light, unpacked
 from skyward.client.core import Core
 from skyward.client.output import Chunk, Transcript, output_window
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Parts, Uploads
 from skyward.node.logs import MARK, parsed
-from skyward.node.protocol import ClientToAgent, output_cost
-from skyward.node.receiver import Malformed
+from skyward.node.protocol import NO_BLOBS, AgentToClient, ClientToAgent, Files, Returned, Verdict, output_cost
 from skyward.transport.blobs import key_of
+from skyward.transport.codec import handles
+from skyward.transport.frames import Malformed
+from skyward.transport.records import replace
 from skyward.transport.streams import Consumer, Stream
 
 __all__ = ["Arrivals", "StreamActions"]
@@ -84,22 +86,25 @@ class Arrivals:
 
     # in the I/O thread
 
-    def _from_agent_verdict(
-        self, number: int, now: float, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
-    ) -> list[Action]:
-        if not self._plan.local and "kept" not in metadata:
-            self._parts.place(metadata)
-        call = self._at(number, id)
-        output = self.rest_of_output(number, id) if call is not None and call.spoke else []  # most calls print nothing
-        return output + self._core.verdict(number, kind, id, metadata, buffers, now)
+    @handles(Verdict)
+    def ended(self, verdict: Verdict, number: int, now: float) -> list[Action]:
+        if isinstance(verdict, Returned) and verdict.blobs and verdict.kept is None and not self._plan.local:
+            blobs, incomplete = self._parts.placed(verdict.blobs)
+            verdict = replace(verdict, blobs=blobs, incomplete=incomplete or verdict.incomplete)
+        call = self._at(number, verdict.id)
+        output = (
+            self.rest_of_output(number, verdict.id) if call is not None and call.spoke else []
+        )  # most print nothing
+        return output + self._core.verdict(verdict, number, now)
 
     def _at(self, number: int, id: str | None) -> Call | None:
         """A call, if it is with that node: of others a node has nothing to say."""
         call = self._core.calls.calls.get(id) if id is not None else None
         return call if call is not None and call.node == number else None
 
-    def _from_agent_streaming(self, number: int, now: float, id: str) -> None:
-        call, actions = self._at(number, id), self._streams
+    @handles(AgentToClient.Streaming)
+    def streaming(self, message: AgentToClient.Streaming, number: int, now: float) -> None:
+        call, actions = self._at(number, message.id), self._streams
         if call is None:
             return
         if call.stream is not None:
@@ -107,10 +112,10 @@ class Arrivals:
         consumer = call.stream = Consumer(
             grant=lambda count: actions.post(number, [ClientToAgent.grant(call.id, count)]),
             close=lambda: actions.closed(call),
-            load=lambda item: unpacked(call.name, item[0], item[1:]),
-            is_light=lambda item: is_light(item[0], item[1:]),
+            load=partial(unpacked, call.name),
+            is_light=is_light,
         )
-        self._core.calls.yielding[id] = call
+        self._core.calls.yielding[call.id] = call
         # the engine keeps the consumer only: when the user lets go of the stream, it closes itself
         future, call.future = call.future, CallFuture(call.name)
         call.future.owner = future.owner
@@ -119,66 +124,75 @@ class Arrivals:
         else:
             actions.defer(future.fulfil, Stream[Any](consumer))
 
-    def _from_agent_items(self, number: int, now: float, id: str, metadata: list[Any], buffers: list[Any]) -> None:
-        call = self._at(number, id)
-        items: list[tuple[Any, int]] = []
+    @handles(AgentToClient.Items)
+    def items(self, message: AgentToClient.Items, number: int, now: float) -> None:
+        call = self._at(number, message.id)
+        stream = call.stream if call is not None else None
+        items: list[tuple[Packed, int]] = []
         at = 0
-        for entry in metadata:
-            count: int = entry if isinstance(entry, int) else entry[0]
-            about: dict[str, Any] = {} if isinstance(entry, int) else entry[1]
-            if not self._plan.local:
-                self._parts.place(about)
-            if call is None or call.stream is None:
-                discard(about)
-            pieces = buffers[at : at + count]
-            size = sum(piece.nbytes for piece in pieces) + sum(size for _, size in about.get("blobs", {}).values())
-            items.append(([about, *pieces], size))
+        for item in message.items:
+            count, files = (item, _NO_FILES) if isinstance(item, int) else item
+            blobs, incomplete = files.get("blobs", NO_BLOBS), files.get("incomplete")
+            if blobs and not self._plan.local:
+                blobs, lacking = self._parts.placed(blobs)
+                incomplete = lacking or incomplete
+            if stream is None:
+                discard(blobs)
+            pieces = list(message.buffers[at : at + count])
+            size = sum(piece.nbytes for piece in pieces) + sum(size for _, size in blobs.values())
+            items.append((Packed(blobs, pieces, incomplete), size))
             at += count
-        if call is not None and call.stream is not None:
+        if call is not None and stream is not None:
             call.spoke = now
-            call.stream.feed(items)
+            stream.feed(items)
 
-    def _from_agent_want(self, number: int, now: float, id: str, argument: str, count: int) -> None:
-        call = self._at(number, id)
-        if call is not None and argument in call.feeders:
-            call.feeders[argument].grant(count)
+    @handles(AgentToClient.Want)
+    def wanted(self, message: AgentToClient.Want, number: int, now: float) -> None:
+        call = self._at(number, message.id)
+        if call is not None and message.argument in call.feeders:
+            call.feeders[message.argument].grant(message.count)
 
-    def _from_agent_out(
-        self, number: int, now: float, stream: Any, id: str | None, place: int, buffers: list[Any]
-    ) -> list[Action]:
+    @handles(AgentToClient.Out)
+    def output(self, message: AgentToClient.Out, number: int, now: float) -> list[Action]:
         actions: list[Action] = []
+        id, place = message.id, message.place
         call = self._at(number, id)
         if call is not None:
             actions = self._core.calls.started(number, call.id, place, now)
             call.spoke = now
         else:
             id = None
-        rank, transcript = self._rank(number, place), self._transcripts[number].setdefault(place, Transcript())
-        data = bytes(buffers[0])  # a copy: the frame that it came in need not be kept for it
+        rank, transcript = self._core.rank(number, place), self._transcripts[number].setdefault(place, Transcript())
+        data = bytes(message.buffers[0])  # a copy: the frame that it came in need not be kept for it
         cost = output_cost(len(data))
         if self._came[number] - self._heard[number] + cost > _MOST_OUTPUT:
             raise Malformed("more output than was taken, by far")
         self._came[number] += cost
         taken = partial(self._taken, number, cost)
-        chunk = Chunk(partial(self._lines, number, stream, id, rank, transcript, data), taken)
+        chunk = Chunk(partial(self._lines, number, message.stream, id, rank, transcript, data), taken)
         return [*actions, Emit(chunk)]
 
-    def _rank(self, number: int, place: int) -> int:
-        return self._core.rank(number, place)
+    @handles(AgentToClient.Part)
+    def part(self, message: AgentToClient.Part, number: int, now: float) -> None:
+        self._parts.accept(message.name, message.offset, message.size, message.buffers[0])
 
-    def _from_agent_part(self, number: int, now: float, name: str, offset: int, size: int, buffers: list[Any]) -> None:
-        self._parts.accept(name, offset, size, buffers[0])
-
-    def _from_agent_need(self, number: int, now: float, blob: str) -> list[Action]:
-        if key_of(blob) is not None and not self._uploads.has(blob):
-            return self._core.calls.keep("need", number, blob, now=now)
-        self._uploads.need(number, blob)
+    @handles(AgentToClient.Need)
+    def need(self, message: AgentToClient.Need, number: int, now: float) -> list[Action]:
+        if key_of(message.blob) is not None and not self._uploads.has(message.blob):
+            return self._core.calls.keep("need", number, message.blob, now=now)
+        self._uploads.need(number, message.blob)
         return []
 
-    def _from_agent_brought(self, number: int, now: float, request: int, metadata: dict[str, Any]) -> list[Action]:
+    @handles(AgentToClient.Brought)
+    def brought(self, message: AgentToClient.Brought, number: int, now: float) -> list[Action]:
+        blobs, incomplete = message.files.get("blobs", NO_BLOBS), message.files.get("incomplete")
         if not self._plan.local:
-            self._parts.place(metadata)
-        return self._core.calls.keep("brought", number, request, metadata, now=now)
+            blobs, lacking = self._parts.placed(blobs)
+            incomplete = lacking or incomplete
+        return self._core.calls.keep("brought", number, message.request, blobs, incomplete, now=now)
+
+
+_NO_FILES: Files = {}
 
 
 def _nothing() -> None:

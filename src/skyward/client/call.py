@@ -22,6 +22,7 @@ from skyward.api.secret import hide
 from skyward.client.futures import UserCode, UserFuture
 from skyward.client.kept import KeptResult
 from skyward.errors import FilesLost, PoolClosed, ResultNotSerializable
+from skyward.node.protocol import Blobs, Returned
 from skyward.transport import blobs
 from skyward.transport.culprits import StaysHere
 from skyward.transport.exceptions import PackedError
@@ -30,7 +31,7 @@ from skyward.transport.payload import unpack
 from skyward.transport.streams import Consumer, Producer
 from skyward.transport.threads import run_in_thread
 
-__all__ = ["Call", "CallFuture", "discard", "is_light", "unpacked"]
+__all__ = ["Call", "CallFuture", "Packed", "discard", "is_light", "unpacked"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -56,10 +57,11 @@ class CallFuture(UserFuture[T]):
         self.owner: object = None
         """Kept alive as long as the future is: a pool is not closed under those who wait for its calls."""
 
-    def settle(self, about: dict[str, Any], pieces: list[Any]) -> None:
+    def settle(self, result: Returned) -> None:
+        pieces = result.buffers
         head = bytes(pieces[0]) if pieces else b""  # a copy: the frame that it came in need not be kept for it
-        if not self.fulfil(_Packed(about, [head, *pieces[1:]])):
-            discard(about)
+        if not self.fulfil(Packed(result.blobs, [head, *pieces[1:]], result.incomplete)):
+            discard(result.blobs)
 
     def settle_files(self, files: Sequence[blobs.Blob], ours: bool) -> None:
         """Has the future hold a result that lies in files; those that are not ours to remove get other names first."""
@@ -68,7 +70,9 @@ class CallFuture(UserFuture[T]):
         except OSError as exc:
             self.fail(FilesLost("a kept result", str(exc.filename)) if isinstance(exc, FileNotFoundError) else exc)
             return
-        self.settle({"blobs": {str(index): file for index, file in enumerate(named)}}, [b""] * len(named))
+        packed = Packed({str(index): file for index, file in enumerate(named)}, [b""] * len(named))
+        if not self.fulfil(packed):
+            discard(packed.blobs)
 
     def fulfil(self, value: Any) -> bool:
         try:
@@ -87,10 +91,10 @@ class CallFuture(UserFuture[T]):
     def _load(self) -> None:
         with self._loading:
             packed: Any = self._result
-            if not isinstance(packed, _Packed):
+            if not isinstance(packed, Packed):
                 return
             try:
-                self._result = unpacked(self._name, packed.about, packed.pieces, packed.owner == os.getpid())
+                self._result = unpacked(self._name, packed)
             except KeyboardInterrupt:
                 raise  # the user's wish, not the result's fault: it can be asked for again
             except BaseException as exc:
@@ -116,8 +120,8 @@ class CallFuture(UserFuture[T]):
     def __del__(self) -> None:
         held = self.__dict__
         packed, error = held.get("_result"), held.get("_exception")
-        if isinstance(packed, _Packed) and packed.owner == os.getpid():
-            discard(packed.about)  # nobody ever asked for it
+        if isinstance(packed, Packed) and packed.owner == os.getpid():
+            discard(packed.blobs)  # nobody ever asked for it
         # that a call ended with its pool is no news: whoever closed the pool, or the end of the program, did that
         if error is not None and held.get("unasked") and not isinstance(error, PoolClosed):
             what = str(error) if isinstance(error, PackedError) else f"{type(error).__name__}: {error}"
@@ -130,9 +134,9 @@ class CallFuture(UserFuture[T]):
     @property
     def is_light(self) -> bool:
         packed: Any = self._result
-        if not isinstance(packed, _Packed) or self._exception is not None:
+        if not isinstance(packed, Packed) or self._exception is not None:
             return False
-        return is_light(packed.about, packed.pieces) and self._events_are_heard()
+        return is_light(packed) and self._events_are_heard()
 
     def running(self) -> bool:
         return super().running() or (self.sent and not self.done())
@@ -142,9 +146,12 @@ class CallFuture(UserFuture[T]):
 
 
 @dataclass(slots=True)
-class _Packed:
-    about: dict[str, Any]
+class Packed:
+    """A value as a node has sent it."""
+
+    blobs: Blobs
     pieces: list[Any]
+    incomplete: str | None = None
     owner: int = field(default_factory=os.getpid)
     """The process whose result it is: a forked child has a copy of it, and must not remove the files."""
 
@@ -267,9 +274,9 @@ def _glance(pending: PendingCompute[Any]) -> str:
     return f"items {chunk.first} to {chunk.first + chunk.items - 1}"
 
 
-def discard(about: dict[str, Any]) -> None:
+def discard(named: Blobs) -> None:
     """Removes the files of a result; large ones in a thread, since the I/O thread may be the one that calls."""
-    files = list(about.get("blobs", {}).values())
+    files = list(named.values())
     act = partial(_remove, [path for path, _ in files])
     run_in_thread(act) if sum(size for _, size in files) >= _SLOW_TO_REMOVE else act()
 
@@ -281,18 +288,18 @@ def _remove(paths: Sequence[str]) -> None:
         log.debug("a result that nobody wants stays until the pool is closed: %s", exc)
 
 
-def unpacked(name: str, about: dict[str, Any], pieces: list[Any], unlink: bool = True) -> Any:
+def unpacked(name: str, packed: Packed) -> Any:
+    files, pieces, unlink = packed.blobs, packed.pieces, packed.owner == os.getpid()
     try:
-        files = about.get("blobs", {})
         while files:
             index, blob = next(iter(files.items()))
             pieces[int(index)] = blobs.read(blob, unlink=unlink)
             del files[index]  # whoever is interrupted goes on with the others
     except Exception as exc:
         if unlink:
-            discard(about)
+            discard(files)
         raise ResultNotSerializable(
-            f"the result of {name} has arrived but cannot be read here: {about.get('incomplete') or _described(exc)}. "
+            f"the result of {name} has arrived but cannot be read here: {packed.incomplete or _described(exc)}. "
             "It may be that memory, open files or the room in the directory for temporary files have run out, or that "
             "the file was deleted. Make room and call it again, or return less."
         ) from exc
@@ -307,11 +314,11 @@ def unpacked(name: str, about: dict[str, Any], pieces: list[Any], unlink: bool =
         ) from exc
 
 
-def is_light(about: dict[str, Any], pieces: Sequence[Any]) -> bool:
+def is_light(packed: Packed) -> bool:
     """Whether what a node sent takes no time worth a thread: without a class or function in it, no code runs."""
-    if about.get("blobs") or sum(map(nbytes, pieces)) >= _LIGHT:
+    if packed.blobs or sum(map(nbytes, packed.pieces)) >= _LIGHT:
         return False
-    return _STACK_GLOBAL not in bytes(pieces[0])
+    return _STACK_GLOBAL not in bytes(packed.pieces[0])
 
 
 def _described(exc: BaseException) -> str:

@@ -34,7 +34,7 @@ from skyward.client.call import Call
 from skyward.client.dispatch import Dispatch
 from skyward.client.kept import Kept
 from skyward.errors import FilesLost, InvalidArgument, NodeLost, RefLost, SkywardError
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import Blobs, ClientToAgent, Returned
 
 if TYPE_CHECKING:
     from skyward.client.kept import KeptResult
@@ -229,13 +229,13 @@ class ClientCalls:
             self._step(call, "recalled")
         return self._taken()
 
-    def result(self, number: int, call_id: str, about: dict[str, Any], pieces: list[Any], now: float) -> list[Action]:
+    def result(self, number: int, result: Returned, now: float) -> list[Action]:
         self._now = now
-        call = self._at(number, call_id)
-        if call is not None and (call.keeps is not None or "kept" in about):
-            self.kept.check(call, about)
-        if call is None or not self._step(call, "result", None, (about, pieces)):
-            self._out.append(Discard(self.kept.leftover(about)))
+        call = self._at(number, result.id)
+        if call is not None and (call.keeps is not None or result.kept is not None):
+            self.kept.check(call, result)
+        if call is None or not self._step(call, "result", None, result):
+            self._out.append(Discard(self.kept.leftover(result)))
         return self._taken()
 
     def failure(self, number: int, call_id: str, failure: Failure, doubtful: bool, now: float) -> list[Action]:
@@ -337,7 +337,7 @@ class ClientCalls:
 
     # the machinery: one place for each thing that happens to a call
 
-    def _step(self, call: Call, event: str, failure: Failure | None = None, result: Any = None) -> bool:
+    def _step(self, call: Call, event: str, failure: Failure | None = None, result: Returned | None = None) -> bool:
         """Applies the state table; False if the event changes nothing."""
         row = CALLS.get((call.state, event))
         if row is None or call.id not in self.calls:
@@ -351,11 +351,11 @@ class ClientCalls:
             getattr(self, _METHODS[action])(call, result)
         return True
 
-    def _leave(self, call: Call, result: Any) -> None:
+    def _leave(self, call: Call, result: Returned | None) -> None:
         """The only place where a call is removed."""
         del self.calls[call.id]
         self.yielding.pop(call.id, None)
-        self.dispatch.settle(call, result[0]["s"] if result is not None else None)
+        self.dispatch.settle(call, result.seconds if result is not None else None)
         self.settled += call.items
         if call.needs:
             self.kept.left(call)
@@ -454,11 +454,11 @@ class ClientCalls:
     def _hold(self, call: Call, _: Any) -> None:
         self._after(_SUSPICION, "release", call)
 
-    def _settle(self, call: Call, result: tuple[dict[str, Any], list[Any]]) -> None:
-        self._tell_end(call, outcomes.returned(call, result[0]))
+    def _settle(self, call: Call, result: Returned) -> None:
+        self._tell_end(call, outcomes.returned(call, result))
         if call.needs or call.keeps:
-            self._ended_well(call, result[0])
-        self._out.append(Settle(call, *result))
+            self._ended_well(call, result.blobs)
+        self._out.append(Settle(call, result))
 
     def _fail_cancelled(self, call: Call, _: Any) -> None:
         call.failure = (CancelledError(), "cancelled", 0.0)
@@ -520,12 +520,12 @@ class ClientCalls:
         self._out += fetches
         return about, pieces
 
-    def _ended_well(self, call: Call, about: dict[str, Any]) -> None:
+    def _ended_well(self, call: Call, blobs: Blobs) -> None:
         if call.node is not None:
             self.kept.seen(call, call.node)
             if call.keeps is not None:
                 again = call.attempt < call.retries and not call.pinned
-                self.kept.made(call, call.node, about, again=again)
+                self.kept.made(call, call.node, blobs, again=again)
 
     def _call_back(self, number: int, result: KeptResult) -> None:
         for call in self.dispatch.at(number):

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from skyward.client.message_checks import checked_about
 from skyward.errors import ClockSkew
-from skyward.node.receiver import Message, Refused, checked_greeting, halves, split
+from skyward.node.greeting import Refused, checked_greeting
+from skyward.node.receiver import Message, halves, split
 from skyward.transport.backoff import backoff
 from skyward.transport.frames import FROM_NODE, TooLarge
 from skyward.transport.link import Broken, Link, greet
@@ -268,7 +268,7 @@ class Connections:
         sock = self._reach(peer.number)
         try:
             limit = min(deadline, time.monotonic() + _GREETING)
-            answer = checked_about(checked_greeting(greet(sock, hello, limit), hello["session"]))
+            answer = checked_greeting(greet(sock, hello, limit), hello["session"])
         except BaseException:
             sock.close()
             raise

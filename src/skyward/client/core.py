@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from skyward import events
 from skyward.api.spec import Ranks
@@ -18,14 +18,16 @@ from skyward.client import outcomes
 from skyward.client.actions import Action, Emit, Lose, NodeAction, SharedLost, Stall
 from skyward.client.call import Call
 from skyward.client.calls import ClientCalls
-from skyward.client.connections import Connections, Event, Greeted, Lost, NotReached, Unreachable
+from skyward.client.connections import Connections, Event, Greeted, NotReached, Unreachable
+from skyward.client.connections import Lost as ConnectionLost
 from skyward.client.nodes import Nodes
 from skyward.client.settings import PoolSettings
 from skyward.client.stalls import StallWatch, Surveys
 from skyward.errors import NodeLost, PoolClosed, SkywardError
 from skyward.machines.replacement import Requests
-from skyward.node.protocol import VERDICTS
-from skyward.node.receiver import Malformed
+from skyward.node.protocol import AgentToClient, Lost, Raised, Returned, Verdict
+from skyward.transport.codec import handles
+from skyward.transport.frames import Malformed
 
 __all__ = ["ConnectionEvents", "Core"]
 
@@ -33,6 +35,7 @@ _SAME_NOTE = 60.0
 _QUEUE_EVERY = 0.5
 _MOST_NOTES = 1000
 _LONGEST_NOTE = 10_000
+VERDICTS = {kind for kind, message in AgentToClient.messages().items() if issubclass(message, Verdict)}
 _AT_ONCE, _A_SECOND = 100.0, 20.0  # what a node may tell of itself; ours say one or two things a second
 
 
@@ -112,60 +115,69 @@ class Core:
 
     # from nodes; the engine's `Receiver` calls these
 
-    def _from_agent_started(self, number: int, now: float, id: str, place: int) -> list[Action]:
-        return self.calls.started(number, id, place, now)
+    @handles(AgentToClient.Started)
+    def started(self, message: AgentToClient.Started, number: int, now: float) -> list[Action]:
+        return self.calls.started(number, message.id, message.place, now)
 
-    def _from_agent_recalled(self, number: int, now: float, id: str) -> list[Action]:
-        return self.calls.recalled(number, id, now)
+    @handles(AgentToClient.Recalled)
+    def recalled(self, message: AgentToClient.Recalled, number: int, now: float) -> list[Action]:
+        return self.calls.recalled(number, message.id, now)
 
-    def _from_agent_states(self, number: int, now: float, states: dict[str, str]) -> list[Action]:
-        return self.calls.states(number, states, now)
+    @handles(AgentToClient.States)
+    def states(self, message: AgentToClient.States, number: int, now: float) -> list[Action]:
+        return self.calls.states(number, message.states, now)
 
-    def _from_agent_ready(self, number: int, now: float, generation: int) -> list[Action]:
-        return self._routed(self.nodes.on_ready(number, generation, now), now)
+    @handles(AgentToClient.Ready)
+    def ready(self, message: AgentToClient.Ready, number: int, now: float) -> list[Action]:
+        return self._routed(self.nodes.on_ready(number, message.generation, now), now)
 
-    def _from_agent_failed(
-        self, number: int, now: float, error: dict[str, Any], generation: int, buffers: list[Any]
-    ) -> list[Action]:
-        return self._routed(self.nodes.on_failed(number, error, generation, buffers, now), now)
+    @handles(AgentToClient.Failed)
+    def failed(self, message: AgentToClient.Failed, number: int, now: float) -> list[Action]:
+        failed = self.nodes.on_failed(number, message.error, message.generation, message.buffers, now)
+        return self._routed(failed, now)
 
-    def _from_agent_replaced(self, number: int, now: float, generation: int, place: int) -> list[Action]:
-        rank = self.rank(number, place)
+    @handles(AgentToClient.Replaced)
+    def replaced(self, message: AgentToClient.Replaced, number: int, now: float) -> list[Action]:
+        rank = self.rank(number, message.place)
         lost = SharedLost(number, rank, "its process has ended")
         shown = rank if self.ranks.many else None
-        return [lost, *self._routed(self.nodes.on_replaced(number, shown, generation, now), now)]
+        return [lost, *self._routed(self.nodes.on_replaced(number, shown, message.generation, now), now)]
 
-    def _from_agent_ports(self, number: int, now: float, ports: list[int], generation: int) -> list[Action]:
+    @handles(AgentToClient.Ports)
+    def ports(self, message: AgentToClient.Ports, number: int, now: float) -> list[Action]:
         if number != 0:
             raise Malformed("ports of a node that was not asked for any")
-        return self._routed(self.nodes.on_ports(ports, generation, now), now)
+        return self._routed(self.nodes.on_ports(message.ports, message.generation, now), now)
 
-    def _from_agent_notice(self, number: int, now: float, seconds: float) -> list[Action]:
-        return self._routed(self.nodes.on_notice(number, seconds, now), now)
+    @handles(AgentToClient.Notice)
+    def notice(self, message: AgentToClient.Notice, number: int, now: float) -> list[Action]:
+        return self._routed(self.nodes.on_notice(number, message.seconds, now), now)
 
-    def _from_agent_repaired(self, number: int, now: float, text: str) -> list[Action]:
+    @handles(AgentToClient.Repaired)
+    def repaired(self, message: AgentToClient.Repaired, number: int, now: float) -> list[Action]:
         if self._too_often(number, now):
             return []
-        text = f"node {number} mended a mistake of its own: {text[:_LONGEST_NOTE]}. Nothing is lost; this is a bug."
-        return [Emit(events.Notice(self._plan.pool, text, "warning"))]
+        text = f"node {number} mended a mistake of its own: {message.text[:_LONGEST_NOTE]}. Nothing is lost; this is a "
+        return [Emit(events.Notice(self._plan.pool, text + "bug.", "warning"))]
 
-    def _from_agent_warning(self, number: int, now: float, text: str) -> list[Action]:
+    @handles(AgentToClient.Warning)
+    def warning(self, message: AgentToClient.Warning, number: int, now: float) -> list[Action]:
         if self._too_often(number, now):
             return []
-        return [Emit(events.Notice(self._plan.pool, f"node {number}: {text[:_LONGEST_NOTE]}", "warning"))]
+        return [Emit(events.Notice(self._plan.pool, f"node {number}: {message.text[:_LONGEST_NOTE]}", "warning"))]
 
-    def _from_agent_standing(self, number: int, now: float, request: int, bodies: list[dict[str, Any]]) -> list[Action]:
-        self.surveys.answered(number, request, bodies)
+    @handles(AgentToClient.Standing)
+    def standing(self, message: AgentToClient.Standing, number: int, now: float) -> list[Action]:
+        self.surveys.answered(number, message.request, message.bodies)
         return []
 
-    def _from_agent_sample(
-        self, number: int, now: float, cpu: float, memory: int, running: int, gpus: list[Any]
-    ) -> list[Action]:
+    @handles(AgentToClient.Sample)
+    def sampled(self, message: AgentToClient.Sample, number: int, now: float) -> list[Action]:
         if self._too_often(number, now):
             return []
-        found = tuple(events.GpuSample(*gpu) for gpu in gpus)
+        cpu, found = message.cpu, tuple(events.GpuSample(*cast(Any, gpu)) for gpu in message.gpus)
         self._stalls.sampled(number, cpu, max((gpu.utilization or 0.0 for gpu in found), default=0.0), now)
-        sample = events.NodeSample(self._plan.pool, number, cpu, memory, running, found)
+        sample = events.NodeSample(self._plan.pool, number, cpu, message.memory, message.running, found)
         return [Emit(sample), *self._queue_length(now)]
 
     def _queue_length(self, now: float) -> list[Action]:
@@ -176,10 +188,11 @@ class Core:
         self._queue = waiting, now
         return [Emit(events.QueueLength(self._plan.pool, waiting))]
 
-    def _from_agent_gpus(self, number: int, now: float, topic: str, text: str) -> list[Action]:
+    @handles(AgentToClient.Gpus)
+    def gpus(self, message: AgentToClient.Gpus, number: int, now: float) -> list[Action]:
         if self._too_often(number, now):
             return []
-        text = text[:_LONGEST_NOTE]
+        topic, text = message.topic, message.text[:_LONGEST_NOTE]
         # nodes on one computer may share a GPU, and what cannot be shown is mostly the same everywhere
         once = self._plan.local or topic == "missing"
         if once and now - self._gpu_notes.get(text, -math.inf) < _SAME_NOTE:
@@ -203,31 +216,30 @@ class Core:
         text = f"the end of {call.name} was told by node {number}, but could not be understood here: {error!r}."
         return self.calls.failure(number, call.id, (SkywardError(text), "error", 0.0), False, now)
 
-    def verdict(
-        self, number: int, kind: str, call_id: str, about: dict[str, Any], buffers: list[Any], now: float
-    ) -> list[Action]:
+    def verdict(self, verdict: Verdict, number: int, now: float) -> list[Action]:
         actions: list[Action] = []
-        call = self.calls.calls.get(call_id)
+        call = self.calls.calls.get(verdict.id)
         own = call is not None and call.node == number  # else it has ended, or is with another node
-        self.nodes.gang = self.nodes.gang or (own and about.get("group", False) and len(self.ranks) > 1)
-        if self.nodes.gang and about.get("replaced") and not self.nodes.closing:
+        self.nodes.gang = self.nodes.gang or (own and verdict.group and len(self.ranks) > 1)
+        if self.nodes.gang and verdict.replaced and not self.nodes.closing:
             actions = self._routed(self.nodes.on_broken_group(now), now)
-        self.rank(number, about.get("place", 0))
-        if "s" in about:
-            self.calls.runs_at(number, call_id, about.get("place", 0))
-        if kind == "done":
-            return actions + self.calls.result(number, call_id, about, buffers, now)
-        if kind == "lost":
-            return actions + self.calls.lost(number, call_id, about["reason"], now)
+        self.rank(number, verdict.place)
+        if verdict.seconds is not None:
+            self.calls.runs_at(number, verdict.id, verdict.place)
+        if isinstance(verdict, Returned):
+            return actions + self.calls.result(number, verdict, now)
+        if isinstance(verdict, Lost):
+            return actions + self.calls.lost(number, verdict.id, verdict.reason, now)
         if call is None or not own:
             return actions
         rank = call.rank if self.ranks.many else None
-        error, outcome = outcomes.failure(self._plan.pool, call, number, kind, about, buffers, rank)
-        if self.nodes.is_leaving(number) and (outcome == "crashed" or about.get("preempted")):
-            return actions + self.calls.lost(number, call_id, "its machine is being taken away", now)
+        error, outcome = outcomes.failure(self._plan.pool, call, number, verdict, rank)
+        preempted = isinstance(verdict, Raised) and verdict.preempted
+        if self.nodes.is_leaving(number) and (outcome == "crashed" or preempted):
+            return actions + self.calls.lost(number, verdict.id, "its machine is being taken away", now)
         doubtful = outcome == "error" and (self.nodes.gang or not self._plan.local)
-        failure = (error, outcome, about.get("s", 0.0))
-        return actions + self.calls.failure(number, call_id, failure, doubtful, now)
+        failure = (error, outcome, verdict.seconds or 0.0)
+        return actions + self.calls.failure(number, verdict.id, failure, doubtful, now)
 
     # connections and machines
 
@@ -335,7 +347,7 @@ class ConnectionEvents:
                 return self._retry(number, ConnectionError("it was given up during the greeting"), now)
             case NotReached():
                 return self._retry(number, event.error, now)
-            case Lost() if self._connections.current(number, event.link):
+            case ConnectionLost() if self._connections.current(number, event.link):
                 return self._core.broken(number, now)
             case Unreachable() if event.link is None or self._connections.current(number, event.link):
                 self.first.discard(number)

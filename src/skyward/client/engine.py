@@ -54,16 +54,16 @@ from skyward.client.connections import MOST_MALFORMED, Connections, Event, Heard
 from skyward.client.core import ConnectionEvents, Core
 from skyward.client.files import Answers, Transfers, node_lost, path_of
 from skyward.client.futures import Deferred
-from skyward.client.message_checks import CHECKS
 from skyward.client.settings import PoolSettings
 from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Uploads
 from skyward.errors import BootstrapError, PoolClosed, SkywardError
 from skyward.machines.replacement import Requests
-from skyward.node.protocol import AgentToClient, ClientToAgent
-from skyward.node.receiver import Malformed, Message, Receiver
+from skyward.node.protocol import AgentToClient, ClientToAgent, Returned
+from skyward.node.receiver import Malformed, Message
 from skyward.transport import blobs
+from skyward.transport.codec import Receiver, handles
 from skyward.transport.exceptions import PackedError
 from skyward.transport.frames import TooLarge
 from skyward.transport.streams import Producer
@@ -114,9 +114,7 @@ class Engine:
         self._arrivals = Arrivals(plan, self._core, self._uploads, streams)
         self.shared = ClientShared(self._connections.post, plan.nodes, lambda: self._core.nodes.all[0].gone)
         self._transfers = Transfers(self._connections.post)
-        self._receiver = Receiver(
-            AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers, checks=CHECKS
-        )
+        self._receiver = Receiver(AgentToClient, self, self._core, self._arrivals, self.shared, self._transfers)
         self.on_failed: Callable[[Call, events.EndOfCall, BaseException | None], None] | None = None
         """Hears of calls that failed by themselves while they still have their arguments, with the lock held."""
         self.abouts, self.after_fork = self._connections.abouts, self._connections.after_fork
@@ -317,7 +315,7 @@ class Engine:
                 case RecordEnd():
                     action.keep(action.end)  # now: it only puts it on a list
                 case Settle():
-                    self._do_settle(action.call, action.metadata, action.pieces)
+                    self._do_settle(action.call, action.result)
                 case Emit():
                     self._defer(self._plan.emit, action.event)
                 case Fail():
@@ -331,7 +329,7 @@ class Engine:
                 case Feed():
                     self._do_feed(action.call, action.node)
                 case Discard():
-                    discard(action.metadata)
+                    discard(action.blobs)
                 case Fetch():
                     self._do_fetch(action.node, action.blobs, action.sources)
                 case Upload():
@@ -362,16 +360,16 @@ class Engine:
             directory = self._plan.directory if self._plan.local else None
             call.feeders[key] = self._feed(call, key, source, partial(self._connections.post, number), directory)
 
-    def _do_settle(self, call: Call, about: dict[str, Any], pieces: list[Any]) -> None:
+    def _do_settle(self, call: Call, result: Returned) -> None:
         self._let_go(call)  # first: a kept result takes the call's future away
         if call.keeps is not None:
             self._settle_kept(call)
         elif call.stream is not None:
             call.stream.end()
         elif call.future.cancelled():
-            discard(about)
+            discard(result.blobs)
         else:
-            self._defer(call.future.settle, about, pieces)
+            self._defer(call.future.settle, result)
 
     def _do_fail(self, call: Call, error: BaseException) -> None:
         self._let_go(call)
@@ -509,7 +507,8 @@ class Engine:
         with self._lock:
             self._do(self._core.calls.stream_closed(call, self._clock()))
 
-    def _from_agent_bye(self, number: int, now: float) -> None:
+    @handles(AgentToClient.Bye)
+    def _left(self, message: AgentToClient.Bye, number: int, now: float) -> None:
         self._do(self._arrivals.rest_of_output(number, None))
         self._byes.add(number)
         self._changed.notify_all()

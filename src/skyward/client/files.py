@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from skyward.api.spec import Transfer
 from skyward.errors import InvalidArgument, PoolClosed, SkywardError, TransferError
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import AgentToClient, ClientToAgent, FileAnswer
 from skyward.node.receiver import Malformed, Message
+from skyward.transport.codec import handles
 from skyward.transport.trees import MOST_ENTRIES, Changed, Entry, Reader, Writer, checked_entries, scan
 
 if TYPE_CHECKING:
@@ -410,12 +411,12 @@ class Answers:
     def __init__(self, node: int, path: str = "") -> None:
         self.node, self.path = node, path
         self.count = 0
-        self._came: queue.SimpleQueue[tuple[dict[str, Any], list[Any]] | SkywardError] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[tuple[FileAnswer, Sequence[Any]] | SkywardError] = queue.SimpleQueue()
 
-    def put(self, came: tuple[dict[str, Any], list[Any]] | SkywardError) -> None:
+    def put(self, came: tuple[FileAnswer, Sequence[Any]] | SkywardError) -> None:
         self._came.put(came)
 
-    def next(self) -> tuple[dict[str, Any], list[Any]]:
+    def next(self) -> tuple[FileAnswer, Sequence[Any]]:
         came = self._came.get()
         if isinstance(came, SkywardError):
             raise came
@@ -454,9 +455,9 @@ class Transfers:
             if (answers := self._open.pop(number, None)) is not None:
                 answers.put(PoolClosed("the pool was closed while files were copied."))
 
-    def _from_agent_files(
-        self, number: int, now: float, request: int, answer: dict[str, Any], buffers: list[Any]
-    ) -> None:
+    @handles(AgentToClient.Files)
+    def answered(self, message: AgentToClient.Files, number: int, now: float) -> None:
+        request, answer = message.request, message.answer
         answers = self._open.get(request)
         if answers is None or answers.node != number:
             return  # it was given up meanwhile
@@ -465,7 +466,7 @@ class Transfers:
             raise Malformed("more answers than there can be")
         if "entries" not in answer or "root" in answer:  # else there are more
             del self._open[request]
-        answers.put((answer, buffers))
+        answers.put((answer, message.buffers))
 
 
 def path_of(order: dict[str, Any]) -> str:

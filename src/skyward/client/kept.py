@@ -31,7 +31,7 @@ from skyward.client.actions import (
     Upload,
 )
 from skyward.errors import RefLost
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import NO_BLOBS, Blobs, ClientToAgent, Returned
 from skyward.node.receiver import Malformed
 from skyward.transport.blobs import KEY, Blob, kept_names
 
@@ -141,21 +141,21 @@ class Kept:
 
     # the calls that make results
 
-    def check(self, call: Call, about: dict[str, Any]) -> None:
+    def check(self, call: Call, result: Returned) -> None:
         """Raises if what a node says of a result cannot be: what was to stay has come, or the other way round."""
         key = call.keeps.key if call.keeps is not None else None
-        if about.get("kept") != key:
+        if result.kept != key:
             raise Malformed("a result that was to stay, or was not")
-        names = [name for name, _ in _in_order(about)]
+        names = [name for name, _ in _in_order(result.blobs)]
         if key and not self._local and names != kept_names(key, call.attempt, len(names)):
             raise Malformed("a kept result under the name of another")
 
-    def leftover(self, about: dict[str, Any]) -> dict[str, Any]:
-        return {} if "kept" in about and not self._local else about
+    def leftover(self, result: Returned) -> Blobs:
+        return NO_BLOBS if result.kept is not None and not self._local else result.blobs
 
-    def made(self, call: Call, number: int, about: dict[str, Any], *, again: bool) -> None:
+    def made(self, call: Call, number: int, named: Blobs, *, again: bool) -> None:
         """A result is on its node; `again` if it may be made again should the node be lost."""
-        result, blobs = call.keeps, _in_order(about)
+        result, blobs = call.keeps, _in_order(named)
         assert result is not None
         result.state, result.error, result.node, result.where = "there", None, number, {number}
         result.blobs, result.size = blobs, sum(size for _, size in blobs)
@@ -234,23 +234,23 @@ class Kept:
         else:
             self._ask(result, future)
 
-    def brought(self, number: int, request: int, about: dict[str, Any]) -> None:
+    def brought(self, number: int, request: int, named: Blobs, incomplete: str | None) -> None:
         result, source, future = self._requests.pop(request, (None, -1, None))
         if result is None or source != number:
-            self.out.append(Discard(about))
+            self.out.append(Discard(named))
             return
-        blobs = _in_order(about)
-        if "incomplete" in about or [size for _, size in blobs] != [size for _, size in result.blobs]:
-            self.out.append(Discard(about))
+        blobs = _in_order(named)
+        if incomplete is not None or [size for _, size in blobs] != [size for _, size in result.blobs]:
+            self.out.append(Discard(named))
             result.where.discard(number)
             gone = result.key in self.results and result.state == "there" and not result.where and not result.home
             if gone:
-                self._gone(result, number, about.get("incomplete", "it is not there any more"))
+                self._gone(result, number, incomplete or "it is not there any more")
             self._ask_again(result, future)
         elif future is not None:
             self.out.append(Got(future, blobs, True))
         elif result.key not in self.results:
-            self.out.append(Discard(about))
+            self.out.append(Discard(named))
         else:
             result.home = blobs
             awaited, result.awaited = result.awaited, set()
@@ -334,6 +334,5 @@ class Kept:
             self._ask(result, None)
 
 
-def _in_order(about: dict[str, Any]) -> list[Blob]:
-    named = sorted(about.get("blobs", {}).items(), key=lambda entry: int(entry[0]))
-    return [(str(name), int(size)) for _, (name, size) in named]
+def _in_order(named: Blobs) -> list[Blob]:
+    return [(name, size) for _, (name, size) in sorted(named.items(), key=lambda entry: int(entry[0]))]

@@ -19,6 +19,7 @@ from skyward.machines.replacement import Requests
 from skyward.node.protocol import ClientToAgent
 from skyward.node.receiver import Malformed
 from skyward.transport import exceptions
+from skyward.transport.exceptions import Described
 
 __all__ = ["NODES", "Node", "Nodes"]
 
@@ -62,7 +63,7 @@ class Nodes:
         return self._taken()
 
     def on_failed(
-        self, number: int, described: dict[str, Any], generation: int, buffers: Sequence[Any], now: float
+        self, number: int, described: Described, generation: int, buffers: Sequence[Any], now: float
     ) -> list[NodeAction]:
         self._now = now
         if generation != self._generation:

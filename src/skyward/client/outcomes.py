@@ -17,6 +17,7 @@ from skyward.api.secret import hide
 from skyward.client.call import Call
 from skyward.client.kept import KeptResult
 from skyward.errors import NodeDiskFull, SkywardError, TaskCrashed, TaskOutOfMemory, TaskTimeout
+from skyward.node.protocol import Crashed, Exited, GangStopped, NoRoom, Raised, Returned, Stalled, TimedOut, Verdict
 from skyward.transport import exceptions
 from skyward.transport.exceptions import noted, set_partial
 
@@ -44,13 +45,14 @@ End = tuple[Outcome, float, str, int]
 """How a call has ended, for listeners: its outcome, seconds, error as text, and how many of its items have failed."""
 
 
-def returned(call: Call, about: dict[str, Any]) -> End:
+def returned(call: Call, result: Returned) -> End:
     """The end of a body that has returned; if items of a map have failed in it, that is an error."""
-    if "failed" not in about:
-        return "ok", about["s"], "", 0
-    count, first = about["failed"]
+    seconds = result.seconds or 0.0
+    if result.failed is None:
+        return "ok", seconds, "", 0
+    count, first = result.failed
     text = f"{count} of {call.items} items have failed, the first of them " if call.items > 1 else ""
-    return "error", about["s"], hide(text + first), min(count, call.items)
+    return "error", seconds, hide(text + first), min(count, call.items)
 
 
 def failed(call: Call, outcome: Outcome, seconds: float, error: BaseException) -> End:
@@ -67,32 +69,33 @@ def told(call: Call, rank: int | None, end: End, now: float) -> events.EndOfCall
 
 
 def failure(
-    pool: str, call: Call, node: int, kind: str, about: dict[str, Any], buffers: list[Any], rank: int | None = None
+    pool: str, call: Call, node: int, verdict: Verdict, rank: int | None = None
 ) -> tuple[BaseException, Outcome]:
     """The exception for a call that gave no result, and how it counts; `rank` where the node has several."""
-    if kind == "error":
-        place = f"node {node}" if rank is None else f"rank {rank} (node {node})"
-        where = f"raised on {place} in {call.name}, call {call.id}, attempt {call.attempt + 1} (pool {pool})"
-        return exceptions.packed(about["error"], buffers[0], where, _advice), "error"
-    if kind == "exited":
-        code, stderr = about["code"], hide(about["stderr"])
-        return TaskCrashed(call.name, node, call.attempt, code, stderr=stderr, rank=rank), "crashed"
-    if kind == "crashed":
-        return _crash(call, node, about, rank), "crashed"
-    if kind == "timeout":
-        loading = about.get("loading", False)
-        error = TaskTimeout(call.name, node, about["limit"], call.attempt, about["killed"], rank, loading)
-        if stack := about.get("stack"):
-            exceptions.with_frames(error, "where the body stood when its time was over:", stack)
-        return error, "timeout"
-    if kind == "noroom":
-        return NodeDiskFull(call.name, node, about["size"], about["reason"]), "error"
-    if kind == "stalled" and call.stall is not None:
-        return call.stall, "timeout"
-    if kind == "gang":
-        other = "node" if rank is None else "rank"
-        return CancelledError(f"stopped, since another {other} of the broadcast failed"), "cancelled"
-    return CancelledError(), "cancelled"
+    match verdict:
+        case Raised():
+            place = f"node {node}" if rank is None else f"rank {rank} (node {node})"
+            where = f"raised on {place} in {call.name}, call {call.id}, attempt {call.attempt + 1} (pool {pool})"
+            return exceptions.packed(verdict.error, verdict.buffers[0], where, _advice), "error"
+        case Exited():
+            stderr = hide(verdict.stderr)
+            return TaskCrashed(call.name, node, call.attempt, verdict.code, stderr=stderr, rank=rank), "crashed"
+        case Crashed():
+            return _crash(call, node, verdict, rank), "crashed"
+        case TimedOut():
+            error = TaskTimeout(call.name, node, verdict.limit, call.attempt, verdict.killed, rank, verdict.loading)
+            if verdict.stack:
+                exceptions.with_frames(error, "where the body stood when its time was over:", verdict.stack)
+            return error, "timeout"
+        case NoRoom():
+            return NodeDiskFull(call.name, node, verdict.size, verdict.reason), "error"
+        case Stalled() if call.stall is not None:
+            return call.stall, "timeout"
+        case GangStopped():
+            other = "node" if rank is None else "rank"
+            return CancelledError(f"stopped, since another {other} of the broadcast failed"), "cancelled"
+        case _:
+            return CancelledError(), "cancelled"
 
 
 def gang_note(call: Call, others: list[Call], many: bool) -> str:
@@ -229,11 +232,11 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _crash(call: Call, node: int, about: dict[str, Any], rank: int | None) -> TaskCrashed:
-    code = about["code"]
+def _crash(call: Call, node: int, crash: Crashed, rank: int | None) -> TaskCrashed:
+    code = crash.code
     name = _signal_name(-code) if code < 0 else None
-    kind = TaskOutOfMemory if about["oom"] else TaskCrashed
-    return kind(call.name, node, call.attempt, code, name, hide(about["stderr"]), about["shared"], rank)
+    kind = TaskOutOfMemory if crash.oom else TaskCrashed
+    return kind(call.name, node, call.attempt, code, name, hide(crash.stderr), crash.shared, rank)
 
 
 _MOST_NOTES = 20  # calls that need the same result share its exception

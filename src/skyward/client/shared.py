@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import SharedLost
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import AgentToClient, ClientToAgent
 from skyward.node.receiver import Malformed, Message
+from skyward.transport.codec import handles
 
 if TYPE_CHECKING:  # imported when a collection is used
     from skyward.node.shared.channel import Channel
@@ -76,7 +77,9 @@ class ClientShared:
             messages.insert(0, ClientToAgent.share(_CLIENT, ["open", "the client", None, 0], 0))
         self._post_to(0, messages, values)
 
-    def _from_agent_share(self, number: int, now: float, asker: str, message: Message, buffers: list[Any]) -> None:
+    @handles(AgentToClient.Share)
+    def asked(self, share: AgentToClient.Share, number: int, now: float) -> None:
+        asker, message, buffers = share.asker, share.message, list(share.buffers)
         if number == 0 and asker == _CLIENT:
             if self._channel is not None:
                 self._channel.hear(message, buffers)

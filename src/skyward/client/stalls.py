@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from skyward import events
 from skyward.api.spec import Ranks
@@ -23,10 +23,9 @@ from skyward.api.stacks import Frame, Stack, Stacks
 from skyward.client.actions import Emit, Post, Stall, StallAction
 from skyward.client.call import Call
 from skyward.errors import Stalled
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import Body, ClientToAgent, CodeFrames, Facts
 
 __all__ = [
-    "Body",
     "Collective",
     "Finding",
     "Rank",
@@ -311,11 +310,11 @@ class StallWatch:
         return ranks, moved
 
 
-def _found(bodies: list[Body], call: Call) -> tuple[Body | None, dict[str, Any]]:
+def _found(bodies: list[Body], call: Call) -> tuple[Body | None, Facts]:
     body = next((body for body in bodies if body.get("call") == call.id), None)
     place = call.about.get("place", 0)
     own = [body] if body is not None else [each for each in bodies if each["place"] == place]
-    facts: list[dict[str, Any]] = [each["facts"] for each in own if each.get("facts")]
+    facts = [found for each in own if (found := each.get("facts"))]
     return body, facts[0] if facts else {}
 
 
@@ -424,9 +423,6 @@ _KINDS = (
 )
 
 
-Body = dict[str, Any]
-
-
 @dataclass
 class Survey:
     request: int
@@ -471,10 +467,18 @@ class Surveys:
 
 
 def stack_of(rank: int, node: int, body: Body) -> Stack:
-    frames = frames_of(body.get("frames"))
-    known = {name: body[name] for name in ("call", "name", "seconds", "problem") if name in body}
-    return Stack(rank, node, body["state"], cpu_seconds=body["cpu"], frames=frames, **known)
+    return Stack(
+        rank,
+        node,
+        body["state"],
+        body.get("call"),
+        body.get("name", ""),
+        body.get("seconds", 0.0),
+        body["cpu"],
+        frames_of(body.get("frames")),
+        body.get("problem", ""),
+    )
 
 
-def frames_of(given: list[list[Any]] | None) -> tuple[Frame, ...]:
+def frames_of(given: CodeFrames | None) -> tuple[Frame, ...]:
     return tuple(Frame(str(file), int(line), str(function)) for file, line, function in given or ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from skyward.client.call import Call
 from skyward.node.protocol import ClientToAgent
@@ -56,8 +56,8 @@ def feed(call: Call, key: str, source: Iterable[Any], post: Post, directory: str
             error = error or exc
         if error is None and not wanted:
             return
-        about, data = ({}, b"") if error is None else exceptions.capture(error)
-        post([ClientToAgent.end(call.id, key, about, 1)], [data])
+        described, data = cast("tuple[Any, bytes]", ({}, b"") if error is None else exceptions.capture(error))
+        post([ClientToAgent.end(call.id, key, described, 1)], [data])
 
     producer = Producer(send)
     threading.Thread(target=run, name="skyward-feed", daemon=True).start()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skyward.node.protocol import ClientToAgent
+from skyward.node.protocol import Blobs, ClientToAgent
 from skyward.node.receiver import Malformed
 from skyward.transport import blobs
 from skyward.transport.backoff import backoff
@@ -224,14 +224,18 @@ class Parts:
             except OSError as why:
                 log.debug("and what there is of it stays: %s", why)
 
-    def place(self, about: dict[str, Any]) -> None:
-        """Says where the blobs of a result lie here; a node names them, but does not choose where we look."""
-        for index, (name, size) in about.get("blobs", {}).items():
-            _check_name(str(name))
-            about["blobs"][index] = (self._incoming.path(str(name)), size)
-            self._incoming.forget(str(name))
-            if str(name) in self._incomplete:
-                about["incomplete"] = self._incomplete.pop(str(name))
+    def placed(self, named: Blobs) -> tuple[Blobs, str | None]:
+        """Where the blobs of a result lie here, and why one of them is not whole; a node names them, but does not
+        choose where we look.
+        """
+        found: Blobs = {}
+        incomplete: str | None = None
+        for index, (name, size) in named.items():
+            _check_name(name)
+            found[index] = (self._incoming.path(name), size)
+            self._incoming.forget(name)
+            incomplete = self._incomplete.pop(name, incomplete)
+        return found, incomplete
 
 
 def _check_name(name: str) -> None:

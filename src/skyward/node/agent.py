@@ -20,6 +20,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from skyward.api.info import VARIABLE, InstanceInfo
+from skyward.node import receiver
 from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_output import OutputRelay
 from skyward.node.agent_slots import Action, Drop, Kill, NodeCall, Remove, Send, Slot, Spawn, Tell
@@ -27,14 +28,26 @@ from skyward.node.blob_cache import BlobCache
 from skyward.node.client_link import ClientLink, ClientListener
 from skyward.node.files import NodeFiles
 from skyward.node.orders import UNANSWERED
-from skyward.node.protocol import AgentToClient, AgentToRunner, ClientToAgent, RunnerToAgent
-from skyward.node.receiver import Check, Malformed, Message, Receiver, is_number, is_texts, is_whole
+from skyward.node.protocol import (
+    AgentToClient,
+    AgentToRunner,
+    ClientToAgent,
+    Exited,
+    Files,
+    Returned,
+    RunnerToAgent,
+    Verdict,
+)
+from skyward.node.receiver import Check, Malformed, is_number, is_texts, is_whole
+from skyward.node.receiver import Message as OldMessage
 from skyward.node.runners import Ended, Event, Printed, RunnerProcess, Runners, Said, Standing
 from skyward.node.shared.agent_side import Shared
 from skyward.node.status_page import ID_BYTES
 from skyward.node.terms import Terms, TermsSlot
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
+from skyward.transport.codec import Message, Receiver, handles
+from skyward.transport.records import replace as changed
 
 if TYPE_CHECKING:
     from skyward.node.gpu_meter import GpuMeter
@@ -83,9 +96,9 @@ class Agent:
         self._mark = b"\0" + self._token.encode()
         self._output = OutputRelay(self._calls.slots, self._mark, self._clock)
         passed = PassedOn(self._calls, blob_cache, self._runners.send_all, self._do, tell)
-        self._files = NodeFiles(blob_cache, self._wake, lambda message, buffers: self._tell(message, buffers))
+        self._files = NodeFiles(blob_cache, self._wake, tell)
         owners = (self, passed, standing, self._shared, self._output, self._files)
-        hear_client = Receiver(ClientToAgent, *owners, checks=CHECKS).hear_all
+        hear_client = receiver.Receiver(ClientToAgent, *owners, checks=CHECKS).hear_all
         self._home = ClientLink(self._selector, about, hear_client, self._fence, around.token(), self._clock)
         self._tell, self._output.home = self._home.tell, self._home
         self._shared.tell = self._tell
@@ -132,7 +145,7 @@ class Agent:
         for action in actions:
             match action:  # the frequent ones first
                 case Tell():
-                    self._tell_of(action.call, action.message, action.buffers)
+                    self._do_tell(action.message)
                 case Send():
                     message = action.message
                     if message[0] == "call":
@@ -151,11 +164,19 @@ class Agent:
                 case _:
                     assert_never(action)
 
-    def _tell_of(self, call: NodeCall | None, message: Message, buffers: list[Any] | None) -> None:
-        if call is None or message[0] in ("started", "recalled"):
-            self._tell(message, buffers)
-        else:
-            self._blob_cache.ship(call.id, message[2], lambda: self._tell(message, buffers))
+    def _do_tell(self, message: Message) -> None:
+        """The end of a call goes after the blobs of its result, or of its items."""
+        if isinstance(message, Returned) and message.kept is not None:
+            self._blob_cache.keep(message.blobs)
+        elif isinstance(message, Returned) and message.blobs:
+            files: Files = {"blobs": message.blobs}
+            told = lambda: self._tell(changed(message, incomplete=files.get("incomplete")))  # noqa: E731
+            self._blob_cache.ship(message.id, [files], told)
+            return
+        elif isinstance(message, Verdict):
+            self._blob_cache.ship(message.id, [], lambda: self._tell(message))
+            return
+        self._tell(message)
 
     def _spawn(self, slot: Slot) -> None:
         settings, place = self._settings, slot.place
@@ -195,7 +216,7 @@ class Agent:
             if good:
                 self._do(self._calls.arrived(name, self._clock()))
             else:
-                self._tell(AgentToClient.need(name))
+                self._tell(AgentToClient.Need(name))
         while not self._notices.empty():
             self._on_notice(self._notices.get())
 
@@ -206,7 +227,7 @@ class Agent:
         self._output.fence()
         self._do(self._calls.fence(self._clock()))
         if self._leaving is not None:
-            self._tell(AgentToClient.notice(max(0.0, self._leaving - self._clock())))
+            self._tell(AgentToClient.Notice(max(0.0, self._leaving - self._clock())))
 
     # what the client sends
 
@@ -219,7 +240,7 @@ class Agent:
             metadata["blobs"], call.missing = self._blob_cache.take(needed)
             for name in sorted(call.missing):
                 if not self._blob_cache.coming(name):
-                    self._tell(AgentToClient.need(name))
+                    self._tell(AgentToClient.Need(name))
         self._do(self._calls.take(call, self._clock()))
 
     def _from_client_recall(self, id: str) -> None:
@@ -237,7 +258,7 @@ class Agent:
         for name in list(self._calls.slots):
             self._look(name, self._clock())
         states = self._calls.states(ids) | {id: "ended" for id in ids if self._blob_cache.shipping(id)}
-        self._tell(AgentToClient.states(states))
+        self._tell(AgentToClient.States(states))
 
     def _from_client_expect(self, blob: str) -> None:
         self._blob_cache.expect(blob)
@@ -278,7 +299,7 @@ class Agent:
         self._drain_at = now + left - drain
 
     def _from_client_ports(self, count: int, generation: int) -> None:
-        self._tell(AgentToClient.ports(self._listener.free_ports(count), generation))
+        self._tell(AgentToClient.Ports(self._listener.free_ports(count), generation))
 
     def _from_client_bye(self, grace: float) -> None:
         self._shared.close()
@@ -290,7 +311,7 @@ class Agent:
     def _on_notice(self, seconds: float) -> None:
         now = self._clock()
         self._leaving = now + seconds
-        self._tell(AgentToClient.notice(seconds))
+        self._tell(AgentToClient.Notice(seconds))
         self._runners.send_all(AgentToRunner.notice(seconds))
         self._do(self._calls.notice(now))
 
@@ -299,7 +320,7 @@ class Agent:
             self._leave()
 
     def _leave(self) -> None:
-        self._home.tell_now(AgentToClient.bye())
+        self._home.tell_now(AgentToClient.Bye())
         self._done = True
 
     # what runners send
@@ -314,49 +335,57 @@ class Agent:
                 log.warning("a runner is ended, since what it sent cannot be handled: %.200r", exc)
                 self._runners.kill(event.runner.name)
 
-    def _from_runner_ready(self, runner: RunnerProcess) -> None:
+    @handles(RunnerToAgent.Ready)
+    def _runner_ready(self, message: RunnerToAgent.Ready, runner: RunnerProcess) -> None:
         self._do(self._calls.ready(runner.name, self._clock()))
 
-    def _from_runner_failed(self, runner: RunnerProcess, error: dict[str, Any], buffers: list[Any]) -> None:
+    @handles(RunnerToAgent.Failed)
+    def _runner_failed(self, message: RunnerToAgent.Failed, runner: RunnerProcess) -> None:
         self.handle(self._runners.drain(runner))
         if self._calls.failed(runner.name, self._clock()):
-            self._tell(AgentToClient.failed(error, self._settings["generation"], len(buffers)), buffers)
+            self._tell(AgentToClient.Failed(message.error, self._settings["generation"], message.buffers))
 
-    def _from_runner_recalled(self, runner: RunnerProcess, id: str) -> None:
-        self._do(self._calls.returned(runner.name, [id], self._clock()))
+    @handles(RunnerToAgent.Recalled)
+    def _given_back(self, message: RunnerToAgent.Recalled, runner: RunnerProcess) -> None:
+        self._do(self._calls.returned(runner.name, [message.id], self._clock()))
 
-    def _from_runner_leaving(self, runner: RunnerProcess, ids: list[str]) -> None:
+    @handles(RunnerToAgent.Leaving)
+    def _runner_leaving(self, message: RunnerToAgent.Leaving, runner: RunnerProcess) -> None:
         now = self._clock()
         self._look(runner.name, now)
-        self._do(self._calls.left(runner.name, ids, now))
+        self._do(self._calls.left(runner.name, message.ids, now))
 
-    def _from_runner_verdict(
-        self, runner: RunnerProcess, kind: str, id: str, metadata: dict[str, Any], buffers: list[Any]
-    ) -> None:
+    @handles(Verdict)
+    def _call_ended(self, verdict: Verdict, runner: RunnerProcess) -> None:
         self.handle(self._runners.drain(runner))
-        self._output.say_left_out(call=id)
-        if kind == "exited":
-            metadata["stderr"] = runner.stderr_tail(self._mark)
-        self._do(self._calls.ended(runner.name, id, kind, metadata, buffers, self._clock()))
+        self._output.say_left_out(call=verdict.id)
+        if isinstance(verdict, Exited):
+            verdict = changed(verdict, stderr=runner.stderr_tail(self._mark))
+        self._do(self._calls.ended(runner.name, verdict, self._clock()))
         runner.new_call(self._mark)
 
-    def _from_runner_streaming(self, runner: RunnerProcess, id: str) -> None:
-        self._pass_on(runner, id, [], AgentToClient.streaming(id), [])
+    @handles(RunnerToAgent.Streaming)
+    def _streaming(self, message: RunnerToAgent.Streaming, runner: RunnerProcess) -> None:
+        self._pass_on(runner, message.id, [], message)
 
-    def _from_runner_items(self, runner: RunnerProcess, id: str, metadata: list[Any], buffers: list[Any]) -> None:
-        self._pass_on(runner, id, metadata, AgentToClient.items(id, metadata, len(buffers)), buffers)
+    @handles(RunnerToAgent.Items)
+    def _items(self, message: RunnerToAgent.Items, runner: RunnerProcess) -> None:
+        files = [item[1] for item in message.items if not isinstance(item, int)]
+        self._pass_on(runner, message.id, files, message)
 
-    def _from_runner_want(self, runner: RunnerProcess, id: str, argument: str, count: int) -> None:
-        self._pass_on(runner, id, [], AgentToClient.want(id, argument, count), [])
+    @handles(RunnerToAgent.Want)
+    def _wanted(self, message: RunnerToAgent.Want, runner: RunnerProcess) -> None:
+        self._pass_on(runner, message.id, [], message)
 
-    def _from_runner_out(self, runner: RunnerProcess, stream: str, id: str | None, buffers: list[Any]) -> None:
+    @handles(RunnerToAgent.Out)
+    def _written(self, message: RunnerToAgent.Out, runner: RunnerProcess) -> None:
         self.handle(self._runners.drain(runner))
-        self._output.said(runner, stream, id, buffers)
+        self._output.said(runner, message.stream, message.id, message.buffers)
 
-    def _pass_on(self, runner: RunnerProcess, id: str, items: list[Any], message: Message, buffers: list[Any]) -> None:
+    def _pass_on(self, runner: RunnerProcess, id: str, files: list[Files], message: Message) -> None:
         """Sent after what the runner wrote before it."""
         self.handle(self._runners.drain(runner))
-        self._blob_cache.ship(id, items, lambda: self._tell(message, buffers))
+        self._blob_cache.ship(id, files, lambda: self._tell(message))
 
     def _ended(self, runner: RunnerProcess, status: int) -> None:
         now = self._clock()
@@ -382,19 +411,19 @@ class Agent:
         self._do(actions)
         for text in found:
             log.warning("the agent mended its own state: %s", text)
-            self._tell(AgentToClient.repaired(text))
+            self._tell(AgentToClient.Repaired(text))
         if self._home.connected:
             running = sum(call.began is not None for call in self._calls.calls.values())
             cpu, memory = self._usage.sample(self._runners.pids())
             gpus, notes = self._gpus.take() if self._gpus else ((), ())
             for note in notes:
-                self._tell(AgentToClient.gpus(*note))
-            self._tell(AgentToClient.sample(cpu, memory, running, [astuple(gpu) for gpu in gpus]))
+                self._tell(AgentToClient.Gpus(*note))
+            self._tell(AgentToClient.Sample(cpu, memory, running, [astuple(gpu) for gpu in gpus]))
 
     def _leave_fork_server(self) -> None:
         """Exits; the keeper then starts a new fork server and all agents."""
         text = f"the process that starts the others has not answered for {_UNANSWERED:.0f} s, and is replaced"
-        self._home.tell_now(AgentToClient.warning(f"{text}. What runs on this machine is lost."))
+        self._home.tell_now(AgentToClient.Warning(f"{text}. What runs on this machine is lost."))
         self._home.flush()
         os._exit(UNANSWERED)
 
@@ -413,7 +442,7 @@ class PassedOn:
         self,
         calls: AgentCalls,
         blobs: BlobCache,
-        send_all: Callable[[Message], None],
+        send_all: Callable[[OldMessage], None],
         do: Callable[[list[Action]], None],
         tell: Callable[[Message], None],
     ) -> None:

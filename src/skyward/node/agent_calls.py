@@ -30,11 +30,25 @@ from skyward.node.agent_slots import (
     misplaced,
     next_pair,
 )
-from skyward.node.protocol import AgentToClient, AgentToRunner
-from skyward.node.receiver import Message
+from skyward.node.protocol import (
+    AgentToClient,
+    AgentToRunner,
+    Cancelled,
+    Crashed,
+    GangStopped,
+    Lost,
+    NoRoom,
+    Returned,
+    Stalled,
+    Stopped,
+    TimedOut,
+    Verdict,
+)
 from skyward.node.timers import CallTimers
+from skyward.transport.codec import Message
+from skyward.transport.records import replace
 
-__all__ = ["AgentCalls", "Verdict", "stopped"]
+__all__ = ["AgentCalls"]
 
 
 _METHODS = {action: "_" + action.replace(" ", "_") for _, actions in CALLS.values() for action in actions}
@@ -77,7 +91,7 @@ class AgentCalls:
         self._now = now
         if self.leaving and call.movable:
             call.state = "gone"
-            return [Tell(call, AgentToClient.recalled(call.id)), Drop(call.digests)]
+            return [Tell(AgentToClient.Recalled(call.id)), Drop(call.digests)]
         call.order = next(self._orders)
         self.calls[call.id] = self.queue[call.id] = call
         return self._settled()
@@ -141,7 +155,7 @@ class AgentCalls:
     def no_room(self, blob: str, size: int, reason: str, now: float) -> list[Action]:
         self._now = now
         for call in [call for call in self.queue.values() if blob in call.missing]:
-            self._step(call, "no room", ("noroom", {"size": size, "reason": reason}, None))
+            self._step(call, "no room", NoRoom(id=call.id, size=size, reason=reason))
         return self._settled()
 
     # from runners
@@ -192,16 +206,14 @@ class AgentCalls:
             self._return(name, call_ids)
         return self._settled()
 
-    def ended(
-        self, name: str, call_id: str, kind: str, about: dict[str, Any], buffers: list[Any] | None, now: float
-    ) -> list[Action]:
+    def ended(self, name: str, verdict: Verdict, now: float) -> list[Action]:
         self._now = now
-        if (call := self._of(name, call_id)) is not None:
+        if (call := self._of(name, verdict.id)) is not None:
             if call.began is None:
-                call.began = now - about.get("s", 0.0)
-            self._step(call, "ended", (kind, about, buffers))
+                call.began = now - (verdict.seconds or 0.0)
+            self._step(call, "ended", verdict)
         else:
-            self._discard(about)
+            self._discard(verdict)
         return self._settled()
 
     def exited(self, name: str, status: int, stderr: str, oom: bool, now: float) -> list[Action]:
@@ -211,9 +223,10 @@ class AgentCalls:
         if slot is None:
             return []
         culprits = sum(call.state == "running" for call in slot.calls.values())
-        crash = {"code": status, "stderr": stderr, "oom": oom and status == -signal.SIGKILL, "shared": culprits - 1}
+        oom = oom and status == -signal.SIGKILL
         for call in list(slot.calls.values()):
-            self._step(call, "exited", ("crashed", dict(crash), None))
+            crash = Crashed(id=call.id, code=status, stderr=stderr, oom=oom, shared=culprits - 1)
+            self._step(call, "exited", crash)
         self._move(slot, "exited", status, stderr)
         return self._settled()
 
@@ -331,12 +344,12 @@ class AgentCalls:
         out, self._out = self._out, []
         return out
 
-    def _discard(self, about: dict[str, Any]) -> None:
-        if about.get("blobs"):
-            self._out.append(Remove([str(path) for path, _ in about["blobs"].values()]))
+    def _discard(self, verdict: Verdict | None) -> None:
+        if isinstance(verdict, Returned) and verdict.blobs:
+            self._out.append(Remove([path for path, _ in verdict.blobs.values()]))
 
-    def _tell(self, call: NodeCall | None, message: Message, buffers: Any = None) -> None:
-        self._out.append(Tell(call, message, buffers))
+    def _tell(self, message: Message) -> None:
+        self._out.append(Tell(message))
 
     # what the tables' actions are; each gets the call, the slot that it had, and the verdict, if one has come
 
@@ -387,29 +400,30 @@ class AgentCalls:
         self._out.append(Kill(slot))
 
     def _tell_started(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell(call, AgentToClient.started(call.id, slot.place if slot is not None else 0))
+        self._tell(AgentToClient.Started(call.id, slot.place if slot is not None else 0))
 
     def _tell_recalled(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell(call, AgentToClient.recalled(call.id))
+        self._tell(AgentToClient.Recalled(call.id))
 
-    def _tell_verdict(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell_end(call, slot, *verdict)
+    def _tell_verdict(self, call: NodeCall, slot: Slot | None, verdict: Verdict | None) -> None:
+        assert verdict is not None
+        seconds = verdict.seconds
+        if seconds is None and call.began is not None:
+            seconds = max(0.0, self._now - call.began)
+        if seconds is not None:
+            self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
+        self._tell(completed(verdict, call, slot, seconds))
+        call.buffers = []
 
     _tell_crashed = _tell_verdict
 
     def _tell_stopped(self, call: NodeCall, slot: Slot | None, verdict: Verdict | None) -> None:
-        if verdict is not None and "s" in verdict[1]:
-            self._discard(verdict[1])
-        self._tell_end(call, slot, call.why, stopped(call, verdict))
+        """Whatever its body ended with."""
+        self._discard(verdict)
+        self._tell_verdict(call, slot, stopped(call, verdict))
 
     def _tell_lost(self, call: NodeCall, slot: Slot | None, verdict: Any) -> None:
-        self._tell_end(call, slot, "lost", {"reason": call.reason})
-
-    def _tell_end(self, call: NodeCall, slot: Slot | None, kind: str, about: dict[str, Any], data: Any = None) -> None:
-        if (seconds := seconds_of(call, about, self._now)) is not None:
-            self.mean = seconds if self.mean is None else 0.8 * self.mean + 0.2 * seconds
-        self._tell(call, end_of(call, slot, kind, about, data), data)
-        call.buffers = []
+        self._tell_verdict(call, slot, Lost(id=call.id, reason=call.reason))
 
 
 class Audit:
@@ -433,30 +447,27 @@ class Audit:
         return twice
 
 
-Verdict = tuple[str, dict[str, Any], Any]
-
-
-def seconds_of(call: NodeCall, metadata: dict[str, Any], now: float) -> float | None:
-    return None if call.began is None else metadata.setdefault("s", max(0.0, now - call.began))
-
-
-def stopped(call: NodeCall, verdict: Verdict | None) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
-    if verdict is not None and "s" in verdict[1]:
-        metadata["s"] = verdict[1]["s"]
+def stopped(call: NodeCall, verdict: Verdict | None) -> Verdict:
+    seconds = verdict.seconds if verdict is not None else None
     if call.why == "timeout":
-        metadata |= {"limit": call.about["timeout"], "killed": call.killed}
-        if not call.entered:
-            metadata["loading"] = True
-        if verdict is not None and isinstance(verdict[1].get("stack"), str):
-            metadata["stack"] = verdict[1]["stack"]
-    return metadata
+        stack = verdict.stack if isinstance(verdict, Stopped) else None
+        limit, loading = call.about["timeout"], not call.entered
+        return TimedOut(id=call.id, seconds=seconds, limit=limit, killed=call.killed, loading=loading, stack=stack)
+    return _STOPPED.get(call.why, Cancelled)(id=call.id, seconds=seconds)
 
 
-def end_of(call: NodeCall, slot: Slot | None, kind: str, metadata: dict[str, Any], buffers: Any) -> Message:
-    """If the runner is being replaced, the message says so: a group may be broken."""
-    if kind == "crashed" or (slot is not None and slot.state != "ready" and call.began is not None):
-        metadata["replaced"] = True
-    if slot is not None and slot.place and call.began is not None:
-        metadata["place"] = slot.place
-    return AgentToClient.verdict(kind, call.id, metadata, len(buffers or ()))
+_STOPPED: dict[str, type[Cancelled | Stopped | GangStopped | Stalled]] = {
+    "stopped": Stopped,
+    "gang": GangStopped,
+    "stalled": Stalled,
+}
+
+
+def completed(verdict: Verdict, call: NodeCall, slot: Slot | None, seconds: float | None) -> Verdict:
+    """If the runner is being replaced, the verdict says so: a group may be broken."""
+    begun = slot is not None and call.began is not None
+    replaced = isinstance(verdict, Crashed) or (begun and slot is not None and slot.state != "ready")
+    place = slot.place if begun and slot is not None else 0
+    if replaced or place or seconds != verdict.seconds:
+        return replace(verdict, seconds=seconds, replaced=replaced, place=place)
+    return verdict

@@ -16,7 +16,8 @@ from typing import Any
 from skyward.node.agent_slots import Slot
 from skyward.node.client_link import ClientLink
 from skyward.node.protocol import AgentToClient, output_cost
-from skyward.node.runners import Pipe, RunnerProcess
+from skyward.node.runners import Pipe, RunnerProcess, Stream
+from skyward.transport.codec import Buffers
 
 __all__ = ["OutputRelay"]
 
@@ -75,18 +76,18 @@ class OutputRelay:
             known = call if slot is not None and call in slot.calls else first
             self._tell(pipe.stream, known, place, piece)
 
-    def said(self, runner: RunnerProcess, stream: str, call: str | None, buffers: list[Any]) -> None:
+    def said(self, runner: RunnerProcess, stream: Stream, call: str | None, buffers: Buffers) -> None:
         slot = self._slots.get(runner.name)
         for data in buffers:
             self._tell(stream, call, slot.place if slot is not None else 0, data)
 
-    def say_left_out(self, stream: str = "stderr", call: str | None = None, place: int = 0) -> None:
+    def say_left_out(self, stream: Stream = "stderr", call: str | None = None, place: int = 0) -> None:
         if self._left_out:
             lines, size, self._lines, self._left_out = self._lines, self._left_out, 0, 0
             note = f"\n... {lines:,} lines ({size:,} bytes) of output are left out here: {self._why} ...\n".encode()
             self._pass_on(stream, call, place, note)
 
-    def _tell(self, stream: str, call: str | None, place: int, data: Any) -> None:
+    def _tell(self, stream: Stream, call: str | None, place: int, data: Any) -> None:
         self._why = self._excess() or self._why
         if self._excess():
             self._left_out += len(data)
@@ -102,6 +103,6 @@ class OutputRelay:
             return "they came faster than the client's listeners, or the network, take them"
         return ""
 
-    def _pass_on(self, stream: str, call: str | None, place: int, data: Any) -> None:
+    def _pass_on(self, stream: Stream, call: str | None, place: int, data: Any) -> None:
         self._under_way += output_cost(len(data))
-        self.home.tell(AgentToClient.out(stream, call, place, 1), [data])
+        self.home.tell(AgentToClient.Out(stream, call, place, [data]))

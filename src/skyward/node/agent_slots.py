@@ -11,7 +11,9 @@ from typing import Any
 
 from skyward.node.orders import SCARCE
 from skyward.node.protocol import AgentToClient
-from skyward.node.receiver import Message
+from skyward.node.receiver import Message as OldMessage
+from skyward.transport.codec import Message
+from skyward.transport.exceptions import Described
 from skyward.transport.records import Record
 
 __all__ = [
@@ -37,16 +39,14 @@ __all__ = [
 
 class Send(Record):
     slot: Slot
-    message: Message
+    message: OldMessage
     buffers: list[Any] | None = None
 
 
 class Tell(Record):
-    """Sends to the client; the end of a call goes after the blobs of its result."""
+    """Send a message to the client."""
 
-    call: NodeCall | None
     message: Message
-    buffers: list[Any] | None = None
 
 
 class Kill(Record):
@@ -144,9 +144,9 @@ class RunnerSlots:
                 self._failures, self._next_try, self._worked = 0, 0.0, True
                 actions += self.spawn_missing(now)  # those that a pause was for: nobody would think of them again
                 if self._vacancy() is None and all(s.state == "ready" for s in self._serving()):
-                    actions.append(Tell(None, AgentToClient.ready(self._generation)))
+                    actions.append(Tell(AgentToClient.Ready(self._generation)))
             elif name == "tell replaced" and not self.closing:
-                actions.append(Tell(None, AgentToClient.replaced(self._generation, slot.place)))
+                actions.append(Tell(AgentToClient.Replaced(self._generation, slot.place)))
             elif name == "count failure":
                 actions += self._count_failure(slot, status, stderr, now)
             elif name == "spawn" or (name == "spawn beside" and slot.threads > 1 and not self._hooks):
@@ -188,8 +188,8 @@ class RunnerSlots:
         which = f" (local rank {slot.place})" if self.places > 1 else ""
         how = f"was not ready within {self._ready_within:g} s" if slot.late else f"ended with status {status}"
         text = f"a runner{which} {how}{'' if slot.late else ' before it was ready'}.\n{stderr}"
-        error = {"type": "", "message": text, "traceback": ""}
-        return [Tell(None, AgentToClient.failed(error, self._generation, 1), [b""])]
+        error: Described = {"type": "", "message": text, "traceback": ""}
+        return [Tell(AgentToClient.Failed(error, self._generation, [b""]))]
 
     def _serving(self) -> list[Slot]:
         """Runners that take calls or will, and a leaving one that must exit before its successor starts."""

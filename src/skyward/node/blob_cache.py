@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skyward.node.protocol import AgentToClient
-from skyward.node.receiver import Message
+from skyward.node.protocol import AgentToClient, Blobs, Files
 from skyward.transport import blobs
+from skyward.transport.codec import Message
 from skyward.transport.frames import encode
 from skyward.transport.link import greet
 from skyward.transport.roles import node_role
@@ -51,7 +51,7 @@ Tell = Callable[[], None]
 @dataclass(eq=False)
 class _Load:
     call: str
-    files: deque[tuple[str, int, dict[str, Any]]]  # path, size, and the metadata of the result
+    files: deque[tuple[str, int, Files]]  # path, size, and those that it is one of
     tell: Tell
     file: int = -1
     done: int = 0
@@ -305,21 +305,24 @@ class BlobCache:
     def bring(self, request: int, key: str, tell: Callable[[Message], None]) -> None:
         with self._lock:
             found = [self._present.get(name) for name in sorted(self._kept.get(key, ()))]
-        metadata: dict[str, Any] = {}
+        files: Files = {}
         try:
             # under other names, which are removed as those of any result that was sent
             copies = [(blobs.duplicate(path), size) for path, size in filter(None, found)]
-            metadata = {"blobs": {str(index): copy for index, copy in enumerate(copies)}} if copies else {}
+            files = {"blobs": {str(index): copy for index, copy in enumerate(copies)}} if copies else {}
         except OSError as exc:
             log.warning("a kept result cannot be sent: %s", exc)
-        self.ship(f"bring {request}", metadata, lambda: tell(AgentToClient.brought(request, metadata)))
+        self.ship(f"bring {request}", [files], lambda: tell(AgentToClient.Brought(request, files)))
 
-    def _keep(self, metadata: dict[str, Any]) -> None:
+    def keep(self, made: Blobs) -> None:
+        """Keeps a result, and gives its blobs their names instead of their paths."""
+        if self.shared:
+            return
         with self._lock:
-            for index, (path, size) in metadata["blobs"].items():
-                name = os.path.basename(str(path))
-                self._add(name, (str(path), size))
-                metadata["blobs"][index] = [name, size]
+            for index, (path, size) in made.items():
+                name = os.path.basename(path)
+                self._add(name, (path, size))
+                made[index] = (name, size)
 
     # results
 
@@ -329,20 +332,15 @@ class BlobCache:
         except OSError as exc:  # they go with the pool's directory
             log.warning("a result that nobody gets cannot be removed: %s", exc)
 
-    def ship(self, call: str, metadata: dict[str, Any] | list[Any], tell: Tell) -> None:
-        """Calls `tell` after the blobs in the metadata were sent, in order per call."""
-        if isinstance(metadata, dict) and "kept" in metadata:
-            if not self.shared:
-                self._keep(metadata)
-            tell()
-            return
-        found = _with_blobs(metadata)
+    def ship(self, call: str, values: Sequence[Files], tell: Tell) -> None:
+        """Calls `tell` after the blobs of these values were sent, in order per call."""
+        found = [(files, paths) for files in values if (paths := files.get("blobs"))]
         if not self.shared and (found or self.shipping(call)):
-            files = deque((str(path), int(size), entry) for entry in found for path, size in entry["blobs"].values())
-            for entry in found:
-                for index, (path, size) in entry["blobs"].items():
-                    entry["blobs"][index] = [os.path.basename(str(path)), size]
-            self._loads.append(_Load(call, files, tell))
+            sent = deque((path, size, files) for files, paths in found for path, size in paths.values())
+            for _, paths in found:
+                for index, (path, size) in paths.items():
+                    paths[index] = (os.path.basename(path), size)
+            self._loads.append(_Load(call, sent, tell))
         else:
             tell()
 
@@ -360,14 +358,14 @@ class BlobCache:
             blobs.remove(path for path, _, _ in load.files)
         self._loads.clear()
 
-    def send(self, room: Callable[[], int], tell: Callable[[Message, list[Any]], None]) -> bool:
+    def send(self, room: Callable[[], int], tell: Callable[[Message], None]) -> bool:
         while self._loads and room() < _WINDOW:
             load = self._loads[0]
             if not load.files:
                 self._loads.popleft()
                 load.tell()
                 continue
-            path, size, metadata = load.files[0]
+            path, size, value = load.files[0]
             try:
                 if load.file < 0:
                     load.file, load.done = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
@@ -378,10 +376,10 @@ class BlobCache:
                 log.warning("a result cannot be sent: %s", exc)
                 data = b""
             if data:
-                tell(AgentToClient.part(os.path.basename(path), load.done, size, 1), [data])
+                tell(AgentToClient.Part(os.path.basename(path), load.done, size, [data]))
                 load.done += len(data)
             else:  # the client must not wait for the rest
-                metadata["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"
+                value["incomplete"] = f"its file on the node has {load.done:,} bytes instead of {size:,}"
             if load.done >= size or not data:
                 if load.file >= 0:
                     os.close(load.file)
@@ -389,9 +387,3 @@ class BlobCache:
                 load.file, load.done = -1, 0
                 load.files.popleft()
         return bool(self._loads)
-
-
-def _with_blobs(metadata: dict[str, Any] | list[Any]) -> list[dict[str, Any]]:
-    if isinstance(metadata, dict):
-        return [metadata] if metadata.get("blobs") else []
-    return [item[1] for item in metadata if isinstance(item, list) and item[1].get("blobs")]

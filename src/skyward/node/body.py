@@ -23,21 +23,22 @@ from skyward.errors import (
     ResultTooLarge,
 )
 from skyward.node import gpu_failures, logs
-from skyward.node.protocol import RunnerToAgent
-from skyward.node.receiver import Message
+from skyward.node.protocol import NO_BLOBS, Blobs, Exited, Files, Raised, Returned, RunnerToAgent, Verdict
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.blobs import Spill, fetched
+from skyward.transport.codec import Message
 from skyward.transport.payload import Packer, unpack
 from skyward.transport.streams import Consumer, Producer
 
-__all__ = ["Bodies", "RunnerCall", "Stopped", "Verdict", "end_if_forked", "load_item"]
+__all__ = ["Bodies", "Ending", "RunnerCall", "Stopped", "end_if_forked", "load_item"]
 
 _FUNCTIONS = 256
 _FUNCTION_BYTES = 256 << 20
 _NAMED = 80  # characters by which a file is told, beside those of its directory
 
-Verdict = tuple[str, dict[str, Any], list[Any]]
-Send = Callable[[Message, list[Any]], None]
+Ending = partial[Verdict]
+"""Makes the verdict, as soon as it is known how long it took."""
+Send = Callable[[Message], None]
 
 
 class Stopped(BaseException):
@@ -66,7 +67,7 @@ class Bodies:
         self._function_bytes = 0
         self._pid = os.getpid()
 
-    def run(self, call: RunnerCall) -> Verdict:
+    def run(self, call: RunnerCall) -> Ending:
         """Raises Stopped if the body was stopped."""
         try:
             if call.state == "stopping":
@@ -80,11 +81,11 @@ class Bodies:
                     from skyward.api.ref import not_kept  # most pools need none
 
                     raise TypeError(not_kept(call.about["name"]))
-                self._send(RunnerToAgent.streaming(call.id), [])
+                self._send(RunnerToAgent.Streaming(call.id))
                 self._stream(call, cast("Generator[Any, None, None]", result))
                 if call.state == "stopping":
                     raise Stopped
-                return "done", {}, []
+                return partial(Returned)
             if type(result).__module__ == "skyward.api.compute":
                 _tell_of_call(call.about["name"], result)
             return self._packed_result(call, result)
@@ -94,19 +95,18 @@ class Bodies:
             code = int(exc.code) & 0xFF if isinstance(exc.code, int) else int(exc.code is not None)  # as the OS does
             if isinstance(exc.code, str):
                 print(exc.code, file=sys.stderr)  # as Python does
-            return "exited", {"code": code}, []
+            return partial(Exited, code=code)
         except BaseException as exc:  # the user's exception: sent home, raised there
             gpu_failures.look(exc)
-            about, data = exceptions.capture(exc)
-            told = {"error": about, "preempted": True} if isinstance(exc, Preempted) else {"error": about}
-            return "error", told, [data]
+            error, data = exceptions.capture(exc)
+            return partial(Raised, error=error, preempted=isinstance(exc, Preempted), buffers=[data])
 
     def _call(self, call: RunnerCall) -> Any:
         about = call.about
         if "log" in about:
             logs.apply(about["log"])
         try:
-            buffers = _mapped(call.buffers, about)
+            buffers = _mapped(call.buffers, about) if "blobs" in about else call.buffers
         except FileNotFoundError as exc:
             raise FilesLost(f"an argument of {about['name']}", str(exc.filename)) from None
         split, end = about["split"], len(buffers)
@@ -151,19 +151,18 @@ class Bodies:
             self._function_bytes -= self._functions.popitem(last=False)[1][1]
         return fn
 
-    def _packed_result(self, call: RunnerCall, result: Any) -> Verdict:
+    def _packed_result(self, call: RunnerCall, result: Any) -> Ending:
         if "keep" in call.about:
             return self._kept_result(call, result)
         try:
-            pieces, about, _ = self._packed(call, result, "result", self._settings["max_result"])
+            pieces, moved, _ = self._packed(call, result, "result", self._settings["max_result"])
         except NotSerializable as exc:
             text = f"{call.about['name']} ran, but its result cannot come home: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
-        if "each" in call.about and result[1]:
-            about["failed"] = list(result[1])
-        return "done", about, pieces
+        failed = result[1] if "each" in call.about and result[1] else None
+        return partial(Returned, blobs=moved or NO_BLOBS, failed=failed, buffers=pieces)
 
-    def _kept_result(self, call: RunnerCall, result: Any) -> Verdict:
+    def _kept_result(self, call: RunnerCall, result: Any) -> Ending:
         from skyward.transport import refs
 
         about, directory, made = call.about, self._settings["blobs"], list[blobs.Blob]()
@@ -178,8 +177,8 @@ class Bodies:
                     names = blobs.kept_names(about["keep"], about["attempt"], len(pieces))
                     made += blobs.keep(directory, names, pieces, moved)
             refs.keep(about["keep"], result)
-            told = {"kept": about["keep"], "blobs": {str(index): blob for index, blob in enumerate(made)}}
-            return "done", told, [b""] * len(made)
+            named = {str(index): blob for index, blob in enumerate(made)}
+            return partial(Returned, kept=about["keep"], blobs=named, buffers=[b""] * len(made))
         except NotSerializable as exc:
             text = f"{about['name']} ran, but its result cannot be kept: {exc}"
             raise ResultNotSerializable(text) from exc.__cause__
@@ -187,11 +186,11 @@ class Bodies:
             blobs.remove(path for path, _ in made)
             raise
 
-    def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], dict[str, Any], int]:
-        """Pieces of a value (large ones as blobs), metadata for the client, and total size."""
+    def _packed(self, call: RunnerCall, value: Any, what: str, limit: float) -> tuple[list[Any], Blobs, int]:
+        """Pieces of a value, those of them that are large and so in files, and total size."""
         plain = self._packer.pack_simple(value)
         if plain is not None and not plain[1] and len(plain[0]) <= min(limit, blobs.LARGE - 1):
-            return [plain[0]], {}, len(plain[0])
+            return [plain[0]], NO_BLOBS, len(plain[0])
         worded = partial(self._room_for, call, f"the {what}")
         with Spill(self._settings["blobs"], call.about.get("blobs", {}).values(), worded) as spill:
             head, buffers = plain or self._packer.pack(value, what)
@@ -202,7 +201,7 @@ class Bodies:
                 raise ResultTooLarge(call.about["name"], size, int(limit))
             with worded(size):
                 moved = spill.store(pieces)
-        return pieces, {"blobs": moved} if moved else {}, size
+        return pieces, moved, size
 
     @contextmanager
     def _room_for(self, call: RunnerCall, what: str, size: int) -> Generator[None]:
@@ -217,10 +216,11 @@ class Bodies:
             raise
 
     def _stream(self, call: RunnerCall, items: Generator[Any, None, None] | AsyncGenerator[Any, None]) -> None:
-        def send(batch: list[tuple[list[Any], dict[str, Any]]]) -> None:
-            pieces = [p for item, _ in batch for p in item]
-            metadata = [[len(item), about] if about else len(item) for item, about in batch]
-            self._send(RunnerToAgent.items(call.id, metadata, len(pieces)), pieces)
+        def send(batch: list[tuple[list[Any], Blobs]]) -> None:
+            items: list[int | tuple[int, Files]] = [
+                (len(item), {"blobs": moved}) if moved else len(item) for item, moved in batch
+            ]
+            self._send(RunnerToAgent.Items(call.id, items, [piece for item, _ in batch for piece in item]))
 
         call.output = out = Producer(send)
         try:
@@ -252,13 +252,13 @@ class Bodies:
         finally:
             await items.aclose()
 
-    def _packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], dict[str, Any]], int]:
+    def _packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], Blobs], int]:
         """Packs the item now: the body may change it when it continues."""
         try:
-            pieces, about, size = self._packed(call, item, "yielded value", math.inf)
+            pieces, moved, size = self._packed(call, item, "yielded value", math.inf)
         except NotSerializable as exc:
             raise ResultNotSerializable(str(exc)) from exc.__cause__
-        return ([bytes(piece) for piece in pieces], about), size
+        return ([bytes(piece) for piece in pieces], moved), size
 
 
 class KeptObjects:
@@ -286,7 +286,7 @@ def load_item(pieces: list[Any]) -> Any:
 
 
 def _mapped(buffers: list[Any], about: dict[str, Any]) -> list[Any]:
-    for index, blob in about.get("blobs", {}).items():
+    for index, blob in about["blobs"].items():
         buffers[int(index)] = blobs.read(blob)
     return buffers
 

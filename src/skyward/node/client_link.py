@@ -8,11 +8,12 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.peers import Waiting, WaitingPeers, accept_all
-from skyward.node.receiver import Message, halves
+from skyward.node.protocol import Raised
+from skyward.transport.codec import Buffers, Message, Raw, halves
 from skyward.transport.frames import FROM_NODE, Malformed, encode, nbytes
 from skyward.transport.link import Broken, Link, greet, tune
 from skyward.transport.local_sockets import check_peer
@@ -35,7 +36,7 @@ class ClientLink:
         self,
         selector: selectors.BaseSelector,
         about: dict[str, Any],
-        obey: Callable[[list[Message], list[Any]], None],
+        obey: Callable[[list[Raw], list[Any]], None],
         fence: Callable[[], None],
         incarnation: str,
         clock: Callable[[], float],
@@ -44,7 +45,7 @@ class ClientLink:
         self._incarnation, self._clock = incarnation, clock
         self._session: str | None = None
         self._link = Link(clock, sends=FROM_NODE)
-        self._messages: list[Message] = []
+        self._messages: list[Raw] = []
         self._buffers: list[Any] = []
         self._errors = self._size = 0  # of what was told and not sent: errors, and bytes of buffers
         self._decrypted = False  # whether bytes may be there that the selector does not know of
@@ -106,18 +107,19 @@ class ClientLink:
         decrypted, self._decrypted = self._decrypted, False
         return decrypted
 
-    def tell(self, message: Message, buffers: list[Any] | None = None) -> None:
-        self._messages.append(message)
+    def tell(self, message: Message) -> None:
+        raw, buffers = message.encoded()
+        self._messages.append(raw)
         if buffers:
             self._buffers += buffers
             self._size += sum(map(nbytes, buffers))
-        self._errors += message[0] == "error"
+        self._errors += isinstance(message, Raised)
         if self._errors >= _MOST_ERRORS or self._size > _MOST_BYTES:
             self.flush()
 
-    def tell_now(self, message: Message, buffers: list[Any] | None = None) -> None:
+    def tell_now(self, message: Message) -> None:
         """Sends at once, so that the link's backlog is known before the next piece is read."""
-        self.tell(message, buffers)
+        self.tell(message)
         self.flush()
 
     def flush(self) -> None:
@@ -131,7 +133,7 @@ class ClientLink:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._writing else 0)
             self._selector.modify(self._link.sock, events, self.hear)
 
-    def _post(self, messages: list[Message], buffers: Sequence[Any]) -> None:
+    def _post(self, messages: list[Raw], buffers: Buffers) -> None:
         try:
             self._link.post(messages, buffers)
         except (RecursionError, TypeError, ValueError) as exc:
@@ -150,7 +152,7 @@ class ClientLink:
         self._link.acknowledge()
 
 
-def hear_link(link: Link, obey: Callable[[list[Message], list[Any]], None]) -> bool:
+def hear_link(link: Link, obey: Callable[[list[Raw], list[Any]], None]) -> bool:
     """Dispatches received messages to `obey`; True if there may be more. An invalid message ends the connection; the
     rest of the frame is still handled.
     """

@@ -14,8 +14,9 @@ from contextlib import closing
 from typing import Any
 
 from skyward.node.blob_cache import BlobCache
-from skyward.node.protocol import AgentToClient
-from skyward.node.receiver import Malformed, Message, is_whole
+from skyward.node.protocol import AgentToClient, FileAnswer, FileError
+from skyward.node.receiver import Malformed, is_whole
+from skyward.transport.codec import Message
 from skyward.transport.frames import Buffer
 
 __all__ = ["NodeFiles"]
@@ -27,11 +28,11 @@ _PAGE_CHARACTERS = 256 << 10  # in names: a frame's header has a limit
 _LARGEST_READ = 8 << 20
 _PATIENCE = 60.0
 
-Answer = tuple[dict[str, Any], list[Buffer]]
+Answer = tuple[FileAnswer, list[Buffer]]
 
 
 class NodeFiles:
-    def __init__(self, cache: BlobCache, wake: Callable[[], None], tell: Callable[[Message, list[Any]], None]) -> None:
+    def __init__(self, cache: BlobCache, wake: Callable[[], None], tell: Callable[[Message], None]) -> None:
         self._cache, self._wake, self._tell = cache, wake, tell
         self.cwd = os.sep
         self._orders: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
@@ -50,7 +51,7 @@ class NodeFiles:
     def look(self) -> None:
         while not self._answers.empty():
             request, (answer, buffers) = self._answers.get()
-            self._tell(AgentToClient.files(request, answer, len(buffers)), buffers)
+            self._tell(AgentToClient.Files(request, answer, buffers))
 
     def _from_client_files(self, request: int, order: dict[str, Any]) -> None:
         self._orders.put((request, order))
@@ -65,7 +66,11 @@ class NodeFiles:
                 for answer in self._do(order):
                     self._answer(request, answer)
             except OSError as exc:
-                error = {"errno": exc.errno or 0, "text": exc.strerror or str(exc), "path": _text(exc.filename)}
+                error: FileError = {
+                    "errno": exc.errno or 0,
+                    "text": exc.strerror or str(exc),
+                    "path": _text(exc.filename),
+                }
                 self._answer(request, ({"error": error}, []))
             except Exception as exc:  # an order that is none: the client hears of it
                 log.debug("an order about files cannot be carried out", exc_info=True)

@@ -66,7 +66,7 @@ class EachItem:
 
 @dataclass(frozen=True)
 class FailedItem:
-    described: dict[str, Any]
+    described: exceptions.Described
     data: bytes
 
     def error(self) -> BaseException:

@@ -5,44 +5,93 @@
 
 The messages by which processes are started and ended are in `node/orders.py`.
 
-A class here is one direction of a link, and each of its functions makes one kind of message, ready to be sent:
-`[kind, *fields, number of buffers]`. The kind is the function's name. Buffers are bytes beside the JSON; a kind has
-them if its function has the parameter `buffers`. The receiver has one method for each kind (`node/receiver.py`).
-
-Three more exchanges are not of this form:
-
-- Whoever connects to an agent says one JSON object first (`ClientLink`, `Connection`, `BlobCache`).
-- The nodes of a group meet before a framework joins them (`plugins/_ranks.py`).
-- The watchdog runs without this package, and reads lines on its standard input (`machines/watchdog.py`).
+A class here is one direction of a link, and each class in it is one kind of message (`transport/codec.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from skyward.node.receiver import Direction, Message
+from skyward.node.receiver import Direction as OldDirection
+from skyward.node.receiver import Message as OldMessage
+from skyward.transport.codec import MOST, Buffers, Direction, Length, Message, Raw, Wire, Within
+from skyward.transport.exceptions import Described
+from skyward.transport.frames import Malformed
 
 # fmt: off
 __all__ = [
-    "VERDICTS", "AgentToClient", "AgentToRunner", "ClientToAgent", "RunnerToAgent", "output_cost",
+    "NO_BLOBS", "AgentToClient", "AgentToRunner", "Blobs", "Body", "Cancelled", "ClientToAgent", "CodeFrames",
+    "Crashed", "Exited", "Facts", "FileAnswer", "FileError", "Files", "GangStopped", "Lost", "NoRoom", "Raised",
+    "Returned", "RunnerShare", "RunnerToAgent", "Share", "Stalled", "Stopped", "TimedOut", "Verdict", "output_cost",
 ]
 # fmt: on
 
-VERDICTS = {
-    "done": "The body has returned.",
-    "error": "The body has raised.",
-    "exited": "The body has called `sys.exit`. Metadata: `code`, `stderr`.",
-    "crashed": "The process has ended under the body. Metadata: `code`, `stderr`, `oom`, `shared`.",
-    "timeout": "Stopped at its time limit. Metadata: `limit`, `killed`, `stack` if the body ended by itself, `loading` "
-    "if its function was not called yet.",
-    "cancelled": "Stopped by the user.",
-    "stopped": "The runner has stopped the body, and the agent knows of no reason. Counts as cancelled.",
-    "gang": "Stopped because another rank has failed.",
-    "stalled": "Stopped because it waited in a collective for ranks that do not come.",
-    "lost": "The process was killed for a reason that is not the call's. Metadata: `reason`.",
-    "noroom": "A large argument cannot be kept here. Metadata: `size`, `reason`.",
-}
-"""How a call can end: the kinds of the last message about it."""
+Seconds = Annotated[float, Within(0, MOST)]
+Code = Annotated[int, Within(-(1 << 31), 1 << 31)]
+Port = Annotated[int, Within(1, (1 << 16) - 1)]
+OneBuffer = Annotated[Buffers, Length(1, 1)]
+Blobs = dict[str, tuple[str, int]]
+"""Those buffers of a value that are in files: path or name, and size, by the index of the buffer."""
+NO_BLOBS: Blobs = {}
+"""Never changed: it is the default of many."""
+CodeFrames = list[tuple[str, int, str]]
+"""File, line and function of each."""
+
+
+class Files(TypedDict):
+    """The blobs of a value, and why one of them could not be sent."""
+
+    blobs: NotRequired[Blobs]
+    incomplete: NotRequired[str]
+
+
+class Facts(TypedDict):
+    """What bodies have done in their group so far."""
+
+    collectives: NotRequired[int | None]
+    """How many were entered."""
+    shards: NotRequired[dict[str, Annotated[list[int], Length(0, 3)]]]
+    """Uneven ones, by broadcast: length of the whole, number of parts, length of the part."""
+    threads: NotRequired[list[CodeFrames | None]]
+    """The frames of every thread beside the body's, where a process runs one body at a time."""
+
+
+class Body(TypedDict):
+    """Where a body stands, or that a runner has none."""
+
+    place: int
+    state: str
+    cpu: Seconds
+    runner: NotRequired[str]
+    call: NotRequired[str]
+    name: NotRequired[str]
+    seconds: NotRequired[float]
+    frames: NotRequired[CodeFrames | None]
+    problem: NotRequired[str]
+    facts: NotRequired[Facts]
+
+
+Number = Annotated[float | None, Within(-MOST, MOST)]
+Gpu = tuple[int, Annotated[str, Length(0, 1000)], Number, Number, Number, Number, Number]
+
+
+class FileError(TypedDict):
+    errno: int
+    text: str
+    path: str
+
+
+class FileAnswer(TypedDict):
+    """What a node says of its files; its fields depend on what it was asked."""
+
+    error: NotRequired[FileError]
+    entries: NotRequired[list[Any]]
+    root: NotRequired[str]
+    left_out: NotRequired[list[str]]
+    have: NotRequired[list[int | None]]
+    pieces: NotRequired[list[Any]]
+    folder: NotRequired[bool]
+    missing: NotRequired[bool]
 
 
 def output_cost(size: int) -> int:
@@ -50,297 +99,509 @@ def output_cost(size: int) -> int:
     return size + 256
 
 
-class ClientToAgent(Direction):
+def _check_blobs(blobs: Blobs, pieces: int) -> None:
+    for index in blobs:
+        if not (index.isdecimal() and len(index) < 9 and int(index) < max(pieces, 1)):
+            raise Malformed("a blob for no buffer")
+
+
+# How a call can end: the last message about it.
+
+
+class Verdict(Message, kw_only=True):
+    """How a call has ended."""
+
+    id: str
+    seconds: Annotated[Seconds | None, Wire("s")] = None
+    """How long the body ran; None if it has not begun."""
+    group: bool = False
+    """Whether its process belongs to a group."""
+    replaced: bool = False
+    """Whether its process is replaced: a group may be broken."""
+    place: int = 0
+    """The local rank of its process."""
+
+
+class Returned(Verdict, kw_only=True, kind="done"):
+    """The body has returned. Buffers: the result, pickled; none after a stream."""
+
+    blobs: Blobs = NO_BLOBS
+    kept: str | None = None
+    """The key under which the result stays on its node."""
+    failed: tuple[int, str] | None = None
+    """Of a map: how many items have failed, and the first error."""
+    incomplete: str | None = None
+    """Why a blob could not be sent."""
+    buffers: Buffers = ()
+
+    def validate(self) -> None:
+        if self.seconds is None:
+            raise Malformed("'done' without s")
+        if self.blobs:
+            _check_blobs(self.blobs, len(self.buffers))
+
+
+class Raised(Verdict, kw_only=True, kind="error"):
+    """The body has raised. Buffers: the exception, pickled."""
+
+    error: Described
+    preempted: bool = False
+    buffers: Annotated[Buffers, Length(1, 1 << 20)]
+
+
+class Exited(Verdict, kw_only=True):
+    """The body has called `sys.exit`."""
+
+    code: Code
+    stderr: str = ""
+
+
+class Crashed(Verdict, kw_only=True):
+    """The process has ended under the body."""
+
+    code: Code
+    stderr: str
+    oom: bool
+    shared: Code
+    """How many other bodies ran in the process."""
+
+
+class TimedOut(Verdict, kw_only=True, kind="timeout"):
+    """Stopped at its time limit."""
+
+    limit: Seconds
+    killed: bool
+    loading: bool = False
+    """Whether its function was not called yet."""
+    stack: str | None = None
+    """Where it stood, if the body ended by itself."""
+
+
+class Cancelled(Verdict, kw_only=True):
+    """Stopped by the user."""
+
+
+class Stopped(Verdict, kw_only=True):
+    """The runner has stopped the body, and the agent knows of no reason. Counts as cancelled."""
+
+    stack: str | None = None
+
+
+class GangStopped(Verdict, kw_only=True, kind="gang"):
+    """Stopped because another rank has failed."""
+
+
+class Stalled(Verdict, kw_only=True):
+    """Stopped because it waited in a collective for ranks that do not come."""
+
+
+class Lost(Verdict, kw_only=True):
+    """The process was killed for a reason that is not the call's."""
+
+    reason: str
+
+
+class NoRoom(Verdict, kw_only=True, kind="noroom"):
+    """A large argument cannot be kept here."""
+
+    size: int
+    reason: str
+
+
+class Share(Message):
+    """A message about shared collections (`node/shared/channel.py`), of or for a process: the client, or a runner."""
+
+    asker: str
+    message: Raw
+    buffers: Buffers
+
+    def validate(self) -> None:
+        _check_inner(self.message)
+
+
+class RunnerShare(Message, kind="share"):
+    """A message about shared collections, of or for this runner."""
+
+    message: Raw
+    buffers: Buffers
+
+    def validate(self) -> None:
+        _check_inner(self.message)
+
+
+def _check_inner(message: Raw) -> None:
+    if len(message) < 2 or type(message[0]) is not str or type(message[-1]) is not int:
+        raise Malformed("a message about shared collections that is none")
+
+
+class AgentToClient(Direction):
+    Returned = Returned
+    Raised = Raised
+    Exited = Exited
+    Crashed = Crashed
+    TimedOut = TimedOut
+    Cancelled = Cancelled
+    Stopped = Stopped
+    GangStopped = GangStopped
+    Stalled = Stalled
+    Lost = Lost
+    NoRoom = NoRoom
+    Share = Share
+
+    class Ready(Message):
+        """All runners of this generation are ready."""
+
+        generation: int
+
+    class Failed(Message):
+        """No runner can be made. Buffers: the error, pickled."""
+
+        error: Described
+        generation: int
+        buffers: Annotated[Buffers, Length(1, 1 << 20)]
+
+    class Replaced(Message):
+        """The runner with this local rank has ended, and another one is made."""
+
+        generation: int
+        place: int
+
+    class Ports(Message):
+        """Free ports of this machine, for the groups of this generation."""
+
+        ports: list[Port]
+        generation: int
+
+    class Notice(Message):
+        """This machine will be taken away in so many seconds."""
+
+        seconds: Seconds
+
+    class Started(Message):
+        """The body was seen to run, in the process with this local rank. Short calls end before this is sent."""
+
+        id: str
+        place: int
+
+    class Recalled(Message):
+        """The call has not begun here, and never will."""
+
+        id: str
+
+    class States(Message):
+        """The answer to `ask`. `unknown`: the call is not here; `ended`: its large result is on its way."""
+
+        states: dict[str, str]
+
+    class Streaming(Message):
+        """The body has returned a generator."""
+
+        id: str
+
+    class Items(Message):
+        """Items of the call's generator, and for each how many buffers it has. Buffers: the items, pickled."""
+
+        id: str
+        items: list[int | tuple[int, Files]]
+        buffers: Buffers
+
+        def validate(self) -> None:
+            total = 0
+            for item in self.items:
+                count = item if isinstance(item, int) else item[0]
+                if not isinstance(item, int):
+                    _check_blobs(item[1].get("blobs", NO_BLOBS), count)
+                total += count
+            if total != len(self.buffers):
+                raise Malformed(f"items with {len(self.buffers)} buffers instead of {total}")
+
+    class Want(Message):
+        """The body has taken so many items of an iterator argument."""
+
+        id: str
+        argument: str
+        count: int
+
+    class Out(Message):
+        """Output of the runner with this local rank, and the call that wrote it, if one did. Buffers: the text."""
+
+        stream: Literal["stdout", "stderr"]
+        id: str | None
+        place: int
+        buffers: OneBuffer
+
+    class Part(Message):
+        """A piece of a large result of this size, sent before the message that names it. Buffers: the piece."""
+
+        name: str
+        offset: int
+        size: int
+        buffers: OneBuffer
+
+    class Brought(Message):
+        """The answer to `bring`, after the pieces of the result: its blobs; none if it is not here."""
+
+        request: int
+        files: Files
+
+        def validate(self) -> None:
+            blobs = self.files.get("blobs", NO_BLOBS)
+            _check_blobs(blobs, len(blobs))
+
+    class Need(Message):
+        """This blob is not here, and does not come from another node."""
+
+        blob: str
+
+    class Sample(Message):
+        """Sent once a second. It also shows that the agent is alive. `gpus`: the fields of each `GpuSample`."""
+
+        cpu: float
+        memory: int
+        running: int
+        gpus: Annotated[list[Gpu], Length(0, 256)]
+
+    class Gpus(Message):
+        """Something is wrong with a GPU of this node (`trouble`), or they cannot be asked (`missing`)."""
+
+        topic: str
+        text: str
+
+    class Standing(Message):
+        """The answer to `where`, for each runner thread or idle runner."""
+
+        request: int
+        bodies: list[Body]
+
+    class Repaired(Message):
+        """The agent has repaired its own state (see "The net")."""
+
+        text: str
+
+    class Warning(Message):
+        """Something on the machine is not as it should be: shown to the user."""
+
+        text: str
+
+    class Files(Message):
+        """The answer to `files`, with `error` if it could not be done. Buffers: what was read."""
+
+        request: int
+        answer: FileAnswer
+        buffers: Annotated[Buffers, Length(0, 1)]
+
+    class Bye(Message):
+        """All runners are gone, and the agent ends."""
+
+
+class RunnerToAgent(Direction):
+    Returned = Returned
+    Raised = Raised
+    Exited = Exited
+    Stopped = Stopped
+
+    # as the agent sends them to the client
+    Recalled = AgentToClient.Recalled
+    Streaming = AgentToClient.Streaming
+    Items = AgentToClient.Items
+    Want = AgentToClient.Want
+    Share = RunnerShare
+
+    class Ready(Message):
+        """The hooks are entered."""
+
+    class Failed(Message):
+        """A hook has failed. Buffers: the error, pickled."""
+
+        error: Described
+        buffers: Buffers
+
+    class Leaving(Message):
+        """A body is interrupted here, or has left a GPU that does not work: no other call begins here. These calls have
+        not begun, and never will.
+        """
+
+        ids: list[str]
+
+    class Facts(Message):
+        """The answer to `facts`."""
+
+        facts: Facts
+
+    class Out(Message):
+        """What a call has written, where threads share the process. Buffers: the text."""
+
+        stream: Literal["stdout", "stderr"]
+        id: str | None
+        buffers: Buffers
+
+
+class ClientToAgent(OldDirection):
     sender = "client"
 
     @staticmethod
-    def setup(settings: dict[str, Any], buffers: int) -> Message:
+    def setup(settings: dict[str, Any], buffers: int) -> OldMessage:
         """Make all runners (again). Settings: `generation`, `processes`, `threads`, `places`, `grace`, `ready_within`,
         `shared`, `info`, `env`, `cwd`, `gpus`, `runner`, `output`. Buffers: the plugins' hooks, pickled."""
         return ["setup", settings, buffers]
 
     @staticmethod
-    def info(info: str) -> Message:
+    def info(info: str) -> OldMessage:
         """A node is on another machine now. Runners are told, and not made again."""
         return ["info", info, 0]
 
     @staticmethod
-    def ports(count: int, generation: int) -> Message:
+    def ports(count: int, generation: int) -> OldMessage:
         """Name so many free ports, for the groups of this generation of runners. Only node 0 is asked."""
         return ["ports", count, generation, 0]
 
     @staticmethod
-    def call(id: str, metadata: dict[str, Any], buffers: int) -> Message:
+    def call(id: str, metadata: dict[str, Any], buffers: int) -> OldMessage:
         """Run this. Metadata: `name`, `fn`, `split`, `attempt`; where needed `timeout`, `streams`, `blobs`, `refs`,
         `keep`, `each`, `log`, `gang`, `place`. Buffers: function and arguments, pickled."""
         return ["call", id, metadata, buffers]
 
     @staticmethod
-    def recall(id: str) -> Message:
+    def recall(id: str) -> OldMessage:
         """Give the call back if it has not begun."""
         return ["recall", id, 0]
 
     @staticmethod
-    def cancel(id: str, reason: str, grace: float) -> Message:
+    def cancel(id: str, reason: str, grace: float) -> OldMessage:
         """End the call. Kill its process if it does not end within the grace."""
         return ["cancel", id, reason, grace, 0]
 
     @staticmethod
-    def ask(ids: list[str]) -> Message:
+    def ask(ids: list[str]) -> OldMessage:
         """Say the states of these calls."""
         return ["ask", ids, 0]
 
     @staticmethod
-    def where(request: int, ids: list[str] | None) -> Message:
+    def where(request: int, ids: list[str] | None) -> OldMessage:
         """Say where bodies stand: those of these calls, or all. Sent only when a person asks, or a call seems stuck."""
         return ["where", request, ids, 0]
 
     @staticmethod
-    def forget(keys: list[str]) -> Message:
+    def forget(keys: list[str]) -> OldMessage:
         """Nobody has a Ref to these objects any more: nodes and processes let go of them."""
         return ["forget", keys, 0]
 
     @staticmethod
-    def bring(request: int, key: str) -> Message:
+    def bring(request: int, key: str) -> OldMessage:
         """Send the result that is kept here under this key to the client."""
         return ["bring", request, key, 0]
 
     @staticmethod
-    def grant(id: str, count: int) -> Message:
+    def grant(id: str, count: int) -> OldMessage:
         """The user has taken so many items of the call's generator."""
         return ["grant", id, count, 0]
 
     @staticmethod
-    def close(id: str) -> Message:
+    def close(id: str) -> OldMessage:
         """The user wants no more items of the call's generator."""
         return ["close", id, 0]
 
     @staticmethod
-    def items(id: str, argument: str, counts: list[int], buffers: int) -> Message:
+    def items(id: str, argument: str, counts: list[int], buffers: int) -> OldMessage:
         """Items of an iterator argument, and how many buffers each has. Buffers: the items, pickled."""
         return ["items", id, argument, counts, buffers]
 
     @staticmethod
-    def end(id: str, argument: str, error: dict[str, Any], buffers: int) -> Message:
+    def end(id: str, argument: str, error: dict[str, Any], buffers: int) -> OldMessage:
         """An iterator argument has ended; `error` is empty if it did not fail. Buffers: the error, pickled."""
         return ["end", id, argument, error, buffers]
 
     @staticmethod
-    def taken(size: int) -> Message:
+    def taken(size: int) -> OldMessage:
         """The user's listeners have taken so much output, as `output_cost` counts it. Said after each eighth of what
         may be under way."""
         return ["taken", size, 0]
 
     @staticmethod
-    def expect(blob: str) -> Message:
+    def expect(blob: str) -> OldMessage:
         """The client is about to send this blob."""
         return ["expect", blob, 0]
 
     @staticmethod
-    def unexpect(blob: str) -> Message:
+    def unexpect(blob: str) -> OldMessage:
         """The client does not send this blob after all."""
         return ["unexpect", blob, 0]
 
     @staticmethod
-    def blob(name: str, offset: int, size: int, buffers: int) -> Message:
+    def blob(name: str, offset: int, size: int, buffers: int) -> OldMessage:
         """A piece of a blob; `size` is that of the whole blob. Buffers: the piece."""
         return ["blob", name, offset, size, buffers]
 
     @staticmethod
-    def fetch(blob: str, size: int, addresses: list[Any]) -> Message:
+    def fetch(blob: str, size: int, addresses: list[Any]) -> OldMessage:
         """Get this blob from another node. Each address is the number of a node, a host and a port."""
         return ["fetch", blob, size, addresses, 0]
 
     @staticmethod
-    def share(asker: str, message: Message, buffers: int) -> Message:
+    def share(asker: str, message: OldMessage, buffers: int) -> OldMessage:
         """A message about shared collections (`node/shared/channel.py`), of or for a process: the client, or a runner
         of a node that cannot reach node 0."""
         return ["share", asker, message, buffers]
 
     @staticmethod
-    def lost(node: int, rank: int | None, why: str) -> Message:
+    def lost(node: int, rank: int | None, why: str) -> OldMessage:
         """For shared collections: a rank of a node is lost, or the whole node. Sent to node 0; that node 0 itself is
         lost is sent to the others."""
         return ["lost", node, rank, why, 0]
 
     @staticmethod
-    def head(place: list[Any] | None) -> Message:
+    def head(place: list[Any] | None) -> OldMessage:
         """For shared collections: where the agent of node 0 is now; nothing if it cannot be reached from here."""
         return ["head", place, 0]
 
     @staticmethod
-    def files(request: int, order: dict[str, Any]) -> Message:
+    def files(request: int, order: dict[str, Any]) -> OldMessage:
         """Do something with files of the node (`node/files.py`). Order: `do`, which is `scan`, `look`, `compare`,
         `write`, `finish`, `read` or `drop`, and what that needs. Each has an answer; `scan` may have several."""
         return ["files", request, order, 0]
 
     @staticmethod
-    def terms(serial: int, left: float, drain: float) -> Message:
+    def terms(serial: int, left: float, drain: float) -> OldMessage:
         """Everything ends in so many seconds, whatever else happens; bodies are told `drain` seconds before that."""
         return ["terms", serial, left, drain, 0]
 
     @staticmethod
-    def bye(grace: float) -> Message:
+    def bye(grace: float) -> OldMessage:
         """The pool is closing."""
         return ["bye", grace, 0]
 
 
-class AgentToClient(Direction):
-    sender = "agent"
-    verdicts = tuple(VERDICTS)
-
-    @staticmethod
-    def ready(generation: int) -> Message:
-        """All runners of this generation are ready."""
-        return ["ready", generation, 0]
-
-    @staticmethod
-    def failed(error: dict[str, Any], generation: int, buffers: int) -> Message:
-        """No runner can be made. Buffers: the error, pickled."""
-        return ["failed", error, generation, buffers]
-
-    @staticmethod
-    def replaced(generation: int, place: int) -> Message:
-        """The runner with this local rank has ended, and another one is made."""
-        return ["replaced", generation, place, 0]
-
-    @staticmethod
-    def ports(ports: list[int], generation: int) -> Message:
-        """Free ports of this machine, for the groups of this generation."""
-        return ["ports", ports, generation, 0]
-
-    @staticmethod
-    def notice(seconds: float) -> Message:
-        """This machine will be taken away in so many seconds."""
-        return ["notice", seconds, 0]
-
-    @staticmethod
-    def started(id: str, place: int) -> Message:
-        """The body was seen to run, in the process with this local rank. Short calls end before this is sent."""
-        return ["started", id, place, 0]
-
-    @staticmethod
-    def recalled(id: str) -> Message:
-        """The call has not begun here, and never will."""
-        return ["recalled", id, 0]
-
-    @staticmethod
-    def states(states: dict[str, str]) -> Message:
-        """The answer to `ask`. `unknown`: the call is not here; `ended`: its large result is on its way."""
-        return ["states", states, 0]
-
-    @staticmethod
-    def verdict(kind: str, id: str, metadata: dict[str, Any], buffers: int) -> Message:
-        """How a call has ended; `kind` is one of VERDICTS. Metadata: `s`, the seconds that the body ran; where needed
-        `blobs`, `kept`, `failed`, `group`, `replaced`, `place`. Buffers: the result or the exception, pickled."""
-        return [kind, id, metadata, buffers]
-
-    @staticmethod
-    def streaming(id: str) -> Message:
-        """The body has returned a generator."""
-        return ["streaming", id, 0]
-
-    @staticmethod
-    def items(id: str, metadata: list[Any], buffers: int) -> Message:
-        """Items of the call's generator, and for each how many buffers it has. Buffers: the items, pickled."""
-        return ["items", id, metadata, buffers]
-
-    @staticmethod
-    def want(id: str, argument: str, count: int) -> Message:
-        """The body has taken so many items of an iterator argument."""
-        return ["want", id, argument, count, 0]
-
-    @staticmethod
-    def out(stream: str, id: str | None, place: int, buffers: int) -> Message:
-        """Output of the runner with this local rank, and the call that wrote it, if one did. Buffers: the text."""
-        return ["out", stream, id, place, buffers]
-
-    @staticmethod
-    def part(name: str, offset: int, size: int, buffers: int) -> Message:
-        """A piece of a large result of this size, sent before the message that names it. Buffers: the piece."""
-        return ["part", name, offset, size, buffers]
-
-    @staticmethod
-    def brought(request: int, metadata: dict[str, Any]) -> Message:
-        """The answer to `bring`, after the pieces of the result. Metadata: its `blobs`; none if it is not here."""
-        return ["brought", request, metadata, 0]
-
-    @staticmethod
-    def need(blob: str) -> Message:
-        """This blob is not here, and does not come from another node."""
-        return ["need", blob, 0]
-
-    @staticmethod
-    def sample(cpu: float, memory: int, running: int, gpus: list[Any]) -> Message:
-        """Sent once a second. It also shows that the agent is alive. `gpus`: the fields of each `GpuSample`."""
-        return ["sample", cpu, memory, running, gpus, 0]
-
-    @staticmethod
-    def gpus(topic: str, text: str) -> Message:
-        """Something is wrong with a GPU of this node (`trouble`), or they cannot be asked (`missing`)."""
-        return ["gpus", topic, text, 0]
-
-    @staticmethod
-    def standing(request: int, bodies: list[dict[str, Any]]) -> Message:
-        """The answer to `where`, for each runner thread or idle runner: `place`, `state`, `cpu`; where known `call`,
-        `name`, `seconds`, `frames`, `problem`, `facts`."""
-        return ["standing", request, bodies, 0]
-
-    @staticmethod
-    def repaired(text: str) -> Message:
-        """The agent has repaired its own state (see "The net")."""
-        return ["repaired", text, 0]
-
-    @staticmethod
-    def warning(text: str) -> Message:
-        """Something on the machine is not as it should be: shown to the user."""
-        return ["warning", text, 0]
-
-    # as the client sends it
-    share = staticmethod(ClientToAgent.share)
-
-    @staticmethod
-    def files(request: int, answer: dict[str, Any], buffers: int) -> Message:
-        """The answer to `files`, with `error` if it could not be done. Buffers: what was read."""
-        return ["files", request, answer, buffers]
-
-    @staticmethod
-    def bye() -> Message:
-        """All runners are gone, and the agent ends."""
-        return ["bye", 0]
-
-
-class AgentToRunner(Direction):
+class AgentToRunner(OldDirection):
     sender = "agent"
 
     @staticmethod
-    def init(settings: dict[str, Any], buffers: int) -> Message:
+    def init(settings: dict[str, Any], buffers: int) -> OldMessage:
         """The first message: enter the hooks. Settings: `node`, `threads`, `paths`, `blobs`, `max_result`, `mark` and
         `log` (levels of loggers). Buffers: the plugins' hooks, pickled."""
         return ["init", settings, buffers]
 
     @staticmethod
-    def exit() -> Message:
+    def exit() -> OldMessage:
         """Leave the hooks and end, after the calls that are here."""
         return ["exit", 0]
 
     @staticmethod
-    def notice(seconds: float) -> Message:
+    def notice(seconds: float) -> OldMessage:
         """The machine will be taken away: `sky.preempted()` is true, and bodies that have a handler get SIGTERM."""
         return ["notice", seconds, 0]
 
     @staticmethod
-    def cancel(id: str) -> Message:
+    def cancel(id: str) -> OldMessage:
         """Give the call back if it has not begun, else interrupt it."""
         return ["cancel", id, 0]
 
     @staticmethod
-    def facts() -> Message:
+    def facts() -> OldMessage:
         """Say what bodies have done in their group so far."""
         return ["facts", 0]
 
     @staticmethod
-    def share(message: Message, buffers: int) -> Message:
+    def share(message: OldMessage, buffers: int) -> OldMessage:
         """A message about shared collections (`node/shared/channel.py`), of or for this runner."""
         return ["share", message, buffers]
 
@@ -353,45 +614,3 @@ class AgentToRunner(Direction):
     close = staticmethod(ClientToAgent.close)
     items = staticmethod(ClientToAgent.items)
     end = staticmethod(ClientToAgent.end)
-
-
-class RunnerToAgent(Direction):
-    sender = "runner"
-    verdicts = ("done", "error", "exited", "stopped")
-
-    @staticmethod
-    def ready() -> Message:
-        """The hooks are entered."""
-        return ["ready", 0]
-
-    @staticmethod
-    def failed(error: dict[str, Any], buffers: int) -> Message:
-        """A hook has failed. Buffers: the error, pickled."""
-        return ["failed", error, buffers]
-
-    @staticmethod
-    def leaving(ids: list[str]) -> Message:
-        """A body is interrupted here, or has left a GPU that does not work: no other call begins here. These calls have
-        not begun, and never will."""
-        return ["leaving", ids, 0]
-
-    @staticmethod
-    def facts(facts: dict[str, Any]) -> Message:
-        """The answer to `facts`: `collectives`, how many were entered; `shards`, uneven ones by broadcast; `threads`,
-        the frames of every thread beside the body's, where a process runs one body at a time."""
-        return ["facts", facts, 0]
-
-    # as the agent sends it
-    share = staticmethod(AgentToRunner.share)
-
-    # as the agent sends them to the client
-    recalled = staticmethod(AgentToClient.recalled)
-    verdict = staticmethod(AgentToClient.verdict)
-    streaming = staticmethod(AgentToClient.streaming)
-    items = staticmethod(AgentToClient.items)
-    want = staticmethod(AgentToClient.want)
-
-    @staticmethod
-    def out(stream: str, id: str | None, buffers: int) -> Message:
-        """What a call has written, where threads share the process. Buffers: the text."""
-        return ["out", stream, id, buffers]

@@ -22,8 +22,6 @@ __all__ = [
     "Malformed",
     "Message",
     "Receiver",
-    "Refused",
-    "checked_greeting",
     "halves",
     "is_number",
     "is_numbers",
@@ -34,10 +32,6 @@ __all__ = [
 
 
 Message = list[Any]
-
-
-class Refused(ConnectionError):
-    """An agent does not take this connection, and says why; asking again does not help."""
 
 
 class Direction:
@@ -138,18 +132,6 @@ def halves(messages: list[Message], buffers: Sequence[Any]) -> list[tuple[list[M
     return [(messages[:middle], buffers[:at]), (messages[middle:], buffers[at:])]
 
 
-def checked_greeting(welcome: Any, session: str) -> dict[str, Any]:
-    """An agent's answer to the greeting of this session, if it is one."""
-    known: dict[str, Any] = cast("dict[str, Any]", welcome) if isinstance(welcome, dict) else {}
-    if "refused" in known:
-        raise Refused(f"the agent there refuses the connection: {str(known['refused'])[:300]}")
-    if not isinstance(known.get("incarnation"), str) or type(known.get("received")) is not int:
-        raise Malformed("what answers there is no agent of ours")
-    if known.get("session") != session:
-        raise Refused("the agent there answers to another session than the one that it was greeted with")
-    return known
-
-
 # What the fields of messages may be, by their names and types in `node/protocol.py`: the tests that a receiver makes.
 #
 # JSON has few types, so a field is a class or two and, where that does not say enough, a function.
@@ -244,6 +226,7 @@ _KINDS = cast(
         "list[str]": (frozenset((list,)), is_texts),
         "list[dict[str, Any]]": (frozenset((list,)), _has_objects),
         "Sequence[Mapping[str, Any]]": (frozenset((list,)), _has_objects),
+        "OldMessage": (frozenset((list,)), _is_message),
         "Message": (frozenset((list,)), _is_message),
     },
 )

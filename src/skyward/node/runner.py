@@ -22,20 +22,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar, cast
 
 from skyward.api import info as info_module
 from skyward.api import reporting
 from skyward.api.info import VARIABLE, announce, call_context, holds_group, preempted, set_stall_timeout
 from skyward.errors import PluginError
 from skyward.node import decorators, gpu_failures, logs, processes, stack_dump, stdio
-from skyward.node.body import Bodies, KeptObjects, RunnerCall, Stopped, Verdict, end_if_forked, load_item
-from skyward.node.protocol import AgentToRunner, RunnerToAgent
-from skyward.node.receiver import Message, Receiver, split
+from skyward.node.body import Bodies, Ending, KeptObjects, RunnerCall, Stopped, end_if_forked, load_item
+from skyward.node.protocol import AgentToRunner, Facts, Raised, Returned, RunnerToAgent
+from skyward.node.protocol import Stopped as StoppedVerdict
+from skyward.node.receiver import Receiver
 from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
 from skyward.transport import exceptions, frames
 from skyward.transport.blobs import size_of
+from skyward.transport.codec import Message, Raw, split
 from skyward.transport.payload import unpack
 from skyward.transport.streams import Consumer
 
@@ -116,10 +118,10 @@ class Runner:
         except BaseException as exc:  # reported to the agent, which reports to the client
             error = exc if isinstance(exc, PluginError) else PluginError("", "around_app", repr(exc))
             described, data = exceptions.capture(error)
-            self._send(RunnerToAgent.failed(described, 1), [data])
+            self._send(RunnerToAgent.Failed(described, [data]))
             self._leave(1)
         self._context = contextvars.copy_context()  # what the hooks have set holds in every call
-        self._send(RunnerToAgent.ready())
+        self._send(RunnerToAgent.Ready())
 
     def _enter_hooks(self, buffers: list[Any]) -> None:
         if not buffers:
@@ -141,7 +143,7 @@ class Runner:
 
     # reading
 
-    def _messages(self) -> Iterator[tuple[Message, list[Any]]]:
+    def _messages(self) -> Iterator[tuple[Raw, list[Any]]]:
         reader = frames.FrameReader()
         alive = True
         while alive:
@@ -149,7 +151,7 @@ class Runner:
             for batch, buffers in got:
                 yield from split(batch, buffers)
 
-    def _read(self, messages: Iterator[tuple[Message, list[Any]]]) -> None:
+    def _read(self, messages: Iterator[tuple[Raw, list[Any]]]) -> None:
         """Exits when the agent is gone."""
         try:
             for message, buffers in messages:
@@ -173,7 +175,7 @@ class Runner:
         if taken:
             self._queue.put(call)
         else:
-            self._send(RunnerToAgent.recalled(id))
+            self._send(RunnerToAgent.Recalled(id))
 
     def _is_turn(self, broadcast: str) -> bool:
         with self._lock:
@@ -184,17 +186,17 @@ class Runner:
         with self._lock:
             given = self._calls.recall(id)
         if given:
-            self._send(RunnerToAgent.recalled(id))
+            self._send(RunnerToAgent.Recalled(id))
 
     def _from_agent_cancel(self, id: str) -> None:
         """Gives back a waiting call; interrupts a running one, after which no other starts in this process."""
         with self._lock:
             call, given = self._calls.cancel(id)
             if call is not None:
-                self._send(RunnerToAgent.leaving(given))  # before its verdict, which takes the lock first
+                self._send(RunnerToAgent.Leaving(given))  # before its verdict, which takes the lock first
                 self._interrupt(call)
             elif given:
-                self._send(RunnerToAgent.recalled(id))
+                self._send(RunnerToAgent.Recalled(id))
         if call is not None:
             self._from_agent_exit()
 
@@ -214,7 +216,7 @@ class Runner:
         facts = info_module.facts()
         if self._threads == 1 and (helpers := stack_dump.helpers(self._main)) is not None:
             facts["threads"] = helpers
-        self._send(RunnerToAgent.facts(facts))
+        self._send(RunnerToAgent.Facts(cast("Facts", facts)))
 
     def _from_agent_grant(self, id: str, count: int) -> None:
         call = self._calls.calls.get(id)
@@ -235,7 +237,7 @@ class Runner:
     def _from_agent_end(self, id: str, argument: str, error: dict[str, Any], buffers: list[Any]) -> None:
         call = self._calls.calls.get(id)
         if call is not None:  # an error is rebuilt in the body's thread
-            call.inputs[argument].end(exceptions.packed(error, buffers[0]) if error else None)
+            call.inputs[argument].end(exceptions.packed(cast(Any, error), buffers[0]) if error else None)
 
     def _interrupt(self, call: RunnerCall) -> None:
         if call.output is not None:
@@ -280,44 +282,41 @@ class Runner:
         if call.about.get("ahead"):
             self._mark_output(call.id)
         started = time.perf_counter()
-        kind, about, buffers = self._run_body(call)
+        ending = self._run_body(call)
         sys.stdout.flush()
         sys.stderr.flush()
-        about["s"] = time.perf_counter() - started
-        if holds_group():
-            about["group"] = True
+        verdict = ending(id=call.id, seconds=time.perf_counter() - started, group=holds_group())
         self._shared.end_call(call.id)
-        if kind == "error" or "failed" in about:
+        if isinstance(verdict, Raised) or (isinstance(verdict, Returned) and verdict.failed):
             self._clean_up()
         with self._lock:
             self._calls.end(call)
             if self._threads == 1 or not self._calls.running():
                 processes.end_children()  # under the lock: the next body's are not meant
-        self._send(RunnerToAgent.verdict(kind, call.id, about, len(buffers)), buffers)
+        self._send(verdict)
 
     def _clean_up(self) -> None:
         gpu_failures.clean_up()
         if gpu_failures.is_dead():
             with self._lock:
                 if not self._calls.leaving:
-                    self._send(RunnerToAgent.leaving(self._calls.leave()))  # before the verdict
+                    self._send(RunnerToAgent.Leaving(self._calls.leave()))  # before the verdict
                     self._from_agent_exit()
 
-    def _run_body(self, call: RunnerCall) -> Verdict:
+    def _run_body(self, call: RunnerCall) -> Ending:
         """After this returns, Stopped can no longer be raised."""
-        verdict: Verdict | None = None
-        about: dict[str, Any] = {}
+        ending: Ending | None = None
+        stack: str | None = None
         try:
             self._enter_body(call)
-            verdict = self._context.copy().run(self._run_in_context, call)
+            ending = self._context.copy().run(self._run_in_context, call)
         except Stopped as exc:
-            if stack := exceptions.frames_of(exc):
-                about["stack"] = stack
+            stack = exceptions.frames_of(exc) or None
         end_if_forked(self._pid)  # before any lock, which a forked child may find taken for ever
         while True:
             try:
                 self._leave_body(call)
-                return verdict or ("stopped", about, [])
+                return ending or partial(StoppedVerdict, stack=stack)
             except Stopped:
                 continue  # it came just now; there is only one
 
@@ -340,7 +339,7 @@ class Runner:
             if call.state == "stopping":
                 raise_in_thread(threading.get_ident(), None)
 
-    def _run_in_context(self, call: RunnerCall) -> Verdict:
+    def _run_in_context(self, call: RunnerCall) -> Ending:
         about = call.about
         with call_context(call.id, about["attempt"], threads=self._threads > 1, broadcast=about.get("gang")):
             try:
@@ -357,15 +356,16 @@ class Runner:
 
     def _consumer(self, call_id: str, key: str) -> Consumer:
         return Consumer(
-            grant=lambda n: self._send(RunnerToAgent.want(call_id, key, n)),
+            grant=lambda n: self._send(RunnerToAgent.Want(call_id, key, n)),
             close=lambda: None,
             load=load_item,
         )
 
     # sending
 
-    def _send(self, message: Message, buffers: list[Any] | None = None) -> None:
-        self._write(self._sock, self._send_lock, frames.encode([message], buffers or []))
+    def _send(self, message: Message) -> None:
+        raw, buffers = message.encoded()
+        self._write(self._sock, self._send_lock, frames.encode([raw], buffers))
 
     def _write(self, sock: socket.socket, lock: threading.Lock, pieces: list[Any]) -> None:
         guarded = self._current is not None and threading.get_ident() == self._main
@@ -381,10 +381,10 @@ class Runner:
                     self._postponed = False
                     self._on_sigterm()
 
-    def _emit(self, stream: str, text: str, call_id: str | None) -> None:
+    def _emit(self, stream: Literal["stdout", "stderr"], text: str, call_id: str | None) -> None:
         data = text.encode("utf-8", "surrogateescape")
         for at in range(0, len(data), _OUTPUT_PIECE):  # each in one write, which no Stopped can cut in two
-            self._send(RunnerToAgent.out(stream, call_id, 1), [data[at : at + _OUTPUT_PIECE]])
+            self._send(RunnerToAgent.Out(stream, call_id, [data[at : at + _OUTPUT_PIECE]]))
 
     def _leave(self, status: int) -> NoReturn:
         self._exiting = True

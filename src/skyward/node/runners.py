@@ -16,22 +16,22 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from skyward.node import stack_dump
 from skyward.node.agent_calls import AgentCalls
 from skyward.node.agent_slots import Slot
 from skyward.node.logs import readable
 from skyward.node.orders import AgentToForkServer, ForkServerToAgent, written
-from skyward.node.protocol import AgentToClient, AgentToRunner
-from skyward.node.receiver import Message
+from skyward.node.protocol import AgentToClient, AgentToRunner, Body, RunnerToAgent
+from skyward.node.receiver import Message as OldMessage
 from skyward.node.status_page import ID_BYTES, StatusPage, page_size
 from skyward.node.timers import Timers
 from skyward.node.usage import UsageMeter
-from skyward.transport.codec import Receiver, handles
+from skyward.transport.codec import Message, Raw, Receiver, handles
 from skyward.transport.frames import Frame, FrameReader, FrameWriter, Malformed, encode
 
-__all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said", "Standing"]
+__all__ = ["Ended", "Event", "Pipe", "Printed", "RunnerProcess", "Runners", "Said", "Standing", "Stream"]
 
 
 log = logging.getLogger("skyward.engine")
@@ -43,9 +43,13 @@ _STDERR_KEPT = 4 * _STDERR_TAIL  # of which reports of progress are left out
 _DRAIN = 2 << 20  # two pipes hold no more, however large they were made
 
 
+Stream = Literal["stdout", "stderr"]
+
+
 class Pipe:
-    def __init__(self, stream: str, fd: int) -> None:
-        self.stream, self.fd = stream, fd
+    def __init__(self, stream: Stream, fd: int) -> None:
+        self.stream: Stream = stream
+        self.fd = fd
         self.open, self.paused = True, False
         self.tail = b""
         self.call: str | None = None
@@ -159,7 +163,7 @@ class RunnerProcess:
 
 
 class Said(NamedTuple):
-    messages: list[Message]
+    messages: list[Raw]
     buffers: list[Any]
     runner: RunnerProcess
 
@@ -227,7 +231,7 @@ class Runners:
             os.set_blocking(pipe.fd, False)
             self._listen(process, pipe)
 
-    def send(self, name: str, message: Message, buffers: list[Any] | None = None) -> None:
+    def send(self, name: str, message: OldMessage, buffers: list[Any] | None = None) -> None:
         """Ignored if the runner is gone."""
         process = self._processes.get(name)
         if process is None or process.eof:
@@ -235,7 +239,7 @@ class Runners:
         if not process.send([message], buffers or []):
             self._watch(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def send_all(self, message: Message) -> None:
+    def send_all(self, message: OldMessage) -> None:
         for name in list(self._processes):
             self.send(name, message)
 
@@ -405,8 +409,6 @@ _LOOK = 0.02
 _MOST_FRAMES = 12_000  # in one answer, which has to fit into a frame of the link
 _PATIENCE = 1.0  # for one stack, and for what runners say of themselves
 
-Body = dict[str, Any]
-
 
 class Standing:
     """Answers requests for the stacks of bodies; the agent's `Receiver`s call it."""
@@ -434,11 +436,12 @@ class Standing:
         if not self._busy:
             self._begin()
 
-    def _from_runner_facts(self, runner: Any, facts: dict[str, Any]) -> None:
+    @handles(RunnerToAgent.Facts)
+    def _facts(self, message: RunnerToAgent.Facts, runner: RunnerProcess) -> None:
         self._silent.discard(runner.name)
         for body in self._answer:
-            if body["runner"] == runner.name:
-                body["facts"] = facts
+            if body.get("runner") == runner.name:
+                body["facts"] = message.facts
 
     def _begin(self) -> None:
         self._busy = True
@@ -460,7 +463,7 @@ class Standing:
     def _bodies(self, slot: Slot, ids: list[str] | None) -> list[Body]:
         now, pid = self._clock(), self._runners.pid(slot.name)
         cpu = self._usage.cpu_seconds(pid) if pid is not None else 0.0
-        runner: Body = {"runner": slot.name, "place": slot.place, "cpu": cpu}
+        runner: Body = {"runner": slot.name, "place": slot.place, "cpu": cpu, "state": "idle"}
         if slot.state in ("starting", "failed"):
             return [{**runner, "state": "starting", "seconds": now - slot.since}] if ids is None else []
         found: list[Body] = [
@@ -468,7 +471,7 @@ class Standing:
             for call in slot.calls.values()
             if call.began is not None and (ids is None or call.id in ids)
         ]
-        return found or [{**runner, "state": "idle"}]
+        return found or [runner]
 
     def _ask(self, name: str) -> None:
         waiting = self._waiting[name]
@@ -495,7 +498,7 @@ class Standing:
         if self._waiting or (self._silent and now - self._since["facts"] < _PATIENCE):
             self._timers.after(_LOOK, self._go_on)
             return
-        self._tell(AgentToClient.standing(self._request, _shortened(self._answer)))
+        self._tell(AgentToClient.Standing(self._request, _shortened(self._answer)))
         self._answer, self._busy = [], False
         self._silent.clear()
         if self._questions:
@@ -503,10 +506,10 @@ class Standing:
 
 
 def _shortened(bodies: list[Body]) -> list[Body]:
-    threads = [thread for body in bodies for thread in body.get("facts", {}).get("threads") or ()]
-    if sum(len(body.get("frames", ())) for body in bodies) + sum(map(len, threads)) > _MOST_FRAMES:
+    threads = [thread or [] for body in bodies for thread in body.get("facts", {}).get("threads") or ()]
+    if sum(len(body.get("frames") or ()) for body in bodies) + sum(map(len, threads)) > _MOST_FRAMES:
         most = max(1, _MOST_FRAMES // len(bodies))
         for body in bodies:
-            body["frames"] = body.get("frames", [])[-most:]
+            body["frames"] = (body.get("frames") or [])[-most:]
             body.get("facts", {}).pop("threads", None)
     return bodies

@@ -42,7 +42,7 @@ __all__ = [
 
 
 Stream = Literal["stdout", "stderr"]
-Emit = Callable[[str, str, str | None], None]
+Emit = Callable[[Stream, str, str | None], None]
 
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
@@ -175,7 +175,8 @@ class CallStream(io.TextIOBase):
     def __init__(
         self, name: Stream, real: TextIO, *, threads: bool, emit: Emit | None = None, fd: int | None = None
     ) -> None:
-        self.name, self.threads, self._real, self._emit, self._fd = name, threads, real, emit, fd
+        self.name: Stream = name
+        self.threads, self._real, self._emit, self._fd = threads, real, emit, fd
         self._routes: tuple[Route, ...] = ()
         self._context_routes = _context_routes[name] if threads else None
         self._partial: dict[tuple[int, tuple[str, int] | None], list[str]] = {}

@@ -4,35 +4,67 @@
         id: str
         grace: Annotated[float, Within(0, 60)]
 
-The kind is the name of the class. The encoder and the decoder of a class are generated from its annotations when they
-are first needed. What does not fit them is Malformed.
+    class Ended(Message, kw_only=True):      ["ended", id, {"s": seconds}, number of buffers]
+        id: str
+        seconds: Annotated[float | None, Wire("s")] = None
+
+The kind is the name of the class, or what is given as `kind`. Of a message whose fields are given by name, all but the
+first are one object on the wire, without those at their default; names that it has not are ignored. A field that is an
+object is a TypedDict. The encoder and the decoder of a class are generated from its annotations when they are first
+needed. What does not fit them is Malformed; what concerns several fields is checked by a method `validate`.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from types import FunctionType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     Concatenate,
     Literal,
+    NotRequired,
     ParamSpec,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
+    is_typeddict,
 )
 
 from skyward.transport.frames import Malformed
-from skyward.transport.records import Record
+from skyward.transport.records import Record, fields_of
 
-__all__ = ["Direction", "Message", "Receiver", "Within", "decoder", "handles"]
+__all__ = [
+    "MOST",
+    "Buffers",
+    "Direction",
+    "Length",
+    "Message",
+    "Raw",
+    "Receiver",
+    "Wire",
+    "Within",
+    "check",
+    "decoder",
+    "fits",
+    "halves",
+    "handles",
+    "split",
+]
+
+Raw = list[Any]
+"""A message as it is on the wire."""
+Buffers = Sequence[Any]
 
 _COUNT = (1 << 63) - 1
+MOST = sys.float_info.max
+"""The largest number."""
 
 
 class Within(Record):
@@ -42,17 +74,32 @@ class Within(Record):
     most: float
 
 
+class Length(Record):
+    """The limits of the length of a text, a list, an object, or of the buffers."""
+
+    least: int
+    most: int
+
+
+class Wire(Record):
+    """The name of a field on the wire, if it is another than here."""
+
+    name: str
+
+
 class Message(Record):
     """A subclass is one kind of message; it has buffers if it has a field `buffers`."""
 
-    def encoded(self) -> tuple[list[Any], Sequence[Any]]:
+    def encoded(self) -> tuple[Raw, Buffers]:
         """The message as it is sent, and its buffers."""
-        cls, made = type(self), dict[str, Any]()
-        fields, has_buffers = _fields(cls)
-        parts = [repr(_kind(cls)), *(f"self.{field}" for field in fields)]
-        count, buffers = ("len(self.buffers)", "self.buffers") if has_buffers else ("0", "()")
-        exec(f"def encoded(self):\n return [{', '.join(parts)}, {count}], {buffers}", made)  # names of fields only
-        cls.encoded = made["encoded"]
+        cls, known = type(self), dict[str, Any]()
+        hints, (fields, named) = _hints(cls), _fields(cls)
+        lines = _written(cls, named, hints, known) if named else []
+        parts = [repr(kind_of(cls)), *(f"self.{field}" for field in fields), *["made"] * bool(named)]
+        count, buffers = ("len(self.buffers)", "self.buffers") if "buffers" in fields_of(cls) else ("0", "()")
+        lines.append(f"return [{', '.join(parts)}, {count}], {buffers}")
+        exec("def encoded(self):\n " + "\n ".join(lines), known)  # names of fields only
+        cls.encoded = known["encoded"]
         return self.encoded()
 
 
@@ -63,7 +110,7 @@ class Direction:
     def messages(cls) -> dict[str, type[Message]]:
         """The class of each kind."""
         found = [part for part in vars(cls).values() if isinstance(part, type) and issubclass(part, Message)]
-        return {_kind(part): part for part in found}
+        return {kind_of(part): part for part in found}
 
 
 M = TypeVar("M", bound=Message)
@@ -76,7 +123,9 @@ _HANDLED: dict[Any, type[Message]] = {}
 
 
 def handles(message: type[M]) -> Callable[[Handler[S, M, P, R]], Handler[S, M, P, R]]:
-    """Registers a method as the one that handles these messages, for every `Receiver` of its object."""
+    """Registers a method as the one that handles these messages, and those of subclasses, for every `Receiver` of its
+    object.
+    """
 
     def register(method: Handler[S, M, P, R]) -> Handler[S, M, P, R]:
         _HANDLED[method] = message
@@ -90,7 +139,7 @@ class Receiver:
 
     def __init__(self, link: type[Direction], *owners: object) -> None:
         self._link = link
-        methods = {
+        methods: dict[type, Callable[..., Any]] = {
             _HANDLED[part]: part.__get__(owner)
             for owner in owners
             for cls in type(owner).__mro__
@@ -98,11 +147,17 @@ class Receiver:
             if isinstance(part, FunctionType) and part in _HANDLED
         }
         kinds = link.messages()
-        if missing := [kind for kind, message in kinds.items() if message not in methods]:
+        found = {
+            kind: (decoder(message), methods[cls])
+            for kind, message in kinds.items()
+            for cls in reversed(message.__mro__)
+            if cls in methods
+        }
+        if missing := [kind for kind in kinds if kind not in found]:
             raise TypeError(f"nothing handles the messages {', '.join(missing)} of {link.__name__}")
-        self._kinds = {kind: (decoder(message), methods[message]) for kind, message in kinds.items()}
+        self._kinds = found
 
-    def hear(self, message: list[Any], buffers: list[Any], *context: Any) -> Any:
+    def hear(self, message: Raw, buffers: Buffers, *context: Any) -> Any:
         """Has a message handled, and returns what that returns; raises Malformed if it is none of this link."""
         entry = self._kinds.get(message[0])
         if entry is None:
@@ -110,59 +165,182 @@ class Receiver:
         decode, method = entry
         return method(decode(message, buffers), *context)
 
+    def hear_all(self, messages: list[Raw], buffers: list[Any], *context: Any) -> None:
+        """Has the messages of a frame handled; one that raises keeps none of the others from being handled."""
+        error: Exception | None = None
+        for message, its_buffers in split(messages, buffers):
+            try:
+                self.hear(message, its_buffers, *context)
+            except Exception as exc:  # raised when all have been heard
+                error = error or exc
+        if error is not None:
+            raise error
 
-def decoder(message: type[M]) -> Callable[[list[Any], list[Any]], M]:
-    """The function that makes a message of what came; it raises Malformed."""
-    kind, hints = _kind(message), get_type_hints(message, include_extras=True)
-    fields, has_buffers = _fields(message)
-    lines = [f"if len(wire) != {len(fields) + 2}:", f" raise wrong_length({kind!r}, wire, {len(fields)})"]
+
+def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Raw, list[Any]]]:
+    """The messages of a frame, each with its buffers; raises Malformed at the first that does not have this form."""
+    if type(messages) is not list:
+        raise Malformed("a frame without a list of messages")
+    at = 0
+    for message in cast("list[Any]", messages):
+        if message.__class__ is not list or len(message) < 2:
+            raise Malformed("a message that is no list of a kind and its parts")
+        count = message[-1]
+        if message[0].__class__ is not str or count.__class__ is not int or not 0 <= count <= len(buffers) - at:
+            raise Malformed("a message without its kind or its number of buffers")
+        yield message, buffers[at : at + count]
+        at += count
+
+
+def halves(messages: list[Raw], buffers: Buffers) -> list[tuple[list[Raw], Buffers]]:
+    """Messages that are too much for one frame, with their buffers, as two parts."""
+    middle = len(messages) // 2
+    at = sum(message[-1] for message in messages[:middle])
+    return [(messages[:middle], buffers[:at]), (messages[middle:], buffers[at:])]
+
+
+def check(message: Message) -> None:
+    """Raises Malformed, as the receiver would: for what users put into a message. Costs as much as sending it."""
+    import json
+
+    raw, buffers = message.encoded()
+    decoder(type(message))(json.loads(json.dumps(raw)), buffers)
+
+
+def kind_of(message: type[Message]) -> str:
+    return vars(message)["__kind"] or re.sub(r"(?<=.)(?=[A-Z])", "_", message.__name__).lower()
+
+
+@cache
+def decoder(message: type[M]) -> Callable[[Raw, Buffers], M]:
+    """The function that makes a message of what came, and its buffers; it raises Malformed."""
+    known: dict[str, Any] = {"cls": message, "new": object.__new__}
+    known |= {"wrong_length": _wrong_length, "wrong_field": _wrong_field, "missing": _missing}
+    kind, hints, (fields, named) = kind_of(message), _hints(message), _fields(message)
+    count = len(fields) + bool(named)
+    lines = [f"if len(wire) != {count + 2}:", f" raise wrong_length({kind!r}, wire, {count})"]
     for at, field in enumerate(fields, 1):
-        if test := _test(hints[field], field):
-            lines += [f"{field} = wire[{at}]", f"if not ({test}):", f" raise wrong_field({kind!r}, {field!r}, {field})"]
-    lines += ["made = new(cls)", *(f"made.{field} = wire[{at}]" for at, field in enumerate(fields, 1))]
-    lines += ["made.buffers = buffers"] * has_buffers + ["return made"]
-    made: dict[str, Any] = {"cls": message, "new": object.__new__}
-    made |= {"wrong_length": _wrong_length, "wrong_field": _wrong_field}
-    exec("def decode(wire, buffers):\n " + "\n ".join(lines), made)  # names and types of fields only
-    return made["decode"]
+        lines += _read(hints[field], field, f"wire[{at}]", kind, known)
+    if named:
+        lines += [f"given = wire[{count}]", "if given.__class__ is not dict:"]
+        lines += [f" raise wrong_field({kind!r}, 'metadata', given)"]
+    for field in named:
+        lines += _read_named(message, hints[field], field, kind, known)
+    if "buffers" in fields_of(message) and (length := _extra(hints["buffers"], Length)) is not None:
+        lines += [f"if not {length.least} <= len(buffers) <= {length.most}:"]
+        lines += [f" raise wrong_field({kind!r}, 'buffers', len(buffers))"]
+    lines += ["made = new(cls)", *(f"made.{field} = {field}" for field in fields_of(message))]
+    lines += ["made.validate()"] * hasattr(message, "validate") + ["return made"]
+    exec("def decode(wire, buffers):\n " + "\n ".join(lines), known)  # names and types of fields only
+    return known["decode"]
 
 
-def _kind(message: type[Message]) -> str:
-    return re.sub(r"(?<=.)(?=[A-Z])", "_", message.__name__).lower()
+def _hints(part: Any) -> dict[str, Any]:
+    return get_type_hints(part, include_extras=True)
 
 
-def _fields(message: type[Message]) -> tuple[list[str], bool]:
-    names: tuple[str, ...] = vars(message)["__match_args__"]
-    return [name for name in names if name != "buffers"], "buffers" in names
+def _fields(message: type[Message]) -> tuple[list[str], list[str]]:
+    """The fields of a message that are in its list, and those that are in its object."""
+    names = [name for name in fields_of(message) if name != "buffers"]
+    first = 1 if vars(message)["__kw_only"] else len(names)
+    return names[:first], names[first:]
 
 
-def _test(hint: Any, value: str) -> str:
+E = TypeVar("E", bound=Record)
+
+
+def _extra(hint: Any, kind: type[E]) -> E | None:
+    """What an annotation says besides the type."""
+    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((extra for extra in extras if isinstance(extra, kind)), None)
+
+
+def _name(hint: Any, field: str) -> str:
+    wire = _extra(hint, Wire)
+    return field if wire is None else wire.name
+
+
+def _written(message: type[Message], named: list[str], hints: dict[str, Any], known: dict[str, Any]) -> list[str]:
+    defaults = vars(message)["__defaults"]
+    required = [f"{_name(hints[field], field)!r}: self.{field}" for field in named if field not in defaults]
+    lines = [f"made = {{{', '.join(required)}}}"]
+    for field in named:
+        if field in defaults:
+            known[f"default_{field}"] = defaults[field]
+            lines.append(f"if self.{field} is not default_{field}:")
+            lines.append(f" made[{_name(hints[field], field)!r}] = self.{field}")
+    return lines
+
+
+def _read_named(message: type[Message], hint: Any, field: str, kind: str, known: dict[str, Any]) -> list[str]:
+    name, defaults = _name(hint, field), vars(message)["__defaults"]
+    read = _read(hint, field, f"given[{name!r}]", kind, known)
+    if field not in defaults:
+        return [f"if {name!r} not in given:", f" raise missing({kind!r}, {name!r})", *read]
+    known[f"default_{field}"] = defaults[field]
+    return [f"{field} = default_{field}", f"if {name!r} in given:", *(f" {line}" for line in read)]
+
+
+def _read(hint: Any, field: str, source: str, kind: str, known: dict[str, Any]) -> list[str]:
+    lines = [f"{field} = {source}"]
+    if test := _test(hint, field, known):
+        lines += [f"if not ({test}):", f" raise wrong_field({kind!r}, {field!r}, {field})"]
+    return lines
+
+
+def _test(hint: Any, value: str, known: dict[str, Any], extras: tuple[Any, ...] = ()) -> str:
     """An expression that is true if a value from JSON fits a type; empty if any value does."""
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _test(parts[0], value, known, parts[1:])
+    if origin is NotRequired:
+        return _test(parts[0], value, known)
     if hint is Any:
         return ""
     if hint is NoneType:
         return f"{value} is None"
-    if origin is Annotated:
-        limits: Within = parts[1]
-        return _number(parts[0], value, limits.least, limits.most)
+    if is_typeddict(hint):
+        known[f"fits_{hint.__name__}"] = _fitting(hint)
+        return f"fits_{hint.__name__}({value})"
     if origin in (UnionType, Union):
-        return " or ".join(f"({_test(part, value)})" for part in parts)
+        tests = [_test(part, value, known, extras) for part in parts]
+        return " or ".join(f"({test})" for test in tests) if all(tests) else ""
     if origin is Literal:
         return f"{value}.__class__ is str and {value} in {parts!r}"
+    if hint is int or hint is float:
+        within = next((extra for extra in extras if isinstance(extra, Within)), None)
+        if within is None:
+            within = Within(0, _COUNT) if hint is int else Within(-MOST, MOST)
+        return _number(hint, value, within.least, within.most)
     if origin is tuple:
         tests = [f"{value}.__class__ is list", f"len({value}) == {len(parts)}"]
-        return " and ".join([*tests, *(f"({_test(part, f'{value}[{at}]')})" for at, part in enumerate(parts))])
-    if origin in (list, dict):
-        each, inside = f"{value}_", _test(parts[-1], f"{value}_")
+        inner = [_test(part, f"{value}[{at}]", known) for at, part in enumerate(parts)]
+        return " and ".join([*tests, *(f"({test})" for test in inner if test)])
+    tests = [f"{value}.__class__ is {(origin or hint).__name__}"]
+    if (length := next((extra for extra in extras if isinstance(extra, Length)), None)) is not None:
+        tests.append(f"{length.least} <= len({value}) <= {length.most}")
+    if parts and (inside := _test(parts[-1], f"{value}_", known)):
         among = value if origin is list else f"{value}.values()"
-        every = f" and all({inside} for {each} in {among})" if inside else ""
-        return f"{value}.__class__ is {origin.__name__}{every}"
-    if hint is int:
-        return _number(int, value, 0, _COUNT)
-    if hint is float:
-        return _number(float, value, -sys.float_info.max, sys.float_info.max)
-    return f"{value}.__class__ is {hint.__name__}"
+        tests.append(f"all(({inside}) for {value}_ in {among})")
+    return " and ".join(tests)
+
+
+def fits(part: Any, given: Any) -> bool:
+    """Whether something is an object; if it does not fit this TypedDict, Malformed names the field."""
+    return _fitting(part)(given)
+
+
+@cache
+def _fitting(part: Any) -> Callable[[Any], bool]:
+    known: dict[str, Any] = {"wrong_field": _wrong_field, "missing": _missing}
+    kind, lines = part.__name__.lower(), ["if given.__class__ is not dict:", " return False"]
+    for field, hint in _hints(part).items():
+        if part.__total__ and get_origin(hint) is not NotRequired:
+            lines += [f"if {field!r} not in given:", f" raise missing({kind!r}, {field!r})"]
+        lines.append(f"if {field!r} in given:")
+        lines += [f" {line}" for line in _read(hint, field, f"given[{field!r}]", kind, known)]
+    exec("def fits(given):\n " + "\n ".join([*lines, "return True"]), known)  # names and types of fields only
+    return known["fits"]
 
 
 def _number(kind: type, value: str, least: float, most: float) -> str:
@@ -171,9 +349,13 @@ def _number(kind: type, value: str, least: float, most: float) -> str:
     return f"{classes} and {least!r} <= {value} <= {most!r}"
 
 
-def _wrong_length(kind: str, wire: list[Any], fields: int) -> Malformed:
+def _wrong_length(kind: str, wire: Raw, fields: int) -> Malformed:
     return Malformed(f"{kind!r} with {len(wire) - 2} fields instead of {fields}")
 
 
 def _wrong_field(kind: str, field: str, value: Any) -> Malformed:
     return Malformed(f"the field {field} of {kind!r} cannot be {str(value)[:80]}")
+
+
+def _missing(kind: str, field: str) -> Malformed:
+    return Malformed(f"{kind!r} without {field}")

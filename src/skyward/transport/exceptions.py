@@ -20,14 +20,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from skyward.api.base_errors import REMOTE
 from skyward.api.secret import any_hidden, hide, hide_bytes
 from skyward.errors import RemoteError, SkywardError
 from skyward.transport.payload import Pickler, unpack
 
-__all__ = ["PackedError", "annotate", "as_text", "capture", "frames_of", "packed", "rebuild", "with_frames"]
+__all__ = [
+    "Described",
+    "PackedError",
+    "annotate",
+    "as_text",
+    "capture",
+    "frames_of",
+    "packed",
+    "rebuild",
+    "with_frames",
+]
 
 Advice = Callable[[BaseException], str]
 
@@ -66,7 +76,16 @@ class PackedError(Exception):
             return self._error
 
 
-def capture(exc: BaseException) -> tuple[dict[str, Any], bytes]:
+class Described(TypedDict):
+    """An exception as text."""
+
+    type: str
+    message: str
+    traceback: str
+    notes: NotRequired[list[str]]
+
+
+def capture(exc: BaseException) -> tuple[Described, bytes]:
     """Text (as JSON) and a pickle of the chain (empty where it cannot travel), without the frames of ours before it."""
     data = _pickled(exc)
     told = traceback.TracebackException(type(exc), exc, _without_ours(exc.__traceback__))
@@ -76,7 +95,7 @@ def capture(exc: BaseException) -> tuple[dict[str, Any], bytes]:
     _hide_ours(told)
     if data:
         told.__notes__ = None  # they travel with the exception, and are shown below it
-    described: dict[str, Any] = {
+    described: Described = {
         "type": _type_name(exc),
         "message": _tail(_str(exc), _MAX_TEXT),
         "traceback": _tail("".join(told.format()), _MAX_TEXT),
@@ -94,7 +113,7 @@ def _notes(exc: BaseException) -> list[str]:
     return [_tail(note, _MAX_NOTE) for note in texts[:_MAX_NOTES]]
 
 
-def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseException:
+def rebuild(described: Described, data: bytes | memoryview) -> BaseException:
     error: BaseException | None = None
     if len(data):
         try:
@@ -109,7 +128,7 @@ def rebuild(described: dict[str, Any], data: bytes | memoryview) -> BaseExceptio
     return error
 
 
-def annotate(exc: BaseException, described: dict[str, Any], where: str) -> BaseException:
+def annotate(exc: BaseException, described: Described, where: str) -> BaseException:
     note = f"{where}\n\n{REMOTE}\n{hide(_with_source(described['traceback'])).rstrip()}"
     return exc if noted(exc, note) else RemoteError(described["type"], hide(described["message"]), note)
 
@@ -133,11 +152,11 @@ def set_partial(error: BaseException, results: Mapping[int, Any]) -> None:
 
 
 def packed(
-    described: dict[str, Any], data: bytes | memoryview, where: str = "", advice: Advice | None = None
+    described: Described, data: bytes | memoryview, where: str = "", advice: Advice | None = None
 ) -> PackedError:
     """The exception, to be rebuilt by whoever asks for it; `where` and what `advice` says of it become notes."""
-    texts = {name: _tail(described[name], _MAX_TEXT) for name in ("message", "traceback")}
-    described = {**described, **texts}  # nodes keep to it, if they are ours
+    message, lines = (_tail(text, _MAX_TEXT) for text in (described["message"], described["traceback"]))
+    described = {**described, "message": message, "traceback": lines}  # nodes keep to it, if they are ours
     kept = bytes(data)  # a copy: the frame that it came in need not be kept for it
 
     def build(notes: Sequence[str]) -> BaseException:

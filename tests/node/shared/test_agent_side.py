@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from skyward.node.protocol import RunnerToAgent
 from skyward.node.shared.agent_side import Shared
 from skyward.node.timers import Timers
 from skyward.transport.link import Link, greet
@@ -62,14 +63,14 @@ def test_a_node_that_hears_that_node_0_is_gone_tells_those_who_wait_and_asks_the
     nothing: Any = lambda *_: None  # noqa: E731
     with selectors.DefaultSelector() as selector:
         shared = Shared(1, "token", selector, clock, Timers(clock), lambda *each: sent.append(each), dial, nothing)
-        shared.tell = lambda *each: told.append(each)
+        shared.tell = told.append
         shared.settings = {"head": ["node-0", 1]}
         runner: Any = type("Runner", (), {"name": "r"})()
-        shared._from_runner_share(runner, ["ask", 1, "", "event", "e", "wait", [], None, 0], [])
+        shared._asked_by_runner(RunnerToAgent.Share(["ask", 1, "", "event", "e", "wait", [], None, 0], []), runner)
         assert (sent, told) == ([], [])
         shared._from_client_head(None)
         shared._from_client_lost(0, None, "it was taken away")
         [(name, message, _)] = sent
         assert (name, message[1][:2], message[1][3]) == ("r", ["answer", 1], "lost")
-        shared._from_runner_share(runner, ["ask", 2, "", "event", "e", "wait", [], None, 0], [])
-        assert [(message[0], message[2][1]) for message, _ in told] == [("share", 2)]
+        shared._asked_by_runner(RunnerToAgent.Share(["ask", 2, "", "event", "e", "wait", [], None, 0], []), runner)
+        assert [message.message[1] for message in told] == [2]

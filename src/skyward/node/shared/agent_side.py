@@ -19,10 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.client_link import ClientLink
-from skyward.node.protocol import AgentToClient, AgentToRunner
-from skyward.node.receiver import Malformed, Message, Receiver
+from skyward.node.protocol import AgentToClient, AgentToRunner, RunnerToAgent
+from skyward.node.receiver import Malformed
+from skyward.node.receiver import Message as RawMessage
 from skyward.node.runners import RunnerProcess
+from skyward.node.shared.protocol import AgentToHead, HeadToAgent
 from skyward.node.timers import Timers
+from skyward.transport.codec import Buffers, Message, Receiver, handles
 
 if TYPE_CHECKING:  # imported with the first question
     from skyward.node.shared.links import Relay, Uplink
@@ -51,13 +54,13 @@ class Shared:
         selector: selectors.BaseSelector,
         clock: Callable[[], float],
         timers: Timers,
-        send: Callable[[str, Message, list[Any]], None],
+        send: Callable[[str, RawMessage, list[Any]], None],
         dial: Dial,
         wake: Callable[[], None],
     ) -> None:
         self._node, self._token, self._selector, self._clock, self._timers = node, token, selector, clock, timers
         self._send, self._dial, self._wake = send, dial, wake
-        self.tell: Callable[[Message, list[Any]], None]
+        self.tell: Callable[[Message], None]
         self.settings: dict[str, Any] = {}
         self._made: Server | None = None
         self._passing: Relay | None = None
@@ -110,7 +113,7 @@ class Shared:
 
     # what client and runners say
 
-    def _from_client_share(self, asker: str, message: Message, buffers: list[Any]) -> None:
+    def _from_client_share(self, asker: str, message: RawMessage, buffers: list[Any]) -> None:
         if self._node == 0:
             self._server().hear(asker, message, buffers, partial(self._to_client, asker))
         elif self._passing is not None:
@@ -131,20 +134,21 @@ class Shared:
         if before is not None and place is None and self._up is not None:
             self._up.renounce("node 0, which kept the shared collections of the pool, is lost.")
 
-    def _from_runner_share(self, runner: RunnerProcess, message: Message, buffers: list[Any]) -> None:
+    @handles(RunnerToAgent.Share)
+    def _asked_by_runner(self, share: RunnerToAgent.Share, runner: RunnerProcess) -> None:
         asker = self._asker(runner.name)
         if self._node == 0:
-            self._server().hear(asker, message, buffers, partial(self._to_runner, runner.name))
+            self._server().hear(asker, share.message, share.buffers, partial(self._to_runner, runner.name))
         else:
-            self._relay().up(asker, message, buffers)
+            self._relay().up(asker, share.message, share.buffers)
 
     def _asker(self, runner: str) -> str:
         return f"{self._node}/{self._token}/{runner}"
 
-    def _to_client(self, asker: str, message: Message, buffers: list[Any]) -> None:
-        self.tell(AgentToClient.share(asker, message, len(buffers)), buffers)
+    def _to_client(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
+        self.tell(AgentToClient.Share(asker, message, buffers))
 
-    def _to_runner(self, runner: str, message: Message, buffers: list[Any]) -> None:
+    def _to_runner(self, runner: str, message: RawMessage, buffers: list[Any]) -> None:
         self._send(runner, AgentToRunner.share(message, len(buffers)), buffers)
 
     # node 0
@@ -166,8 +170,6 @@ class Shared:
         return self._made
 
     def _admit_peer(self, sock: socket.socket, hello: dict[str, Any]) -> None:
-        from skyward.node.shared.protocol import AgentToHead
-
         node: int = hello["share"]
         if node not in self._peers:
             self._count += 1
@@ -187,17 +189,16 @@ class Shared:
         away[0] = 0.0
         link.attach(sock, hello)
 
-    def _from_agent_share(self, node: int, asker: str, message: Message, buffers: list[Any]) -> None:
-        if asker.partition("/")[0] != str(node):
-            raise Malformed(f"node {node} asks for {asker[:80]!r}, which is no process of it")
-        self._server().hear(asker, message, buffers, partial(self._to_peer, asker))
+    @handles(AgentToHead.Share)
+    def _asked_by_peer(self, share: AgentToHead.Share, node: int) -> None:
+        if share.asker.partition("/")[0] != str(node):
+            raise Malformed(f"node {node} asks for {share.asker[:80]!r}, which is no process of it")
+        self._server().hear(share.asker, share.message, share.buffers, partial(self._to_peer, share.asker))
 
-    def _to_peer(self, asker: str, message: Message, buffers: list[Any]) -> None:
-        from skyward.node.shared.protocol import HeadToAgent
-
+    def _to_peer(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
         peer = self._peers.get(int(asker.partition("/")[0]))
         if peer is not None:
-            peer[0].tell_now(HeadToAgent.share(asker, message, len(buffers)), buffers)
+            peer[0].tell_now(HeadToAgent.Share(asker, message, buffers))
 
     def _give_up(self, node: int, why: str) -> None:
         self._server().gone_all(f"{node}/", why)
@@ -226,10 +227,9 @@ class Shared:
             self._passing = Relay(self._send, self.tell, self._post, lambda: self.settings.get("head") is not None)
         return self._passing
 
-    def _post(self, message: Message, buffers: list[Any]) -> None:
+    def _post(self, message: Message) -> None:
         if self._up is None:
             from skyward.node.shared.links import Uplink
-            from skyward.node.shared.protocol import HeadToAgent
 
             relay = self._relay()
             self._up = Uplink(
@@ -241,7 +241,7 @@ class Shared:
                 Receiver(HeadToAgent, _Down(relay)).hear_all,
                 lambda why: relay.lost(why, direct=True),
             )
-        self._up.post(message, buffers)
+        self._up.post(message)
 
 
 class _PeerLink(ClientLink):
@@ -254,5 +254,6 @@ class _Down:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
-    def _from_head_share(self, asker: str, message: Message, buffers: list[Any]) -> None:
-        self._relay.down(asker, message, buffers)
+    @handles(HeadToAgent.Share)
+    def _answered(self, share: HeadToAgent.Share) -> None:
+        self._relay.down(share.asker, share.message, share.buffers)

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyward.node.client_link import hear_link
+from skyward.node.greeting import checked_greeting
 from skyward.node.protocol import AgentToClient, AgentToRunner
-from skyward.node.receiver import Message, checked_greeting
+from skyward.node.receiver import Message as RawMessage
 from skyward.node.shared.protocol import AgentToHead, AskerToServer, ServerToAsker
 from skyward.transport.backoff import backoff
+from skyward.transport.codec import Buffers, Message
 from skyward.transport.link import Link, greet
 
 if TYPE_CHECKING:
@@ -31,31 +33,31 @@ class Relay:
 
     def __init__(
         self,
-        send: Callable[[str, Message, list[Any]], None],
-        tell: Callable[[Message, list[Any]], None],
-        post: Callable[[Message, list[Any]], None],
+        send: Callable[[str, RawMessage, list[Any]], None],
+        tell: Callable[[Message], None],
+        post: Callable[[Message], None],
         direct: Callable[[], bool],
     ) -> None:
         self._send, self._tell, self._post, self._direct = send, tell, post, direct
         self._open: dict[str, set[int]] = {}  # of each asker, the questions that have no answer yet
         self._ways: dict[str, bool] = {}  # of each asker, whether it uses the link; it keeps to that
 
-    def up(self, asker: str, message: Message, buffers: list[Any]) -> None:
+    def up(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
         unanswered = self._open.setdefault(asker, set())
         if message[0] == "ask":
             unanswered.add(message[1])
         if asker not in self._ways:
             self._ways[asker] = self._direct()
         if self._ways[asker]:
-            self._post(AgentToHead.share(asker, message, len(buffers)), buffers)
+            self._post(AgentToHead.Share(asker, message, buffers))
         else:
-            self._tell(AgentToClient.share(asker, message, len(buffers)), buffers)
+            self._tell(AgentToClient.Share(asker, message, buffers))
 
-    def down(self, asker: str, message: Message, buffers: list[Any]) -> None:
+    def down(self, asker: str, message: RawMessage, buffers: Buffers) -> None:
         unanswered = self._open.get(asker)
         if unanswered is not None:
             unanswered.discard(message[1])
-            self._send(runner_of(asker), AgentToRunner.share(message, len(buffers)), buffers)
+            self._send(runner_of(asker), AgentToRunner.share(message, len(buffers)), list(buffers))
 
     def ended(self, asker: str, why: str) -> None:
         if asker in self._open:
@@ -108,7 +110,7 @@ class Uplink:
         clock: Callable[[], float],
         wake: Callable[[], None],
         dial: Callable[[], socket.socket],
-        obey: Callable[[list[Message], list[Any]], None],
+        obey: Callable[[list[RawMessage], list[Any]], None],
         lost: Callable[[str], None],
     ) -> None:
         self._node, self._selector, self._clock = node, selector, clock
@@ -122,8 +124,9 @@ class Uplink:
         self._pauses = backoff(*_PAUSES)
         self._unread = False
 
-    def post(self, message: Message, buffers: list[Any]) -> None:
-        self._link.post([message], buffers)
+    def post(self, message: Message) -> None:
+        raw, buffers = message.encoded()
+        self._link.post([raw], buffers)
         if self._link.sock is None and not self._connecting:
             self._down = self._clock()
             self._connect(0.0)

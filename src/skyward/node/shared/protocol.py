@@ -16,7 +16,9 @@ from skyward.errors import (
     InvalidArgument,
     SharedTooLarge,
 )
+from skyward.node.protocol import Share
 from skyward.node.receiver import Direction, Message
+from skyward.transport import codec
 
 __all__ = [
     "COUNTER_END",
@@ -146,19 +148,13 @@ class ServerToAsker(Direction):
         return ["answer", id, epoch, code, result, buffers]
 
 
-class AgentToHead(Direction):
-    sender = "agent"
+class AgentToHead(codec.Direction):
+    """Messages of runners of the sending node, for the server."""
 
-    @staticmethod
-    def share(asker: str, message: Message, buffers: int) -> Message:
-        """A message of a runner of the sending node, for the server."""
-        return ["share", asker, message, buffers]
+    Share = Share
 
 
-class HeadToAgent(Direction):
-    sender = "head"
+class HeadToAgent(codec.Direction):
+    """Messages of the server, for runners of the receiving node."""
 
-    @staticmethod
-    def share(asker: str, message: Message, buffers: int) -> Message:
-        """A message of the server, for a runner of the receiving node."""
-        return ["share", asker, message, buffers]
+    Share = Share

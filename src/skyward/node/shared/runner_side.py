@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from skyward.api.info import current_call, instance_info
 from skyward.errors import SharedLost
 from skyward.node.protocol import RunnerToAgent
-from skyward.node.receiver import Message
+from skyward.node.receiver import Message as RawMessage
 from skyward.node.shared.names import serve_by
 from skyward.transport import frames
+from skyward.transport.codec import Message
 
 if TYPE_CHECKING:  # imported when a collection is used
     from skyward.node.shared.channel import Channel
@@ -42,7 +43,7 @@ class RunnerShared:
 
     def __init__(
         self,
-        send: Callable[[Message, list[Any]], None],
+        send: Callable[[Message], None],
         write: Write,
         calls: Callable[[], list[tuple[str, float, float]]],
     ) -> None:
@@ -95,7 +96,7 @@ class RunnerShared:
         ages = [time.monotonic() - began for id, began, _ in self._calls() if call is not None and id == call[0]]
         return ages[0] if ages else 0.0
 
-    def _opening(self) -> Message:
+    def _opening(self) -> RawMessage:
         from skyward.node.shared.protocol import AskerToServer
 
         info = instance_info()
@@ -104,15 +105,15 @@ class RunnerShared:
 
     # over the agent's socket
 
-    def _post(self, message: Message, values: list[Any]) -> None:
-        self._send(RunnerToAgent.share(message, len(values)), values)
+    def _post(self, message: RawMessage, values: list[Any]) -> None:
+        self._send(RunnerToAgent.Share(message, values))
 
-    def _from_agent_share(self, message: Message, buffers: list[Any]) -> None:
+    def _from_agent_share(self, message: RawMessage, buffers: list[Any]) -> None:
         self.channel().hear(message, buffers)
 
     # over a connection of its own
 
-    def _post_direct(self, message: Message, values: list[Any]) -> None:
+    def _post_direct(self, message: RawMessage, values: list[Any]) -> None:
         sock = self._sock or self._connect(message[7] if message[0] == "ask" else None)
         try:
             self._write(sock, self._send_lock, frames.encode([message], values))

@@ -42,11 +42,11 @@ class Server:
         self._due: tuple[float, int] | None = None
         self._receive = Receiver(AskerToServer, self).hear
 
-    def hear(self, asker: str, message: Message, buffers: list[Any], route: Route) -> None:
+    def hear(self, asker: str, message: Message, buffers: Sequence[Any], route: Route) -> None:
         """Replies go by `route`."""
         if asker not in self._routes:
             self._routes[asker] = route
-        self._receive(message, buffers, asker)
+        self._receive(message, list(buffers), asker)
         self._flush()
 
     def gone(self, asker: str, why: str) -> None:
