@@ -13,7 +13,7 @@ from skyward.client.core import VERDICTS, Core
 from skyward.errors import NodeLost
 from skyward.node.protocol import AgentToClient
 from tests.support.agent_calls import Bench
-from tests.support.plans import plan_of_two
+from tests.support.plans import StillMachines, plan_of_two
 
 
 class _Links:
@@ -31,15 +31,9 @@ class _Links:
     def abouts(self) -> list[dict[str, Any]]:
         return [{}, {}]
 
-    def begin(self, node: int) -> bool:
-        return False
-
-    def going(self, node: int) -> bool:
-        return False
-
 
 def _core(links: _Links, gang: bool = False) -> Core:
-    return Core(plan_of_two(gang=gang), links, links)
+    return Core(plan_of_two(gang=gang), links, StillMachines())
 
 
 def _call(retries: int = 0) -> Call:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 
 from skyward import events
 from skyward.api.compute import PendingCompute
-from skyward.api.spec import Ranks
 from skyward.client import engine as engine_module
 from skyward.client.actions import Fail
 from skyward.client.call import Call
@@ -25,6 +23,7 @@ from skyward.client.settings import PoolSettings
 from skyward.errors import BootstrapError, InvalidArgument, NodeLost, SkywardError
 from skyward.transport import frames
 from tests.support.fake_nodes import FakePool
+from tests.support.plans import StillMachines
 from tests.support.waiting import until
 
 # pyright: reportPrivateUsage=false
@@ -40,24 +39,15 @@ class Pool:
             pool="p",
             nodes=1,
             slots=1,
-            reach=self._reach,
-            setup=lambda node, abouts, ports: ({}, []),
             emit=self._emit,
             listening=lambda: True,
             release=lambda digests: None,
             gang=False,
-            ranks=lambda abouts: Ranks([1]),
             local=True,
             lease=0.0,
             directory=str(directory),
-            address=lambda node: None,
-            revive=None,
-            substitutes=None,
         )
-        self.engine = Engine(self.plan)
-
-    def _reach(self, number: int) -> socket.socket:
-        raise ConnectionError("nobody is there")
+        self.engine = Engine(self.plan, StillMachines())
 
     def _emit(self, event: events.Event) -> None:
         with ThreadPoolExecutor(1) as other:

@@ -12,7 +12,7 @@ from skyward.client.actions import Emit, ForgetBlobs, Inquire, Lose, NodeAction,
 from skyward.client.connections import NodeEnded
 from skyward.client.nodes import NODES, Node, Nodes
 from skyward.errors import AcceleratorMismatch, BootstrapError
-from tests.support.plans import plan_of_two
+from tests.support.plans import StillMachines, plan_of_two
 
 STATES = sorted({state for state, _ in NODES})
 EVENTS = sorted({event for _, event in NODES})
@@ -36,27 +36,35 @@ class Links:
         return [{} for _ in self.heard_at]
 
 
-class Replacements:
+class Replacements(StillMachines):
     """Other machines, as a test has them."""
 
-    def __init__(self, wanted: bool) -> None:
+    def __init__(self, wanted: bool, refusal: Any) -> None:
+        super().__init__(refusal)
         self.wanted, self.begun = wanted, set[int]()
 
-    def begin(self, node: int) -> bool:
+    def replace(self, node: int) -> bool:
         if self.wanted:
             self.begun.add(node)
         return self.wanted
 
-    def going(self, node: int) -> bool:
+    def replacing(self, node: int) -> bool:
         return node in self.begun
 
 
 class Bench:
     """Two nodes on other machines, of which the tests look at number 1."""
 
-    def __init__(self, gang: bool = False, local: bool = False, replaces: bool = False, **plan: Any) -> None:
-        self.links, self.replacements, self.now = Links(2), Replacements(replaces), 100.0
-        settings = plan_of_two(gang=gang, local=local, substitutes=replaces or None, **plan)
+    def __init__(
+        self,
+        gang: bool = False,
+        local: bool = False,
+        replaces: bool = False,
+        refusal: Any = lambda node, about: None,
+        **plan: Any,
+    ) -> None:
+        self.links, self.replacements, self.now = Links(2), Replacements(replaces, refusal), 100.0
+        settings = plan_of_two(gang=gang, local=local, replaces=replaces, **plan)
         self.nodes = Nodes(settings, self.links, self.replacements)
         self.generation = 0
         self.renew()

@@ -36,7 +36,7 @@ _PROGRAM = """
 import os, socket, sys, time
 import skyward as sky
 import boto3, distributed
-import skyward.setup.bringup, skyward.machines.reaper, skyward.setup.env.remote, skyward.setup.ssh.shell
+import skyward.setup.fleet, skyward.machines.reaper, skyward.setup.env.remote, skyward.setup.ssh.shell
 from skyward.providers.aws.api import Pace
 
 @sky.compute

@@ -18,7 +18,7 @@ from skyward import events
 from skyward.api.info import InstanceInfo
 from skyward.api.spec import Ranks
 from skyward.node.gpus import count_accelerators
-from skyward.setup.bringup import PoolHosts
+from skyward.setup import fleet
 from tests.support.listener import Listener
 from tests.support.waiting import until
 
@@ -232,7 +232,7 @@ def test_each_rank_has_its_own_processes_where_slots_are_processes(tmp_path: Pat
 
 def test_unequal_nodes_are_counted_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As `processes_per_node="gpu"` has it where nodes have different numbers of GPUs."""
-    monkeypatch.setattr(PoolHosts, "ranks", lambda self, abouts: Ranks([1, 3]))
+    monkeypatch.setattr(fleet, "counted_ranks", lambda *given: Ranks([1, 3]))
     with sky.ComputePool(nodes=2, console=False) as pool:
         found = call(place) @ pool
         assert [p[:6] for p in found] == [

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from skyward.errors import NoCapacity, PoolClosed, SkywardError
-from skyward.machines.replacement import Replacing, Requests
+from skyward.machines.replacement import Replacements
 from tests.support.waiting import until
 
 
@@ -88,15 +88,15 @@ def no_room() -> NoCapacity:
 
 
 @contextmanager
-def fulfilled(source: Source, pool: Pool) -> Generator[Requests]:
+def fulfilled(source: Source, pool: Pool) -> Generator[Replacements]:
     """Requests that are fulfilled; afterwards, no thread of them is left."""
-    requests = Requests(source)
-    replacing = Replacing(source, pool, requests)
+    requests = Replacements(source)  # type: ignore[arg-type] - as far as it is needed
+    requests.start(pool)  # type: ignore[arg-type]
     yield requests
-    replacing.close(60)
+    requests.close(60)
 
 
-def replace_and_wait(requests: Requests, node: int = 1) -> None:
+def replace_and_wait(requests: Replacements, node: int = 1) -> None:
     assert requests.begin(node)
     until(lambda: not requests.going(node))
 
@@ -120,9 +120,8 @@ def test_another_machine_is_connected_to_once_the_old_one_has_nothing_to_do() ->
     assert (source.prepared, pool.log) == (1, [("connect", 1)])
 
 
-@pytest.mark.parametrize("source", [None, Source(wanted=False)])
-def test_a_machine_that_is_not_to_be_replaced_is_not(source: Source | None) -> None:
-    requests = Requests(source)
+def test_a_machine_that_is_not_to_be_replaced_is_not() -> None:
+    requests = Replacements(Source(wanted=False))  # type: ignore[arg-type]
     assert not requests.begin(1)
     assert not requests.going(1)
 

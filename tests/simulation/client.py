@@ -11,7 +11,6 @@ from skyward.client.connections import Connections
 from skyward.client.engine import Engine, Surroundings
 from skyward.client.settings import PoolSettings
 from skyward.client.uploads import Uploads
-from skyward.machines.replacement import Requests
 from skyward.transport.frames import FROM_NODE
 from skyward.transport.link import Link
 
@@ -60,18 +59,6 @@ def make_engine(world: World) -> Engine:
             self._post(node, [["expect", name, 0]], [])
             world.uploads.append((node, name))
 
-    class SimRequests(Requests):
-        def begin(self, node: int) -> bool:
-            if world.replaces and node not in world.replacing:
-                world.replacing[node] = world.now + world.rng.uniform(0.5, 20)
-            return world.replaces
-
-        def going(self, node: int) -> bool:
-            return node in world.replacing
-
-        def inquire(self) -> None:
-            pass
-
     class SimFeeder:
         """Sends the items of an iterator argument while there is credit."""
 
@@ -99,40 +86,58 @@ def make_engine(world: World) -> Engine:
                 self.post([["end", self.call.id, self.key, {}, 1]], [b""])
             return True
 
-    def setup(node: int, abouts: Any, ports: Any) -> tuple[dict[str, Any], list[Any]]:
-        settings = {
-            "shared": world.lease == 0,
-            "processes": world.processes,
-            "threads": world.threads,
-            "places": [{} for _ in range(world.places)],
-            "grace": 2.0,
-            "ready_within": 300.0,
-            "env": {},
-            "info": _info(node, world) if world.places > 1 else "",
-            "cwd": "/",
-            "runner": {},
-        }
-        return settings, [b"hooks"] if world.groups else []
+    class SimMachines:
+        def reach(self, node: int) -> Any: ...
+
+        def revive(self, node: int) -> None: ...
+
+        def refusal(self, node: int, about: Any) -> None: ...
+
+        def inquire(self) -> None: ...
+
+        def address(self, node: int) -> tuple[str, int] | None:
+            return None if world.star else ("node", node)
+
+        def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
+            return Ranks([world.places if about else 0 for about in abouts])
+
+        def replace(self, node: int) -> bool:
+            if world.replaces and node not in world.replacing:
+                world.replacing[node] = world.now + world.rng.uniform(0.5, 20)
+            return world.replaces
+
+        def replacing(self, node: int) -> bool:
+            return node in world.replacing
+
+        def setup(self, node: int, abouts: Any, ports: Any) -> tuple[dict[str, Any], list[Any]]:
+            settings = {
+                "shared": world.lease == 0,
+                "processes": world.processes,
+                "threads": world.threads,
+                "places": [{} for _ in range(world.places)],
+                "grace": 2.0,
+                "ready_within": 300.0,
+                "env": {},
+                "info": _info(node, world) if world.places > 1 else "",
+                "cwd": "/",
+                "runner": {},
+            }
+            return settings, [b"hooks"] if world.groups else []
 
     plan = PoolSettings(
         pool="sim",
         nodes=world.nodes,
         slots=world.processes * world.threads // world.places,
-        reach=lambda node: None,  # type: ignore[arg-type, return-value]
-        setup=setup,
         emit=world.event,
         listening=lambda: True,
         release=world.release,
         gang=world.groups,
-        ranks=lambda abouts: Ranks([world.places if about else 0 for about in abouts]),
         local=not world.lease,
         lease=world.lease,
         directory=world.directory,
-        address=lambda node: None if world.star else ("node", node),
-        revive=None,
         stall_timeout=STALL_TIMEOUT,
         present=world.nodes - len(world.joining),
-        substitutes=True if world.replaces else None,  # type: ignore[arg-type]
+        replaces=world.replaces,
     )
-    around = Surroundings(clock=world.clock, connections=SimHub, uploads=SimCargo, requests=SimRequests, feed=SimFeeder)  # type: ignore[arg-type]
-    return Engine(plan, around)
+    around = Surroundings(clock=world.clock, connections=SimHub, uploads=SimCargo, feed=SimFeeder)  # type: ignore[arg-type]
+    return Engine(plan, SimMachines(), around)

@@ -210,7 +210,7 @@ def test_another_pools_certificate_opens_nothing(net: Network, pair: sky.Compute
     own = ends(*net)
     with two_nodes(net) as other:
         theirs = [end for end in ends(*net) if end not in own]
-        authorities = [other._hosts.certificates.authority, other._hosts.dask._authority]
+        authorities = [other._fleet.certificates.authority, other._fleet.dask._authority]
         foreign = [pem(authority.issue("node-0")) for authority in authorities if authority]
         tries = [visit(from_outside(net), own, marker, each) for each in foreign]
         # an agent waits for the client's word before it says that it has no such buffer
@@ -234,7 +234,7 @@ def test_users_of_a_host_get_no_further_than_strangers(net: Network, pair: sky.C
 
 def test_no_port_speaks_http_even_to_a_member(net: Network, pair: sky.ComputePool, marker: str) -> None:
     """SEC-23, SEC-24: there is no dashboard and no notebook."""
-    member = pem(pair._hosts.certificates.authority.issue("client"))
+    member = pem(pair._fleet.certificates.authority.issue("client"))
     answers = [bytes.fromhex(each.answer) for each in visit(from_outside(net), ends(*net), marker, member, ["http"])]
     assert len(answers) == 3 * 5
     assert not [answer for answer in answers if b"HTTP" in answer or b"html" in answer]
@@ -252,7 +252,7 @@ sys.stdin.read()
 def test_a_crowd_that_says_nothing_shuts_nobody_out(net: Network, whole: Network) -> None:
     """SEC-3: more connections than an agent may have open; calls go on, and a client that has to come again gets in."""
     with two_nodes(net) as pool:
-        end = pool._hosts.by_node[1].keeper.ports[1]
+        end = pool._fleet.by_node[1].keeper.ports[1]
         lines = net[1].run(["ss", "-Hltnp", "sport", f"= {end[1]}"]).stdout
         for pid in {found[1] for found in re.finditer(r"pid=(\d+)", lines)}:
             net[1].run(["prlimit", "--pid", pid, "--nofile=128:128"])
@@ -303,7 +303,7 @@ def test_the_near_ends_of_tunnels_are_the_users_own(net: Network, pair: sky.Comp
     with pair.dask() as client:
         assert client.submit(pow, 2, 10).result(timeout=60) == 1024
         assert listening_ports() <= ports
-        shells = [host.keeper.shell for host in pair._hosts.by_node.values()]
+        shells = [host.keeper.shell for host in pair._fleet.by_node.values()]
 
         def near_ends() -> list[str]:
             return [str(p) for s in shells for p in Path(s._directory).iterdir() if p.is_socket()]  # type: ignore[attr-defined]

@@ -73,7 +73,7 @@ def held(host: Host, **needles: bytes) -> list[tuple[str, set[str]]]:
 
 def test_the_authoritys_key_never_leaves_this_computer(net: Network, pair: sky.ComputePool) -> None:
     """SEC-4: neither as text nor as a number, in the memory of any process there; the certificate of the same is."""
-    authority = pair._hosts.certificates.authority
+    authority = pair._fleet.certificates.authority
     key: Any = authority._key
     number = key.private_numbers().private_value.to_bytes(32, "big")
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -28,7 +28,7 @@ def pool(net: Network) -> Iterator[sky.ComputePool]:
 
 def told(pool: sky.ComputePool, role: str, hello: dict[str, Any], node: int = 0) -> Any:
     """What a node's agent answers to somebody who has this role's certificate and key."""
-    own, keeper = pool._hosts.certificates, pool._hosts.by_node[node].keeper
+    own, keeper = pool._fleet.certificates, pool._fleet.by_node[node].keeper
     assert own is not None
     tls = certificates.context(own.authority.issue(role), server=False)
     with tls.wrap_socket(keeper.shell.reach(*keeper.ports[node])) as sock:
@@ -37,7 +37,7 @@ def told(pool: sky.ComputePool, role: str, hello: dict[str, Any], node: int = 0)
 
 def session(pool: sky.ComputePool, node: int = 0) -> str:
     """The client's own session with a node."""
-    return pool._hosts.engine._connections.peers[node].session
+    return pool._fleet.engine._connections.peers[node].session
 
 
 @pytest.mark.parametrize("role", ["node-0", "node-1", "scheduler"])
@@ -72,7 +72,7 @@ def test_a_strange_session_is_refused_and_harms_nobody(pool: sky.ComputePool) ->
 
 def test_the_client_talks_to_the_node_that_it_called(pool: sky.ComputePool) -> None:
     """SEC-4: a node that answers in place of another is not given its calls."""
-    keepers = [pool._hosts.by_node[node].keeper for node in range(2)]
+    keepers = [pool._fleet.by_node[node].keeper for node in range(2)]
     places = [keeper.ports for keeper in keepers]
     shells = [keeper.shell for keeper in keepers]
     with shells[1].reach(*places[1][1]):
@@ -80,7 +80,7 @@ def test_the_client_talks_to_the_node_that_it_called(pool: sky.ComputePool) -> N
     keepers[0].ports, keepers[0].shell = {0: places[1][1]}, shells[1]  # as if node 1 had got hold of its address
     try:
         with pytest.raises(certificates.WrongPeer, match=r"'node-1'.*not 'node-0'"):
-            pool._hosts.reach(0)
+            pool._fleet.reach(0)
     finally:
         keepers[0].ports, keepers[0].shell = places[0], shells[0]
     assert add(1, 2) @ pool == [3, 3]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from skyward import events
-from skyward.api.spec import Ranks
 from skyward.client.call import Call
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
@@ -20,6 +19,7 @@ from skyward.transport.exceptions import Described
 from skyward.transport.frames import encode
 from skyward.transport.link import Broken, Link, greet
 from skyward.transport.payload import Packer
+from tests.support.plans import StillMachines
 
 __all__ = ["FakeNode", "FakePool"]
 
@@ -125,6 +125,18 @@ class FakeNode:
             self.calls.put(message[1])
 
 
+class _Machines(StillMachines):
+    def __init__(self, nodes: list[FakeNode]) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def reach(self, node: int) -> socket.socket:
+        return self._nodes[node].connect()
+
+    def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
+        return {"info": "{}"}, []
+
+
 class FakePool:
     """An engine and its nodes; `events` are those that it has emitted."""
 
@@ -135,21 +147,15 @@ class FakePool:
             "pool": "p",
             "nodes": nodes,
             "slots": 4,
-            "reach": lambda number: self.nodes[number].connect(),
-            "setup": lambda node, abouts, ports: ({"info": "{}"}, []),
             "emit": self.events.append,
             "listening": lambda: True,
             "release": lambda digests: None,
             "gang": False,
-            "ranks": lambda abouts: Ranks([1] * nodes),
             "local": local,
             "lease": 0.0 if local else 60.0,
             "directory": str(directory),
-            "address": lambda node: None,
-            "revive": None,
-            "substitutes": None,
         }
-        self.engine = Engine(PoolSettings(**(known | plan)))
+        self.engine = Engine(PoolSettings(**(known | plan)), _Machines(self.nodes))
 
     def __enter__(self) -> FakePool:
         self.engine.open(time.monotonic() + 60)

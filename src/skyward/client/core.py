@@ -21,10 +21,9 @@ from skyward.client.calls import ClientCalls
 from skyward.client.connections import Connections, Event, Greeted, NotReached, Unreachable
 from skyward.client.connections import Lost as ConnectionLost
 from skyward.client.nodes import Nodes
-from skyward.client.settings import PoolSettings
+from skyward.client.settings import Machines, PoolSettings
 from skyward.client.stalls import StallWatch, Surveys
 from skyward.errors import NodeLost, PoolClosed, SkywardError
-from skyward.machines.replacement import Requests
 from skyward.node.protocol import AgentToClient, Lost, Raised, Returned, Verdict
 from skyward.transport.codec import handles
 from skyward.transport.frames import Malformed
@@ -42,10 +41,10 @@ _AT_ONCE, _A_SECOND = 100.0, 20.0  # what a node may tell of itself; ours say on
 class Core:
     """Each method is an event at time `now` and returns actions."""
 
-    def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
-        self._plan, self._links = plan, links
+    def __init__(self, plan: PoolSettings, links: Connections, machines: Machines) -> None:
+        self._plan, self._links, self._machines = plan, links, machines
         self.calls = ClientCalls(plan.pool, plan.nodes, plan.slots, plan.listening, plan.local)
-        self.nodes = Nodes(plan, links, requests)
+        self.nodes = Nodes(plan, links, machines)
         self._gpu_notes: dict[str, float] = {}
         self._queue = 0, -math.inf  # its length, and when that was told
         self._allowed = [(_AT_ONCE, 0.0)] * plan.nodes  # with when it was so
@@ -62,7 +61,7 @@ class Core:
         return self.ranks.rank(number, place)
 
     def settle_ranks(self) -> None:
-        self.calls.set_ranks(self._plan.ranks(self.nodes.abouts()), self._plan.slots)
+        self.calls.set_ranks(self._machines.ranks(self.nodes.abouts()), self._plan.slots)
         self.nodes.gang = self.nodes.gang or (self._plan.gang and len(self.ranks) > 1)
 
     # from the user
@@ -249,7 +248,7 @@ class Core:
     def attached(self, number: int, *, restarted: bool, now: float) -> list[Action]:
         if self.nodes.all[number].state == "joining":
             try:
-                if error := self._plan.refusal(number, self._links.abouts()[number]):
+                if error := self._machines.refusal(number, self._links.abouts()[number]):
                     raise error
                 self.settle_ranks()
             except SkywardError as exc:  # it is not what the pool asked for

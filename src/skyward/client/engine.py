@@ -54,12 +54,11 @@ from skyward.client.connections import MOST_MALFORMED, Connections, Event, Heard
 from skyward.client.core import ConnectionEvents, Core
 from skyward.client.files import Answers, Transfers, node_lost, path_of
 from skyward.client.futures import Deferred
-from skyward.client.settings import PoolSettings
+from skyward.client.settings import Machines, PoolSettings
 from skyward.client.shared import ClientShared
 from skyward.client.stream_arguments import feed
 from skyward.client.uploads import Uploads
 from skyward.errors import BootstrapError, PoolClosed, SkywardError
-from skyward.machines.replacement import Requests
 from skyward.node.protocol import AgentToClient, ClientToAgent, Returned
 from skyward.node.receiver import Malformed, Message
 from skyward.transport import blobs
@@ -89,26 +88,26 @@ class Surroundings:
     clock: Callable[[], float] = time.monotonic
     connections: type[Connections] = Connections
     uploads: type[Uploads] = Uploads
-    requests: type[Requests] = Requests
     feed: Callable[..., Producer] = feed
 
 
 class Engine:
-    def __init__(self, plan: PoolSettings, surroundings: Surroundings | None = None) -> None:
+    def __init__(self, plan: PoolSettings, machines: Machines, surroundings: Surroundings | None = None) -> None:
         around = surroundings or Surroundings()
-        self._plan, self._clock, self._feed = plan, around.clock, around.feed
+        self._plan, self._machines = plan, machines
+        self._clock, self._feed = around.clock, around.feed
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._connections = around.connections(plan.nodes, plan.reach, plan.revive, plan.session)
-        self.requests = around.requests(plan.substitutes)
-        self._core = Core(plan, self._connections, self.requests)
+        revive = None if plan.local else machines.revive
+        self._connections = around.connections(plan.nodes, machines.reach, revive, plan.session)
+        self._core = Core(plan, self._connections, machines)
         self._connection_events = ConnectionEvents(self._core, self._connections)
         self._byes: set[int] = set()
         self._forgotten: dict[int, list[str]] = {}
         self._closing = self._stopped = False
         self._stopping, self._deferred = threading.Event(), Deferred()
         self._uploads = around.uploads(
-            self._connections.post, self._connections.unacknowledged, plan.address, self._unsendable
+            self._connections.post, self._connections.unacknowledged, machines.address, self._unsendable
         )
         streams = StreamActions(self._connections.post, self._stream_closed, self._defer)
         self._arrivals = Arrivals(plan, self._core, self._uploads, streams)
@@ -347,7 +346,7 @@ class Engine:
                 case Renounce():
                     self._connections.renounce(action.node)
                 case Inquire():
-                    self.requests.inquire()
+                    self._machines.inquire()
                 case ForgetBlobs():
                     self._uploads.forget(action.node)
                 case SharedLost():
@@ -402,7 +401,7 @@ class Engine:
 
     def _do_fetch(self, number: int, wanted: Sequence[blobs.Blob], sources: Sequence[int]) -> None:
         """A node that cannot reach the others asks us."""
-        places = [(other, *place) for other in sources if (place := self._plan.address(other)) is not None]
+        places = [(other, *place) for other in sources if (place := self._machines.address(other)) is not None]
         if places:
             messages = [ClientToAgent.fetch(name, size, places) for name, size in wanted]
             self._connections.post(number, messages)
@@ -513,7 +512,7 @@ class Engine:
         self._byes.add(number)
         self._changed.notify_all()
 
-    # the places of nodes that other machines take: called by threads of `machines/replacement.py`, without the lock
+    # nodes that get another machine, or come late: called by threads of `machines/replacement.py`, without the lock
 
     def await_vacant(self, node: int) -> bool:
         """Waits until a node is idle or lost, and takes it out; False if the pool is closed."""

@@ -13,9 +13,8 @@ from skyward import events
 from skyward.client.actions import Emit, ForgetBlobs, Inquire, Lose, NodeAction, Post, Reconnect, Renounce
 from skyward.client.connections import SILENCE, Alone, Connections, NodeEnded, given_up, next_try
 from skyward.client.output import output_window
-from skyward.client.settings import PoolSettings
+from skyward.client.settings import Machines, PoolSettings
 from skyward.errors import AcceleratorMismatch, BootstrapError, PluginError, SkywardError
-from skyward.machines.replacement import Requests
 from skyward.node.protocol import ClientToAgent
 from skyward.node.receiver import Malformed
 from skyward.transport import exceptions
@@ -36,8 +35,8 @@ _ANSWER = 6.0  # a provider knows better than we why a machine is gone, and is a
 class Nodes:
     """Each method is an event at time `now` and returns actions. `links` is only queried."""
 
-    def __init__(self, plan: PoolSettings, links: Connections, requests: Requests) -> None:
-        self._plan, self._links, self._requests = plan, links, requests
+    def __init__(self, plan: PoolSettings, links: Connections, machines: Machines) -> None:
+        self._plan, self._links, self._machines = plan, links, machines
         there = plan.nodes if plan.present is None else plan.present
         self.all = [Node(i, "opening" if i < there else "absent") for i in range(plan.nodes)]
         self.gang = plan.gang
@@ -133,7 +132,7 @@ class Nodes:
             self._out.append(Post(0, [ClientToAgent.ports(_PORTS, self._generation)], []))
 
     def _refused(self, node: Node) -> bool:
-        error = None if node.gone else self._plan.refusal(node.number, self._links.abouts()[node.number])
+        error = None if node.gone else self._machines.refusal(node.number, self._links.abouts()[node.number])
         if error is not None:
             node.error = error
             lost = self._lost(node.number, "failed", str(error))  # takes what `_out` holds
@@ -141,7 +140,7 @@ class Nodes:
         return error is not None
 
     def _equip(self, number: int) -> None:
-        settings, hooks = self._plan.setup(number, self.abouts(), self._ports)
+        settings, hooks = self._machines.setup(number, self.abouts(), self._ports)
         message = ClientToAgent.setup(
             {**settings, "generation": self._generation, "output": output_window(self._plan.nodes)}, len(hooks)
         )
@@ -150,7 +149,7 @@ class Nodes:
     def _inform(self, number: int) -> None:
         for other in self.present:
             if other.number != number and not other.gone:
-                settings, _ = self._plan.setup(other.number, self.abouts(), self._ports)
+                settings, _ = self._machines.setup(other.number, self.abouts(), self._ports)
                 messages = [ClientToAgent.info(settings["info"]), ClientToAgent.head(settings.get("head"))]
                 self._out.append(Post(other.number, messages, []))
 
@@ -185,7 +184,7 @@ class Nodes:
             silent = now - self._links.heard(number)
             # once may be a tunnel that broke at that moment; the next attempt makes a new one
             node.refusals = node.refusals + 1 if isinstance(error, ConnectionRefusedError) else 0
-            refused = node.refusals >= _REFUSALS and (not self._plan.substitutes or now - node.away > _ANSWER)
+            refused = node.refusals >= _REFUSALS and (not self._plan.replaces or now - node.away > _ANSWER)
             if 0 < node.leaving < now:
                 actions = self._lost(number, "give up", "its machine was taken away")
             elif isinstance(error, NodeEnded):
@@ -203,7 +202,7 @@ class Nodes:
                 reason = first if refused or local else f"nothing was heard of it for {silent:.0f} s"
                 node.awaited = now + _BOOTING if refused and self._plan.reboots else 0.0
                 actions = self._lost(number, "give up", reason)
-        if node.gone and (local or self._requests.going(number)):
+        if node.gone and (local or self._machines.replacing(number)):
             return None, actions
         return next_try(now - node.away, gone=bool(node.gone)), actions
 
@@ -306,7 +305,7 @@ class Nodes:
         seconds = node.leaving - self._now
         self._emit(events.NodeLeaving(self._plan.pool, node.number, seconds))
         if not self.closing:
-            follows = "; another one is asked for" if self._requests.begin(node.number) else ""
+            follows = "; another one is asked for" if self._machines.replace(node.number) else ""
             self._warn(f"node {node.number} gets no new calls: its machine is taken away in {seconds:.0f} s{follows}.")
 
     def _tell_lost(self, node: Node) -> None:
@@ -321,7 +320,7 @@ class Nodes:
             text = f"node {node.number} is lost: {node.gone}. Its calls go to other nodes, within their retries."
             # the next one would not be what was asked for either
             mistaken = isinstance(node.error, AcceleratorMismatch)
-            replaced = not mistaken and self._requests.begin(node.number)
+            replaced = not mistaken and self._machines.replace(node.number)
             text += " Another machine is asked for." if replaced else ""
             if self.may_return():
                 text += f" No node is left; calls that wait are kept for {_BOOTING:.0f} s, in case one is back by then."
@@ -390,7 +389,7 @@ class Nodes:
     def given_up(self, number: int) -> bool:
         """Whether a node is gone, or about to be, and nothing comes in its place."""
         node = self.all[number]
-        return bool(node.gone or node.leaving) and not self._requests.going(number) and not self.may_return()
+        return bool(node.gone or node.leaving) and not self._machines.replacing(number) and not self.may_return()
 
     def may_return(self) -> bool:
         """Whether no node is left, but one may be back soon: what waits for a node is kept as long."""
@@ -403,7 +402,7 @@ class Nodes:
 
     def check(self) -> None:
         for node, about in zip(self.all, self.abouts(), strict=True):
-            if error := node.error or (self._plan.refusal(node.number, about) if about else None):
+            if error := node.error or (self._machines.refusal(node.number, about) if about else None):
                 raise error
 
     def silent(self) -> list[int]:

@@ -1,22 +1,57 @@
-"""What the engine needs to know about its pool."""
+"""What the engine needs to know about its pool, and what it asks of the pool's machines."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from skyward import events
 from skyward.api.spec import Ranks
 from skyward.errors import SkywardError
-from skyward.machines.replacement import Machines
 
-__all__ = ["PoolSettings"]
+__all__ = ["Machines", "PoolSettings"]
 
 
-def _welcome(node: int, about: dict[str, Any]) -> SkywardError | None:
-    """Any node will do."""
+class Machines(Protocol):
+    """The machines of a pool, as its engine sees them; mostly called with the engine's lock, which they never take."""
+
+    def reach(self, node: int) -> socket.socket:
+        """A connection to a node's agent; both sides have checked who the other is. Called without the lock."""
+        ...
+
+    def revive(self, node: int) -> None:
+        """Sets a machine up again that has lost everything of ours. Called without the lock."""
+        ...
+
+    def address(self, node: int) -> tuple[str, int] | None:
+        """Where other nodes reach a node's agent; None if they cannot."""
+        ...
+
+    def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
+        """How many processes each node runs, now that all have said what they have."""
+        ...
+
+    def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
+        """What a node's agent is told before it starts runners: settings, and the plugins' hooks."""
+        ...
+
+    def refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
+        """Why a node that has greeted is not what the pool asked for: no runner is made on it."""
+        ...
+
+    def replace(self, node: int) -> bool:
+        """Has a node's machine replaced, if it is to be replaced; calling it again changes nothing."""
+        ...
+
+    def replacing(self, node: int) -> bool:
+        """Whether a node is getting another machine."""
+        ...
+
+    def inquire(self) -> None:
+        """Has the provider asked, for as long as nodes do not answer, whether their machines are still there."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,25 +60,19 @@ class PoolSettings:
     nodes: int
     slots: int
     """Concurrent calls per process."""
-    reach: Callable[[int], socket.socket]
-    setup: Callable[[int, list[dict[str, Any]], list[int]], tuple[dict[str, Any], list[Any]]]
     emit: Callable[[events.Event], None]
     listening: Callable[[], object]
     release: Callable[[Sequence[str]], None]
     gang: bool
     """Whether runners form groups when the pool opens: then losing one means starting all of them again."""
-    ranks: Callable[[list[dict[str, Any]]], Ranks]
     local: bool
     """Whether the nodes are on this computer: they end when this process does, and read its files."""
     lease: float
     directory: str
-    address: Callable[[int], tuple[str, int] | None]
-    revive: Callable[[int], None] | None
-    substitutes: Machines | None
+    replaces: bool = False
+    """Whether lost machines may be replaced: then the provider is asked first why one is gone."""
     reboots: bool = False
     """Whether machines where nobody listens any more may be booting, and are back by themselves: hosts of the user."""
-    refusal: Callable[[int, dict[str, Any]], SkywardError | None] = _welcome
-    """Why a node that has greeted is not what the pool asked for, if that is so: no runner is made on it."""
     stall_timeout: float | None = None
     present: int | None = None
     """How many nodes are there when the pool opens, if some are missing; those are the last ones."""

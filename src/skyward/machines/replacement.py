@@ -1,10 +1,8 @@
-"""Other machines for nodes that are lost or about to be taken away.
+"""Other machines for nodes that are lost, about to be taken away, or were missing when their pool opened.
 
-    engine --begin, inquire--> Requests <--next-- Replacing
-    Replacing (a thread a node) --prepare--> Machines (setup/bringup.py) --another--> Supply --> provider
-                                --await_vacant, connect--> NodePlaces (the engine)
-
-The engine does not know `Replacing`: it leaves requests, and whoever opened it has them fulfilled.
+engine --replace, inquire--> Fleet (setup/fleet.py) --begin, inquire--> Replacements
+Replacements (a thread for each node) --prepare--> Fleet --another--> Supply --> lease
+                                      --await_vacant, connect--> engine
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from skyward.api.provider import Admission, Lease, Machine, Report
 from skyward.errors import BootstrapError, CredentialsExpired, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
 from skyward.transport.backoff import backoff
 
-__all__ = ["Joining", "Machines", "Missing", "Readmission", "Replacing", "Requests", "Supply"]
+__all__ = ["Joining", "Missing", "NodePlaces", "Readmission", "Replacements", "Source", "Supply"]
 
 
 log = logging.getLogger("skyward.engine")
@@ -170,7 +168,9 @@ class Supply:
             raise PoolClosed("the pool was closed while another machine was asked for.")
 
 
-class Machines(Protocol):
+class Source(Protocol):
+    """Gets machines and sets them up: `setup/fleet.py: Fleet`."""
+
     def wanted(self, node: int) -> bool: ...
 
     def prepare(self, node: int) -> Callable[[], None]: ...
@@ -211,8 +211,10 @@ class NodePlaces(Protocol):
 _ASK, _END = -1, -2
 
 
-class Requests:
-    def __init__(self, source: Machines | None) -> None:
+class Replacements:
+    """Nodes that get another machine: one thread for each, from `start` on; thread-safe."""
+
+    def __init__(self, source: Source) -> None:
         self._source = source
         self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -220,8 +222,7 @@ class Requests:
         self._placed: set[int] = set()
         self._again: set[int] = set()
         self._asking = False
-
-    # for the engine
+        self._threads: list[threading.Thread] = []
 
     def begin(self, node: int) -> bool:
         """Has a node's machine replaced, if it is to be replaced; calling it again changes nothing."""
@@ -230,7 +231,7 @@ class Requests:
                 if node in self._placed:  # the new machine is meant, to which we are connecting just now
                     self._again.add(node)
                 return True
-            if self._source is None or not self._source.wanted(node):
+            if not self._source.wanted(node):
                 return False
             self._going.add(node)
         self._queue.put(node)
@@ -241,61 +242,25 @@ class Requests:
 
     def inquire(self) -> None:
         """Has the provider asked, for as long as nodes do not answer, whether their machines are still there."""
-        if self._source is not None and not self._asking:
+        if not self._asking:
             self._asking = True
             self._queue.put(_ASK)
 
-    # for `Replacing`
-
-    def next(self) -> int:
-        return self._queue.get()
-
-    def end(self) -> None:
-        self._queue.put(_END)
-
-    def asked(self) -> None:
-        self._asking = False
-
-    def place(self, node: int) -> None:
-        with self._lock:
-            self._placed.add(node)
-
-    def take_back(self, node: int) -> None:
-        with self._lock:
-            self._placed.discard(node)
-            self._again.discard(node)
-
-    def done(self, node: int) -> bool:
-        """A node has its new machine; False if that is to be replaced as well."""
-        with self._lock:
-            self._placed.discard(node)
-            if node not in self._again:
-                self._going.discard(node)
-                return True
-            self._again.discard(node)
-            return False
-
-    def give_up(self, node: int) -> None:
-        with self._lock:
-            for nodes in (self._going, self._placed, self._again):
-                nodes.discard(node)
-
-
-class Replacing:
-    def __init__(self, source: Machines, place: NodePlaces, requests: Requests) -> None:
-        self._source, self._place, self._requests = source, place, requests
-        self._threads: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._run, name="skyward-requests", daemon=True)
-        self._thread.start()
+    def start(self, place: NodePlaces) -> None:
+        self._place = place
+        thread = threading.Thread(target=self._run, name="skyward-requests", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def close(self, seconds: float) -> None:
+        """Waits for replacements that are under way; the pool has closed its `Supply`, so they end soon."""
         deadline = time.monotonic() + seconds
-        self._requests.end()
-        for thread in (self._thread, *self._threads):
+        self._queue.put(_END)
+        for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        while (node := self._requests.next()) != _END:
+        while (node := self._queue.get()) != _END:
             if node == _ASK:
                 threading.Thread(target=self._ask, name="skyward-ask", daemon=True).start()
             else:
@@ -307,7 +272,7 @@ class Replacing:
         reason = ""
         try:
             self._try(node)
-            while not self._requests.done(node):
+            while not self._done(node):
                 self._try(node)  # the machine that took the place is being taken away as well
             return
         except PoolClosed:
@@ -315,7 +280,7 @@ class Replacing:
         except Exception as exc:  # whatever a provider or a machine does: the engine tells the user
             log.debug("node %d could not be replaced", node, exc_info=True)
             reason = _short(exc)
-        self._requests.give_up(node)
+        self._give_up(node)
         if reason:
             self._place.not_replaced(node, reason)
 
@@ -327,11 +292,11 @@ class Replacing:
                 if not self._place.await_vacant(node):
                     raise PoolClosed("the pool was closed.")
                 put()
-                self._requests.place(node)
+                self._set_placed(node)
                 self._place.connect(node)
                 return
             except _TEMPORARY as exc:
-                self._requests.take_back(node)
+                self._take_back(node)
                 if pause is None:
                     raise
                 self._place.tell(node, f"no other machine yet: {_short(exc)}. The next try is in {pause:.0f} s")
@@ -346,9 +311,34 @@ class Replacing:
                 for node, reason in self._answer(nodes).items():
                     self._place.ended(node, reason)
         finally:
-            self._requests.asked()
+            self._asking = False
         if self._place.pause_for(0) and self._place.missing():
-            self._requests.inquire()  # another node stopped answering just now
+            self.inquire()  # another node stopped answering just now
+
+    def _set_placed(self, node: int) -> None:
+        with self._lock:
+            self._placed.add(node)
+
+    def _take_back(self, node: int) -> None:
+        """The new machine cannot be connected to; whatever was asked for meanwhile was about that machine."""
+        with self._lock:
+            self._placed.discard(node)
+            self._again.discard(node)
+
+    def _done(self, node: int) -> bool:
+        """A node has its new machine; False if that is to be replaced as well."""
+        with self._lock:
+            self._placed.discard(node)
+            if node not in self._again:
+                self._going.discard(node)
+                return True
+            self._again.discard(node)
+            return False
+
+    def _give_up(self, node: int) -> None:
+        with self._lock:
+            for nodes in (self._going, self._placed, self._again):
+                nodes.discard(node)
 
     def _answer(self, nodes: Sequence[int]) -> dict[int, str]:
         try:
@@ -366,7 +356,7 @@ def _short(error: Exception) -> str:
 
 # Nodes that were missing when their pool opened: tried again now and then, and taken in when they come.
 #
-#     Joining (a thread for each) --bring, place--> Machines (setup/bringup.py) --> provider, host
+#     Joining (a thread for each) --bring, place--> Fleet (setup/fleet.py) --> provider, host
 #                                 --admit, connect--> NodePlaces (the engine)
 #
 # Nodes are numbered without gaps: whichever of the missing ones comes first gets the next number.
@@ -385,7 +375,7 @@ class Missing:
 
 
 class Joining:
-    def __init__(self, source: Machines, place: NodePlaces, missing: Sequence[Missing]) -> None:
+    def __init__(self, source: Source, place: NodePlaces, missing: Sequence[Missing]) -> None:
         self._source, self._place = source, place
         self._one_at_a_time = threading.Lock()
         self._threads = [

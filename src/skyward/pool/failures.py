@@ -18,13 +18,13 @@ from skyward.node.failed_call import NodeFacts, PoolOfCalls
 
 if TYPE_CHECKING:
     from skyward.history.recorder import Recorder
-    from skyward.setup.bringup import PoolHosts
+    from skyward.setup.fleet import Fleet
 
 __all__ = ["keep_failed_calls"]
 
 
 def keep_failed_calls(
-    recorder: Recorder | None, limit: int, context: PoolContext, hosts: PoolHosts, steps: ExitStack
+    recorder: Recorder | None, limit: int, context: PoolContext, fleet: Fleet, steps: ExitStack
 ) -> None:
     """Has calls that fail kept beside the pool's history, up to `limit` bytes; nothing without a history."""
     if recorder is None or not limit:
@@ -32,9 +32,9 @@ def keep_failed_calls(
     from skyward.client.failed_calls import FailedCalls
     from skyward.history.failed_calls import KeptCalls
 
-    about = _Pool(context, hosts)
-    failed = FailedCalls(KeptCalls(recorder.path.parent, limit), limit, hosts.store, about.shared, about.place)
-    hosts.engine.on_failed = failed.failed
+    about = _Pool(context, fleet)
+    failed = FailedCalls(KeptCalls(recorder.path.parent, limit), limit, fleet.store, about.shared, about.place)
+    fleet.engine.on_failed = failed.failed
     recorder.meanwhile = failed.flush
     steps.callback(failed.close)  # before the directory of large arguments is removed
 
@@ -42,10 +42,10 @@ def keep_failed_calls(
 @dataclass(frozen=True)
 class _Pool:
     context: PoolContext
-    hosts: PoolHosts
+    fleet: Fleet
 
     def place(self, node: int) -> tuple[str, NodeFacts]:
-        about = self.hosts.engine.abouts()[node]
+        about = self.fleet.engine.abouts()[node]
         facts = NodeFacts(
             hostname=about.get("hostname", ""),
             python=tuple(about.get("python", ())),
@@ -53,14 +53,14 @@ class _Pool:
             cpus=about.get("cpus", 0),
             gpus=tuple(gpu["name"] for gpu in about.get("gpus", ())),
         )
-        return self.hosts.info(node).to_json(), facts
+        return self.fleet.info(node).to_json(), facts
 
     def shared(self) -> tuple[PoolOfCalls, Sequence[bytes]]:
         """Runs in a thread of its own, when the first call has failed."""
         image, context = self.context.image, self.context
         hooks, left_out, pieces = self._hooks()
         env = {name: value for name, value in without_secrets(image.env).items() if mask(value) == value}
-        listed = self.hosts.package_list()
+        listed = self.fleet.package_list()
         made = PoolOfCalls(
             pool=context.name,
             interpreter=sys.executable,
@@ -88,7 +88,7 @@ class _Pool:
         left_out: list[str] = []
         all_pieces: list[bytes] = []
         for plugin in self.context.plugins:
-            pieces = packed_hooks([plugin], list(self.hosts.by_node.values()))
+            pieces = packed_hooks([plugin], list(self.fleet.by_node.values()))
             if any(map(holds_secret, pieces)):
                 left_out.append(plugin.name)
             elif pieces:

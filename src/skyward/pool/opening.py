@@ -18,12 +18,11 @@ from skyward.api.budget import check_price
 from skyward.api.context import PoolContext
 from skyward.api.image import Image
 from skyward.api.plugin import Cluster, Plugin
-from skyward.api.provider import Lease, Machine, Receipt
+from skyward.api.provider import Lease, Receipt
 from skyward.api.spec import Spec
 from skyward.client.futures import UserCode
-from skyward.errors import PluginError, SkywardError
+from skyward.errors import PluginError
 from skyward.machines.acquire import Candidate, Selection, acquire, look, taken
-from skyward.machines.replacement import Supply
 from skyward.machines.watchdog import Watchdog
 from skyward.pool.inspect_socket import StacksSocket
 from skyward.pool.lifetime import PoolState
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from skyward.client.packing import Packing
     from skyward.history.recorder import Recorder
     from skyward.pool.inspect_socket import Summary
-    from skyward.setup.bringup import PoolHosts
+    from skyward.setup.fleet import Fleet
 
 __all__ = [
     "Steps",
@@ -138,31 +137,22 @@ def open_nodes(
     state: PoolState,
     close: Callable[[], None],
     steps: ExitStack,
-) -> PoolHosts:
-    from skyward.setup.bringup import PoolHosts
-    from skyward.setup.hosts import HostSetup
+) -> Fleet:
+    from skyward.setup.fleet import Fleet
 
-    commands = plugin_commands(context.plugins, context.cluster)
-    supply = Supply(context, lease) if context.provider.elastic else None
-    host_setup = HostSetup(context, commands, watchdog, supply, steps)
-    hosts = PoolHosts(context, lease.machines, supply, host_setup)
-    try:
-        hosts.open(steps, max(context.provision_timeout, context.image.bootstrap_timeout))
-    except SkywardError as exc:
-        if supply is not None:
-            _note_lost_machines(exc, supply, lease.machines)
-        raise
-    tell = partial(_summary, context, lease.pool, hosts.engine, state)
-    steps.enter_context(StacksSocket(hosts.store.directory, context.name, hosts.engine.stacks, tell, close))
-    return hosts
+    fleet = Fleet(context, lease, plugin_commands(context.plugins, context.cluster), watchdog, steps)
+    fleet.open(max(context.provision_timeout, context.image.bootstrap_timeout))
+    tell = partial(_summary, context, lease.pool, fleet.engine, state)
+    steps.enter_context(StacksSocket(fleet.store.directory, context.name, fleet.engine.stacks, tell, close))
+    return fleet
 
 
-def make_packing(context: PoolContext, hosts: PoolHosts, user: UserCode) -> Packing:
+def make_packing(context: PoolContext, fleet: Fleet, user: UserCode) -> Packing:
     from skyward.client.packing import Packing
 
-    there = [path for about in hosts.engine.abouts() for path in about.get("path", ())]
+    there = [path for about in fleet.engine.abouts() for path in about.get("path", ())]
     included = [str((Path.cwd() / include).resolve()) for include in context.image.includes]
-    return Packing(Packer([*there, *included]), hosts.store, context.local, user)
+    return Packing(Packer([*there, *included]), fleet.store, context.local, user)
 
 
 def setup_script(context: PoolContext) -> str:
@@ -186,16 +176,6 @@ def _warm_key(context: PoolContext) -> str:
     lock = context.image.lock
     locked = sha256(Path(lock).read_bytes()).hexdigest() if lock is not None and Path(lock).is_file() else ""
     return f"{context.image.environment_hash}-{source_hash()}-{locked}"
-
-
-def _note_lost_machines(error: SkywardError, supply: Supply, machines: Sequence[Machine]) -> None:
-    try:
-        reasons = supply.ended(machines)
-    except SkywardError:
-        return  # the error stands as it is
-    for machine, reason in zip(machines, reasons, strict=True):
-        if reason:
-            error.add_note(f"{machine.id}: {reason}. Open the pool again for another machine.")
 
 
 def transformed(plugins: Sequence[Plugin], image: Image, cluster: Cluster) -> Image:

@@ -381,16 +381,16 @@ class ComputePool(Collections, Mistakes):
         self.spec = context.spec
         self._state.check_wanted()
         steps.callback(lifetime.end, lifetime.begin(self, self._weak.call(ComputePool._after_fork)))
-        self._hosts = open_nodes(
+        self._fleet = open_nodes(
             context, holding, watchdog, self._state, self._weak.call(ComputePool._close_for_another), steps
         )
         self._state.check_wanted()
-        self._engine, self._store = self._hosts.engine, self._hosts.store
-        keep_failed_calls(self._recorder, self._max_replay, context, self._hosts, steps)
+        self._engine, self._store = self._fleet.engine, self._fleet.store
+        keep_failed_calls(self._recorder, self._max_replay, context, self._fleet, steps)
         if self.budget is not None:
             close = self._weak.call(ComputePool._close)
             steps.enter_context(BudgetWatch(context, self._engine.tell_terms, close))
-        packing = make_packing(context, self._hosts, self._user)
+        packing = make_packing(context, self._fleet, self._user)
         self._sender = Sender(context, self._engine, packing, self._retries, self._timeout)
         self._refs = packing.refs(self._engine)
         clients = self._dask_clients = weakref.WeakSet[Any]()
@@ -401,7 +401,7 @@ class ComputePool(Collections, Mistakes):
         opening.register_joblib()
 
     def _tell_opened(self, began: float) -> None:
-        self._emit(events.PoolOpened(self.name, len(self._hosts.by_node), self.slots, time.monotonic() - began))
+        self._emit(events.PoolOpened(self.name, len(self._fleet.by_node), self.slots, time.monotonic() - began))
         if self._view:
             self._emit(events.Notice(self.name, f"{PAGE_NOTICE}{self.view()}"))
         self._user.listeners.flush()
@@ -547,7 +547,7 @@ class ComputePool(Collections, Mistakes):
     def _add_packages(self, pip: Sequence[str]) -> tuple[str, ...]:
         """Puts packages (`pip`, as in `Image`) beside those of the nodes; returns the paths where calls find them."""
         self._state.check_open()
-        return self._hosts.add_packages(pip)
+        return self._fleet.add_packages(pip)
 
     def _shared_channel(self) -> Any:
         self._state.check_open()
@@ -584,8 +584,8 @@ class ComputePool(Collections, Mistakes):
         self._user.listeners.emit(event)
 
     def _after_fork(self) -> None:
-        if "_hosts" in self.__dict__:
-            self._hosts.after_fork()
+        if "_fleet" in self.__dict__:
+            self._fleet.after_fork()
 
     _executor: weakref.ref[PoolExecutor] | None = None
 
@@ -881,7 +881,7 @@ class ComputePool(Collections, Mistakes):
         if lost:
             self._say(f"push leaves out nodes that are lost: {', '.join(lost)}. Push again when they are back.")
         there = [node for node, gone in nodes.items() if not gone]
-        unique = {id(self._hosts.by_node[node].keeper): node for node in reversed(there)}
+        unique = {id(self._fleet.by_node[node].keeper): node for node in reversed(there)}
         return sorted(unique.values())
 
     def _check_node(self, node: int) -> None:
@@ -958,9 +958,9 @@ class ComputePool(Collections, Mistakes):
         Needs distributed here (`pip install distributed`) and on other machines (`Image(pip=["distributed"])`).
         """
         self._state.check_open()
-        client = self._hosts.dask.connect()
+        client = self._fleet.dask.connect()
         self._dask_clients.add(client)
-        client.wait_for_workers(len(self._hosts.by_node), timeout=60)
+        client.wait_for_workers(len(self._fleet.by_node), timeout=60)
         return client
 
     name: str

@@ -16,6 +16,7 @@ from skyward.api.provider import Lease, Machine
 from skyward.api.spec import Spec
 from skyward.errors import InvalidArgument, SkywardError
 from skyward.machines.ledger import histories, pool_dir
+from skyward.providers.aws import provider
 from skyward.providers.aws.api import Api, Pace
 from skyward.testing import Fault
 from skyward.testing.faults import Call
@@ -364,7 +365,7 @@ def test_the_owner_is_the_same_in_every_process(
 ) -> None:
     """A role's session is named after the time; by that name nothing would be found again."""
     monkeypatch.setattr(Api, "call", lambda *_, **__: {"Arn": login})
-    assert cloud.aws()._api(None).identity() == owner
+    assert provider._api(cloud.aws(), None).identity() == owner
 
 
 def test_machines_that_are_seen_late_are_waited_for(cloud: Cloud) -> None:

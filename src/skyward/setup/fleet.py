@@ -1,4 +1,4 @@
-"""From machines to an open engine: hosts, addresses, certificates, keepers, links.
+"""The machines of an open pool: set up, reached, replaced, taken in late, given back; and the engine that uses them.
 
 machines --HostSetup--> hosts --find_layout--> addresses --keepers start agents--> Engine --setup--> nodes
 """
@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 from skyward import events
 from skyward.api.context import PoolContext
 from skyward.api.info import InstanceInfo
-from skyward.api.provider import Machine
+from skyward.api.provider import Lease, Machine
 from skyward.api.spec import Ranks
 from skyward.client.connections import NodeEnded
 from skyward.client.engine import Engine
 from skyward.client.settings import PoolSettings
 from skyward.errors import BootstrapError, SkywardError
 from skyward.machines.parallel import each
-from skyward.machines.replacement import Replacing, Supply
+from skyward.machines.replacement import Joining, Missing, Replacements, Supply
+from skyward.machines.watchdog import Watchdog
 from skyward.setup.added_packages import AddedPackages
 from skyward.setup.dask_cluster import DaskCluster
 from skyward.setup.hosts import Host, HostSetup
@@ -45,10 +46,9 @@ from skyward.transport.blobs import Store
 from skyward.transport.roles import node_role
 
 if TYPE_CHECKING:
-    from skyward.machines.replacement import Joining, Missing
     from skyward.transport.certificates import PoolCertificates
 
-__all__ = ["PoolHosts"]
+__all__ = ["Fleet"]
 
 
 _REACH_TIMEOUT = 10.0
@@ -57,11 +57,10 @@ _SUPPLY_CLOSING = 120.0
 _REPLACING_CLOSING = 30.0
 
 
-class PoolHosts:
-    """The hosts of an open pool, and the engine that talks to their nodes.
+class Fleet:
+    """The machines of an open pool; its engine sees them as `client/settings.py: Machines`.
 
-    The engine calls `reach`, `ranks`, `setup`, `address` and `revive`; the replacement calls `wanted`, `ended` and
-    `prepare`; nodes that were missing come by `bring` and `place`.
+    A replacement calls `wanted`, `ended` and `prepare`; nodes that were missing come by `bring` and `place`.
     """
 
     engine: Engine
@@ -69,18 +68,26 @@ class PoolHosts:
     certificates: PoolCertificates | None = None
 
     def __init__(
-        self, context: PoolContext, machines: Sequence[Machine], supply: Supply | None, host_setup: HostSetup
+        self,
+        context: PoolContext,
+        lease: Lease,
+        commands: Mapping[str, Sequence[str]],
+        watchdog: Watchdog,
+        steps: ExitStack,
     ) -> None:
-        self._context, self._supply, self._setup = context, supply, host_setup
-        self._machines = list(machines)
-        self._names = [_name(machine) for machine in machines]
+        self._context, self._steps = context, steps
+        self._supply = Supply(context, lease) if context.provider.elastic else None
+        self._setup = HostSetup(context, commands, watchdog, self._supply, steps)
+        self._machines = list(lease.machines)
+        self._names = [_name(machine) for machine in lease.machines]
         self._blocked: str | None = None
         self._addresses: list[Address] = []
         self._hooks: list[Any] = []
         self._session = os.urandom(8).hex()
         self._infos: dict[int, InstanceInfo] = {}
         self.by_node: dict[int, Host] = {}
-        self._replacing: Replacing | None = None
+        self._ranks = Ranks([])
+        self._replacements = None if self._supply is None else Replacements(self)
         self._joining: Joining | None = None
         self._added = AddedPackages(context)
 
@@ -88,12 +95,20 @@ class PoolHosts:
     def store(self) -> Store:
         return self._setup.store()
 
-    def open(self, steps: ExitStack, patience: float) -> None:
-        """Starts everything; how it ends is on `steps`. Returns when every node is ready for calls.
+    def open(self, patience: float) -> None:
+        """Starts everything; how it ends is on the pool's steps. Returns when every node is ready for calls.
 
         Setting hosts up may take `patience` seconds once they let us in, and so may starting nodes on them.
         """
-        context = self._context
+        machines = list(self._machines)
+        try:
+            self._open(patience)
+        except SkywardError as exc:
+            self._note_lost(exc, machines)
+            raise
+
+    def _open(self, patience: float) -> None:
+        context, steps = self._context, self._steps
         hosts, missing = self._sorted(self._setup.set_up(self._machines, patience))
         deadline = time.monotonic() + patience
         if not context.local:
@@ -107,9 +122,9 @@ class PoolHosts:
         self.by_node.update((node, host) for host in hosts for node in host.nodes)
         self.dask = DaskCluster(context.name, context.spec.ttl, self.by_node, self._addresses, self._blocked)
         self._hooks = packed_hooks(context.plugins, hosts)
-        self.engine = Engine(self._engine_settings(missing))
-        if self._supply is not None:
-            self._replacing = Replacing(self, self.engine, self.engine.requests)
+        self.engine = Engine(self._engine_settings(missing), self)
+        if self._replacements is not None:
+            self._replacements.start(self.engine)
         steps.callback(self._close_engine)
         steps.callback(self._close_supply)
         try:
@@ -121,11 +136,9 @@ class PoolHosts:
         greetings = {"this computer": abouts[0]} if context.local else dict(zip(self._names, abouts, strict=False))
         for text in doubts(context.spec.accelerator, greetings):
             context.warn(text)
-        if text := shared_gpus(context, pool_gpus(context, self.by_node, abouts, self.engine.ranks)):
+        if text := shared_gpus(context, pool_gpus(context, self.by_node, abouts, self._ranks)):
             context.emit(events.Notice(context.name, text))
         if missing:
-            from skyward.machines.replacement import Joining
-
             self._tell_missing(missing)
             self._joining = Joining(self, self.engine, missing)
 
@@ -150,16 +163,31 @@ class PoolHosts:
 
     def setup(self, node: int, abouts: list[dict[str, Any]], ports: list[int]) -> tuple[dict[str, Any], list[Any]]:
         gpus, where = (
-            pool_gpus(self._context, self.by_node, abouts, self.engine.ranks),
+            pool_gpus(self._context, self.by_node, abouts, self._ranks),
             (self._machines, self._addresses),
         )
-        info = instance_info(self._context, node, *where, self._blocked, gpus, ports, self.engine.ranks)
+        info = instance_info(self._context, node, *where, self._blocked, gpus, ports, self._ranks)
         self._infos[node] = info
         settings = agent_settings(self._context, node, self.by_node[node], info, abouts[node], gpus)
         return {**settings, "head": self.address(0)}, self._hooks
 
     def ranks(self, abouts: list[dict[str, Any]]) -> Ranks:
-        return counted_ranks(self._context, self.by_node, abouts, self._names)
+        self._ranks = counted_ranks(self._context, self.by_node, abouts, self._names)
+        return self._ranks
+
+    def refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
+        name = "this computer" if self._context.local else self._names[node]
+        return refusal(self._context.spec.accelerator, name, node, about)
+
+    def replace(self, node: int) -> bool:
+        return self._replacements is not None and self._replacements.begin(node)
+
+    def replacing(self, node: int) -> bool:
+        return self._replacements is not None and self._replacements.going(node)
+
+    def inquire(self) -> None:
+        if self._replacements is not None:
+            self._replacements.inquire()
 
     def revive(self, node: int) -> None:
         self._check_alive(node)
@@ -290,8 +318,6 @@ class PoolHosts:
         """The hosts, numbered without gaps, and what is missing; the machines and names are those of the hosts then."""
         if all(isinstance(result, Host) for result in results) and len(self._machines) == self._context.nodes:
             return [result for result in results if isinstance(result, Host)], []
-        from skyward.machines.replacement import Missing
-
         hosts: list[Host] = []
         machines, names, missing = list[Machine](), list[str](), list[Missing]()
         for machine, name, result in zip(self._machines, self._names, results, strict=True):
@@ -308,6 +334,16 @@ class PoolHosts:
         self._machines, self._names = machines, names
         return hosts, missing
 
+    def _note_lost(self, error: SkywardError, machines: Sequence[Machine]) -> None:
+        """Adds which machines are gone: not the user's fault, if one was taken away while it was set up."""
+        try:
+            reasons = [] if self._supply is None else self._supply.ended(machines)
+        except SkywardError:
+            return  # the error stands as it is
+        for machine, reason in zip(machines, reasons, strict=False):
+            if reason:
+                error.add_note(f"{machine.id}: {reason}. Open the pool again for another machine.")
+
     def _tell_missing(self, missing: Sequence[Missing]) -> None:
         there, total = len(self.by_node), self._context.nodes
         for node, one in enumerate(missing, there):
@@ -323,29 +359,19 @@ class PoolHosts:
             pool=context.name,
             nodes=context.nodes,
             slots=context.worker.concurrency,
-            reach=self.reach,
-            setup=self.setup,
             emit=context.emit,
             listening=context.listening,
             release=self.store.release,
             gang=context.forms_groups,
-            ranks=self.ranks,
             local=context.local,
             lease=0.0 if context.local else context.access.lease,
             directory=self.store.directory,
-            address=self.address,
-            revive=None if context.local else self.revive,
-            substitutes=self if self._supply is not None else None,
+            replaces=self._supply is not None,
             reboots=not context.local and self._supply is None and not any(m.joined for m in self._machines),
-            refusal=self._refusal,
             stall_timeout=context.stall_timeout,
             present=context.nodes - len(missing),
             session=self._session,
         )
-
-    def _refusal(self, node: int, about: dict[str, Any]) -> SkywardError | None:
-        name = "this computer" if self._context.local else self._names[node]
-        return refusal(self._context.spec.accelerator, name, node, about)
 
     def _start(self, host: Host, addresses: Sequence[Address], deadline: float) -> None:
         wait = self._context.access.notices
@@ -409,7 +435,7 @@ class PoolHosts:
             self.engine.abandon()
         else:
             self.engine.close(self._context.grace)
-        for waiting in (self._replacing, self._joining):
+        for waiting in (self._replacements, self._joining):
             if waiting is not None:
                 waiting.close(0.0 if hurried else _REPLACING_CLOSING)
 
