@@ -72,9 +72,10 @@ pictures: $(VENV)/all.done hosts ## the pictures of the documentation, from real
 	$(BIN)/python docs/record_page.py
 	$(BIN)/python docs/record_site.py
 
-bench: $(VENV)/all.done          ## side by side with dask, ray, loky, joblib and torchrun; prints ratios
+bench: $(VENV)/all.done          ## side by side with dask, ray, loky, Monarch, joblib and torchrun; prints ratios
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet -e . -r benchmarks/requirements.txt
+	.venv-bench/bin/pip install --quiet torchmonarch || echo "torchmonarch cannot be installed here: rows without Monarch"
 	SKYWARD_BENCH_TORCH=$(abspath $(BIN)/python) .venv-bench/bin/python benchmarks/run.py
 	.venv-bench/bin/python benchmarks/joblib_backends.py
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from itertools import cycle, islice
 
 from contest import Medians, Row
+from monarch_actors import INSTALLED, NOT_INSTALLED, with_monarch
 from peers import ray_actors
+from timing import repeated, timed
 
-__all__ = ["CONTENDERS", "IDEAL", "NODES", "SLEEP", "SLEEPS", "SLOTS", "nothing", "repeated", "rows", "timed"]
+__all__ = ["CONTENDERS", "IDEAL", "MISSING", "NODES", "SLEEP", "SLEEPS", "SLOTS", "nothing", "rows"]
 
 NODES, SLOTS = 4, 10
 MAPPED = 20_000
@@ -21,7 +22,7 @@ IDEAL = SLEEPS * SLEEP / (NODES * SLOTS)  # seconds
 def rows(seen: Medians) -> list[Row]:
     """The lines of this group."""
     latency, gathered, mapped = (seen("skyward", what) for what in ("latency", "gather", "map"))
-    return [
+    found = [
         Row("no-op >> latency, p50", latency, "ray actor call", seen("ray", "latency"), "ms", at_most=1.0),
         Row("no-op calls/s through gather", gathered, "ray actor calls", seen("ray", "gather"), "/s", at_least=3.0),
         Row("map, no-op items/s", mapped, "ray, a call for each", seen("ray", "gather"), "/s", at_least=50.0),
@@ -36,6 +37,15 @@ def rows(seen: Medians) -> list[Row]:
             at_least=0.95,
         ),
     ]
+    if seen.has("monarch"):
+        theirs = {what: seen("monarch", what) for what in ("latency", "broadcast", "gather")}
+        broadcast = seen("skyward", "broadcast")
+        found += [
+            Row("no-op >> latency, p50", latency, "Monarch actor", theirs["latency"], "ms", at_most=0.8),
+            Row("@ to 4 nodes, p50", broadcast, "Monarch actors", theirs["broadcast"], "ms", at_most=0.8),
+            Row("no-op calls/s through gather", gathered, "Monarch actors", theirs["gather"], "/s", at_least=1.0),
+        ]
+    return found
 
 
 def nothing(item: object = None) -> object:
@@ -44,7 +54,7 @@ def nothing(item: object = None) -> object:
 
 
 def with_skyward(quick: bool) -> dict[str, float]:
-    """Latency, calls through gather, items through map."""
+    """Latency, that of a broadcast, calls through gather, items through map."""
     import skyward as sky
 
     call = sky.compute(nothing)
@@ -53,11 +63,17 @@ def with_skyward(quick: bool) -> dict[str, float]:
         _ = call() @ pool
         repeated(lambda: call() >> pool, one_by_one // 10)
         latencies = repeated(lambda: call() >> pool, one_by_one)
+        together = repeated(lambda: call() @ pool, one_by_one // 4)
         sky.gather(*[call() for _ in range(100)]) >> pool
         gather = timed(lambda: sky.gather(*[call() for _ in range(many)]) >> pool)
         pool.map(nothing, range(100))
         mapped = statistics.median(repeated(lambda: pool.map(nothing, range(items)), 5))
-    return {"latency": statistics.median(latencies) * 1000, "gather": many / gather, "map": items / mapped}
+    return {
+        "latency": statistics.median(latencies) * 1000,
+        "broadcast": statistics.median(together) * 1000,
+        "gather": many / gather,
+        "map": items / mapped,
+    }
 
 
 def with_skyward_slots(quick: bool) -> dict[str, float]:
@@ -99,25 +115,22 @@ def with_loky(quick: bool) -> dict[str, float]:
     return {"map": items / mapped}
 
 
+def with_monarch_actors(quick: bool) -> dict[str, float]:
+    """Latency of a call to one of Monarch's actors, of one to all, and of calls to all in turn."""
+    one_by_one, many, _ = _counts(quick)
+    return with_monarch(NODES, one_by_one, one_by_one // 4, many)
+
+
 CONTENDERS = {
     "skyward": with_skyward,
     "ray": with_ray,
     "loky": with_loky,
     "skyward-slots": with_skyward_slots,
 }
+if INSTALLED:
+    CONTENDERS["monarch"] = with_monarch_actors
+MISSING = "" if INSTALLED else NOT_INSTALLED
 
 
 def _counts(quick: bool) -> tuple[int, int, int]:
     return (200, 500, 2_000) if quick else (2_000, 10_000, MAPPED)
-
-
-def repeated(act: Callable[[], object], times: int) -> list[float]:
-    """The seconds that each of so many runs took."""
-    return [timed(act) for _ in range(times)]
-
-
-def timed(act: Callable[[], object]) -> float:
-    """The seconds that one run took."""
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began

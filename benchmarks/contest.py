@@ -39,6 +39,10 @@ class Medians:
         values = [seen[what] for seen in self._rounds.get(contender, ()) if what in seen]
         return statistics.median(values) if values else math.nan
 
+    def has(self, contender: str) -> bool:
+        """Whether a contender took part; peers that could not be installed have no rows."""
+        return contender in self._rounds
+
 
 @dataclass(frozen=True)
 class Row:

@@ -23,7 +23,7 @@ import against
 import contest
 import slices
 
-_ALL = ("startup", "calls", "data", "kinds", "streams", "memory", "shared", "ddp")
+_ALL = ("startup", "calls", "busy", "data", "kinds", "streams", "memory", "shared", "ddp")
 GROUPS = tuple(name for name in _ALL if Path(__file__).with_name(f"{name}.py").exists())
 _RATIO = "ratio = skyward / peer, medians of interleaved rounds"
 
@@ -86,6 +86,8 @@ def _compare(names: tuple[str, ...] | list[str], rounds: int, quick: bool, into:
     for name in names:
         module = _group(name)
         kept[name] = contest.measured(name, list(module.CONTENDERS), rounds, quick)
+        if missing := getattr(module, "MISSING", ""):
+            contest.tell(f"{name}: {missing}")
         for row in module.rows(contest.Medians(kept[name])):
             print(contest.line(row), flush=True)
         if into is not None:
@@ -99,7 +101,7 @@ def _group(name: str) -> ModuleType:
 
 def _surroundings() -> str:
     versions = []
-    for package in ("skyward", "distributed", "ray", "loky", "joblib"):
+    for package in ("skyward", "distributed", "ray", "loky", "joblib", "torchmonarch"):
         try:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:

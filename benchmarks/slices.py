@@ -22,8 +22,9 @@ from typing import Any
 
 import memory
 import startup
-from calls import IDEAL, NODES, SLEEP, SLEEPS, SLOTS, nothing, timed
+from calls import IDEAL, NODES, SLEEP, SLEEPS, SLOTS, nothing
 from streams import count_all, count_up
+from timing import timed
 
 __all__ = ["MEASURES", "Figure", "Measure"]
 
