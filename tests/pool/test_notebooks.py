@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from skyward.api.html import PageAddress
 from skyward.pool import notebooks
-from skyward.pool.pool import PageAddress
 
 # pyright: reportPrivateUsage=false
 

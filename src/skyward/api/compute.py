@@ -25,9 +25,11 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     Self,
+    TypedDict,
     TypeVar,
     TypeVarTuple,
     cast,
@@ -42,9 +44,11 @@ from skyward.errors import InvalidArgument, PoolClosed
 
 __all__ = [
     "Compute",
+    "GroupOptions",
     "PendingCompute",
     "PendingComputeGroup",
     "PendingStream",
+    "Resume",
     "Target",
     "as_compute",
     "checked_member",
@@ -55,6 +59,7 @@ __all__ = [
     "leave_target",
     "name_of",
     "resolve",
+    "resume_options",
     "sky",
 ]
 
@@ -91,6 +96,40 @@ class Chunk:
     items: int
     first: int | None = None
     keep: bool = False
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where results of a map or a group are kept, and what to do with those of other code; see `client/resume.py`."""
+
+    name: str
+    changed: Literal["keep", "redo"] | None = None
+    extra: object = field(default=None, repr=False)
+
+
+class GroupOptions(TypedDict, total=False):
+    """What `sky.gather` and `pool.map` take besides what decides the type of their results."""
+
+    progress: bool
+    resume: str | None
+    changed: Literal["keep", "redo"] | None
+    resume_with: object
+
+
+def resume_options(name: object, changed: object, extra: object) -> Resume | None:
+    """What `resume=`, `changed=` and `resume_with=` say."""
+    if name is None:
+        for option, given in (("changed", changed), ("resume_with", extra)):
+            if given is not None:
+                raise InvalidArgument(f"{option}= goes with resume=, a name for the results to keep: resume='grid-1'.")
+        return None
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"resume={brief(name)}: a name for the results to keep is wanted, such as 'grid-1'.")
+    if changed not in (None, "keep", "redo"):
+        raise InvalidArgument(
+            f'changed={brief(changed)}: "keep" takes results of other code, "redo" computes them again.'
+        )
+    return Resume(name, cast("Any", changed), extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,6 +239,7 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
     timeout: float | None = None
     return_exceptions: bool = False
     progress: bool = True
+    resume: Resume | None = None
 
     def __and__(self, other: PendingCompute[U]) -> PendingComputeGroup[*Ts, U]:
         return replace(cast(Any, self), items=(*self.items, checked_member(other)))
@@ -239,6 +279,7 @@ class PendingStream(Unsent, Generic[T]):
     ordered: bool = True
     return_exceptions: bool = False
     progress: bool = True
+    resume: Resume | None = None
 
     def __rshift__(self, target: Target | ModuleType) -> Stream[T]:
         return resolve(target, ">>").stream_parallel(self)

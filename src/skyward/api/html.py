@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
 from skyward.api.brief import brief
 
-__all__ = ["State", "bar", "call_card", "card", "status", "table"]
+__all__ = ["PageAddress", "State", "bar", "call_card", "card", "status", "table"]
 
 State = Literal["running", "done", "failed", "stopped"]
 
@@ -68,3 +69,20 @@ def call_card(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeo
     limits = {"time limit": f"{timeout:g} s"} if timeout is not None and timeout < math.inf else {}
     given = {**{f"[{i}]": brief(v) for i, v in enumerate(args)}, **{k: brief(v) for k, v in kwargs.items()}}
     return card(f"{name}(...), not sent yet: {name}(...) >> pool", {**given, **limits})
+
+
+@dataclass(frozen=True)
+class PageAddress:
+    """Where a pool's page is; it can be opened once. A notebook shows the page itself."""
+
+    address: str
+    pool: str = ""
+
+    def __str__(self) -> str:
+        return self.address
+
+    def _repr_html_(self) -> str:
+        where = escape(self.address, quote=True)
+        page = f'<iframe src="{where}" style="width:100%;height:720px;border:1px solid #8886"></iframe>'
+        later = f"This page is shown while the kernel runs; afterwards: <code>sky view {escape(self.pool)}</code>."
+        return f"{page}<div>{later}</div>"

@@ -54,6 +54,8 @@ class CallFuture(UserFuture[T]):
         self._loading = threading.RLock()  # of one thread twice: a signal handler may ask for the same result
         self.sent = False
         self.unasked = False  # whether somebody has it who should hear of a failure, and nobody has asked so far
+        self.on_load: Callable[[Any], None] | None = None
+        """Gets the result when it is unpickled, before anybody else has it."""
         self.owner: object = None
         """Kept alive as long as the future is: a pool is not closed under those who wait for its calls."""
 
@@ -95,6 +97,9 @@ class CallFuture(UserFuture[T]):
                 return
             try:
                 self._result = unpacked(self._name, packed)
+                if (on_load := self.on_load) is not None:
+                    self.on_load = None
+                    on_load(self._result)
             except KeyboardInterrupt:
                 raise  # the user's wish, not the result's fault: it can be asked for again
             except BaseException as exc:

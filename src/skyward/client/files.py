@@ -13,6 +13,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from skyward.api.spec import Transfer
+from skyward.client.gather import GroupCounter
 from skyward.errors import InvalidArgument, PoolClosed, SkywardError, TransferError
 from skyward.node.protocol import AgentToClient, ClientToAgent, FileAnswer
 from skyward.node.receiver import Malformed, Message
@@ -21,9 +22,10 @@ from skyward.transport.trees import MOST_ENTRIES, Changed, Entry, Reader, Writer
 
 if TYPE_CHECKING:
     from skyward.client.engine import Engine
+    from skyward.events import Event
     from skyward.transport.blobs import Store
 
-__all__ = ["Answers", "Begin", "Pull", "Push", "Transfers", "node_lost", "path_of"]
+__all__ = ["Answers", "Begin", "Pull", "Push", "Transfers", "counting", "node_lost", "path_of"]
 
 
 # From this computer to nodes: what they lack goes as blobs, so that each byte leaves here once.
@@ -41,6 +43,27 @@ _TRIES = 5
 
 Begin = Callable[[int], Callable[[int], None]]
 """Gets the number of bytes to copy; returns a counter for them."""
+
+_SHOWN = 4_000_000
+_MEGABYTE = 1_000_000
+
+
+def counting(pool: str, name: str, emit: Callable[[Event], None] | None) -> Begin:
+    """Counts bytes for listeners, if there are enough of them; without `emit`, nobody is told."""
+
+    def begin(size: int) -> Callable[[int], None]:
+        if emit is None or size < _SHOWN:
+            return lambda more: None
+        counter, done = GroupCounter(pool, f"{name} (MB)", size // _MEGABYTE, emit), 0
+
+        def add(more: int) -> None:
+            nonlocal done
+            before, done = done // _MEGABYTE, done + more
+            counter.add(done // _MEGABYTE - before)
+
+        return add
+
+    return begin
 
 
 class _Segment(NamedTuple):

@@ -8,10 +8,10 @@ import math
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, wait
 from functools import partial
-from typing import Any, Never, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Never, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from skyward.api.brief import brief
 from skyward.api.compute import Chunk, Compute, PendingCompute, as_compute
@@ -41,6 +41,7 @@ __all__ = [
     "error_of",
     "gathered",
     "mapped",
+    "name_of_all",
     "streamed",
 ]
 
@@ -97,17 +98,32 @@ def combined(
     return whole
 
 
+class Kept(Protocol):
+    """Where results of a map are kept for a later one."""
+
+    @property
+    def known(self) -> Mapping[int, Any]:
+        """Those that were there, by index."""
+        ...
+
+    def keep(self, first: int, results: Sequence[Any]) -> None:
+        """Keeps results of items from number `first` on."""
+        ...
+
+
 def mapped(
     send: Send,
     each: PendingCompute[Any],
     items: list[Any],
     slots: int,
     keep: bool = False,
-    count: Callable[[int, int], None] = lambda done, failed: None,
+    count: Callable[[int, int], None] | None = None,
+    kept: Kept | None = None,
 ) -> list[Any]:
     """Applies the function of `each` to items, in chunks: first small ones, then as large as measured time allows.
 
-    `count` is told how many more have ended well, and how many have failed.
+    `count` is told how many more have ended well, and how many have failed. Results that are `kept` already are
+    taken from there, and those that come are kept before anything else is done with them.
     """
     if inspect.isgeneratorfunction(each.fn) or inspect.isasyncgenfunction(each.fn):
         raise not_for_generators(each.fn)
@@ -116,15 +132,18 @@ def mapped(
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()  # unlike a condition, Ctrl-C leaves it whole
     per_item: float | None = None
     before: dict[int, Any] = {}  # what had finished of a chunk when one of its items failed
-    at, limited = 0, each.timeout is not None and each.timeout < math.inf
+    known: Mapping[int, Any] = {} if kept is None else kept.known
+    for index, result in known.items():
+        results[index] = result
+    at, left, limited = 0, len(items) - len(known), each.timeout is not None and each.timeout < math.inf
     try:
-        while pending or at < len(items):
+        while pending or left:
             chunks: list[tuple[int, int]] = []
             ahead = slots if per_item is None else 2 * slots  # one of each slot says how long an item takes
-            while at < len(items) and len(pending) + len(chunks) < ahead:
-                size = 1 if limited else _chunk_size(len(items) - at, per_item, slots)
-                chunks.append((at, at + size))
-                at += size
+            while left and len(pending) + len(chunks) < ahead:
+                start, end = _next(at, 1 if limited else _chunk_size(left, per_item, slots), known)
+                chunks.append((start, end))
+                at, left = end, left - (end - start)
             calls = [_chunk_call(each, fn, items[a:b], a) for a, b in chunks]
             sent = dict(zip(send(calls), chunks, strict=True))
             pending |= sent
@@ -139,27 +158,56 @@ def mapped(
                     note_items(error, each, items[start:end], start)
                 if error is not None and not keep:
                     before = partial_of(error)
-                    count(len(before), 0 if isinstance(error, CancelledError) else 1)
+                    for index, result in before.items():
+                        _keep(index, [result], kept)
+                    if count is not None:
+                        count(len(before), 0 if isinstance(error, CancelledError) else 1)
                     raise error
                 if error is None:
                     seconds, failures, found = future.result()
                     if len(found) != end - start:
                         raise ValueError(f"{len(found)} results for {end - start} items")
+                    _keep(start, found, kept)
                     results[start:end] = found
                     per_item = seconds / (end - start)
                     failed = failures[0] if failures else 0
                 else:
                     results[start:end] = [error] * (end - start)
                     failed = end - start
-                count(end - start - failed, failed)
+                if count is not None:
+                    count(end - start - failed, failed)
                 future = None if done.empty() else done.get()
     except BaseException as exc:
+        for future, (start, end) in pending.items():
+            if future.done() and error_of(future) is None and len(found := future.result()[2]) == end - start:
+                _keep(start, found, kept)
+                results[start:end] = found
         _cancel(list(pending))
         finished = {index: _restored(result) for index, result in enumerate(results) if result is not _MISSING}
         set_partial(exc, {**finished, **before})
         say_how_many(exc, len(items), "items")
         raise
     return [_restored(result) if type(result) is FailedItem else result for result in results] if keep else results
+
+
+def _next(at: int, size: int, known: Mapping[int, Any]) -> tuple[int, int]:
+    """The next items that are not known, in one piece and not more than `size`."""
+    while at in known:
+        at += 1
+    end = at + size
+    return at, next((each for each in range(at, end) if each in known), end) if known else end
+
+
+def _keep(first: int, results: Sequence[Any], kept: Kept | None) -> None:
+    """Keeps results of items, in runs between those that have failed."""
+    if kept is None:
+        return
+    start = 0
+    for at in range(len(results) + 1):
+        if at == len(results) or type(results[at]) is FailedItem:
+            if start < at:
+                kept.keep(first + start, results[start:at])
+            start = at + 1
 
 
 def error_of(future: Future[Any]) -> BaseException | None:
@@ -471,6 +519,13 @@ class GroupCounter:
                 self._pool, self._group, self._name, self._done, self._total, seconds, self._failed, self._over
             )
         )
+
+
+def name_of_all(calls: Sequence[PendingCompute[Any]]) -> str:
+    """What several calls are named together."""
+    different = {(id(call.fn), call.label): call for call in calls}  # often one, while names take a while to make
+    names = {call.name for call in different.values()}
+    return names.pop() if len(names) == 1 else f"{len(names)} functions"
 
 
 P = ParamSpec("P")

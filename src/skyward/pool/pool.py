@@ -13,17 +13,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar, TypeVarTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from skyward import events
 from skyward.accelerators import Accelerator
 from skyward.api.base_errors import hide_frames
 from skyward.api.compute import (
     Compute,
+    GroupOptions,
     PendingCompute,
     PendingComputeGroup,
     PendingStream,
@@ -31,9 +31,11 @@ from skyward.api.compute import (
     checked_retries,
     enter_target,
     leave_target,
+    resume_options,
 )
 from skyward.api.context import PoolContext
 from skyward.api.futures import AwaitableFuture, Stream, Untyped
+from skyward.api.html import PageAddress
 from skyward.api.image import Image
 from skyward.api.plugin import Plugin
 from skyward.api.provider import Provider, Receipt
@@ -50,7 +52,7 @@ from skyward.api.usage_errors import (
     deprecated,
 )
 from skyward.client import gather
-from skyward.client.futures import UserCode
+from skyward.client.futures import UserCode, when_done
 from skyward.client.gather import GroupCounter
 from skyward.errors import InvalidArgument, TransferError
 from skyward.machines.acquire import Candidate, Selection, look
@@ -97,10 +99,11 @@ from skyward.transport.culprits import StaysHere
 if TYPE_CHECKING:
     from distributed import Client
 
-    from skyward.api.compute import PendingKept
+    from skyward.api.compute import PendingKept, Resume
     from skyward.api.spec import Transfer
     from skyward.client.files import Begin
     from skyward.client.gather import PoolExecutor
+    from skyward.client.resume import Resumed
     from skyward.history.history import History
     from skyward.history.recorder import Recorder
     from skyward.history.store import Entry
@@ -108,7 +111,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ComputePool",
-    "PageAddress",
     "plan",
 ]
 
@@ -123,9 +125,6 @@ _TOLD = 1.0
 
 
 Path = str | os.PathLike[str]
-
-_SHOWN = 4_000_000
-_MEGABYTE = 1_000_000
 
 
 def _target(path: str, remote: str | None) -> str:
@@ -142,25 +141,6 @@ def _lack(error: TransferError, source: str) -> str:
 
 def _name(path: str) -> str:
     return os.path.basename(os.path.normpath(path)) or path
-
-
-@dataclass(frozen=True)
-class PageAddress:
-    """Where a pool's page is; it can be opened once. A notebook shows the page itself."""
-
-    address: str
-    pool: str = ""
-
-    def __str__(self) -> str:
-        return self.address
-
-    def _repr_html_(self) -> str:
-        from html import escape  # few programs are notebooks
-
-        where = escape(self.address, quote=True)
-        page = f'<iframe src="{where}" style="width:100%;height:720px;border:1px solid #8886"></iframe>'
-        later = f"This page is shown while the kernel runs; afterwards: <code>sky view {escape(self.pool)}</code>."
-        return f"{page}<div>{later}</div>"
 
 
 async def _in_thread(act: Any, undo: Any = None, stop: Any = None) -> None:
@@ -689,37 +669,52 @@ class ComputePool(Collections, Mistakes):
     def run_parallel(self, group: PendingComputeGroup[*Ts], /) -> tuple[*Ts]:
         """Runs the calls of a `group` at once; results in their order. The same as `group >> pool`."""
         calls = checked_group(group).calls()
+        futures, run, ended = self._send_group(group, calls)
         try:
-            return cast("tuple[*Ts]", gather.gathered(*self._counted(group, calls)))
+            return cast("tuple[*Ts]", gather.gathered(futures, calls, group.return_exceptions, ended))
         except BaseException as exc:
             __tracebackhide__ = True
             hide_frames(exc)
             self._user.listeners.flush(_TOLD)  # that it has ended is shown before the error is
             raise
+        finally:
+            if run is not None:
+                run.finish(futures)
 
     def submit_parallel(self, group: PendingComputeGroup[*Ts], /) -> AwaitableFuture[tuple[*Ts]]:
         """The same as `run_parallel(group)`, later: `group > pool`."""
         calls = checked_group(group).calls()
-        return cast("AwaitableFuture[tuple[*Ts]]", gather.combined(*self._counted(group, calls)))
+        futures, _, ended = self._send_group(group, calls)
+        return cast("AwaitableFuture[tuple[*Ts]]", gather.combined(futures, calls, group.return_exceptions, ended))
 
     def stream_parallel(self, group: PendingStream[T], /) -> Stream[T]:
         """Runs the calls of a `group` at once and yields results as they come (or in order)."""
-        futures = self._send(group.items, keep=group.return_exceptions)
-        if (counter := self._counter(group, group.items)) is not None:
-            counter.follow(futures)
+        futures, _, ended = self._send_group(group, group.items)
+        if ended is not None:
+            for future in futures:
+                when_done(future, ended)
         return gather.streamed(futures, group.ordered, group.items, group.return_exceptions)
 
-    def _counted(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> tuple[Any, ...]:
-        futures, counter = self._send(calls, keep=group.return_exceptions), self._counter(group, calls)
-        return futures, calls, group.return_exceptions, counter.ended if counter is not None else None
+    def _send_group(
+        self, group: Any, calls: Sequence[PendingCompute[Any]]
+    ) -> tuple[Sequence[Future[Any]], Resumed | None, Callable[[Future[Any]], None] | None]:
+        """The futures of a group, what keeps their results, and what hears of each that ends."""
+        send = partial(self._send, keep=group.return_exceptions)
+        run = self._resumed(group.resume, calls)
+        futures, left = (send(calls), calls) if run is None else run.send(calls, send, self._user)
+        counter = None
+        if len(left) > 1 and group.progress and self._listening():
+            counter = GroupCounter(self.name, gather.name_of_all(left), len(left), self._emit)
+        return futures, run, None if counter is None else counter.ended if run is None else run.counting(counter.ended)
 
-    def _counter(self, group: Any, calls: Sequence[PendingCompute[Any]]) -> GroupCounter | None:
-        if len(calls) < 2 or not group.progress or not self._listening():
+    def _resumed(self, resume: Resume | None, calls: Sequence[PendingCompute[Any]]) -> Resumed | None:
+        if resume is None:
             return None
-        different = {(id(call.fn), call.label): call for call in calls}  # often one, while names take a while to make
-        names = {call.name for call in different.values()}
-        name = names.pop() if len(names) == 1 else f"{len(names)} functions"
-        return GroupCounter(self.name, name, len(calls), self._emit)
+        from skyward.client.resume import Resumed, surroundings
+
+        self._state.check_open()
+        around = surroundings(self.image, [plugin.name for plugin in self.plugins])
+        return Resumed(resume, calls, around, self._say)
 
     def _follow_group(self, name: str, total: int | None) -> GroupCounter | None:
         if not self._listening():
@@ -735,19 +730,29 @@ class ComputePool(Collections, Mistakes):
         items: Iterable[S],
         *,
         return_exceptions: Literal[False] = ...,
-        progress: bool = ...,
+        **options: Unpack[GroupOptions],
     ) -> list[T]: ...
     @overload
     def map(
-        self, fn: Callable[[S], PendingCompute[T]], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
+        self,
+        fn: Callable[[S], PendingCompute[T]],
+        items: Iterable[S],
+        *,
+        return_exceptions: bool,
+        **options: Unpack[GroupOptions],
     ) -> list[T | BaseException]: ...
     @overload
     def map(
-        self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: Literal[False] = ..., progress: bool = ...
+        self,
+        fn: Callable[[S], T],
+        items: Iterable[S],
+        *,
+        return_exceptions: Literal[False] = ...,
+        **options: Unpack[GroupOptions],
     ) -> list[T]: ...
     @overload
     def map(
-        self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: bool, progress: bool = ...
+        self, fn: Callable[[S], T], items: Iterable[S], *, return_exceptions: bool, **options: Unpack[GroupOptions]
     ) -> list[T | BaseException]: ...
     @corrects_call("pool.map", FOR_GROUPS, "pool.map(fn, items)")
     def map(
@@ -757,12 +762,16 @@ class ComputePool(Collections, Mistakes):
         *more: Never,
         return_exceptions: bool = False,
         progress: bool = True,
+        resume: str | None = None,
+        changed: Literal["keep", "redo"] | None = None,
+        resume_with: object = None,
     ) -> list[Any]:
         """Applies `fn` to every one of `items`, in chunks sized by how long items take; results in order.
 
         `return_exceptions`: an item that fails has its exception in its place, and the others go on. Otherwise (the
         default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
         `progress`: whether to show how many are done, how many a second, and the time left (the default).
+        `resume`, `changed`, `resume_with`: keeps results, and computes only what is missing; as in `sky.gather`.
         """
         fn = as_compute(fn)
         if mistake := not_mapped(fn, items, more):
@@ -772,13 +781,19 @@ class ComputePool(Collections, Mistakes):
         self._state.check_open()
         each = self._sender.limited(PendingCompute[Any](known.fn, timeout=known.timeout, retries=known.retries))
         chosen = list(items)
-        counter = self._follow_group(each.name, len(chosen)) if progress and len(chosen) > 1 else None
-        if counter is None:
-            return for_awaiting(gather.mapped(self._send, each, chosen, self.slots, return_exceptions))
+        options = resume_options(resume, changed, resume_with)
+        run = self._resumed(options, [PendingCompute(known.fn, (item,)) for item in chosen] if options else [])
+        left = len(chosen) - (0 if run is None else len(run.known))
+        counter = self._follow_group(each.name, left) if progress and left > 1 else None
+        count = None if counter is None else counter.add
         try:
-            return for_awaiting(gather.mapped(self._send, each, chosen, self.slots, return_exceptions, counter.add))
+            found = gather.mapped(self._send, each, chosen, self.slots, return_exceptions, count, run)
+            return for_awaiting(found)
         finally:
-            counter.end()
+            if counter is not None:
+                counter.end()
+            if run is not None:
+                run.finish()
 
     @corrects_call("pool.put", example="pool.put(obj)")
     def put(self, value: T) -> Ref[T]:
@@ -890,31 +905,17 @@ class ComputePool(Collections, Mistakes):
             raise InvalidArgument(f"node={node!r}: the pool has the nodes 0 to {len(nodes) - 1}.")
 
     def _counting(self, name: str, progress: bool) -> Begin:
-        from skyward.client.gather import GroupCounter
+        from skyward.client.files import counting
 
-        def begin(size: int) -> Callable[[int], None]:
-            if not progress or size < _SHOWN:
-                return lambda more: None
-            counter, done = GroupCounter(self.name, f"{name} (MB)", size // _MEGABYTE, self._emit), 0
-
-            def add(more: int) -> None:
-                nonlocal done
-                before, done = done // _MEGABYTE, done + more
-                counter.add(done // _MEGABYTE - before)
-
-            return add
-
-        return begin
+        return counting(self.name, name, self._emit if progress else None)
 
     def _tell_left_out(self, what: str, path: str, done: Transfer) -> None:
         if done.left_out:
             more = f"; and {len(done.left_out) - 5} more" if len(done.left_out) > 5 else ""
             self._say(f"{what} of {path} leaves out: {'; '.join(done.left_out[:5])}{more}.")
 
-    def _say(self, text: str) -> None:
-        from skyward.events import Notice
-
-        self._emit(Notice(self.name, text, "warning"))
+    def _say(self, text: str, level: Literal["info", "warning"] = "warning") -> None:
+        self._emit(events.Notice(self.name, text, level))
 
     nodes: int
     spec: Spec
