@@ -27,7 +27,7 @@ _COLLECTIONS = "counter dict set queue lock event barrier"
 GROUPS = {
     "Pools and calls": "ComputePool compute Compute PendingCompute PendingComputeGroup gather Stream plan sky Ref once "
     "Once History Transfer",
-    "Where machines come from": "Local SSH AWS Join Slurm Ray Dask Provider Machine Offer",
+    "Where machines come from": "Local SSH AWS Join Slurm Ray Dask Kubernetes Provider Machine Offer",
     "What nodes have": "Image PipIndex Secret Spec Worker Accelerator",
     "Inside a body": "instance_info InstanceInfo is_head shard progress preempted Preemption Preempted "
     "stdout stderr silent redirect_output CallbackWriter",
