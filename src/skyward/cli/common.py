@@ -175,7 +175,6 @@ _NEWEST = 10
 
 
 def pool_names(command: str) -> list[str]:
-    """Candidates for completion: the newest ten with a history, running ones, or those with a ledger."""
     found = [*_with_history(running=command in _RUNNING), *(_with_ledger() if command == "down" else ())]
     names = [name for name in dict.fromkeys(found) if usable(name)]
     return names if command == "down" else names[:_NEWEST]

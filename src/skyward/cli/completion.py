@@ -49,7 +49,6 @@ class _Option:
     names: tuple[str, ...]
     about: str
     takes: str
-    """Empty if it takes no value; else the kind, or the allowed words."""
 
 
 @dataclass(frozen=True)

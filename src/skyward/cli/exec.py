@@ -53,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def on_node(words: Sequence[str], keep: bool) -> dict[str, Any]:
-    """Runs a program inside a body; with `keep`, returns up to a megabyte of each stream."""
     import subprocess
     import sys
 

@@ -24,7 +24,6 @@ COMMANDS = {
     "machines": ("ssh", "hosts", "join", "down", "script"),
     "this computer": ("doctor", "version", "completion"),
 }
-"""Commands by heading of `sky --help`; each is a file of this folder."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

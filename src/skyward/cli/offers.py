@@ -131,7 +131,6 @@ def _made(kind: str, provider: Any, arguments: argparse.Namespace) -> list[tuple
 
 
 def _text(found: Quotes, wished: str, short: bool) -> list[str]:
-    """`short`: no provider was named, so one sentence says why each has nothing."""
     lines = [f"{wished.removesuffix(', cheapest')}; prices are dollars an hour"]
     rows, zones = _rows(found.quotes)
     if rows:

@@ -80,7 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_program(path: Path, arguments: argparse.Namespace) -> list[_Stopped] | None:
-    """The pools that the program would open; None if it failed first, which was shown."""
     import runpy
 
     from skyward.cli.run import show_error

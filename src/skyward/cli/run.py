@@ -93,7 +93,6 @@ def _names(called: ast.expr) -> list[str]:
 
 
 def _check_own(path: Path, line: int, arguments: argparse.Namespace) -> None:
-    """Warns that the program opens its own pool; options for one are refused."""
     from skyward.errors import InvalidArgument
 
     given = [f"--{name}" for name in _OPTIONS if getattr(arguments, name)]

@@ -87,8 +87,6 @@ class Settle(Record):
 
 
 class Fail(Record):
-    """A call has ended: let go of what it held, and give the user its error."""
-
     call: Call
     error: BaseException
 
@@ -102,8 +100,6 @@ class KeepFailed(Record):
 
 
 class RecordEnd(Record):
-    """Note the end of a call, for listeners that need no event of it."""
-
     keep: events.KeepEnd
     end: events.EndOfCall
 
@@ -140,8 +136,6 @@ class GetFailed(Record):
 
 
 class Release(Record):
-    """A call that is not made again needs its large arguments no longer."""
-
     uploads: list[str]
 
 

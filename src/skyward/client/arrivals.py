@@ -77,7 +77,6 @@ class Arrivals:
                     pass
 
     def _taken(self, number: int, size: int) -> None:
-        """Lets a node send as much output again as listeners have taken."""
         self._heard[number] += size
         self._owed[number] += size
         if self._owed[number] >= self._step:

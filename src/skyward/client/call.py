@@ -66,7 +66,6 @@ class CallFuture(UserFuture[T]):
             discard(result.blobs)
 
     def settle_files(self, files: Sequence[blobs.Blob], ours: bool) -> None:
-        """Has the future hold a result that lies in files; those that are not ours to remove get other names first."""
         try:
             named = [(path if ours else blobs.duplicate(path), size) for path, size in files]
         except OSError as exc:
@@ -158,7 +157,6 @@ class Packed:
     pieces: list[Any]
     incomplete: str | None = None
     owner: int = field(default_factory=os.getpid)
-    """The process whose result it is: a forked child has a copy of it, and must not remove the files."""
 
 
 class Call:
@@ -258,7 +256,6 @@ class Call:
         return not self.pinned and not self.inputs
 
     def sending(self, began: float) -> tuple[str, float]:
-        """What events say of how it was sent: the broadcast that it belongs to, and how long it has waited."""
         return self.gang[0].id if self.gang else "", max(0.0, began - self.made)
 
     def again(self) -> Call:

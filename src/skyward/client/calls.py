@@ -100,7 +100,6 @@ def unheard_of(calls: Iterable[Call], connected: Callable[[int], bool], now: flo
 
 
 def held_by_streams(calls: Iterable[Call], now: float) -> str:
-    """What to say when calls wait for slots that only half-read streams hold: the reader may be the one who waits."""
     all_calls = list(calls)
     if not any(call.stream for call in all_calls):
         return ""
@@ -504,7 +503,6 @@ class ClientCalls:
         self.dispatch.add(call, first=first)
 
     def _lose_kept(self, number: int, reason: str) -> None:
-        """Calls that no node has yet wait for lost results to be made again."""
         self.kept.lose_node(number, reason)
         for call in self.dispatch.waiting():
             if call.needs:

@@ -68,7 +68,6 @@ class Connection:
     malformed: int = 0
     refusals: int = 0
     attached: Link | None = None
-    """The link that had a socket last, until its loss is told."""
 
     def hello(self) -> dict[str, Any]:
         return {"session": self.session, "received": self.link.received}

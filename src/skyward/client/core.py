@@ -107,7 +107,6 @@ class Core:
         )
 
     def collapse(self, error: BaseException, now: float) -> list[Action]:
-        """The I/O thread has failed: every open call fails, since no result can arrive."""
         self.nodes.closing = self.calls.closing = True
         text = f"cannot end: the pool's own thread has failed ({error!r}). Close the pool; this is a bug."
         return self.calls.abandon(lambda call: SkywardError(f"{call.name} {text}"), now)

@@ -78,7 +78,6 @@ class _Piece(NamedTuple):
     size: int
     asked: list[tuple[int, dict[str, Any], Answers]]
     behind: set[int]
-    """Nodes that missed an earlier piece, without which they could not add this one to its file."""
 
 
 class Push:
@@ -120,7 +119,6 @@ class Push:
         return target or ".", name
 
     def _compared(self, there: str, entries: Sequence[Entry]) -> list[list[int | None]]:
-        """How much each node has of every file; None if it has all of it, and for what is no file."""
         asked: list[list[tuple[int, Answers]]] = []
         for node in self._nodes:
             asked.append([])
@@ -304,7 +302,6 @@ class Pull:
             raise TransferError(None, os.path.join(here, str(exc.filename or "")), text, exc.errno or 0) from exc
 
     def _scanned(self, source: str) -> tuple[str, bool, list[Entry], list[str]]:
-        """What there is to fetch, as the node lists it: each path once, and none of them outside the folder."""
         answers = self._engine.ask_files(self._node, {"do": "scan", "path": source})
         entries: list[Entry] = []
         while True:

@@ -49,7 +49,6 @@ _RELAYS: dict[type[Event], Any] = {Log: output.relay_records, Warned: _relay_war
 
 
 def _relays(event: Event) -> tuple[Listener, ...]:
-    """Handlers for this program's own log records and warnings; they run before listeners."""
     relay_warnings = _RELAYS.get(type(event))
     return () if relay_warnings is None else (relay_warnings,)
 
@@ -82,11 +81,9 @@ class Listeners:
         return bool(self._listeners) or self.record is not None
 
     def wants(self) -> bool | KeepEnd:
-        """Whether somebody hears events of calls; if a history alone is kept, what it is given when one ends."""
         return True if self._listeners else self.record_end or False
 
     def emit(self, event: Event | Chunk) -> None:
-        """Queues for the listeners' thread; drops and counts events if they are far behind."""
         listeners = self._listeners
         if isinstance(event, Chunk):  # of output: nodes send no more of it than was taken
             if self.any() or self.worker.submitted != self.worker.finished:
@@ -376,7 +373,6 @@ class Worker:
                 self._changed.notify()
 
     def wait(self, count: int, seconds: float) -> bool:
-        """Waits until `count` functions have ended; not at all for one that seems to be stuck."""
         if self.finished >= count:
             return True
         if self.is_current():
@@ -441,7 +437,6 @@ class Worker:
             self._changed.notify_all()
 
     def _pause(self) -> float | None:
-        """How long to wait before the next function may begin; None means until something changes."""
         if not self._queue:
             return None
         if self._began is None:

@@ -76,7 +76,6 @@ def gathered(
 def streamed(
     futures: Sequence[Future[T]], ordered: bool, calls: Sequence[PendingCompute[Any]] = (), keep: bool = False
 ) -> Stream[T]:
-    """Results one by one, in order or as they come; leaving early cancels the rest."""
     return _Results(futures, ordered, calls, keep)
 
 
@@ -487,7 +486,6 @@ class GroupCounter:
                 self.add(0)
 
     def end(self) -> None:
-        """No more of them will be counted; listeners have heard so when this returns."""
         with self._lock:
             if not self._over:
                 self._over = True

@@ -99,7 +99,6 @@ class Kept:
         return bool(call.lacks)
 
     def preference(self, call: Call) -> tuple[int | None, float]:
-        """The node that has most of what a call takes, and for how many seconds it is worth waiting for."""
         there: dict[int, int] = {}
         for result in call.needs:
             for node in result.where:
@@ -110,7 +109,6 @@ class Kept:
         return best, min(_LONGEST, there[best] / _RATE)
 
     def filled(self, call: Call) -> tuple[dict[str, Any], list[Any], list[Fetch]]:
-        """Metadata and buffers of a call, with what it takes as it is now; and what its node has to get first."""
         about, pieces, number = dict(call.about), list(call.pieces), call.node
         refs: dict[str, tuple[int, int]] = {}
         about["blobs"] = dict(about.get("blobs", {}))

@@ -176,7 +176,6 @@ class Nodes:
         return self._taken()
 
     def retry(self, number: int, error: Exception, now: float) -> tuple[float | None, list[NodeAction]]:
-        """When to retry, or None; gives the node up when it must be gone."""
         self._now = now
         node, local = self.all[number], self._plan.local
         actions: list[NodeAction] = []
@@ -387,7 +386,6 @@ class Nodes:
         return self.all[number].leaving > 0
 
     def given_up(self, number: int) -> bool:
-        """Whether a node is gone, or about to be, and nothing comes in its place."""
         node = self.all[number]
         return bool(node.gone or node.leaving) and not self._machines.replacing(number) and not self.may_return()
 

@@ -46,7 +46,6 @@ End = tuple[Outcome, float, str, int]
 
 
 def returned(call: Call, result: Returned) -> End:
-    """The end of a body that has returned; if items of a map have failed in it, that is an error."""
     seconds = result.seconds or 0.0
     if result.failed is None:
         return "ok", seconds, "", 0
@@ -99,7 +98,6 @@ def failure(
 
 
 def gang_note(call: Call, others: list[Call], many: bool) -> str:
-    """What the rest of a broadcast was doing when `call` failed; `many` if nodes have several ranks."""
     text = f"rank {call.rank} of {len(call.gang)} (node {call.node}) failed first in the broadcast of {call.name}"
     if others:
         ranks = "ranks" if many else "nodes"
@@ -108,7 +106,6 @@ def gang_note(call: Call, others: list[Call], many: bool) -> str:
 
 
 def of_argument(call: Call, result: KeptResult) -> BaseException:
-    """The error of a call that takes a result which is lost, or was never made."""
     error = result.error or SkywardError(f"the result of {result.name} is not there.")
     if result.state == "failed" and not result.noted:
         result.noted = True
@@ -249,7 +246,6 @@ def failed_part(
     calls: Sequence[PendingCompute[Any]],
     partial: bool = True,
 ) -> None:
-    """Says on `error` which of the calls it comes from; keeps the results of those that have finished."""
     index = next((index for index, part in enumerate(parts) if part is failed), None)
     if index is not None:
         note_call(error, index, calls)
@@ -259,7 +255,6 @@ def failed_part(
 
 
 def interrupted(error: BaseException, parts: Sequence[Future[Any]], keep: bool) -> None:
-    """Puts on Ctrl-C, or what else ends the wait for a group, what its calls have given; with `keep` errors, too."""
     ended = {index: part for index, part in enumerate(parts) if part.done() and not part.cancelled()}
     # without a wait: a result lets listeners hear of it first, and they may be slow
     errors = {index: part.exception(0) for index, part in ended.items()}
@@ -284,7 +279,6 @@ def note_items(error: BaseException, each: PendingCompute[Any], items: Sequence[
 
 
 def partial_of(error: BaseException) -> dict[int, Any]:
-    """The results on an exception; none if it has no `partial`, or one that is the user's own."""
     found: Any = getattr(error, "partial", None)
     return cast("dict[int, Any]", found) if isinstance(found, dict) else {}
 

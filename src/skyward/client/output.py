@@ -91,7 +91,6 @@ class Lines:
         return [(hide(text), progress) for text, progress in self._marks_apart([rest, b""]) if text and not progress]
 
     def _marks_apart(self, lines: list[bytes]) -> list[tuple[str, bool]]:
-        """These lines, where a mark always begins one, with what was there before marks came."""
         found: list[tuple[str, bool]] = []
         begun = b""
         for line in lines:
@@ -173,7 +172,6 @@ def _text(line: bytes) -> str:
 
 
 def snapshot() -> dict[str, Any]:
-    """The levels that this program has set, by logger ("" is the root), whether it has handlers, and filters."""
     levels = {"": logging.root.level}
     records = bool(logging.root.handlers)
     for name, logger in list(logging.root.manager.loggerDict.items()):
@@ -268,7 +266,6 @@ _seen: set[tuple[Any, ...]] = set()
 
 
 def shown_by_program() -> bool:
-    """Whether this program has its own way to show warnings: `logging.captureWarnings`, a function, a recorder."""
     if warnings.showwarning is not getattr(warnings, "_showwarning_orig", warnings.showwarning):
         return True
     return getattr(getattr(warnings, "_showwarnmsg_impl", warnings.warn), "__module__", None) not in (

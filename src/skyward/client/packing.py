@@ -52,8 +52,6 @@ class _Batch:
 
 
 class Packing:
-    """Turns pending calls into bytes; a function that occurs many times at once is pickled once."""
-
     def __init__(self, packer: Packer, store: blobs.Store, shared: bool, user: UserCode | None = None) -> None:
         self._packer, self._store, self._user = packer, store, user
         self._shared = shared  # whether nodes read the store's files themselves

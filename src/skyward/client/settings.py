@@ -66,7 +66,6 @@ class PoolSettings:
     gang: bool
     """Whether runners form groups when the pool opens: then losing one means starting all of them again."""
     local: bool
-    """Whether the nodes are on this computer: they end when this process does, and read its files."""
     lease: float
     directory: str
     replaces: bool = False

@@ -53,10 +53,8 @@ class Rank:
     stack: Stack | None = None
     helpers: tuple[tuple[Frame, ...], ...] = ()
     cpu: float | None = None
-    """The share of a core that its process has used since it was looked at before; None if that is not known."""
     collectives: int | None = None
     entered: bool = False
-    """Whether it has entered another one since it was looked at before."""
     shard: tuple[int, ...] | None = None
     """What sky.shard gave it, if parts differ: length of the whole, number of parts, length of its part."""
     accelerators: bool = False
@@ -349,7 +347,6 @@ def find(frames: Sequence[Frame], helpers: Sequence[Sequence[Frame]] = ()) -> Co
 
 
 def _collective(frames: Sequence[Frame], around: Sequence[Frame] = ()) -> Collective | None:
-    """By the innermost frame; `around` are those of the thread that waits for this one."""
     while frames and _CALLS_C.search(frames[-1].file):
         frames = frames[:-1]
     for pattern, name, certain in _KINDS:
@@ -363,7 +360,6 @@ def _waits_for_thread(frames: Sequence[Frame]) -> bool:
 
 
 def _package(frames: Sequence[Frame]) -> str:
-    """The installed package of the first frame that is not one of Python's own; empty if it is the user's code."""
     outside = next((frame for frame in frames if not _PYTHON.search(frame.file)), None)
     found = _INSTALLED.search(outside.file) if outside is not None else None
     return found[1] if found is not None else ""
@@ -444,8 +440,6 @@ class Survey:
 
 
 class Surveys:
-    """The questions that are open; an answer to any other is ignored."""
-
     def __init__(self) -> None:
         self._open: dict[int, Survey] = {}
         self._count = itertools.count(1)

@@ -87,7 +87,6 @@ class Uploads:
                 self._upload(node, name)
 
     def drop(self, name: str) -> None:
-        """Nobody will ask for a buffer again; nodes that have got a part of it no longer wait for the rest."""
         with self._lock:
             for node in self._holders.pop(name, ()):
                 if self._under_way.pop((node, name), None) is not None:

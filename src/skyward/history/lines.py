@@ -73,7 +73,6 @@ def _output_line(event: events.Output) -> bytes:
 
 
 def parsed(text: bytes) -> Event | None:
-    """The event of a line; None for a line that is damaged, or of a kind that is not known."""
     try:
         found: Any = _decode(text.decode())
         kind = _KINDS.get(found["event"])
@@ -230,7 +229,6 @@ _TOLD_OF_GROUP = re.compile(r"^ *\| ([^\s|+].*)", re.M)
 
 
 def failure(ended: events.CallEnded) -> str:
-    """A line on a call that has failed: `train(17) failed on node 2: ValueError: ...`."""
     told = summary(ended.outcome, ended.error)[:_LONGEST_SUMMARY]
     where = f"on node {ended.node}" if ended.node >= 0 else "before it was started"
     if ended.items > 1 and ended.outcome == "error" and ended.failed_items:

@@ -106,7 +106,6 @@ class Recorder:
                 self._write(told)
 
     def close(self) -> None:
-        """Writes what is left, and how much was left out; nothing in a forked child, where the file is closed."""
         if os.getpid() != self._owner:
             return
         self._closed.set()

@@ -140,7 +140,6 @@ class PoolState:
         return ()
 
     def prices(self, end: float) -> Iterator[tuple[float, float, float]]:
-        """From when until when the machines had which price an hour, which is infinite where it is not known."""
         for number, (began, hourly) in enumerate(self.rates):
             if hourly is not None:
                 last = number + 1 == len(self.rates)
@@ -151,7 +150,6 @@ class PoolState:
 
     @property
     def hourly(self) -> float | None:
-        """The price now; infinite if it is not known, None if there is none."""
         return self.rates[-1][1] if self.rates else None
 
     @property

@@ -39,7 +39,6 @@ _LAST_TIME = 1e11  # seconds since 1970: later ones are no times
 @dataclass(frozen=True)
 class Entry:
     id: str
-    """The pool's name, when it was opened, and some letters by chance: the name of the folder."""
     pool: str
     began: float
     path: Path
@@ -82,7 +81,6 @@ def entries(root: Path | None = None) -> list[Entry]:
 
 
 def find(name: str, root: Path | None = None) -> Entry:
-    """The newest history of a pool, by the pool's name, or one by its id or the beginning of that."""
     known = entries(root)
     for matches in (
         [entry for entry in known if entry.id == name],
@@ -112,10 +110,6 @@ def _size_of(folder: Path) -> int:
 
 
 def prune(root: Path | None = None, now: float | None = None, kept: float = _KEPT, limit: int = _MOST_BYTES) -> None:
-    """Removes histories that are older than `kept` seconds, and the oldest while all have more than `limit` bytes.
-
-    Failed calls that are kept beside them have a limit of the same size, and are removed before their history.
-    """
     base = root or state_dir()
     now = time.time() if now is None else now
     if not private.check(base, FOLDER):

@@ -35,8 +35,6 @@ def opentelemetry() -> Callable[[Event], None]:
 
 
 class _Telemetry:
-    """Spans begin and end when events say so; times are theirs, not those of the listener."""
-
     def __init__(self, trace: Any, meter: Any) -> None:
         self._trace, self._tracer = trace, trace.get_tracer("skyward")
         self._pools: dict[str, Any] = {}

@@ -253,7 +253,6 @@ def look(candidates: Sequence[Candidate], selection: Selection) -> Plans:
 
 
 def ordered(prospects: Sequence[Prospect], selection: Selection) -> tuple[Prospect, ...]:
-    """As given, or by price: what has none comes after what has one, and what is not available at the end."""
     if selection == "first":
         return tuple(prospects)
     return tuple(sorted(prospects, key=lambda prospect: (not prospect.possible, prospect.hourly_cost)))
@@ -267,7 +266,6 @@ def moves_on(error: BaseException) -> bool:
 
 
 def taken(candidates: Sequence[Candidate], acquire: Callable[[Candidate], T], tell: Callable[[str], None]) -> T:
-    """What `acquire` returns for the first candidate that is available; `tell` hears why others were passed over."""
     failed: list[str] = []
     for number, choice in enumerate(candidates, 1):
         try:

@@ -100,7 +100,6 @@ class PoolKeys:
 
 
 def make_keys(directory: Path) -> PoolKeys:
-    """The keys in a pool's directory, made if they are not there."""
     login, host = directory / "id_ed25519", directory / _HOST
     for path in (login, host):
         if not path.exists():
@@ -173,7 +172,6 @@ def forget(keys: PoolKeys, addresses: Iterable[str]) -> None:
 
 
 def ssh_target(address: str, user: str, pool: str) -> SshTarget | None:
-    """How a machine is reached with the pool's own keys; None if they are not on this computer."""
     try:
         directory = pool_dir(pool)
     except InvalidArgument:
@@ -326,7 +324,6 @@ def resource_name(pool: str) -> str:
 
 
 def price_tags(price: Price) -> dict[str, str]:
-    """What a machine costs an hour, as tags: all of it, and its parts."""
     parts = " ".join(f"{name}={value:.6g}" for name, value in price.record().items())
     return {PRICE: f"{price.total:.6g}", PARTS: parts}
 
@@ -341,7 +338,6 @@ def price_of(tags: Mapping[str, str]) -> Price:
 
 
 def expiry(tags: Mapping[str, str]) -> float | None:
-    """When something expires, as a tag says; None where it says nothing that can be read."""
     try:
         return datetime.strptime(tags.get(EXPIRES, ""), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -377,7 +373,6 @@ class Claim:
 
 
 def remark(pool: str, names: Sequence[str], command: str) -> str:
-    """What the user is told of things that carry a pool's tag and are not its own; `command` removes the tag."""
     them, carry = ("it", "carries") if len(names) == 1 else ("them", "carry")
     return (
         f"{', '.join(map(shown, names))} {carry} the tag of pool {shown(pool)}, but nothing proves that "
@@ -400,7 +395,6 @@ def note_end(ledger: Ledger, id: str, time: float, taken_back: bool = False) -> 
 
 
 def ends(history: History) -> dict[str, End]:
-    """What was written down, by the id of the machine; what does not read like it is passed over."""
     found: dict[str, End] = {}
     for record in history.records:
         data: dict[str, Any] = dict(record.data) if record.fact == "note" else {}
@@ -425,12 +419,10 @@ class Bill:
 
     @property
     def hourly_cost(self) -> float:
-        """Dollars an hour, with disk and public address; what is not known counts nothing."""
         return self.hourly.known_total
 
     @property
     def charged(self) -> Price:
-        """Dollars, in parts; the machine's is infinite where its price is not known."""
         return self.hourly.times(self.seconds / 3600)
 
     @property
@@ -492,7 +484,6 @@ class CloudReceipt(Receipt):
 
     @property
     def total(self) -> float:
-        """Dollars for all machines with disks and public addresses; traffic is not in it."""
         return self.costs.total
 
     def __str__(self) -> str:

@@ -82,7 +82,6 @@ class History:
 
     @property
     def unanswered(self) -> tuple[Record, ...]:
-        """Calls that may have made something of which we know no id."""
         settled = {record.call for record in self.records if record.fact in ("answer", "refused")}
         return tuple(r for r in self.records if r.fact == "intent" and r.call not in settled)
 
@@ -138,7 +137,6 @@ def histories(root: Path | None = None) -> Iterator[History]:
 
 
 def in_use(pool: str, root: Path | None = None) -> bool:
-    """Whether the process that opened the pool, or one that gives it back, is alive."""
     try:
         return is_locked(pool_dir(pool, root) / _FILE)
     except InvalidArgument:
@@ -208,7 +206,6 @@ class Ledger:
 
     @classmethod
     def resume(cls, pool: str, root: Path | None = None) -> Ledger | None:
-        """The ledger of a pool whose process is gone, taken over; None where there is none."""
         try:
             _check(root or state_dir())
             directory = pool_dir(pool, root)
@@ -335,7 +332,6 @@ class Record:
 
 
 def line(record: Record) -> bytes:
-    """A fact as it stands in the file; a Secret in it is refused, as everything is that JSON does not know."""
     body = {
         "fact": record.fact,
         "call": record.call,
@@ -396,5 +392,4 @@ def usable(name: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """A text from a tag for people: as it is if it is harmless, else quoted, without control characters."""
     return text if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._: -]*", text) else ascii(text)

@@ -107,7 +107,6 @@ class Shape:
     accelerator: str = ""
     accelerators: int = 0
     accelerator_gb: float = 0.0
-    """Memory of one accelerator in GB; 0 where what the cloud says cannot be relied upon."""
     fraction: bool = False
     bare_metal: bool = False
     outdated: bool = False
@@ -130,7 +129,6 @@ class CloudOffer(Offer):
     accelerator: str = ""
     accelerators: int = 0
     accelerator_gb: int = 0
-    """Which variant of the accelerator it is, by its memory as it is sold; 0 where that is not known."""
     price: PriceSource = "unknown"
     parts: Price = field(default_factory=Price)
     cluster: bool = False
@@ -278,7 +276,6 @@ def unfit(shape: Shape, spec: Spec, burstable: bool = True, named: bool = False)
 
 
 def variant(shape: Shape, requested: Accelerator | None) -> int:
-    """Which variant of the requested accelerator a machine has, as GB of memory; 0 if that is not known."""
     if requested is None:
         return 0
     reported, sizes = shape.accelerator_gb, requested.variants
@@ -438,7 +435,6 @@ def ask(provider: Provider, spec: Spec, count: int, name: str = "") -> Quotes:
 
 
 def too_small(offer: Offer, spec: Spec) -> str | None:
-    """Why an offer is too small, as far as its size is known; clouds have ruled such offers out themselves."""
     if spec.vcpus is not None and offer.vcpus is not None and offer.vcpus < spec.vcpus:
         return f"{offer.vcpus:g} vCPUs, {spec.vcpus:g} asked"
     if spec.memory_gb is not None and offer.memory_gb is not None and offer.memory_gb < spec.memory_gb * 0.92:
@@ -447,7 +443,6 @@ def too_small(offer: Offer, spec: Spec) -> str | None:
 
 
 def sorted_quotes(quotes: Iterable[Quote]) -> tuple[Quote, ...]:
-    """By price; what certainly cannot be had comes last, what has no known price before that."""
     return tuple(sorted(quotes, key=lambda quote: (quote.availability.possible is False, quote.hourly_cost)))
 
 

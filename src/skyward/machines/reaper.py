@@ -95,7 +95,6 @@ class _Gathered:
 
 
 def renting_providers(endpoint_url: str | None = None) -> list[Provider]:
-    """The providers that may have left something, with their default settings; those of AWS's kind at that endpoint."""
     made: list[Provider] = []
     for name, point in extensions.found("providers").items():
         try:
@@ -229,7 +228,6 @@ def mentioned(found: Sequence[Found], profile: str | None = None) -> str | None:
 
 
 def kept(providers: Sequence[Provider]) -> list[Leftover]:
-    """What pools with a warm image have kept, with what it costs; an error of one provider hides no other."""
     found: list[Leftover] = []
     for provider in providers:
         try:
@@ -248,8 +246,6 @@ def discard(providers: Sequence[Provider], really: bool) -> list[str]:
 
 
 def look_around(provider: Provider, tell: Callable[[str], None]) -> threading.Thread:
-    """Tells of leftovers of earlier pools, in a thread; an error there is not told."""
-
     def look() -> None:
         try:
             text = mentioned(expired_leftovers(provider), getattr(provider, "profile", None))

@@ -125,7 +125,6 @@ class Supply:
             return ""
 
     def discard(self, machine: Machine) -> None:
-        """Gives one machine back; if that fails now, it goes with the pool, whose receipt says so."""
         try:
             with self._asking():
                 self._lease.terminate([machine])

@@ -41,12 +41,10 @@ class Charge:
     machine: str = ""
     market: str = ""
     unknown: bool = False
-    """Whether the machine's own price is not known, and so not counted."""
     running: bool = False
 
 
 def keep(charges: Iterable[Charge], root: Path | None = None) -> None:
-    """Keeps what was spent; where that cannot be written, it is logged, and nothing else happens."""
     months: dict[str, list[str]] = {}
     for charge in charges:
         month = time.strftime("%Y-%m", time.gmtime(charge.ended))
@@ -82,7 +80,6 @@ def kept(root: Path | None = None) -> list[Charge]:
 
 
 def once(charges: Iterable[Charge]) -> list[Charge]:
-    """Each machine once, with what was written last: giving a pool back may be repeated, also by another process."""
     found: list[Charge] = []
     places: dict[tuple[str, str, str], list[int]] = {}
     for charge in charges:

@@ -182,7 +182,6 @@ def _write(process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
 
 
 def _watch(parent: int) -> dict[str, dict[str, Any]]:
-    """Listens until the client is done, gone, or hands over; returns the orders to carry out then."""
     orders: dict[str, dict[str, Any]] = {}
     heard = b""
     while True:
@@ -219,7 +218,6 @@ def _carry_out(order: dict[str, Any]) -> None:
 
 
 def _works(argv: list[str], seconds: float, withheld: Sequence[str]) -> bool:
-    """Runs a command; whether it ended well and in time. ssh does not get the variables that are `withheld`."""
     quiet = subprocess.DEVNULL
     secret = withheld if argv[0] == "ssh" else ()
     env = {name: value for name, value in os.environ.items() if name not in secret}

@@ -103,7 +103,6 @@ class BlobCache:
         return {index: (found[name] or (self._path(name), size)) for index, (name, size) in needed.items()}, missing
 
     def locate(self, taken: dict[str, blobs.Blob]) -> None:
-        """Updates the paths once all blobs are here: some may be on disk."""
         with self._lock:
             for index, (path, _) in taken.items():
                 taken[index] = self._present.get(os.path.basename(path)) or taken[index]
@@ -152,7 +151,6 @@ class BlobCache:
         return True
 
     def awaited(self, name: str, seconds: float) -> str | None:
-        """Blocks; not for the agent's thread. None if the blob does not come."""
         with self._lock:
             self._lock.wait_for(lambda: name not in self._coming or self._present.get(name) is not None, seconds)
             blob = self._present.get(name)

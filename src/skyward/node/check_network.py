@@ -63,7 +63,6 @@ def serve(hosts: list[str], token: str) -> dict[str, int | None]:
 
 
 def probe(peers: dict[str, tuple[str, int]], token: str) -> dict[str, tuple[str, float | None]]:
-    """Connects to all peers in parallel; an error ("" if none) and the latency in seconds."""
     answers: dict[str, tuple[str, float | None]] = {}
 
     def ask(name: str, host: str, port: int) -> None:
@@ -127,7 +126,6 @@ def main() -> None:
 
 
 def _interfaces(sock: socket.socket) -> Iterator[bytes]:
-    """Name and IPv4 address per interface; on a Mac only its first address."""
     if sys.platform == "linux":
         room = array.array("B", bytes(1 << 16))
         asked = struct.pack("iP", len(room), room.buffer_info()[0])

@@ -202,7 +202,6 @@ async def run_scheduler(order: dict[str, Any], answer: int) -> None:
 
 
 async def stay_member(order: dict[str, Any]) -> NoReturn:
-    """Reconnects forever: the name may still be taken by a lost machine, or the scheduler be away."""
     pauses = backoff(*_PAUSES)
     while True:
         try:

@@ -46,8 +46,6 @@ _XIDS = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`errors` counts uncorrectable memory errors; `lost` says why the GPU is gone."""
-
     sample: GpuSample
     slowdowns: int = 0
     errors: int | None = None

@@ -56,7 +56,6 @@ class PoolGpus:
 
 
 def names(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[str]:
-    """The names of a machine's GPUs in this environment: the user's, if the variable is set."""
     if any(gpu.is_slice for gpu in gpus):
         return [gpu.uuid for gpu in gpus]
     value = environ.get(variable(gpus), environ.get(CUDA))
@@ -128,7 +127,6 @@ def _is_slice(name: str) -> bool:
 
 
 def _sharers(machine: GpuMachine, by_node: Mapping[int, tuple[str, ...]]) -> dict[int, int]:
-    """Ranks per GPU by node; nodes with the same GPU count as one."""
     users: Counter[tuple[str, ...]] = Counter()
     for node, ranks in machine.ranks.items():
         users[by_node[node]] += ranks

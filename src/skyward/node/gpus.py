@@ -41,7 +41,6 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
 
 
 def count_accelerators() -> int:
-    """How many GPUs one process on this machine can use now; of several MIG slices, CUDA shows it one."""
     return seen_by_one_process(visible_gpus())
 
 
@@ -287,7 +286,6 @@ class Nvml:
         return self._long("nvmlDeviceGetTotalEccErrors", handle, ctypes.c_int(1), ctypes.c_int(0))
 
     def listen(self, handles: Sequence[Handle], before: Handle | None = None) -> Handle | None:
-        """What `xid` waits on, replacing `before`; None if the driver reports nothing."""
         events = Handle()
         if before is not None:
             self.optional(lambda: self.call("nvmlEventSetFree", before))
@@ -299,7 +297,6 @@ class Nvml:
         return events if any(heard) else None
 
     def xid(self, events: Handle, seconds: float) -> tuple[int, int] | None:
-        """The next driver error as (GPU number, error number); None on timeout."""
         event = _Event()
         try:
             self.call("nvmlEventSetWait_v2", events, ctypes.byref(event), ctypes.c_uint(int(seconds * 1000)))

@@ -518,7 +518,6 @@ class _Joiner:
             self._hear(os.read(0, 1 << 12))
 
     def _hear(self, piece: bytes) -> None:
-        """JSON lines from whoever holds the place say when it ends; end of file means now."""
         if not piece:
             raise Over("the process that held its place has ended")
         for line in piece.splitlines():

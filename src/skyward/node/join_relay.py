@@ -162,7 +162,6 @@ class Relay:
                 self._watch(end.other)
 
     def _claim(self, end: _End) -> None:
-        """The client first sends the number of the machine's connection; 0 only tests that we are here."""
         piece = end.sock.recv(_NUMBER - len(end.heard))
         end.heard += piece
         if not piece:

@@ -16,7 +16,6 @@ __all__ = ["Waiting", "WaitingPeers", "accept_all", "network", "plain"]
 
 
 def accept_all(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:
-    """Accepts until the listener is closed; `take` gets each connection with its address, empty if local."""
     while listener.fileno() >= 0:
         try:
             sock, address = listener.accept()
@@ -27,8 +26,6 @@ def accept_all(listener: socket.socket, take: Callable[[socket.socket, str], Non
 
 
 class Waiting:
-    """A connection that has not sent its greeting; replaced by its TLS socket during the handshake."""
-
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock, self.network = sock, network(address)
 

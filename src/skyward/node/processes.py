@@ -49,7 +49,6 @@ def rename(name: str) -> None:
 
 
 def prefer_for_oom() -> None:
-    """Makes the OOM killer prefer this process over those without user code."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")
@@ -107,7 +106,6 @@ def _end(pid: int) -> None:
 
 
 def _is_infrastructure(pid: int) -> bool:
-    """Whether a library started it once for the life of the process."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read()

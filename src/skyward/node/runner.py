@@ -349,7 +349,6 @@ class Runner:
                 stdio.drain()  # lines that have no end yet still belong to this call
 
     def _mark_output(self, call_id: str) -> None:
-        """Marks in the pipes where a call begins that was queued behind another."""
         mark = b"\0" + self._settings["mark"].encode() + call_id.encode() + b"\0"
         os.write(1, mark)
         os.write(2, mark)
@@ -484,7 +483,6 @@ class RunnerCalls(Generic[C]):
         return call is not None and self._step(call, "recall") is not None
 
     def cancel(self, call_id: str) -> tuple[C | None, list[str]]:
-        """The running call to interrupt, if any, and the calls to give back."""
         call = self.calls.get(call_id)
         actions = self._step(call, "cancel") if call is not None else None
         if call is None or actions is None:

@@ -70,7 +70,6 @@ class Pipe:
         return data
 
     def take_apart(self, data: bytes, mark: bytes) -> list[tuple[str | None, bytes]]:
-        """Splits at the runner's marks; each piece has the call named by the last mark."""
         whole = self._rest + data
         self._rest = b""
         pieces: list[tuple[str | None, bytes]] = []
@@ -136,12 +135,10 @@ class RunnerProcess:
         return frames
 
     def unread(self) -> list[Pipe]:
-        """Pipes with data or at end of file, in one system call."""
         ready = [fd for fd, _ in self._output.poll(0)]
         return [pipe for pipe in (self.out, self.err) if pipe.fd in ready and pipe.open] if ready else []
 
     def new_call(self, mark: bytes) -> None:
-        """Starts a new stderr tail, where only one call runs at a time."""
         if self.threads == 1:
             self.err.tail = self._after(mark, b"")
 
@@ -248,7 +245,6 @@ class Runners:
         return process.status.read() if process is not None else []
 
     def ask_stack(self, name: str, call: str | None) -> str:
-        """Asks the thread of a call, or the main thread, to write its stack; returns why it cannot."""
         process = self._processes.get(name)
         if process is None or process.pid is None or process.eof:
             return "its process is gone, or not there yet"
@@ -279,7 +275,6 @@ class Runners:
             self.kill(name)
 
     def unanswered(self) -> int:
-        """How often in a row this was called while the fork server has not answered."""
         self._looks = self._looks + 1 if self._orders else 0
         return self._looks
 
@@ -287,7 +282,6 @@ class Runners:
         self._orders, self._looks = self._orders - 1, 0
 
     def drain(self, process: RunnerProcess) -> list[Printed]:
-        """Output so far; not what its child processes go on to write."""
         printed: list[Printed] = []
         size = 0
         while size < _DRAIN and (pipes := process.unread()):
@@ -411,8 +405,6 @@ _PATIENCE = 1.0  # for one stack, and for what runners say of themselves
 
 
 class Standing:
-    """Answers requests for the stacks of bodies; the agent's `Receiver`s call it."""
-
     def __init__(
         self,
         calls: AgentCalls,

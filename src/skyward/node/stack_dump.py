@@ -88,7 +88,6 @@ def _frames(frame: FrameType | None) -> Frames:
 
 
 def of_the_user(text: str) -> str:
-    """stderr without our frames in faulthandler's crash report, unless a thread has no others."""
     return _DUMP.sub(_cut, text) if "(most recent call first):\n" in text else text
 
 

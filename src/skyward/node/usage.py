@@ -25,7 +25,6 @@ class UsageMeter:
         self._oom = self._oom_kills()
 
     def sample(self, pids: list[int]) -> tuple[float, int]:
-        """CPU in percent of one core since the last sample, and resident bytes."""
         now, used, memory = time.monotonic(), 0.0, 0
         current: dict[int, float] = {}
         for pid in _with_descendants(pids):

@@ -13,7 +13,6 @@ __all__ = ["huggingface", "jax", "joblib", "keras", "sklearn", "torch"]
 
 
 def __getattr__(name: str) -> Any:
-    """A plugin of another package, by its entry point in the group `skyward.plugins`."""
     found = {} if name.startswith("_") else extensions.found("plugins")
     if name not in found:
         known = f"; there are {', '.join(sorted(found))}" if found else ""

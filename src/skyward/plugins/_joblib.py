@@ -230,8 +230,6 @@ class _Runs:
 
 @dataclass(frozen=True)
 class Lacking:
-    """A node's answer if it lacks a module that a batch needs; none of its calls were run."""
-
     module: str
 
 

@@ -37,7 +37,6 @@ __all__ = [
 
 
 _HOLD_BACK = 2.0
-"""Seconds that an error waits that only echoes the failure of another rank."""
 
 
 def called(info: InstanceInfo, ranks: Iterable[int]) -> str:

@@ -255,7 +255,6 @@ def check_backend(backend: Backend | None, info: InstanceInfo) -> None:
 
 
 def agreed_backend(backend: Backend | None, info: InstanceInfo, store: Any) -> Backend:
-    """The same backend on all ranks: the user's, else NCCL if each rank has its own GPU."""
     if backend is not None:
         return backend
     if info.gpu_conflict is not None:

@@ -112,7 +112,6 @@ def _check_companions(asked: Sequence[Requirement]) -> None:
 
 
 def _kind(torch: SpecifierSet, cuda: str) -> str:
-    """The index for a version of torch: the requested one, unless that is the default and lacks such wheels."""
     listed = [version for version in _CUDA if _admits(torch, version)]
     if cuda != _DEFAULT_CUDA or not listed or torch.contains("2.99", prereleases=True):
         return cuda

@@ -66,8 +66,6 @@ class Answer(NamedTuple):
 
 
 class Silent(NamedTuple):
-    """A pool that does not answer: its program is stopped, or very busy."""
-
     pid: int
     why: str
     socket: str = ""
@@ -149,7 +147,6 @@ class StacksSocket(AbstractContextManager[None]):
 
 
 def ask_all() -> list[Answer]:
-    """Asks every pool that a process of this user and computer has open where its bodies stand."""
     answers: list[Answer] = []
     for path in _paths():
         try:
@@ -163,8 +160,6 @@ def ask_all() -> list[Answer]:
 
 
 def summaries() -> tuple[list[Summary], list[Silent]]:
-    """How every pool is that a process of this user and computer has open; and those that do not answer."""
-
     found: list[Summary] = []
     silent: list[Silent] = []
 
@@ -274,7 +269,6 @@ class Summary:
     provider: str
     region: str
     machines: str
-    """The name by which its machines are known, as `sky down` takes it; empty where none are rented."""
     began: float
     nodes: int
     up: int
@@ -283,7 +277,6 @@ class Summary:
     done: int
     failed: int
     cost: float | None
-    """Dollars so far, by the machines' price an hour; 0 where they cost nothing, None where the price is not known."""
     hourly: float | None
     grace: float = 10.0
     socket: str = ""

@@ -66,8 +66,6 @@ class Reference(Generic[T]):
         self._target = weakref.ref(target)
 
     def call(self, method: Callable[Concatenate[T, P], None]) -> Callable[P, None]:
-        """A function that calls the method of the object, for as long as there is one."""
-
         def act(*args: P.args, **kwargs: P.kwargs) -> None:
             target = self._target()
             if target is not None:
@@ -76,8 +74,6 @@ class Reference(Generic[T]):
         return act
 
     def ask(self, method: Callable[[T], object]) -> Callable[[], object]:
-        """A function that says what the method does; False when there is no object any more."""
-
         def answer() -> object:
             target = self._target()
             return target is not None and method(target)
@@ -147,7 +143,6 @@ def is_ending() -> bool:
 
 
 def drop(pool: Closable) -> None:
-    """Closes a pool that nobody refers to any more, in the background; called by its `__del__`."""
     text = f"{pool!r} was dropped without being closed; {_ADVICE}"
     _dropped.add(pool)
     try:
@@ -175,7 +170,6 @@ def _close(pool: Closable) -> None:
 
 
 def _close_all() -> None:
-    """Closes what is open when the interpreter ends, the latest first; the failure of one does not stop the others."""
     global _ending
     _ending = True
     pools = [pool for _, pool in sorted(_open.items())]
@@ -284,8 +278,6 @@ def hear_of(pool: object) -> None:
 
 
 class PoolState:
-    """Which calls of a pool's methods are allowed now; usable from many threads."""
-
     def __init__(self) -> None:
         self.now: Literal["new", "opening", "open", "closing", "closed"] = "new"
         self.pid = os.getpid()
@@ -297,11 +289,9 @@ class PoolState:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process opened the pool, and is not a fork of that one."""
         return os.getpid() == self.pid
 
     def begin_opening(self, allow_nested: bool) -> None:
-        """The pool is opening now; raises if it must not be opened."""
         self.check_process()
         if "COMPUTE_POOL" in os.environ and not allow_nested:
             raise NestedPoolError(

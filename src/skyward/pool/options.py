@@ -47,7 +47,6 @@ _DEFAULTS = {
 
 
 def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict[str, Any]) -> tuple[Candidate, ...]:
-    """The machines that are meant, by Specs or by single options, and whose; how many may be the provider's."""
     if options["nodes"] is None:
         options["nodes"] = provider.default_nodes if isinstance(provider, Provider) else _DEFAULTS["nodes"]
     if specs and provider is not None:

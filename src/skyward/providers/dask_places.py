@@ -52,7 +52,6 @@ class Place:
 
 
 def free_places(workers: Sequence[Worker], per: Per, taken: Collection[Worker]) -> list[Worker]:
-    """The workers on which actors can be put: one for each machine that has none, or every one that has none."""
     if per == "worker":
         addresses = {worker.address for worker in taken}
         return [worker for worker in workers if worker.address not in addresses]

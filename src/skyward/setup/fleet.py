@@ -391,7 +391,6 @@ class Fleet:
         host.keeper.start(nodes, not self._context.local, deadline)
 
     def _check_layout(self, layout: Layout) -> str | None:
-        """Why nodes cannot form groups, if they cannot; a pool whose plugins need one is refused."""
         context = self._context
         if context.access.network == "star" and context.nodes > 1 and not context.local:
             why = 'the pool was opened with network="star"; leave that out to have it tried'

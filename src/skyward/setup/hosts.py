@@ -85,7 +85,6 @@ class HostSetup:
         self._aborted = False
 
     def set_up(self, machines: Sequence[Machine], patience: float) -> list[Host | SkywardError]:
-        """All machines in parallel: a host, or why one cannot be used. Raises if fewer than `min_nodes` remain."""
         if self._context.local:
             return [self._set_up_local(len(machines), time.monotonic() + patience)]
         from skyward.setup.env.remote import Packages
@@ -363,7 +362,6 @@ def _enough_or_error(parts: Sequence[Future[Host]], context: PoolContext) -> lis
 
 
 def _work(directory: str) -> str:
-    """Working directory of bodies on a remote machine, which holds the included files; the keeper creates it."""
     return f"{directory}/work"
 
 

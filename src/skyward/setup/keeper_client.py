@@ -92,7 +92,6 @@ class KeeperClient:
             return "the connection broke after the pool was opened, and the keeper there takes no more orders"
 
     def end(self, seconds: float) -> bool:
-        """Waits for the keeper, which ends after its agents; False if it failed or is still running."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

@@ -154,7 +154,6 @@ def set_partial(error: BaseException, results: Mapping[int, Any]) -> None:
 def packed(
     described: Described, data: bytes | memoryview, where: str = "", advice: Advice | None = None
 ) -> PackedError:
-    """The exception, to be rebuilt by whoever asks for it; `where` and what `advice` says of it become notes."""
     message, lines = (_tail(text, _MAX_TEXT) for text in (described["message"], described["traceback"]))
     described = {**described, "message": message, "traceback": lines}  # nodes keep to it, if they are ours
     kept = bytes(data)  # a copy: the frame that it came in need not be kept for it
@@ -172,7 +171,6 @@ def packed(
 
 
 def as_text(error: BaseException, limit: int = 16 << 10) -> str:
-    """What an error is, for histories: type and message, then the traceback, if it came from a node."""
     if isinstance(error, PackedError):
         return hide(_tail(error.traceback.rstrip() or str(error), limit))
     return f"{type(error).__name__}: {_tail(_str(error), limit)}"
@@ -191,7 +189,6 @@ def frames_of(exc: BaseException) -> str:
 
 
 def with_frames(exc: BaseException, where: str, frames: str) -> None:
-    """Adds a note with what `frames_of` gave on a node; reads no file, so it is quick."""
     noted(exc, f"{where}\n{hide(_tail(frames, _MAX_STACK))}")
 
 
@@ -349,7 +346,6 @@ def _hide_ours(told: traceback.TracebackException) -> None:
 
 
 def _with_source(text: str) -> str:
-    """The traceback with lines of source that only this computer has: of files, and of notebooks."""
     lines = text.splitlines()
     filled: list[str] = []
     left = _MAX_FILLED

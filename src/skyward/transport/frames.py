@@ -148,8 +148,6 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Turns what arrives on a socket into frames; large buffers are received in place."""
-
     def __init__(self, most_header: int | None = None) -> None:
         self._most_header = _MAX_HEADER if most_header is None else most_header
         self._data = _EMPTY  # bytes of frames that are not complete yet

@@ -52,7 +52,6 @@ def import_paths(image: Image, root: Path) -> tuple[str, ...]:
 
 
 def pack(image: Image, root: Path, archive: IO[bytes]) -> None:
-    """Write the image's includes, less what is excluded, into `archive`, under names relative to `root`."""
     root = root.resolve()
     rules = _Rules(image.excludes, image.allow_includes)
     seen: set[str] = set()
@@ -75,7 +74,6 @@ def pack(image: Image, root: Path, archive: IO[bytes]) -> None:
 
 
 def unpack(archive: IO[bytes], dest: Path) -> None:
-    """Fill the new directory `dest` from an archive that is not trusted; a half-filled one is never seen."""
     dest.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
@@ -109,7 +107,6 @@ class _Rules:
         return _matching(name, self._patterns)
 
     def credential(self, name: str) -> str | None:
-        """Why `name` looks like that of a credential; None also for what may be sent all the same."""
         if name.endswith(".py") or self._allows(name):  # a module named id_map.py is no key
             return None
         return found_in_name(name)
@@ -316,7 +313,6 @@ _EXAMPLE = re.compile(rb"EXAMPLE|(.)\1{9}|1234567890", re.IGNORECASE)
 
 
 def found_in_name(name: str) -> str | None:
-    """Why a path, with "/" between its parts, looks like one of a credential; None if it does not."""
     lower = name.lower()
     parts = lower.split("/")
     for pattern in _DIRECTORIES:
@@ -329,7 +325,6 @@ def found_in_name(name: str) -> str | None:
 
 
 def found_in(data: bytes) -> str | None:
-    """What the text of a file looks like, if it holds a credential; None for a file that is no text, or is large."""
     if len(data) > SCANNED or b"\0" in data[:_TEXT]:
         return None
     return next(_credentials(data), None)

@@ -48,7 +48,6 @@ def read(content: bytes) -> tuple[list[dict[str, Any]], int]:
 
 
 def content(path: Path, most: int = -1) -> bytes:
-    """What a journal holds; PermissionError if it is no plain file of this user's, or others can write to it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         found = os.fstat(fd)

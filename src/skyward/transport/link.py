@@ -234,7 +234,6 @@ def _received(sock: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets what every connection of ours wants: no delay, and a kernel that notices a dead peer."""
     if sock.family == socket.AF_UNIX:
         return  # of this computer, or the near end of a tunnel: ssh looks after the rest
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -15,7 +15,6 @@ _SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE, _LOCAL_PEERPID = 0, 1, 76, 2  # macOS
 
 
 def listen(path: str) -> socket.socket:
-    """Listens on a new socket file that only this user may open."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         with _short(path) as short:
@@ -29,7 +28,6 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout: float) -> socket.socket:
-    """Connects to a socket file; raises PermissionError if another user listens on it."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(timeout)
@@ -43,7 +41,6 @@ def connect(path: str, timeout: float) -> socket.socket:
 
 
 def check_peer(sock: socket.socket) -> None:
-    """Raises PermissionError unless the process at the other end belongs to this user."""
     uid = _peer_uid(sock)
     if uid != os.geteuid():
         raise PermissionError(f"the process at the other end belongs to user {uid}, not to {os.geteuid()}.")

@@ -78,7 +78,6 @@ class Packer:
             raise NotSerializable(self.explain(value, what, exc)) from exc
 
     def pack_simple(self, value: object) -> Packed | None:
-        """Bytes for a plain value, in which there is nothing that stays here or on nodes; None for all others."""
         if not _is_simple(value):
             return None
         try:

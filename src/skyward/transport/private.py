@@ -98,7 +98,6 @@ def is_private(path: str) -> bool:
 
 
 def _walk(path: Path, create: bool) -> Path:
-    """The real path of a directory, every level of which was checked; those that are missing are made if asked for."""
     todo = list(reversed(Path(os.path.abspath(path)).parts))
     here, links = Path(todo.pop()), 0
     _check_level(here, os.lstat(here))

@@ -95,7 +95,6 @@ def reduce_call(call: object) -> Any:
 
 
 def install(named: Mapping[str, Sequence[int]], buffers: Sequence[Any]) -> None:
-    """Makes the objects of a call that this process does not have yet; each is named with its place in the buffers."""
     for key, (start, count) in named.items():
         if key in _objects:
             continue

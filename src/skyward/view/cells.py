@@ -42,7 +42,6 @@ def _publish(id: str, html: str, text: str, update: bool) -> None:
 
 
 def _current_cell() -> object:
-    """What tells cells apart: each time one is run, this is another."""
     return sys.modules["IPython"].get_ipython().execution_count
 
 

@@ -101,8 +101,6 @@ os.register_at_fork(after_in_child=_in_fork)
 
 
 class Console:
-    """Shows what one pool does; called with its events, by any thread."""
-
     def __init__(
         self, feed: Feed | None, *, live: bool = False, cells: Cells | None = None, recorded: bool = False
     ) -> None:
@@ -228,7 +226,6 @@ class Console:
             feed.flush()  # it is there before the program's next line, and in the same cell of a notebook
 
     def _tell_group(self, feed: Feed, event: on.GroupProgress) -> None:
-        """Without a terminal, a line now and then if it takes long at all."""
         if self.live:
             return  # it is a row of the view
         due = self._due.setdefault(event.group, _GROUP_EVERY)
@@ -304,7 +301,6 @@ class WarningLines:
         self._since: float | None = None
 
     def lines(self, event: on.Warned, now: float) -> list[str]:
-        """What is written now, as Python writes a warning; nothing if the same was written before."""
         place = (event.category, event.path, event.line, event.text)
         repeated = is_repeated(event, self._seen)
         if len(self._nodes) >= _MOST:

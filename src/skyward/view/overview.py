@@ -89,7 +89,6 @@ def progress_text(event: on.Progress) -> str:
 
 
 def group_text(event: on.GroupProgress, age: float = 0.0) -> str:
-    """The progress of a group: `train: 34/100 (2 failed), 5.2/s, 13 s left`; `age`: how many seconds ago that was."""
     ended = event.done + event.failed
     total = " done" if event.total is None else f"/{event.total:,}"
     parts = [f"{event.name}: {ended:,}{total}{f' ({event.failed:,} failed)' if event.failed else ''}"]
@@ -222,7 +221,6 @@ class Overview:
         return shown
 
     def follow(self, event: on.Event, now: float) -> str | None:
-        """Updates what is shown; returns a sentence for the user, if the event needs one."""
         sentence = self._sentence(event)
         for call in self.state.apply(event, now):
             if call.ended is not None and isinstance(event, on.CallEnded):

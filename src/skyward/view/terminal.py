@@ -27,7 +27,6 @@ Line = tuple[str, str]
 """Where it goes ("stdout", "stderr", or "print" for what the script itself prints), and the text with its line end."""
 
 Cell = tuple[str, str]
-"""A text and its style, the middle part of an ANSI colour sequence."""
 
 _LIMIT = 8 << 20  # characters that may wait: a second or so of a fast terminal
 _CHUNK = 64 << 10
@@ -55,7 +54,6 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def coloured(stream: TextIO | None) -> bool:
-    """Whether colours are wanted on a stream: those of a terminal are, unless NO_COLOR or FORCE_COLOR decides."""
     if os.environ.get("NO_COLOR"):
         return False
     return os.environ.get("FORCE_COLOR", "0") not in ("", "0") or is_terminal(stream)
@@ -82,7 +80,6 @@ def plain(file: TextIO | None) -> Callable[[list[Line]], None]:
 
 
 def clean(text: str, *, colours: bool = True) -> str:
-    """The text without what moves the cursor, rings the bell or turns words around; without colours if asked."""
     if text.isprintable():
         return text
     if not colours or os.environ.get("NO_COLOR"):

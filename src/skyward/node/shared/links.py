@@ -154,7 +154,6 @@ class Uplink:
                 self._attach(*found)
 
     def pending(self) -> bool:
-        """Whether there may be buffered data that the selector does not show."""
         unread, self._unread = self._unread, False
         return unread
 

@@ -38,7 +38,6 @@ _MOST_BITS = 1 << 13  # Python turns numbers of up to 4300 digits into text
 
 
 def written_key(key: object) -> str:
-    """The text of a key; raises InvalidArgument for what cannot be one."""
     text = repr(key if type(key) is str else _plain(key, key))
     if len(text) > _LONGEST:
         raise SharedTooLarge(

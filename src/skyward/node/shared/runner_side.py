@@ -39,8 +39,6 @@ Write = Callable[[socket.socket, threading.Lock, list[Any]], None]
 
 
 class RunnerShared:
-    """`write` sends bytes uninterrupted by signals; `calls` returns the running calls and their start times."""
-
     def __init__(
         self,
         send: Callable[[Message], None],

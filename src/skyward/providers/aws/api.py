@@ -58,7 +58,6 @@ class Pace:
     settle: float = 5.0
     """Between two empty listings, after which nothing is believed to be left."""
     unanswered: float = 60.0
-    """How long is watched for what a call without an answer may have made."""
     boot: float = 60.0
 
 

@@ -148,7 +148,6 @@ def check_lease(lease: float, boot: float) -> None:
 
 
 def check_region(session: Any, region: str) -> None:
-    """Refuses a region that AWS does not have: its address would not be found, which looks like a broken line."""
     known: list[str] = []
     for partition in session.get_available_partitions():
         known += session.get_available_regions("ec2", partition_name=partition)

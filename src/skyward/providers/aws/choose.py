@@ -55,7 +55,6 @@ _lock = threading.Lock()
 
 
 def shapes(api: Api, spec: Spec, kinds: Sequence[str] = ()) -> list[Shape]:
-    """The shapes among which to choose: named kinds (wildcards count), accelerated ones, or CPUs of about the size."""
     requested: dict[str, tuple[str, ...]]
     if kinds:
         requested = {"instance-type": tuple(kinds)}
@@ -430,7 +429,6 @@ def _absent(
 
 
 def _near(shape: Shape, spec: Spec) -> bool:
-    """Whether somebody who asked for `spec` would wonder why this one was not taken."""
     if spec.accelerator is None:
         return False  # hundreds of sizes that are too small or too large say nothing
     reason = unfit(shape, spec) or ""

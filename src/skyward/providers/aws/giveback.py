@@ -29,7 +29,6 @@ class Thing:
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     name: str = ""
     resource: str = ""
-    """The id by which it is tagged, where that is another one."""
 
     def leftover(self) -> Leftover:
         return Leftover(self.tags.get(POOL, ""), self.id, self.kind, expires=expiry(self.tags))
@@ -108,7 +107,6 @@ class _Work:
     deleted: list[Thing] = field(default_factory=list[Thing])
     left: list[str] = field(default_factory=list[str])
     strange: dict[str, str] = field(default_factory=dict[str, str])
-    """What carries the pool's tag and is not the pool's, by the id under which it is tagged."""
     why: str = ""
 
 
@@ -202,7 +200,6 @@ def _delete_things(api: Api, pool: str, work: _Work, ledger: Ledger | None) -> b
 
 
 def _forgotten(work: _Work, refused: CloudRefused, seconds: float, id: str) -> bool:
-    """Whether an instance that AWS does not know is one of long ago, and not one that will appear."""
     made = work.history.made("instance").get(id)
     return refused.kind == "missing" and made is not None and time.time() - made.time > seconds
 

@@ -135,7 +135,6 @@ def image_finder(api: Api, ami: str | None, ubuntu: str) -> Callable[[CloudOffer
 
 
 def known_user(api: Api, username: str | None, ami: str | None, machines: Sequence[Machine]) -> str:
-    """Who logs in on machines of a pool: all have the same user."""
     known = [username, *(machine.ssh.user for machine in machines if machine.ssh is not None)]
     named = next((user for user in known if user), None)
     return named or (USUAL if ami is None else find_image(api, ami).user)

@@ -138,7 +138,6 @@ def launch(
 
 
 def wait_ready(order: Order, ids: Sequence[str], deadline: float, user: str = "ubuntu") -> list[CloudMachine]:
-    """Waits until machines run and have addresses: one look at all of them at a time."""
     began = time.monotonic()
     found: list[CloudMachine] = []
     while True:
@@ -157,7 +156,6 @@ def wait_ready(order: Order, ids: Sequence[str], deadline: float, user: str = "u
 
 
 def undo(order: Order, ids: Sequence[str]) -> None:
-    """Ends machines of which there are too few; giving back the pool confirms that they are gone."""
     began = time.monotonic()
     left = list(ids)
     while left:
@@ -306,8 +304,6 @@ def _late(ids: Sequence[str], found: Sequence[CloudMachine], seconds: float, pri
 
 
 class _Died(Exception):
-    """A machine that ended right after its launch; `locked` if the key of its disk could not be used."""
-
     def __init__(self, text: str, locked: bool = False) -> None:
         super().__init__(text)
         self.locked = locked

@@ -100,7 +100,6 @@ def tagged(api: Api, **requested: str) -> list[CloudMachine]:
 
 
 def end(api: Api, ids: Sequence[str]) -> dict[str, CloudRefused]:
-    """Has instances terminated; those that AWS refuses or does not know (yet) come back with the refusal."""
     if not ids:
         return {}
     try:

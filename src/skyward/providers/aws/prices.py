@@ -102,7 +102,6 @@ class Prices:
     disk: DiskPrices = field(default_factory=lambda: LIST_PRICES)
 
     def of(self, kind: str, zone: str, market: Market) -> tuple[float, PriceSource]:
-        """Dollars an hour and how far to trust them; without a spot price, what spot costs at most."""
         demand = self.demand.get(kind, math.inf)
         if market == "on-demand":
             return demand, "unknown" if math.isinf(demand) else "live"

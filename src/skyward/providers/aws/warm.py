@@ -108,7 +108,6 @@ def warm_finder(
 
 
 def keep(api: Api, owner: str, key: str, machine: CloudMachine, shell: Shell, cache: str, directory: str) -> str | None:
-    """Has an image made of a machine's disk; what the user is told if it could not be."""
     base = next((item.base for item in kept() if item.image == machine.image), machine.image)
     content = content_of(key, base, machine.architecture)
     name = f"skyward-warm-{content}-{secrets.token_hex(4)}"

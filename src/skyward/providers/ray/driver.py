@@ -181,7 +181,6 @@ class Holder:
         say({"over": True})
 
     def finish(self, code: int) -> None:
-        """Gives the places back and ends. Ray does it for a process that was killed."""
         if not self._finishing.acquire(blocking=False):
             return
         try:

@@ -94,7 +94,6 @@ class Ray(Provider):
 
     @property
     def rented(self) -> bool:
-        """Whether a job holds the places, which could outlive us; a driver beside us cannot."""
         return self.address.startswith(_JOBS_API)
 
     @property

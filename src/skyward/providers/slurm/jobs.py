@@ -141,7 +141,6 @@ def job_name(pool: str) -> str:
 
 
 def comment(pool: str, expires: float) -> str:
-    """The comment of a pool's jobs: by this, and by their names, they are found without a ledger."""
     return f"skyward pool={pool} expires={expires:.0f}"
 
 
@@ -456,7 +455,6 @@ def failed_nodes(commands: Commands, nodes: Sequence[str]) -> dict[str, str]:
 
 
 def _failed_prologs(commands: Commands, job: Job) -> list[str]:
-    """On which nodes of a job the site's prolog failed: then Slurm cancels the job, as nobody else did."""
     return sorted({name for name, _, why in _states(commands, job.nodes) if "prolog" in why.lower()})
 
 

@@ -54,7 +54,6 @@ class Gpus:
 
 
 def check_time(time: Any) -> None:
-    """Refuses what Slurm would not read as a time, or would read in another unit than was meant."""
     if not isinstance(time, str) or not _TIME.fullmatch(time):
         raise InvalidArgument(
             f'time={time!r} is no time limit. Write it as Slurm does: "2:00:00" is two hours, "1-12:00:00" a day and a '
@@ -72,7 +71,6 @@ def check_setup(python: Any, modules: Any, setup: Any) -> tuple[str, ...]:
 
 
 def seconds(time: str) -> float:
-    """A time as Slurm writes it in seconds; infinite for UNLIMITED, and for what is no time."""
     found = _TIME.fullmatch(time.strip())
     if found is None:
         return math.inf

@@ -128,7 +128,6 @@ def _try_network(hosts: Sequence[_Host], named: int, wanted: Wanted) -> None:
 
 
 def _different(hosts: Sequence[_Host]) -> list[_Host]:
-    """The hosts without aliases: two names with the same boot id and address are one host."""
     first: dict[tuple[str, str], _Host] = {}
     for host in hosts:
         other = first.setdefault((host.addresses[0].ip, host.facts.boot if host.facts else ""), host)
@@ -291,7 +290,6 @@ class Session:
         raise BootstrapError(_STEP, f"{self.name} did not answer as expected: its shell may print or do something else")
 
     def clock(self, patience: float) -> Clock | None:
-        """The host's clock offset, from the shortest of a few round trips."""
         best: Clock | None = None
         for number in range(_TIMES):
             asked, began = time.time(), time.monotonic()
@@ -379,7 +377,6 @@ class Session:
 
 
 def _time(text: str) -> tuple[float, bool] | None:
-    """Parses `date +%s.%N`; the second value says whether it has sub-second precision."""
     whole, _, part = text.strip().partition(".")
     if not (whole.isascii() and whole.isdigit() and len(whole) < 15):
         return None

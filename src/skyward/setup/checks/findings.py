@@ -61,8 +61,6 @@ class Clock:
 
 @dataclass(frozen=True)
 class Reached:
-    """How a host reached another: error ("" if none), latency in seconds, bytes per second if measured."""
-
     name: str
     ip: str
     why: str
@@ -324,7 +322,6 @@ class Facts:
     amd: bool = False
     ends_processes: bool = False
     indexes: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
-    """Package indexes, and why one cannot be reached: "" if it can, None if untested."""
     problems: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     complete: bool = False
 

@@ -122,7 +122,6 @@ class Resolution:
         return self.work / "stubs"
 
     def _compiled(self, named: Sequence[str], waiting: Iterable[str], options: Sequence[str]) -> str:
-        """The lock file for these requirements, with a stub for each package in `waiting`."""
         (self.work / "pyproject.toml").write_text(project(named, self.image.pip_indexes))
         self._stubs.mkdir(exist_ok=True)
         stubs = [f"{name} @ {stub_wheel(self._stubs, name).as_uri()}" for name in sorted(waiting)]
@@ -160,7 +159,6 @@ class Resolution:
         return found[1]
 
     def _sendable(self, number: int, entry: str) -> str:
-        """A `pip` entry; a local file or directory becomes the wheel built from it."""
         path = local_path(entry)
         if path is None:
             return entry

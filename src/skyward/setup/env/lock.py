@@ -31,7 +31,6 @@ __all__ = [
 
 STEP = "reading the lock"
 EXPORT = ["export", "--frozen", "--quiet", "--format", "pylock.toml", "--no-default-groups", "--no-emit-local"]
-"""uv's arguments to convert a uv.lock: no local packages, no development groups."""
 
 _HASH = re.compile(r"\s--hash=(\w+):([0-9a-fA-F]+)")
 _COMMIT = re.compile(r"^(?:git|hg)\+[^@\s]+://.*@[0-9a-f]{40}(?:#|$)")  # names what it gets by itself
@@ -81,7 +80,6 @@ def read_requirements(text: str, name: str) -> tuple[Locked, ...]:
 
 
 def only_locked(text: str, locked: Iterable[Locked]) -> dict[str, Any]:
-    """A pylock.toml written by uv, reduced to files whose hashes are in the lock."""
     allowed: dict[str, set[str]] = {}
     for package in locked:
         allowed.setdefault(package.name, set()).update(package.hashes)

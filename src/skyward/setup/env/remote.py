@@ -272,7 +272,6 @@ def _write(process: Process, text: str) -> None:
 
 
 def _end(process: Process) -> None:
-    """Closes stdin, which ends everything started on the host, and waits for that."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

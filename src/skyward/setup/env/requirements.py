@@ -140,7 +140,6 @@ def local_path(entry: str) -> Path | None:
 
 
 def sorted_out(entries: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Named requirements, and the URLs of the others; git logins are left to `git_settings`."""
     named: list[str] = []
     direct: list[str] = []
     for entry in (strip_login(entry) if git_login(entry) else entry for entry in entries):

@@ -201,7 +201,6 @@ class Packages:
         return kept
 
     def _forget(self) -> None:
-        """Removes entries that were unused for long: each version of Skyward or a package makes a new one."""
         work = own_directory(cache_root(), "work")  # of processes that were killed
         for old in (*self._home.parent.iterdir(), *work.iterdir()):
             with suppress(FileNotFoundError):  # another process has removed its own

@@ -126,7 +126,6 @@ def script(image: Image, uv_version: str = UV_OLDEST) -> str:
 
 
 def look_script(uv_version: str) -> str:
-    """Reports what a host has, and creates the pool's directory if nothing needs to be built."""
     return _assembled("look", {"uv_version": uv_version, "uv_oldest": UV_OLDEST})
 
 
@@ -140,7 +139,6 @@ def stop_script(directory: str) -> list[str]:
 
 
 def environment_key(image: Image, pins: Sequence[Pin], platform: str) -> str:
-    """A short hash of everything that decides the content of a host's environment."""
     parts = (
         _FORMAT,
         image.python_version,
@@ -258,7 +256,6 @@ def requirement(wanted: str, pin: Pin) -> str:
 
 
 def record(pins: Iterable[Pin]) -> str:
-    """The installed packages as a requirements.txt with hashes, usable as a lock."""
     found = sorted(pins, key=lambda pin: pin.name)
     said = [f"{'# ' if pin.own else ''}{requirement(strip_login(pin.wanted), pin)}" for pin in found]
     return "\n".join([*_ABOUT, *said, ""])

@@ -44,7 +44,6 @@ def build_wheel(dest: Path) -> Path:
 
 
 def stub_wheel(dest: Path, name: str) -> Path:
-    """An empty package that stands for one that must not be looked up."""
     wheel, info = dest / f"{name.replace('-', '_')}-0-py3-none-any.whl", f"{name.replace('-', '_')}-0.dist-info"
     import zipfile
 

@@ -238,7 +238,6 @@ class Arrivals:
                     self._places.close(places)
 
     def vacant(self, count: int) -> list[int]:
-        """Open places, or places taken while nobody waited; new ones if there are none."""
         with self._changed:
             came = sorted(self._left_open, key=lambda place: place not in self._members)
             found, self._left_open = came[:count], came[count:]

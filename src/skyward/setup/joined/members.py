@@ -125,7 +125,6 @@ class Member:
             _settle(future, ConnectionResetError(f"the connection of {self.name} was lost"))
 
     def away(self) -> float | None:
-        """Seconds since it disconnected; None while connected, infinity if it will not come back."""
         return math.inf if self.gone else None if self.connected else time.monotonic() - self.lost_at
 
     def leave(self, why: str) -> None:
@@ -259,7 +258,6 @@ class Control:
             return
 
     def _drop(self, line: _Line) -> None:
-        """Drops a connection; the member is disconnected unless it has a newer one."""
         with self._lock:
             current = self._lines.get(line.member) is line
             if current:

@@ -53,7 +53,6 @@ class RelayClient:
         self._thread.start()
 
     def if_we_die(self) -> tuple[list[str], list[str], str | None]:
-        """The watchdog's command that ends the relay; its machines are then refused, and end."""
         return self._shell.command(["sh", "-c", f"kill {self._pid} 2>/dev/null; true"]), *self._shell.ending()
 
     def close(self) -> None:

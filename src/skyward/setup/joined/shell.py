@@ -83,7 +83,6 @@ class JoinShell:
         return self._member.gone
 
     def close(self) -> None:
-        """Ends pending waits. The machine stays a member until its pool closes."""
         self._closed.set()
         with self._member.changed:
             self._member.changed.notify_all()
@@ -157,7 +156,6 @@ class Joined:
         return self.returncode
 
     def kill(self) -> None:
-        """Closes the connection, which ends the program unless it is to be kept."""
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:

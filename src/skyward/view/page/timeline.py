@@ -16,7 +16,6 @@ from skyward.history.state import FAILED, Attempt
 __all__ = ["ROWS", "Timeline"]
 
 ROWS = 64
-"""How many calls of a node at the same time are shown."""
 
 _TILE = 256  # ticks
 _TILES = 2_000  # kept for a node
