@@ -81,7 +81,7 @@ class Accelerator:
     Args:
         name: of the model, such as "H100"; `sky.accelerators` has those that are known.
         memory: of each, such as "80GB". Default: the usual one, and every variant of the model will do.
-        count: how many a node. Default: 1.
+        count: how many per node. Default: 1.
         metadata: facts about a model that is not in the catalogue. Default: the catalogue's.
     """
 

@@ -487,7 +487,7 @@ class NoneAvailable(NoCapacity):
         reasons = [indent(attempt, " " * 5).lstrip() for attempt in self.attempts]
         tried = "".join(f"\n  {number}. {attempt}" for number, attempt in enumerate(reasons, 1))
         return (
-            f"none of {self.wish} could be had; nothing was left running. Tried, in this order:{tried}\n"
+            f"none of {self.wish} is available; nothing was left running. Tried, in this order:{tried}\n"
             "Do what the lines above say, give another sky.Spec(...) to fall back on, or try again later."
         )
 

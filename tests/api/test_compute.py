@@ -262,7 +262,7 @@ def test_names_are_short_and_always_there() -> None:
 
 @pytest.mark.parametrize("wrong", [3, "f", [len]])
 def test_what_is_no_function_is_refused(wrong: Any) -> None:
-    with pytest.raises(sky.errors.InvalidArgument, match="wants a function"):
+    with pytest.raises(sky.errors.InvalidArgument, match="takes a function"):
         sky.compute(wrong)
 
 

@@ -55,7 +55,7 @@ def test_an_option_that_does_not_exist_gets_the_one_that_was_meant(capsys: pytes
 
 
 def test_options_before_the_command_are_put_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "options stand after the command: sky version --json" in _refused(capsys, "--json", "version")
+    assert "options go after the command: sky version --json" in _refused(capsys, "--json", "version")
 
 
 def test_the_program_says_the_name_that_it_was_started_by(

@@ -37,7 +37,7 @@ def test_settings_that_are_wrong_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "sky.toml").write_text("nodes = = 3")
     done = doctor(tmp_path)
     assert done.returncode == 1
-    assert "is no TOML" in done.stdout
+    assert "is not TOML" in done.stdout
 
 
 def test_every_finding_that_is_not_right_says_what_to_do(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_quota_that_may_not_be_asked_for_hides_no_offer(cloud: Cloud, capsys: 
 def test_everybody_is_asked_and_says_why_not(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["offers", "--accelerator", "MI300X"]) == 1
     printed = capsys.readouterr().out
-    assert "nothing can be had" in printed
+    assert "nothing is available" in printed
     assert "AWS us-east-1: MI300X: no machine in us-east-1 has it; there are " in printed
     assert "Local: this computer: has no" in printed
 

@@ -103,7 +103,7 @@ def test_a_command_without_the_mark_before_it_is_told_where_it_goes(
 ) -> None:
     done = sky_command(project, *words)
     assert done.returncode == 2
-    assert done.stderr.rstrip().endswith(f"stands after --: {right}")
+    assert done.stderr.rstrip().endswith(f"goes after --: {right}")
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_node_that_goes_on_sending_nonsense_is_given_up(nodes: Nodes) -> None:
     event = nodes.next()
     assert isinstance(event, Unreachable)
     assert event.number == 0
-    assert "no message of ours" in str(event.error)
+    assert "not a message of ours" in str(event.error)
     nodes.say(1, [["done", "a", 0]])
     assert heard(nodes.next())[0] == 1
 

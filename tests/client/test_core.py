@@ -71,7 +71,7 @@ def test_the_calls_of_a_node_that_sends_nonsense_for_the_third_time_end() -> Non
         if notice:
             core.notice(AgentToClient.Notice(120.0), 0, 100.0)
         links.linked.discard(0)
-        did = core.unreachable(0, ConnectionError("what it sends is no message of ours"), 101.0)
+        did = core.unreachable(0, ConnectionError("what it sends is not a message of ours"), 101.0)
         assert [action.call for action in did if isinstance(action, Fail)] == [call]
 
 

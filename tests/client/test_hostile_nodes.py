@@ -62,14 +62,14 @@ BYTES = {
     "three hundred thousand fields": frame(json.dumps({"a": 0, "s": 1, "m": []} | dict.fromkeys(MANY, 0)).encode()),
     "four billion buffers": frame(b"{}", count=0xFFFFFFFF),
     "a buffer of 2**64 bytes": frame(b"{}", (2**64 - 1,)),
-    "no JSON": frame(b"nonsense"),
+    "not JSON": frame(b"nonsense"),
     "half a JSON": frame(b'{"a": 0'),
     "bad UTF-8": frame(b'{"a": "\xff\xfe"}'),
     "deep JSON": frame(b"[" * 200_000),
     "a number of 10,000 digits": frame(b'{"a": ' + b"9" * 10_000 + b"}"),
     "a negative number": frame(json.dumps({"a": -1, "s": -(10**30), "m": []}).encode()) + frame(b"x"),
     "an acknowledgement of what was not sent": frame(json.dumps({"a": 10**12}).encode()),
-    "no object": frame(b"[]"),
+    "not an object": frame(b"[]"),
     "not a number": frame(b'{"a": NaN}'),
 }
 
@@ -85,7 +85,7 @@ def test_bytes_that_are_no_frame_break_the_link_of_their_node_only(pool: FakePoo
 
 MESSAGES: dict[str, Any] = {
     "an unknown kind": ["explode", 0],
-    "a kind that is no text": [7, 0],
+    "a kind that is not a text": [7, 0],
     "a kind of another direction": ["recall", "x", 0],
     "no fields": ["done", 0],
     "one field too many": ["ready", 1, 2, 0],

@@ -28,7 +28,7 @@ def test_a_node_cannot_ask_for_the_client_or_for_another_node(asker: str) -> Non
     """SEC-4: it would take their locks, or stand at barriers for them."""
     posted: list[Any] = []
     shared = ClientShared(lambda *each: posted.append(each), 3, lambda: "")
-    with pytest.raises(ValueError, match="no process of it"):
+    with pytest.raises(ValueError, match="not one of its processes"):
         shared.asked(AgentToClient.Share(asker, ["open", "the client", None, 0], []), 1, 0.0)
     assert posted == []
 

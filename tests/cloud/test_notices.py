@@ -45,7 +45,7 @@ def test_a_machine_is_told_by_its_own_metadata_service_and_taken_away(
     assert json.loads(named.stdout) == [second, cloud.machines.all[second].zone, hosts.of[second].address]
     listening = {(row.address, row.port) for row in hosts.of[second].listeners()}
     assert ("169.254.169.254", 80) in listening
-    assert "169.254" not in hosts.of[second].run(["ip", "address"]).stdout, "it is no address of the machine"
+    assert "169.254" not in hosts.of[second].run(["ip", "address"]).stdout, "it is not an address of the machine"
 
     with waiting(hosts.of[first]) as told, waiting(hosts.of[second]) as untold:
         assert told.stdout is not None

@@ -487,7 +487,7 @@ def test_a_result_that_cannot_be_rebuilt_here_fails_the_same_way_each_time(pool:
                 self.data = bytes(2 << 20)
 
             def __reduce__(self) -> Any:
-                return int, (self.data.hex()[:3] + "no number" * 300_000,)
+                return int, (self.data.hex()[:3] + "not a number" * 300_000,)
 
         return Bomb()
 

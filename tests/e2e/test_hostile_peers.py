@@ -1,4 +1,4 @@
-"""What a client or a runner sends that is no message ends a connection or a process, never an agent (SEC-7)."""
+"""What a client or a runner sends that is not a message ends a connection or a process, never an agent (SEC-7)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BYTES = {
     "http": b"GET / HTTP/1.1\r\n\r\n",
     "deep": struct.pack("!II", 100_000, 0) + b"[" * 100_000,
     "a claim": struct.pack("!IIQ", 2, 1, 1 << 62) + b"{}",
-    "no object": struct.pack("!II", 2, 0) + b"[]",
+    "not an object": struct.pack("!II", 2, 0) + b"[]",
     "bad UTF-8": struct.pack("!II", 4, 0) + b'"\xff"',
 }
 

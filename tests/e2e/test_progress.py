@@ -157,7 +157,7 @@ def test_what_is_no_number_is_refused(pool: sky.ComputePool) -> None:
     def wrong() -> None:
         sky.progress(1, loss="low")  # type: ignore[arg-type]
 
-    with pytest.raises(TypeError, match=r"sky\.progress\(loss='low'\): a number is wanted"):
+    with pytest.raises(TypeError, match=r"sky\.progress\(loss='low'\): expected a number"):
         wrong() >> pool
 
 

@@ -67,7 +67,9 @@ def test_a_trace_has_calls_counters_and_moments(tmp_path: Path) -> None:
         events.CallEnded("p", "c", "train", 1, "error", 1.0, 1, "ValueError: no", time=12.0),
         events.Notice("p", "mind", "warning", time=12.5),
     ).trace(path)
-    records = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["traceEvents"]
+    records = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))[
+        "traceEvents"
+    ]
     (call,) = [record for record in records if record["ph"] == "X"]
     assert (call["name"], call["pid"], call["ts"], call["dur"]) == ("train", 3, 1e6, 1e6)
     assert call["args"]["error"] == "ValueError: no"

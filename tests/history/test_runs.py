@@ -47,7 +47,7 @@ def test_a_run_of_another_kind_and_a_bad_name_are_refused() -> None:
         runs.open_run("sweep", "results")
     runs.open_run("sweep", "other").journal.close()
     for name in ("../x", "", "a b", ".x"):
-        with pytest.raises(sky.SkywardError, match="no name of a run"):
+        with pytest.raises(sky.SkywardError, match="not the name of a run"):
             runs.open_run(name, "results")
 
 

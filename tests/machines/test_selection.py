@@ -135,7 +135,7 @@ def test_the_error_of_a_single_spec_is_its_own(error: errors.CloudError) -> None
 def test_when_none_is_left_every_reason_is_told() -> None:
     told: list[str] = []
     candidates = [one(nodes=2, fails=NO_ROOM, region="a"), one(fails=QUOTA), one(fails=NOTHING)]
-    with pytest.raises(errors.NoneAvailable, match="none of 3 specs could be had; nothing was left running") as caught:
+    with pytest.raises(errors.NoneAvailable, match="none of 3 specs is available; nothing was left running") as caught:
         taken(candidates, _acquired, told.append)
     text = str(caught.value)
     assert isinstance(caught.value, errors.NoCapacity)

@@ -198,7 +198,7 @@ def test_a_spec_for_accelerators_that_this_computer_lacks_is_no_alternative() ->
     """It costs nothing, and would be taken before all others."""
     if count_accelerators() >= 8:
         pytest.skip("this computer has them")
-    with pytest.raises(InvalidArgument, match=r"Say from whom they are: sky.Spec\(provider=sky.AWS\(\)"):
+    with pytest.raises(InvalidArgument, match=r"Say which provider has them: sky.Spec\(provider=sky.AWS\(\)"):
         sky.ComputePool(sky.Spec(accelerator="A100:8"), sky.Spec(provider=sky.AWS(), accelerator="A100:8"))
 
 

@@ -178,7 +178,7 @@ def test_a_token_of_ray_goes_to_no_address_that_only_settings_name(
 
 
 WRONG = {
-    "no TOML": ("nodes = = 3", "is no TOML"),
+    "not TOML": ("nodes = = 3", "is not TOML"),
     "a table with a typo": ("[pool.a]\nnodes = 1", "Did you mean pools?"),
     "an option with a typo": ("[pools.a]\nnode = 1", r"\[pools.a\]: node is not known. Did you mean nodes?"),
     "a value of the wrong kind": ('[pools.a]\nnodes = "4"', "Write nodes=4, without quotes"),

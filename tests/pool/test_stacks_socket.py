@@ -125,7 +125,7 @@ def test_a_program_that_does_not_close_its_pool_in_time_is_ended(temporary: Path
         told: list[str] = []
         assert inspect_socket.close(f"{temporary}/stacks", 0.1, told.append) == ""
         assert program.wait(60) == -signal.SIGTERM
-    assert told == [f"process {program.pid} has not closed it in time, and gets SIGTERM"]
+    assert told == [f"process {program.pid} has not closed it in time, so it gets SIGTERM"]
 
 
 def test_a_program_that_does_not_end_by_itself_is_killed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

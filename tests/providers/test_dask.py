@@ -62,7 +62,7 @@ def test_its_repr_shows_where_and_hides_certificates() -> None:
 
 
 def test_a_scheduler_that_does_not_answer_is_named() -> None:
-    with pytest.raises(HostUnreachable, match=r"the scheduler of 'tcp://127.0.0.1:1' does not take us in"):
+    with pytest.raises(HostUnreachable, match=r"the scheduler of 'tcp://127.0.0.1:1' does not accept the connection"):
         sky.Dask("tcp://127.0.0.1:1").acquire(sky.Spec(), "nobody", 1, 2, lambda text: None)
 
 

@@ -44,5 +44,5 @@ def test_what_is_wrong_is_said_in_words() -> None:
         sky.Join(addresses="10.0.0.1")
     with pytest.raises(sky.errors.InvalidArgument, match="nodes"):
         sky.Join(nodes=0)
-    with pytest.raises(sky.errors.InvalidArgument, match="no port"):
+    with pytest.raises(sky.errors.InvalidArgument, match="not a port"):
         sky.Join(login="user@login:none")

@@ -1,4 +1,4 @@
-"""What a keeper says that is no message fails the start of its machine, and nothing else (SEC-7)."""
+"""What a keeper says that is not a message fails the start of its machine, and nothing else (SEC-7)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def keeper() -> Iterator[Callable[[str], KeeperClient]]:
 
 
 SAYS = {
-    "no JSON": "print('nonsense', flush=True)",
-    "no list": "print('{}', flush=True)",
+    "not JSON": "print('nonsense', flush=True)",
+    "not a list": "print('{}', flush=True)",
     "an empty list": "print('[]', flush=True)",
     "deep": "print('[' * 100_000, flush=True)",
     "a line without end": "import sys; sys.stdout.write('[' + '1' * (4 << 20)); sys.stdout.flush()",

@@ -80,7 +80,7 @@ def test_fewer_hosts_than_min_nodes_is_an_error_that_names_all_that_are_missing(
     with pytest.raises(BootstrapError) as caught:
         sky.ComputePool(provider=reached(net, ssh_timeout=4), min_nodes=2, console=False).open()
     text = str(caught.value)
-    assert "1 of 3 nodes can be had, and min_nodes=2 asks for more" in text
+    assert "1 of 3 nodes are available, and min_nodes=2 asks for more" in text
     assert [host.address in text for host in net] == [True, False, True]
     until(lambda: not ours(net[1]), 60)
 

@@ -126,7 +126,7 @@ def test_links_of_our_own_are_followed_and_circles_are_not(place: Path) -> None:
     with pytest.raises(private.NotPrivate):
         private.make(place / "circle" / "x")
     (place / "file").touch()
-    with pytest.raises(private.NotPrivate, match="is no directory"):
+    with pytest.raises(private.NotPrivate, match="is not a directory"):
         private.make(place / "file" / "x")
 
 

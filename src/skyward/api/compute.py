@@ -305,7 +305,7 @@ class Compute(Generic[P, T]):
         self._method: Any = fn if isinstance(cast(object, fn), staticmethod | classmethod) else None  # it binds `fn`
         fn = fn if self._method is None else self._method.__func__
         if not callable(fn):
-            raise InvalidArgument(f"@sky.compute wants a function, not {fn!r}.")
+            raise InvalidArgument(f"@sky.compute takes a function, not {fn!r}.")
         self.fn = fn
         self.timeout = _checked_timeout(timeout)
         self.retries = None if retries is None else checked_retries(retries)
@@ -490,7 +490,7 @@ def _checked_limit(seconds: Any) -> float:
 
 def checked_retries(retries: Any) -> int:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise InvalidArgument(f"retries={retries!r}: a whole number of restarts, 0 or more, is wanted.")
+        raise InvalidArgument(f"retries={retries!r}: expected a whole number of restarts, 0 or more.")
     return retries
 
 

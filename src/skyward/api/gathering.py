@@ -105,7 +105,7 @@ def gather(
     """Puts calls together, to be sent with `>> pool` or `> pool`; the result is a tuple in their order.
 
     `stream`: results come one by one instead, as an iterator; with `ordered=False`, as they are ready.
-    `return_exceptions`: a call that fails has its exception in its place, and the others go on. Otherwise (the default)
+    `return_exceptions`: a failed call has its exception in its place, and the others continue. Otherwise (the default)
     the first failure is raised and the others are stopped; what had finished is in the `partial` of the exception.
     `progress`: whether the live view shows how many are done, how many a second, and the time left (the default).
     `resume`: a name under which results are kept as they finish; given again, only what is missing is computed.

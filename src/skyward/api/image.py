@@ -89,7 +89,7 @@ def check_names(field: str, names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", name):
             raise InvalidArgument(
-                f"{field} holds {name!r}, which is no name of a package. "
+                f"{field} holds {name!r}, which is not the name of a package. "
                 "Give the bare name here, and versions and extras in Image(pip=...)."
             )
     return tuple(re.sub(r"[-_.]+", "-", name).lower() for name in names)
@@ -99,7 +99,8 @@ def _check_requirement(entry: str) -> None:
     if entry.lstrip().startswith("-"):
         raise InvalidArgument(
             f"pip holds {mask(entry)!r}, an option of pip; entries are packages. "
-            "Other indexes go into pip_indexes=[sky.PipIndex(url, packages)]; the lines of a file are read by you."
+            "Other indexes go into pip_indexes=[sky.PipIndex(url, packages)]; "
+            "read a requirements file yourself."
         )
     if requirement_path(entry) or _URL.fullmatch(entry):
         return
@@ -133,7 +134,7 @@ def _checked_lock(lock: object) -> str | None:
     if isinstance(text, str) and re.fullmatch(r"(?:.*/)?(?:uv\.lock|pylock(?:\.[^./]+)?\.toml|[^/]+\.txt)", text):
         return text
     raise InvalidArgument(
-        f"lock={lock!r} is no path of a lock, which is called pylock.toml or pylock.NAME.toml, uv.lock, or, with "
+        f"lock={lock!r} is not the path of a lock, which is called pylock.toml or pylock.NAME.toml, uv.lock, or, with "
         'hashes, requirements.txt or another name that ends in .txt. Write lock="pylock.toml".'
     )
 
@@ -141,7 +142,7 @@ def _checked_lock(lock: object) -> str | None:
 def _check_include(entry: str) -> None:
     if entry.startswith(("/", "~")) or ".." in re.split(r"[/\\]", entry):
         raise InvalidArgument(
-            f"includes holds {entry!r}, which leaves the project; what is sent must lie in it. "
+            f"includes holds {entry!r}, which leaves the project; what is sent must be inside it. "
             "Give paths relative to the directory in which you start the script."
         )
 
@@ -207,7 +208,7 @@ class PipIndex:
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not re.fullmatch(r"(?:https?|file)://\S+", self.url):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(
-                f"url={mask(repr(self.url))} is no address of a package index. It begins with https:// or file://."
+                f"url={mask(repr(self.url))} is not the address of a package index. It begins with https:// or file://."
             )
         packages = check_names(f"packages of index {mask(self.url)}", check_texts("packages", self.packages))
         if not packages:
@@ -366,7 +367,7 @@ class Image:
         for entry in self.apt:
             if not _SYSTEM_PACKAGE.fullmatch(entry):
                 raise InvalidArgument(
-                    f'apt holds {entry!r}, which is no name of a system package. Write apt=["git", "ffmpeg"].'
+                    f'apt holds {entry!r}, which is not the name of a system package. Write apt=["git", "ffmpeg"].'
                 )
 
     def _check_env(self) -> None:
@@ -377,7 +378,7 @@ class Image:
         for name in sorted(_LOADER.intersection(self.env).difference(self.allow_env)):
             raise InvalidArgument(
                 f"env sets {name}, which decides what every program of the node loads. "
-                f"If that is meant, add allow_env=[{name!r}]."
+                f"If you mean it, add allow_env=[{name!r}]."
             )
 
     def __repr__(self) -> str:

@@ -30,7 +30,7 @@ class Once(Generic[P, T]):
 
     def __init__(self, fn: Callable[P, T], identity: str = "") -> None:
         if not callable(fn) or isinstance(fn, type):
-            raise InvalidArgument(f"@sky.once wants a function, not {brief(fn)}.")
+            raise InvalidArgument(f"@sky.once takes a function, not {brief(fn)}.")
         if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise InvalidArgument(
                 f"@sky.once on {fn.__qualname__}: what an async function or a generator returns can be used once only. "

@@ -127,6 +127,4 @@ def makes_plugin(name: str, hints: Mapping[str, str] = {}, example: str = "") ->
 def _no_decorator(name: str) -> TypeError:
     of_functions = _DECORATORS.get(name)
     instead = f" For one function write @sky.integrations.{of_functions} above its def." if of_functions else ""
-    return TypeError(
-        f"the plugin {name!r} is for a pool, sky.ComputePool(plugins=[...]), and decorates no function.{instead}"
-    )
+    return TypeError(f"the plugin {name!r} is for a pool, sky.ComputePool(plugins=[...]), not for a function.{instead}")

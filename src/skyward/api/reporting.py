@@ -119,4 +119,4 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"sky.progress({name}={brief(value)}): a number is wanted.") from None
+        raise TypeError(f"sky.progress({name}={brief(value)}): expected a number.") from None

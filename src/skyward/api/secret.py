@@ -48,7 +48,9 @@ class Secret:
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise InvalidArgument(f"a Secret holds text, and was given {type(value).__name__}. Write sky.Secret(text).")
         if not value.strip():
-            raise InvalidArgument("a Secret was given an empty text; there is nothing to keep. Look where it is from.")
+            raise InvalidArgument(
+                "a Secret was given an empty text; there is nothing to keep. Check where it comes from."
+            )
         self._hidden = hidden(value)
 
     @classmethod
@@ -92,7 +94,7 @@ class Secret:
         return self
 
     def __add__(self, other: object) -> NoReturn:
-        raise TypeError("a Secret is no string, so that it is not shown by mistake. Use its text: secret.reveal().")
+        raise TypeError("a Secret is not a string, so that it is not shown by mistake. Use its text: secret.reveal().")
 
     __radd__ = __add__
 

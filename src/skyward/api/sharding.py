@@ -63,7 +63,7 @@ def shard(  # pyright: ignore[reportInconsistentOverload] - `*data: Any` takes a
 ) -> Any:
     """This rank's part of each of `data`: every N-th element, or with `drop_last` one of N equal blocks.
 
-    A pool has N ranks: one a node, or as many as `processes_per_node` says. All of them together hold every element
+    A pool has N ranks: one per node, or as many as `processes_per_node` says. All of them together hold every element
     once. Where the length is no multiple of N, some parts are longer by one; ranks that train together then wait for
     each other for ever. `drop_last` leaves out the rest of the division, `pad` repeats elements from the start until
     all parts are equally long. `shuffle` permutes first, the same way on every rank for the same `seed` and length.
@@ -192,7 +192,7 @@ def _length(data: Any) -> int:
     elif isinstance(data, Iterator) or (hasattr(data, "__iter__") and not hasattr(data, "__len__")):
         advice = "It has no length: make a list of it, or take every N-th item with itertools.islice"
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "shape"):
-        advice = "It is no Sequence: shard its indices, sky.shard(range(len(data))), and pick those"
+        advice = "It is not a Sequence: shard its indices, sky.shard(range(len(data))), and pick those"
     else:
         advice = "It is a single value: pass a list, an array, a table or another sequence"
     raise InvalidArgument(f"shard() cannot divide a value of type {name}. {advice}.")

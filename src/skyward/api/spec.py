@@ -58,7 +58,7 @@ def check_min_nodes(min_nodes: object, nodes: int | tuple[int, int]) -> None:
     if cast(int, min_nodes) > most:
         raise InvalidArgument(
             f"min_nodes={min_nodes} is more than nodes={nodes}. min_nodes says with how many of them the pool opens if "
-            "not all can be had: give a number from 1 to that of the nodes."
+            "not all are available: give a number from 1 to that of the nodes."
         )
 
 
@@ -114,7 +114,7 @@ class Spec:
         ttl: seconds after which machines end themselves, in use or not. Default: 604800, a week.
         processes_per_node: how many processes each machine runs, each of them one rank; "gpu": one for each GPU.
             Default: 1. If it is given, `sky.plugins.torch()` forms a group for a single rank too, as torchrun does.
-        min_nodes: with how many nodes the pool opens if not all can be had; the others join when they come. Default:
+        min_nodes: with how many nodes the pool opens if not all are available; the others join when they come. Default:
             all of them.
     """
 
@@ -159,7 +159,7 @@ class Spec:
         if architecture is not None:
             check_one_of("architecture", architecture, get_args(Architecture))
         if region is not None and (not isinstance(region, str) or not re.fullmatch(r"[\w.-]+", region)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-            raise InvalidArgument(f'region={region!r} is no name of a region. Write it like "us-east-1".')
+            raise InvalidArgument(f'region={region!r} is not the name of a region. Write it like "us-east-1".')
         values = {
             "provider": provider,
             "accelerator": resolve(accelerator),

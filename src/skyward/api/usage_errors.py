@@ -160,7 +160,7 @@ def _sentence(words: str, spelled: str, name: str, known: tuple[str, ...], hints
 def check_switches(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, bool):
-            raise InvalidArgument(f"{name}={brief(value)}: True or False is wanted.")
+            raise InvalidArgument(f"{name}={brief(value)}: expected True or False.")
 
 
 def check_pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
@@ -169,13 +169,13 @@ def check_pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
         return [(key, value) for key, value in pairs]
     except (TypeError, ValueError):
         raise InvalidArgument(
-            f"{name}={brief(cast(object, given))}: a dictionary is wanted, {name}={example}."
+            f"{name}={brief(cast(object, given))}: expected a dictionary, {name}={example}."
         ) from None
 
 
 def check_port(port: object) -> None:
     if type(port) is not int or not 0 <= port <= 65535:
-        raise InvalidArgument(f"port={port!r} is no port. Give a number from 1 to 65535, or 0 for one that is free.")
+        raise InvalidArgument(f"port={port!r} is not a port. Give a number from 1 to 65535, or 0 for one that is free.")
 
 
 def check_path(what: str, value: object, example: str) -> str:
@@ -185,7 +185,7 @@ def check_path(what: str, value: object, example: str) -> str:
             return text
     several = " Call it for each of them." if isinstance(value, list | tuple | set) else ""
     raise InvalidArgument(
-        f"{what}={brief(cast(object, value))}: the path of a file or folder is wanted, as a text or a pathlib.Path. "
+        f"{what}={brief(cast(object, value))}: expected the path of a file or folder, as a text or a pathlib.Path. "
         f"Write {example}.{several}"
     )
 
@@ -222,7 +222,7 @@ class Unsent:
             words = self._spelled()
             if name in _AFTERWARDS:
                 hint = f"{words} has not run: it has no {name}() yet. Send it: `{words} >> pool`, or"
-                raise AttributeError(f"{hint} `({words} > pool).result()` to go on meanwhile.")
+                raise AttributeError(f"{hint} `({words} > pool).result()` to continue meanwhile.")
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}: {words} has not run. "
                 f"If its result has it: `({words} >> pool).{name}`."

@@ -109,7 +109,7 @@ def _wanted(arguments: argparse.Namespace) -> tuple[SSH, Wanted]:
             refuse(f"--python {arguments.python}: write a version such as 3.12.")
         python = int(number[1]), int(number[2])
     if arguments.timeout <= 0:
-        refuse(f"--timeout {arguments.timeout:g}: a number of seconds above zero is wanted.")
+        refuse(f"--timeout {arguments.timeout:g}: expected a number of seconds above zero.")
     if arguments.hosts and arguments.pool:
         refuse("name hosts or a pool, not both: the hosts of --pool are those of its settings.")
     if arguments.hosts:

@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"there is no command {words[0]!r}{_meant(meant, self.commands)}{self._list()}")
         if len(words) > 1 and words[1] in self.commands:
             words = [words[1], words[0], *words[2:]]
-            self.error(f"options stand after the command: {self.prog} {' '.join(words)}")
+            self.error(f"options go after the command: {self.prog} {' '.join(words)}")
         self.error(f"there is no option {words[0]}{_meant(words[0], _TOP)}{self._list()}")
 
     def error(self, message: str) -> NoReturn:
@@ -155,7 +155,7 @@ def told_unknown(parser: Parser, name: str, words: Sequence[str], unknown: Seque
     if meant != "." or not command.get_default("takes_rest"):
         return f"{text}{meant} `{command.prog} --help` lists the options."
     end = [parser.prog, *(word for word in words if word not in unknown), "--", *unknown, *rest]
-    return f"{text}. What is not for {parser.prog} stands after --: {' '.join(end)}"
+    return f"{text}. What is not for {parser.prog} goes after --: {' '.join(end)}"
 
 
 def _meant(word: str, known: Sequence[str] | Mapping[str, object]) -> str:

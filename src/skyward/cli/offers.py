@@ -136,7 +136,7 @@ def _text(found: Quotes, wished: str, short: bool) -> list[str]:
     if rows:
         lines += ["", *_table(rows)]
     else:
-        lines.append("nothing can be had")
+        lines.append("nothing is available")
     if found.refusals:
         reasons = list(_reasons(found.refusals, short))
         lines += ["", "not available:", *(f"  {reason}" for reason in reasons[:_REASONS])]

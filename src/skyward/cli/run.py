@@ -126,6 +126,6 @@ def show_error(exc: Exception, path: str) -> None:
     left = exc.__traceback__
     while left is not None and left.tb_frame.f_code.co_filename != path:
         left = left.tb_next
-    if left is None and not isinstance(exc, SyntaxError):  # a program that is no Python has no frames
+    if left is None and not isinstance(exc, SyntaxError):  # a program that is not a Python has no frames
         left = exc.__traceback__
     traceback.print_exception(type(exc), exc, left)

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def chosen_node(pool: str, placed: Mapping[int, NodePlaced], name: str | None) -> NodePlaced:
     if not placed:
-        raise InvalidArgument(f"{pool} has no nodes yet: it is being opened. `sky top {pool}` shows how far it is.")
+        raise InvalidArgument(f"{pool} has no nodes yet: it is being opened. `sky top {pool}` shows its progress.")
     if name is None:
         return placed[min(placed)]
     if name.isascii() and name.isdigit() and int(name) in placed:

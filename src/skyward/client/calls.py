@@ -281,7 +281,7 @@ class ClientCalls:
                 self._warn(f"node {number} knows nothing of {call.name}, which it had been sent. This is a bug.")
                 self._lose(call, "its node knew nothing of it")
             elif call.state == "stopping" and state in ("queued", "sent", "running"):
-                self._warn(f"node {number} did not know that {call.name} was to end; it was told again. This is a bug.")
+                self._warn(f"node {number} did not know that {call.name} was to end; it was sent again. This is a bug.")
                 self._post_cancel(call)
         return self._taken()
 

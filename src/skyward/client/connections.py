@@ -347,9 +347,9 @@ class Connections:
     def distrust(self, number: int, link: Link, error: Exception) -> list[Event]:
         """Drops the connection after an unreadable message; gives up the node if that repeats."""
         peer = self.peers[number]
-        log.warning("node %d sent something that is no message of ours: %.200r", number, error)
+        log.warning("node %d sent something that is not a message of ours: %.200r", number, error)
         peer.malformed += 1
-        lost, why = self._lost(peer, link), f"what it sends is no message of ours ({error!s:.200})"
+        lost, why = self._lost(peer, link), f"what it sends is not a message of ours ({error!s:.200})"
         return lost if peer.malformed < MOST_MALFORMED else [Unreachable(number, ConnectionError(why), link)]
 
     def notice_silence(self) -> list[Event]:
@@ -477,6 +477,6 @@ class Alone:
             return ""
         self._told += 1
         return (
-            f"no connection to any node for {away:.0f} s. What runs there goes on; we try again until the lease "
+            f"no connection to any node for {away:.0f} s. What runs there continues; we try again until the lease "
             f"ends, {lease - away:.0f} s from now."
         )

@@ -80,7 +80,7 @@ class Core:
     def check_nodes_left(self) -> None:
         lost = self.nodes.no_node_left()
         if lost is not None and self.nodes.gang:
-            raise NodeLost(lost.number, reason=f"{lost.gone}; the others form no group without it", attempts=0)
+            raise NodeLost(lost.number, reason=f"{lost.gone}; the others cannot form a group without it", attempts=0)
         if lost is not None:
             raise NodeLost(0, reason=f"no node of the pool is left: {lost.gone}", attempts=0)
 
@@ -155,7 +155,7 @@ class Core:
     def repaired(self, message: AgentToClient.Repaired, number: int, now: float) -> list[Action]:
         if self._too_often(number, now):
             return []
-        text = f"node {number} mended a mistake of its own: {message.text[:_LONGEST_NOTE]}. Nothing is lost; this is a "
+        text = f"node {number} repaired its own state: {message.text[:_LONGEST_NOTE]}. Nothing is lost; this is a "
         return [Emit(events.Notice(self._plan.pool, text + "bug.", "warning"))]
 
     @handles(AgentToClient.Warning)

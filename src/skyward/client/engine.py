@@ -547,7 +547,7 @@ class Engine:
         if isinstance(error, SkywardError) and not connected:
             raise error
         if not connected:
-            raise BootstrapError("connecting", "the machine that was to take its place cannot be reached.", node)
+            raise BootstrapError("connecting", "its replacement cannot be reached.", node)
 
     def not_replaced(self, node: int, reason: str) -> None:
         with self._lock:

@@ -220,7 +220,7 @@ def _lacking(have: Sequence[Sequence[int | None]], file: int) -> bool:
 def _have(answers: Answers, count: int) -> list[int | None]:
     have: Any = answers.next()[0].get("have")
     if not isinstance(have, list) or len(cast("list[Any]", have)) != count:
-        raise TransferError(answers.node, "", "what the node says of its files cannot be understood")
+        raise TransferError(answers.node, "", "the node sent an invalid list of files")
     return cast("list[int | None]", have)
 
 
@@ -268,7 +268,7 @@ _PULL_PIECE = 1 << 20
 _MOST_FILES = 200
 _MODES = 0o755  # nobody else may write to what a node has sent
 _PULL_WINDOW = 8
-_NONSENSE = "what the node says of its files cannot be understood"
+_NONSENSE = "the node sent an invalid list of files"
 
 
 class _Wanted(NamedTuple):

@@ -565,7 +565,9 @@ class PoolExecutor(Executor):
         return self._shut
 
     def __call__(self, *_: Never) -> NoReturn:
-        raise TypeError("pool.executor is no method: `pool.executor.submit(fn, x)`, without brackets after its name.")
+        raise TypeError(
+            "pool.executor is not a method: `pool.executor.submit(fn, x)`, without brackets after its name."
+        )
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:

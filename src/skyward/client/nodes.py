@@ -263,7 +263,7 @@ class Nodes:
         self._now = now
         if self.closing:
             return []
-        self._warn(f"node {number} could not be replaced: {reason}. The pool goes on without it.")
+        self._warn(f"node {number} could not be replaced: {reason}. The pool continues without it.")
         node = self.all[number]
         node.gone = node.gone and f"{node.gone}, and it could not be replaced: {reason}"
         return self._taken()

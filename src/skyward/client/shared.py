@@ -88,7 +88,7 @@ class ClientShared:
         node = asker.partition("/")[0]
         to = int(node) if number == 0 and node.isdecimal() and len(node) < 9 else 0
         if (number == 0 and not 0 < to < self._nodes) or (number != 0 and node != str(number)):
-            raise Malformed(f"node {number} asks for {asker[:80]!r}, which is no process of it")
+            raise Malformed(f"node {number} asks for {asker[:80]!r}, which is not one of its processes")
         if to == 0 and (gone := self._gone()):
             if message[0] == "ask":
                 from skyward.node.shared.protocol import ServerToAsker

@@ -239,4 +239,4 @@ class Parts:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise Malformed(f"a node spoke of {name[:80]!r}, which is no name of a result")
+        raise Malformed(f"a node spoke of {name[:80]!r}, which is not the name of a result")

@@ -82,7 +82,7 @@ class History:
     def load(cls, pool: str) -> History:
         """The newest history of a pool on this computer, by the pool's name or the id that `sky history` shows."""
         if not isinstance(pool, str):
-            raise InvalidArgument(f"History.load({pool!r}): the name of a pool is wanted, as `sky history` lists it.")
+            raise InvalidArgument(f"History.load({pool!r}): expected the name of a pool, as `sky history` lists it.")
         return read(find(pool))
 
     def __repr__(self) -> str:

@@ -102,7 +102,7 @@ def _gpu(values: list[Any]) -> events.GpuSample:
     found = events.GpuSample(*values[: len(_GPU)])
     for name in _GPU[2:]:
         if not _is_perhaps_number(getattr(found, name)):
-            raise ValueError(f"{name} is no number")
+            raise ValueError(f"{name} is not a number")
     if not _is_node(found.index) or not isinstance(cast(Any, found.name), str):
         raise ValueError("no GPU")
     return found
@@ -117,7 +117,7 @@ def _is_any_number(value: Any) -> bool:
 
 
 def _is_metric(value: Any) -> bool:
-    """Bodies report what they like: 3e18 operations, a loss that is no number any more."""
+    """Bodies report what they like: 3e18 operations, a loss that is not a number any more."""
     return type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 

@@ -71,7 +71,7 @@ class Opened:
 def open_run(name: str, kind: str, root: Path | None = None) -> Opened:
     """The run of this name, made if there is none; refused while another process has it, or if its kind is another."""
     if not usable(name):
-        raise InvalidArgument(f"{name!r} is no name of a run. Names have letters, digits, '.', '_' and '-'.")
+        raise InvalidArgument(f"{name!r} is not the name of a run. Names have letters, digits, '.', '_' and '-'.")
     folder = private.make(root or state_dir(), FOLDER, name)
     path = folder / _JOURNAL
     try:

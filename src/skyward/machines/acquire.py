@@ -49,7 +49,7 @@ _KEY = "machines"
 def acquire(
     context: PoolContext, watchdog: Watchdog, steps: ExitStack, keep_receipt: Callable[[Receipt], None]
 ) -> Lease:
-    """The pool's machines, `min_nodes` of them if not all can be had; giving them back is a step on `steps`."""
+    """The pool's machines, `min_nodes` of them if not all are available; giving them back is a step on `steps`."""
     try:
         return _acquired(context, context.nodes, watchdog, steps, keep_receipt)
     except (NoCapacity, QuotaExceeded) as exc:
@@ -211,7 +211,7 @@ class Plans:
             if self.selection == "cheapest"
             else "in the order in which they are given"
         )
-        return f'{len(self.prospects)} specs, tried {why} (selection="{self.selection}"), until one can be had:'
+        return f'{len(self.prospects)} specs, tried {why} (selection="{self.selection}"), until one is available:'
 
     def __str__(self) -> str:
         lines = [self._head]
@@ -234,7 +234,7 @@ def candidate(spec: Spec, fallback: Provider) -> Candidate:
         )
     if not isinstance(found, Provider):
         raise InvalidArgument(
-            f"provider={found!r}: a sky.Provider is wanted here. Write {_provider_meant(cast(object, found))}."
+            f"provider={found!r}: expected a sky.Provider. Write {_provider_meant(cast(object, found))}."
         )
     return Candidate(found, spec)
 

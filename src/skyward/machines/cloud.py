@@ -156,7 +156,7 @@ def _replaced(shell: Shell, target: SshTarget, timeout: float, hint: str) -> str
     pin(known, target.host, *before, fresh)  # whatever happens next, one of them is right
     done = shell.run(["sh", "-c", _TAKE_HOST_KEY, "sh", fresh, str(target.port or 22)], timeout=timeout)
     if done.code != 0:
-        return _kept("its sshd could not be told to take another", done.err, hint)
+        return _kept("its sshd could not be switched to another", done.err, hint)
     pin(known, target.host, fresh)
     return None
 
@@ -185,7 +185,7 @@ def ssh_target(address: str, user: str, pool: str) -> SshTarget | None:
 def _kept(why: str, error: str, hint: str) -> str:
     last = error.strip().splitlines()[-1:]
     return (
-        f"machines keep the host key of their user data, which whoever may read that can use to pass for them: {why}"
+        f"machines keep the host key of their user data, and anybody who can read that can impersonate them: {why}"
         f"{f' ({last[0]})' if last else ''}. {hint}"
     )
 

@@ -61,7 +61,7 @@ def state_dir() -> Path:
 
 def pool_dir(pool: str, root: Path | None = None) -> Path:
     if not usable(pool):
-        raise InvalidArgument(f"{pool!r} is no name of a pool. Names have letters, digits, '.', '_' and '-'.")
+        raise InvalidArgument(f"{pool!r} is not the name of a pool. Names have letters, digits, '.', '_' and '-'.")
     return (root or state_dir()) / _POOLS / pool
 
 
@@ -256,7 +256,7 @@ class Ledger:
 
     def _write(self, record: Record) -> None:
         if not self._lines.is_open:
-            raise SkywardError(f"the ledger of pool {self.pool!r} was let go by this process; nothing is written.")
+            raise SkywardError(f"the ledger of pool {self.pool!r} was released by this process; nothing is written.")
         self._lines.append_lines(line(record))
 
 

@@ -92,7 +92,7 @@ PriceSource = Literal["live", "at most", "unknown"]
 
 # What devices report lies a little beside the number they are sold with: 22888 MiB is a "24 GB" card.
 _TOLERANCE = 0.08
-# A node runs Python, an agent and a runner beside the user's code; less than this is no node.
+# A node runs Python, an agent and a runner beside the user's code; less than this is not a node.
 _LEAST_VCPUS, _LEAST_GB = 2.0, 3.5
 # Names that clouds use for what the catalogue calls otherwise.
 _ALIASES = {"rtxproserver6000": "rtxpro6000", "trainium": "trainium1", "inferentia": "inferentia1"}

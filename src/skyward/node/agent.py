@@ -410,7 +410,7 @@ class Agent:
         found, actions = self._calls.audit(self._clock(), killable=not unanswered)  # looks for mistakes of its own
         self._do(actions)
         for text in found:
-            log.warning("the agent mended its own state: %s", text)
+            log.warning("the agent repaired its own state: %s", text)
             self._tell(AgentToClient.Repaired(text))
         if self._home.connected:
             running = sum(call.began is not None for call in self._calls.calls.values())

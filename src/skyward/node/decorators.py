@@ -52,7 +52,7 @@ def check_function(fn: object, decorator: str, option: str = "") -> None:
         raise InvalidArgument(f"{decorator} got {fn!r}, not a function. Put {where} right above a def.")
     if isinstance(cast("Any", fn), Compute):
         raise InvalidArgument(
-            f"{decorator} stands above @sky.compute on {getattr(fn, '__name__', fn)}: there it would act on your "
+            f"{decorator} is above @sky.compute on {getattr(fn, '__name__', fn)}: there it would act on your "
             "computer, not on the nodes. Put it below @sky.compute."
         )
 

@@ -246,7 +246,7 @@ class Pump:
         while len(self._received) >= _HEADER.size:
             channel, size = _HEADER.unpack_from(self._received)
             if size > _MOST:
-                raise ConnectionError("what came is no frame")
+                raise ConnectionError("what came is not a frame")
             if len(self._received) < _HEADER.size + size:
                 return
             data = bytes(self._received[_HEADER.size : _HEADER.size + size])
@@ -279,7 +279,7 @@ def _exit_code(data: bytes) -> int:
             return int(data)
     except ValueError:
         pass
-    raise ConnectionError("what came is no exit code")
+    raise ConnectionError("what came is not an exit code")
 
 
 def _frame(channel: int, data: bytes) -> bytes:

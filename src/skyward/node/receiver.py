@@ -117,7 +117,7 @@ def split(messages: Any, buffers: list[Any]) -> Iterator[tuple[Message, list[Any
     at = 0
     for message in cast("list[Any]", messages):
         if message.__class__ is not list or len(message) < 2:
-            raise Malformed("a message that is no list of a kind and its parts")
+            raise Malformed("a message that is not a list of a kind and its parts")
         count = message[-1]
         if message[0].__class__ is not str or count.__class__ is not int or not 0 <= count <= len(buffers) - at:
             raise Malformed("a message without its kind or its number of buffers")

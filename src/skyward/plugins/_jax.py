@@ -248,7 +248,7 @@ def _cuda_extra(cuda: str) -> str:
     found = re.fullmatch(r"(?:cu|cuda)(\d\d)\d*(-local)?", cuda) if isinstance(cuda, str) else None
     if found is None:
         raise InvalidArgument(
-            f"cuda={cuda!r} is no version of CUDA as JAX names it; its packages are made for a major version. "
+            f"cuda={cuda!r} is not a version of CUDA as JAX names it; its packages are made for a major version. "
             'Write cuda="cuda12" or cuda="cuda13".'
         )
     return f"cuda{found[1]}{found[2] or ''}"

@@ -189,7 +189,7 @@ def _backend_module() -> Any:
 
 def _no_joblib() -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        "joblib is not installed on this computer, where its calls are made. Install it: pip install joblib.",
+        "joblib is not installed on this computer, where its calls come from. Install it: pip install joblib.",
         name="joblib",
     )
 

@@ -73,7 +73,7 @@ def torch(
     _check_group(backend, timeout)
     if not isinstance(cuda, str) or not re.fullmatch(r"cu\d{2,3}", cuda):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise InvalidArgument(
-            f'cuda={cuda!r} is no name of a wheel index; it is "cu" and the version of CUDA without its point. '
+            f'cuda={cuda!r} is not the name of a wheel index; it is "cu" and the version of CUDA without its point. '
             'Write cuda="cu128" for CUDA 12.8.'
         )
     versions = zip(PACKAGES, (version, vision, audio), strict=True)

@@ -46,7 +46,7 @@ def requirement(name: str, version: object) -> str:
     except InvalidRequirement:
         pass
     raise InvalidArgument(
-        f'{version!r} is no version of {name}. Write "latest", a version such as "2.3.0" (pinned), or a constraint '
+        f'{version!r} is not a version of {name}. Write "latest", a version such as "2.3.0" (pinned), or a constraint '
         'such as ">=2.3", "~=2.3" or ">=2.3,<3".'
     )
 

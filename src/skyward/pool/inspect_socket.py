@@ -208,7 +208,7 @@ def close(path: str, patience: float, tell: Callable[[str], None]) -> str:
         if not pid:
             return "its program does not close it, and runs in a container. End the program there"
         for number, seconds in ((signal.SIGTERM, _TERM_PATIENCE), (signal.SIGKILL, _KILL_PATIENCE)):
-            tell(f"process {pid} has not closed it in time, and gets {number.name}")
+            tell(f"process {pid} has not closed it in time, so it gets {number.name}")
             try:
                 os.kill(pid, number)
                 _read(connection, seconds)

@@ -107,7 +107,7 @@ def not_mapped(fn: object, items: object, more: tuple[object, ...]) -> Exception
         each = f"{name_of(fn)}(a, b) for a, b in zip(...)"
         return TypeError(f"pool.map() takes one list of items. For several: `sky.gather(*({each})) >> pool`.")
     if not isinstance(items, Iterable):
-        return TypeError(f"pool.map({name_of(fn)}, {brief(items)}): items are given as a list, or another iterable.")
+        return TypeError(f"pool.map({name_of(fn)}, {brief(items)}): pass the items as a list, or another iterable.")
     return None
 
 
@@ -131,7 +131,7 @@ class _Mapped(list[Any]):
 
 def _turned_around(other: object, operator: str) -> TypeError:
     if isinstance(other, PendingCompute | PendingComputeGroup):
-        return TypeError(f"a call stands on the left, the pool on the right: `call {operator} pool`.")
+        return TypeError(f"the call goes on the left, the pool on the right: `call {operator} pool`.")
     return TypeError(f"`pool {operator} {brief(other)}`: a pool is what calls are sent to, `call {operator} pool`.")
 
 
@@ -145,7 +145,7 @@ def _not_a_call(value: object, operator: str) -> TypeError:
     if callable(value) and not isinstance(value, type):
         name = name_of(value)
         return TypeError(
-            f"`{name} {operator} pool`: not a function is sent, but its call. Decorate it with @sky.compute, then call "
+            f"`{name} {operator} pool`: send a call, not a function. Decorate it with @sky.compute, then call "
             f"it: `{name}(...) {operator} pool`."
         )
     kind = type(value).__name__

@@ -55,17 +55,17 @@ def chosen_specs(specs: Sequence[Spec], provider: Provider | None, options: dict
         if isinstance(spec, int):
             raise InvalidArgument(f"ComputePool({spec}): say what the number means, `sky.ComputePool(nodes={spec})`.")
         if isinstance(spec, Provider):
-            raise InvalidArgument("a provider is given by name: `sky.ComputePool(provider=...)`.")
+            raise InvalidArgument("a provider is passed by keyword: `sky.ComputePool(provider=...)`.")
         if isinstance(spec, str):
             raise InvalidArgument(
-                f"ComputePool({spec!r}): a sky.Spec is wanted, or `sky.ComputePool(accelerator={spec!r})`."
+                f"ComputePool({spec!r}): expected a sky.Spec, or `sky.ComputePool(accelerator={spec!r})`."
             )
         if isinstance(spec, list | tuple):
-            raise InvalidArgument("ComputePool([...]): Specs are given one by one, `sky.ComputePool(*specs)`.")
+            raise InvalidArgument("ComputePool([...]): pass Specs one by one, `sky.ComputePool(*specs)`.")
         checked("specs", spec, Spec)
     beside = [name for name, value in options.items() if specs and value != _DEFAULTS[name]]
     if beside:
-        raise InvalidArgument(f"{', '.join(beside)}: say it in the Spec; beside a Spec it would not count.")
+        raise InvalidArgument(f"{', '.join(beside)}: set it in the Spec; beside a Spec it has no effect.")
     found = tuple(candidate(spec, Local()) for spec in specs or [Spec(provider=provider, **options)])
     if len(found) > 1:
         for one in found:
@@ -83,7 +83,7 @@ def _check_here(one: Candidate) -> None:
     if refusal := compare(wanted, look()).refusal:
         raise InvalidArgument(
             f"accelerator={wanted.name} in a Spec for this computer, which {refusal}. "
-            f"Say from whom they are: sky.Spec(provider=sky.AWS(), accelerator={wanted.name!r}, ...)."
+            f"Say which provider has them: sky.Spec(provider=sky.AWS(), accelerator={wanted.name!r}, ...)."
         )
 
 
@@ -91,7 +91,7 @@ def chosen_worker(concurrency: int | None, worker: Any) -> Worker:
     if concurrency is not None and worker is not None:
         raise InvalidArgument("give either concurrency=n or worker=sky.Worker(...), not both.")
     if type(worker) is int:
-        raise InvalidArgument(f"worker={worker}: a sky.Worker is wanted. A number of slots is `concurrency={worker}`.")
+        raise InvalidArgument(f"worker={worker}: expected a sky.Worker. A number of slots is `concurrency={worker}`.")
     if worker is not None:
         return checked("worker", worker, Worker)
     return Worker(concurrency=concurrency) if concurrency is not None else Worker()
@@ -131,7 +131,7 @@ def checked_plugins(plugins: Any) -> tuple[Plugin, ...]:
         raise InvalidArgument(f"plugins={name}: expected a list, even for one: plugins=[{_called(name)}].")
     if isinstance(plugins, str):
         raise InvalidArgument(
-            f"plugins={plugins!r}: expected a list of what functions make: plugins=[{_called(plugins)}]."
+            f"plugins={plugins!r}: expected a list of plugins, as functions make them: plugins=[{_called(plugins)}]."
         )
     if not isinstance(plugins, list | tuple):
         raise InvalidArgument(f"plugins={brief(plugins)}: expected a list, even for one: plugins=[...].")
@@ -173,7 +173,7 @@ def checked_name(name: Any) -> str:
 def checked_switch(name: str, value: Any, words: Sequence[str] = ()) -> Any:
     if isinstance(value, bool) or (isinstance(value, str) and value in words):
         return value
-    raise InvalidArgument(f"{name}={value!r}: True or False{''.join(f', {word!r}' for word in words)} is wanted.")
+    raise InvalidArgument(f"{name}={value!r}: expected True or False{''.join(f', {word!r}' for word in words)}.")
 
 
 def checked_replay_limit(limit: Any) -> int:
@@ -185,7 +185,7 @@ def checked_replay_limit(limit: Any) -> int:
 
 def check_listener(listener: Any) -> None:
     if not callable(listener):
-        raise InvalidArgument(f"on_event({listener!r}): a function that takes an event is wanted, on_event(print).")
+        raise InvalidArgument(f"on_event({listener!r}): expected a function that takes an event, on_event(print).")
 
 
 def checked_selection(selection: Any) -> Selection:
@@ -207,7 +207,7 @@ def checked(name: str, value: Any, kind: type[T]) -> T:
             instead = " It names Python and packages, not a container: sky.Image(python='3.12', pip=[...])."
         if name == "image" and isinstance(value, dict):
             instead = " Write image=sky.Image(**settings)."
-        raise InvalidArgument(f"{name}={value!r}: a sky.{kind.__name__} is wanted here.{instead}")
+        raise InvalidArgument(f"{name}={value!r}: expected a sky.{kind.__name__}.{instead}")
     return value
 
 

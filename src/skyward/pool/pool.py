@@ -178,7 +178,7 @@ class ComputePool(Collections, Mistakes):
 
     Args:
         *specs: kinds of machines that would do, as `sky.Spec(...)`; instead of the single options below that a Spec
-            has, too. The cheapest that can be had is taken, or with selection="first" the first.
+            has, too. The cheapest that is available is taken, or with selection="first" the first.
         provider: where machines come from: `sky.Local()`, `sky.SSH(hosts=[...])`, `sky.AWS()`. Default: this computer.
         nodes: how many machines. Default: 1, and with `sky.SSH` all hosts.
         accelerator: what each node has, such as "A100", "A100-80GB" or "H100:8" (eight). Default: none.
@@ -198,7 +198,7 @@ class ComputePool(Collections, Mistakes):
             Default: 604800, a week; on this computer none.
         processes_per_node: how many processes each node runs, each of them one rank; "gpu": one for each GPU of the
             node. Default: 1. If it is given, `sky.plugins.torch()` forms a group for a single rank too.
-        min_nodes: with how many of `nodes` the pool opens if not all can be had; the others join when they come.
+        min_nodes: with how many of `nodes` the pool opens if not all are available; the others join when they come.
             Default: all of them.
         retries: how often a `>>` call is started again after the loss of its node. Default: 3.
         replace: whether another machine takes the place of a lost one. Default: None, which means: of spot machines
@@ -722,7 +722,7 @@ class ComputePool(Collections, Mistakes):
         flush = partial(self._user.listeners.flush, _TOLD)
         return GroupCounter(self.name, name, total, self._emit, flush=flush)
 
-    # a compute function by how it is called: one with more parameters, which have defaults, is no Compute[[S], T]
+    # a compute function by how it is called: one with more parameters, which have defaults, is not a Compute[[S], T]
     @overload
     def map(
         self,
@@ -768,7 +768,7 @@ class ComputePool(Collections, Mistakes):
     ) -> list[Any]:
         """Applies `fn` to every one of `items`, in chunks sized by how long items take; results in order.
 
-        `return_exceptions`: an item that fails has its exception in its place, and the others go on. Otherwise (the
+        `return_exceptions`: a failed item has its exception in its place, and the others continue. Otherwise (the
         default) the first failure is raised and the rest is stopped; what had finished is in its `partial`, by index.
         `progress`: whether to show how many are done, how many a second, and the time left (the default).
         `resume`, `changed`, `resume_with`: keeps results, and computes only what is missing; as in `sky.gather`.
@@ -818,7 +818,7 @@ class ComputePool(Collections, Mistakes):
                 there is one. Default: the same path as `local`, or its last part if `local` is absolute.
             progress: whether the live view shows how far it is. Default: True.
 
-        Each byte leaves this computer once, where nodes reach each other. What is interrupted goes on where it stopped
+        Each byte leaves this computer once, where nodes reach each other. What is interrupted resumes where it stopped
         when it is called again. Nothing is deleted on the nodes. Raises `sky.errors.TransferError`.
         """
         self._state.check_open()
@@ -846,7 +846,7 @@ class ComputePool(Collections, Mistakes):
                 named.
             progress: whether the live view shows how far it is. Default: True.
 
-        Nothing is written outside `local`, whatever a node says. What is interrupted goes on where it stopped when it
+        Nothing is written outside `local`, whatever a node says. What is interrupted resumes where it stopped when it
         is called again. Nothing is deleted here. Raises `sky.errors.TransferError`.
         """
         self._state.check_open()

@@ -65,7 +65,7 @@ class Sender:
             self._warned.add(call.name)
             self.context.warn(
                 f"{call.name} is sent to one node (>>), in a pool whose nodes form a group ({', '.join(joined)}). If "
-                "it trains with the others or calls a collective, it will wait for them for ever: send it to all, "
+                "it trains with the others or calls a collective, it will wait for them forever: send it to all, "
                 f"with `{call.name}(...) @ pool`. If it needs no other node, all is well."
             )
 

@@ -46,7 +46,7 @@ class Settings:
 
     def named(self, name: str | None) -> tuple[str, Table]:
         if name is not None and not isinstance(name, str):
-            raise InvalidArgument(f"from_config({name!r}): the name of a pool is wanted; options have names, nodes=4.")
+            raise InvalidArgument(f"from_config({name!r}): expected the name of a pool; options have names, nodes=4.")
         chosen = name or self.default or (next(iter(self.pools)) if len(self.pools) == 1 else None)
         known = ", ".join(self.pools) or "none"
         if chosen is None:
@@ -137,7 +137,7 @@ def _read(path: Path) -> Settings | None:
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidArgument(f"{path} cannot be read: {exc}.") from None
     except tomllib.TOMLDecodeError as exc:
-        raise InvalidArgument(f"{path} is no TOML: {exc}. Correct that line.") from None
+        raise InvalidArgument(f"{path} is not TOML: {exc}. Correct that line.") from None
     if path.name == "pyproject.toml":
         tools = content.get("tool", {})
         content = cast(Any, tools).get("skyward") if isinstance(tools, dict) else None
@@ -215,7 +215,7 @@ def _listed(value: object, where: str) -> list[Any]:
 
 def _called(make: Callable[..., Any], table: object, where: str) -> Any:
     if not isinstance(table, dict):
-        raise InvalidArgument(f"{where}: a table is wanted, {{name = value, ...}}.")
+        raise InvalidArgument(f"{where}: expected a table, {{name = value, ...}}.")
     settings = {key: _plain_or_secret(value) for key, value in cast("Table", table).items()}
     _check_keys(settings, list(inspect.signature(make).parameters), where)
     try:

@@ -67,7 +67,7 @@ class Dask(Provider):
         cluster: a dask cluster, a `Client` (which stays open), or the address of a scheduler.
         per: "machine": one node for each machine that has workers; "worker": one for each worker. Default: "machine".
         security: dask's `Security` for an address with TLS; a cluster or a client brings its own. Default: none.
-        lease: seconds for which nodes go on when they hear nothing of you; then they end everything. Default: 900.
+        lease: seconds for which nodes continue when they hear nothing from you; then they end everything. Default: 900.
     """
 
     cluster: Any

@@ -93,8 +93,8 @@ def connect(cluster: Any, security: Any, timeout: float) -> tuple[Any, bool]:
     except (OSError, TypeError, ValueError, RuntimeError) as exc:
         raise HostUnreachable(
             "dask",
-            f"the scheduler of {cluster!r} does not take us in: {exc}. Check that it runs, that this computer "
-            "reaches it, and, if it uses TLS, that security= has the certificates.",
+            f"the scheduler of {cluster!r} does not accept the connection: {exc}. Check that it runs, that this "
+            "computer reaches it, and, if it uses TLS, that security= has the certificates.",
         ) from exc
 
 

@@ -49,7 +49,7 @@ class Join(Provider):
         addresses: the names or addresses by which machines reach this computer, or the login host. Default: all that
             it has.
         file: where FILE is written, such as a directory that all machines see. Default: among Skyward's own files.
-        lease: how many seconds machines go on without hearing from this computer. Default: 900.
+        lease: how many seconds machines continue without hearing from this computer. Default: 900.
     """
 
     nodes: int = 1

@@ -57,4 +57,4 @@ class Local(Provider):
                 "provider=sky.SSH(hosts=[...]) or provider=sky.AWS(). On Windows, Skyward runs inside WSL."
             )
         if count > _MOST:
-            raise InvalidArgument(f"nodes={count}: this computer can play {_MOST} nodes at the most.")
+            raise InvalidArgument(f"nodes={count}: this computer can run {_MOST} nodes at most.")

@@ -31,7 +31,9 @@ _SHOWN = 4
 def parse_host(text: str) -> tuple[str | None, str, int | None]:
     """User, host and port of "gpu1", "user@10.0.0.7:2222", "[2001:db8::1]:22" or "ssh://user@host:port"."""
     if not isinstance(text, str):
-        raise InvalidArgument(f"login={text!r} is no host. Write it like 'login.example.org' or 'user@10.0.0.7:2222'.")
+        raise InvalidArgument(
+            f"login={text!r} is not a host. Write it like 'login.example.org' or 'user@10.0.0.7:2222'."
+        )
     rest, url = (text[6:].rstrip("/"), True) if text.lower().startswith("ssh://") else (text, False)
     user, at, place = rest.rpartition("@")
     bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", place)
@@ -68,7 +70,7 @@ class SSH(Provider):
             "auto".
         ssh_timeout: seconds for which a host that does not answer is tried; one that refuses connections is tried for
             10. Default: 60.
-        lease: seconds for which hosts go on when they hear nothing of you; then they end everything. Default: 900.
+        lease: seconds for which hosts continue when they hear nothing from you; then they end everything. Default: 900.
     """
 
     hosts: Sequence[str | SshTarget]
@@ -85,7 +87,7 @@ class SSH(Provider):
         object.__setattr__(self, "hosts", _host_list(self.hosts))
         if self.user is not None:
             if not isinstance(self.user, str) or not self.user:
-                raise InvalidArgument(f"user={self.user!r}: the name of a user is wanted.")
+                raise InvalidArgument(f"user={self.user!r}: expected the name of a user.")
             _check_name("user", self.user, f"user={self.user!r}")
         if self.port is not None:
             _port(str(self.port), f"port={self.port!r}")
@@ -165,27 +167,27 @@ def _host_list(hosts: Any) -> tuple[str | SshTarget, ...]:
             _check_name("host", host.host, f"hosts: {host.host!r}")
             _check_name("user", host.user or "", f"hosts: {str(host)!r}")
         elif not isinstance(host, str):  # nor is a target without a host
-            raise InvalidArgument(f"hosts: {host!r} is no host. Write it like 'gpu1' or 'user@10.0.0.7:2222'.")
+            raise InvalidArgument(f"hosts: {host!r} is not a host. Write it like 'gpu1' or 'user@10.0.0.7:2222'.")
     return tuple(cast("Sequence[str | SshTarget]", hosts))
 
 
 def _check_name(what: str, name: str, where: str) -> None:
     unsafe = _UNSAFE.search(name)
     if unsafe:
-        raise InvalidArgument(f"{where}: a {what} cannot have {unsafe[0]!r} in its name. Write one host an entry.")
+        raise InvalidArgument(f"{where}: a {what} cannot have {unsafe[0]!r} in its name. Write one host per entry.")
     if name.startswith("-"):
         raise InvalidArgument(f"{where}: a {what} cannot begin with '-': ssh would take it for an option.")
 
 
 def _port(port: str, where: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise InvalidArgument(f"{where}: {port!r} is no port. Give a number from 1 to 65535.")
+        raise InvalidArgument(f"{where}: {port!r} is not a port. Give a number from 1 to 65535.")
     return int(port)
 
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:
     if path is not None and not isinstance(path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise InvalidArgument(f"{path!r} is no path of a file. Give one as a text, like '~/.ssh/id_ed25519'.")
+        raise InvalidArgument(f"{path!r} is not the path of a file. Give one as a text, like '~/.ssh/id_ed25519'.")
     return None if path is None else os.path.abspath(os.path.expanduser(path))
 
 

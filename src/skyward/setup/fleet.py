@@ -406,7 +406,7 @@ class Fleet:
                 "each other, or leave the plugin out: calls with >> go through this computer and work without.",
             )
         if layout.star:
-            context.warn(f"{why}. Calls work all the same, through this computer; groups of nodes (torch, jax) do not.")
+            context.warn(f"{why}. Calls still work, through this computer; groups of nodes (torch, jax) do not.")
         return why
 
     def _explain(self, error: BootstrapError) -> None:

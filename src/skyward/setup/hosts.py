@@ -248,7 +248,7 @@ class HostSetup:
                     self._context.warn(
                         f"{keeper.shell.name} could not be reached when the pool was closed ({_first_line(exc)}). It "
                         f"is tried for another minute; if that fails, what runs there ends by itself, "
-                        f"{self._context.access.lease:.0f} s after it last heard of us."
+                        f"{self._context.access.lease:.0f} s after it last heard from us."
                     )
                     return
         self._watchdog.drop(running.key)
@@ -353,8 +353,8 @@ def _enough_or_error(parts: Sequence[Future[Host]], context: PoolContext) -> lis
         names = "".join(f"\n- {error}" for error in dict.fromkeys(map(str, failed)))
         raise BootstrapError(
             "connecting",
-            f"{len(parts) - len(failed)} of {context.nodes} nodes can be had, and min_nodes={context.min_nodes} asks "
-            f"for more. What is wrong with the others:{names}",
+            f"{len(parts) - len(failed)} of {context.nodes} nodes are available, and min_nodes={context.min_nodes} "
+            f"asks for more. What is wrong with the others:{names}",
         ) from failed[0]
     for text in dict.fromkeys(str(other) for other in failed[1:] if str(other) != str(failed[0])):
         failed[0].add_note(f"also: {text}")

@@ -51,7 +51,7 @@ class KeeperClient:
         self._process = shell.start(argv, env, self._errors)
         self._messages: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._answers: list[Any] = []
-        self._nonsense = ""  # what it said that is no message, if it did
+        self._nonsense = ""  # what it said that is not a message, if it did
         self._lease, self._over = lease, False
         self._receiver = Receiver(KeeperToClient, self)
         threading.Thread(target=self._listen, name="skyward-keeper", daemon=True).start()
@@ -132,7 +132,7 @@ class KeeperClient:
         try:
             self._receiver.hear(message, [])
         except Malformed as exc:
-            text = f"what answers on {self.shell.name} is no keeper of ours: {exc}."
+            text = f"what answers on {self.shell.name} is not a keeper of ours: {exc}."
             raise BootstrapError("keeper", text) from exc
 
     @handles(KeeperToClient.Addresses)
@@ -203,7 +203,7 @@ class KeeperClient:
     def _failure(self) -> BootstrapError:
         if self._nonsense:
             return BootstrapError(
-                "keeper", f"what answers on {self.shell.name} is no keeper of ours: {self._nonsense}."
+                "keeper", f"what answers on {self.shell.name} is not a keeper of ours: {self._nonsense}."
             )
         if self._over:
             return BootstrapError("keeper", "the pool's ttl was over before it was open. Raise ttl=.")
@@ -226,7 +226,7 @@ def _parsed(line: bytes) -> list[Any]:
     try:
         message: Any = json.loads(line)
     except (ValueError, RecursionError) as exc:
-        raise Malformed(f"{line[:80]!r} is no JSON ({type(exc).__name__})") from None
+        raise Malformed(f"{line[:80]!r} is not JSON ({type(exc).__name__})") from None
     if type(message) is not list or len(message) < 2 or type(message[0]) is not str:  # pyright: ignore[reportUnknownArgumentType] - that is the question
-        raise Malformed(f"{line[:80]!r} is no message")
+        raise Malformed(f"{line[:80]!r} is not a message")
     return cast("list[Any]", message)

@@ -111,7 +111,7 @@ def find_layout(
     known = each(lambda host: _addresses(host, deadline), hosts)
     for node, found in enumerate(known):
         if not found:
-            raise BootstrapError("network", f"{names[node]} has no address but its loopback's.", node)
+            raise BootstrapError("network", f"{names[node]} has no address except loopback.", node)
     if len(hosts) == 1:
         return Layout((known[0][0],))
     best: Layout | None = None
@@ -133,7 +133,7 @@ def replacement_address(host: Host, ip: str, old: Address, deadline: float) -> A
         return old
     found = _addresses(host, deadline)
     if not found:
-        raise BootstrapError("network", f"{host.keeper.shell.name} has no address but its loopback's.")
+        raise BootstrapError("network", f"{host.keeper.shell.name} has no address except loopback.")
     return next((address for address in found if address.ip == ip or address.network == old.network), found[0])
 
 

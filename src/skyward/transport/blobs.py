@@ -218,7 +218,7 @@ def make_again(directory: str) -> bool:
         os.mkdir(directory, 0o700)
     except FileExistsError:
         if not private.is_private(directory):
-            raise PermissionError(errno.EACCES, "others have a hand in the directory of blobs", directory) from None
+            raise PermissionError(errno.EACCES, "other users can write to the directory of blobs", directory) from None
         return False
     os.chmod(directory, 0o700)  # a umask may have taken even our own rights away
     return True
@@ -509,7 +509,7 @@ def _further(directory: str, full: list[str]) -> str | None:
     full.append(os.path.dirname(directory))
     spill = _spill(directory) or _new_spill(directory, full)
     if spill is not None and not private.is_private(spill):
-        raise PermissionError(errno.EACCES, "others have a hand in the directory where blobs would go", spill)
+        raise PermissionError(errno.EACCES, "other users can write to the directory where blobs would go", spill)
     return spill
 
 

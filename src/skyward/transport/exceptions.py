@@ -136,7 +136,7 @@ def annotate(exc: BaseException, described: Described, where: str) -> BaseExcept
 def noted(exc: BaseException, note: str) -> bool:
     try:
         exc.add_note(note)
-    except Exception:  # its __notes__ is no list, or it does not let itself be changed
+    except Exception:  # its __notes__ is not a list, or it does not let itself be changed
         try:
             object.__setattr__(exc, "__notes__", [note])
         except (AttributeError, TypeError):

@@ -3,7 +3,7 @@
     frame  = header length (u32) | number of buffers (u32) | their lengths (u64 each) | header | buffers
     header = JSON; what is in the buffers is never looked at here
 
-Control travels as JSON so that nothing is unpickled but what the user's own call asks for. What is no frame raises
+Control travels as JSON so that nothing is unpickled but what the user's own call asks for. What is not a frame raises
 Malformed. What a frame says of its own size is believed up to limits, and memory is taken as its bytes arrive. The same
 limits hold for what is sent: a frame that the other side would refuse raises TooLarge here.
 """
@@ -50,7 +50,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # what json.l
 
 
 class Malformed(ValueError):
-    """A peer has sent what is no frame or message of ours: its connection is broken, and nothing else."""
+    """A peer has sent what is not a frame or message of ours: its connection is broken, and nothing else."""
 
 
 class TooLarge(ValueError):
@@ -62,9 +62,9 @@ def loads(data: Buffer) -> Any:
         text = str(data, "utf-8", "surrogatepass")
         value, end = _scan(text, 0)
     except (StopIteration, ValueError, RecursionError) as exc:  # also of numbers with thousands of digits
-        raise Malformed(f"the header of a frame is no JSON of ours ({type(exc).__name__})") from None
+        raise Malformed(f"the header of a frame is not JSON of ours ({type(exc).__name__})") from None
     if end != len(text):
-        raise Malformed("the header of a frame is no JSON")
+        raise Malformed("the header of a frame is not JSON")
     return value
 
 

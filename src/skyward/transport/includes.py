@@ -201,7 +201,7 @@ def _walk(root: Path, path: Path, name: str, rules: _Rules, above: frozenset[Pat
     real = path.resolve()
     if not real.is_relative_to(root):
         raise InvalidArgument(
-            f"{name!r} is a link to {real}, which lies outside the project {root}; only what lies in it is sent. "
+            f"{name!r} is a link to {real}, which is outside the project {root}; only what is in it is sent. "
             "Copy it into the project, or name it in excludes."
         )
     # A link may not lead to what would be left out under its own name.
@@ -250,11 +250,11 @@ def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for count, member in enumerate(tar):
         size += member.size
         if not (member.isreg() or member.isdir()) or member.name.startswith("/") or ".." in member.name.split("/"):
-            raise tarfile.TarError(f"the archive holds {member.name!r}, which is no plain file or leads elsewhere")
+            raise tarfile.TarError(f"the archive holds {member.name!r}, which is not a plain file or leads elsewhere")
         if size > MAX_BYTES or count > MAX_FILES:
             raise tarfile.TarError(f"the archive holds more than {MAX_BYTES >> 20} MB or {MAX_FILES:,} files")
         if member.name.count("/") > 2 * MAX_DEPTH:  # what could be made, but not removed again
-            raise tarfile.TarError(f"the archive holds {member.name[:80]!r}..., which lies too deep")
+            raise tarfile.TarError(f"the archive holds {member.name[:80]!r}..., which is nested too deeply")
         # As `pack` has written them; the archive of somebody else may say otherwise.
         member.mode = 0o700 if member.isdir() or member.mode & stat.S_IXUSR else 0o600
         member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""

@@ -52,7 +52,7 @@ def content(path: Path, most: int = -1) -> bytes:
     with open(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{path} is no plain file, or not this user's alone")
+            raise PermissionError(f"{path} is not a plain file, or not this user's alone")
         return file.read(most)
 
 

@@ -151,7 +151,7 @@ class Link:
 
     def _accept(self, header: Any, buffers: list[memoryview], arrived: list[Message]) -> None:
         if header.__class__ is not dict:
-            raise Malformed("the header of a frame is no object")
+            raise Malformed("the header of a frame is not an object")
         if len(header) != 3 and len(header) != 1:
             raise Malformed("a frame with other fields than ours")
         acknowledged, number = header.get("a"), header.get("s", 0)

@@ -139,7 +139,7 @@ def _made(path: Path) -> os.stat_result:
 
 def _check_level(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISDIR(found.st_mode):
-        raise NotPrivate(f"{path} is no directory")
+        raise NotPrivate(f"{path} is not a directory")
     if found.st_uid not in _trusted():
         raise NotPrivate(f"{path} belongs to another user (uid {found.st_uid})")
     if found.st_mode & stat.S_ISVTX:

@@ -38,5 +38,5 @@ def refusal(hello: Any, role: str | None, session: str) -> str | None:
             if allowed and not greeting["session"].startswith(session):
                 return "the session is none of the pool that this node belongs to: this is the client of another pool"
         case _:
-            return "this is no greeting: the peer has another version of Skyward, or none"
+            return "this is not a greeting: the peer has another version of Skyward, or none"
     return None if allowed else f"the certificate of {role or 'nobody'!r} does not allow this greeting"

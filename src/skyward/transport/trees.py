@@ -82,7 +82,7 @@ class Reader:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise Changed(errno.EINVAL, "it is no file any more", path)
+                raise Changed(errno.EINVAL, "it is not a file any more", path)
             pieces: list[bytes] = []
             while length and (data := os.pread(fd, length, offset)):
                 pieces.append(data)
@@ -241,9 +241,9 @@ def _checked(raw: Any) -> Entry:
     except UnicodeError:
         raise Malformed("an entry of a folder whose name cannot be a name") from None
     if any(name in ("", ".", "..") or "\0" in name for name in names) or not all(s <= _LONGEST_NAME for s in sizes):
-        raise Malformed(f"{entry.path[:200]!r} is no path below a folder")
+        raise Malformed(f"{entry.path[:200]!r} is not a path below a folder")
     if whole > _LONGEST_PATH or len(names) > MOST_DEPTH + 2 or (not names and entry.kind != "d"):
-        raise Malformed(f"{entry.path[:200]!r} is no path below a folder")
+        raise Malformed(f"{entry.path[:200]!r} is not a path below a folder")
     if entry.kind not in ("f", "d", "l") or not 0 <= entry.size < 1 << 62 or not abs(entry.mtime) < 1 << 62:
         raise Malformed(f"{entry.path[:200]!r} is neither a file, a folder nor a link")
     if not 0 <= entry.mode <= 0o777 or len(target) > _LONGEST_PATH or b"\0" in target:

@@ -160,7 +160,7 @@ def test_a_pool_for_joblib_keeps_what_the_user_said() -> None:
         sky.integrations.JoblibPool(max_inflight=0)
     with pytest.raises(InvalidArgument, match="not both"):
         sky.integrations.ScikitLearnPool(concurrency=1, worker=threads)
-    with pytest.raises(InvalidArgument, match=r"1\.5 is no version of scikit-learn"):
+    with pytest.raises(InvalidArgument, match=r"1\.5 is not a version of scikit-learn"):
         sky.integrations.ScikitLearnPool(sklearn_version=1.5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match=r"1\.5 is no version of joblib"):
+    with pytest.raises(InvalidArgument, match=r"1\.5 is not a version of joblib"):
         sky.integrations.JoblibPool(joblib_version=1.5)  # type: ignore[arg-type]

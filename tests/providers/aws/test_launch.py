@@ -597,7 +597,7 @@ def test_the_callers_address_is_asked_for_unless_it_is_given(cloud: Cloud) -> No
             server.shutdown()
     (call,) = called(cloud, "AuthorizeSecurityGroupIngress")
     assert call.params["IpPermissions.2.IpRanges.1.CidrIp"] == "203.0.113.9/32"
-    with pytest.raises(SkywardError, match=r"Give it yourself: sky.AWS\(ssh_from="):
+    with pytest.raises(SkywardError, match=r"Set it yourself: sky.AWS\(ssh_from="):
         cloud.aws(ssh_from=None, address_service=echo).acquire(Spec(), "q")
     assert len(called(cloud, "CreateSecurityGroup")) == 1
     assert network.own_address(private=True).endswith("/32")

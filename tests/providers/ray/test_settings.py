@@ -62,7 +62,7 @@ def test_only_pools_that_a_job_holds_can_outlive_their_client() -> None:
         ({"strategy": "TIGHT"}, "STRICT_SPREAD"),
         ({"resources": {"CPU": -1}}, "cannot be asked of Ray"),
         ({"resources": {"CPU": "4"}}, "cannot be asked of Ray"),
-        ({"token": " "}, "token= is no token"),
+        ({"token": " "}, "token= is not a token"),
         ({"lease": 0}, "lease"),
         ({"port": 70000}, "port"),
     ],

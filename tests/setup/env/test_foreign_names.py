@@ -53,7 +53,7 @@ def test_a_file_of_an_index_stays_where_it_is_kept(index: Index, tmp_path: Path,
     kept = tmp_path / "cache" / "wheels" / "0123456789abcdef"
     before = sorted(tmp_path.rglob("*"))
     url = f"{index.address}/simple/x/{name}"
-    with pytest.raises(BootstrapError, match="is no file name of a package"):
+    with pytest.raises(BootstrapError, match="is not the file name of a package"):
         fetch(url, hashlib.sha256(content).hexdigest(), kept, {}, None, time.monotonic() + 5)
     assert sorted(tmp_path.rglob("*")) == before
     assert index.seen == []
@@ -85,7 +85,7 @@ def test_whatever_an_index_says_a_name_is_one_plain_file(name: str) -> None:
 
 @pytest.mark.parametrize("digest", ["", "../" * 21 + "x", "A" * 64, "g" * 64, "1" * 63, "1" * 65])
 def test_a_hash_is_digits_before_it_is_a_path(digest: str) -> None:
-    with pytest.raises(BootstrapError, match="no SHA-256"):
+    with pytest.raises(BootstrapError, match="not a SHA-256"):
         check_digest(digest, "a step")
 
 

@@ -62,7 +62,7 @@ def test_requirements_with_hashes_are_read() -> None:
         ("thing==1.2 --hash=sha256:abc", "no SHA-256"),
         ("--index-url https://me:pw@example.org/simple", "the option --index-url is not read"),
         ("-r other.txt", "the option -r is not read"),
-        (f"./here --hash=sha256:{ONE}", "no requirement with a name"),
+        (f"./here --hash=sha256:{ONE}", "not a requirement with a name"),
     ],
 )
 def test_requirements_that_pin_nothing_are_refused_in_words(text: str, words: str) -> None:
@@ -101,7 +101,7 @@ def test_a_pylock_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no toml", "no TOML"),
+        ("no toml", "not TOML"),
         ('[[packages]]\nname = "thing"\n', "no lock-version"),
         ('lock-version = "1.0"\n', "no packages"),
         ('lock-version = "1.0"\n[[packages]]\nname = "../x"\n', "called '../x'"),

@@ -286,7 +286,7 @@ def test_a_lock_file_becomes_pins() -> None:
         Pin("e", "e @ git+https://x/e.git@c0ffee"),
     )
     assert strip_login("d @ https://me:pw@x/d.zip@1") == "d @ https://x/d.zip@1"
-    with pytest.raises(BootstrapError, match="lies on this computer"):
+    with pytest.raises(BootstrapError, match="is on this computer"):
         read_pylock('[[packages]]\nname = "e"\nvcs = { type = "git", url = "file:///e", commit-id = "c" }')
 
 

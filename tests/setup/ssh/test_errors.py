@@ -135,7 +135,7 @@ TARGET = SshTarget("gpu1", user="me", port=2222, key="/home/me/id")
             'Load key "/home/me/id": invalid format\r\nme@gpu1: Permission denied (publickey).\r\n',
             AuthenticationFailed,
             1,
-            "no private key that ssh can read",
+            "not a private key that ssh can read",
         ),
         (
             "/home/me/.ssh/config: line 2: Bad configuration option: bogus\r\n"

@@ -192,7 +192,7 @@ class Shared:
     @handles(AgentToHead.Share)
     def _asked_by_peer(self, share: AgentToHead.Share, node: int) -> None:
         if share.asker.partition("/")[0] != str(node):
-            raise Malformed(f"node {node} asks for {share.asker[:80]!r}, which is no process of it")
+            raise Malformed(f"node {node} asks for {share.asker[:80]!r}, which is not one of its processes")
         self._server().hear(share.asker, share.message, share.buffers, partial(self._to_peer, share.asker))
 
     def _to_peer(self, asker: str, message: RawMessage, buffers: Buffers) -> None:

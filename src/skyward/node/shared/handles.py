@@ -402,7 +402,7 @@ class SharedLock(Handle):
         """Waits for the lock, at most `timeout` seconds (None: without a limit), and returns its fencing token.
 
         Each holder has a larger token than all before. A store that refuses smaller ones than it has seen is safe from
-        a holder that was given up for lost and goes on. Raises `sky.errors.SharedTimeout`, which says who holds it.
+        a holder that was given up for lost and continues. Raises `sky.errors.SharedTimeout`, which says who holds it.
         """
         channel = self._channel()
         token = self._ask("acquire", [], None, checked_timeout(timeout))[0]

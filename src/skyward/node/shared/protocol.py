@@ -76,14 +76,16 @@ def _plain(key: Any, whole: object, depth: int = 0) -> object:
         return tuple(_plain(part, whole, depth + 1) for part in key)  # pyright: ignore[reportUnknownVariableType] - any parts
     if isinstance(key, float):
         if not math.isfinite(key):
-            raise InvalidArgument(f"{whole!r} cannot be a key of a shared collection: {key} is no number to look up.")
+            raise InvalidArgument(
+                f"{whole!r} cannot be a key of a shared collection: {key} is not a number to look up."
+            )
         return int(key) if key.is_integer() else float(key)
     try:
         number = index(key)  # whole numbers of numpy, too
     except TypeError:
         raise InvalidArgument(
-            f"{whole!r} cannot be a key of a shared collection: a {type(key).__name__} is no text, number, bytes, None "
-            "or tuple of these. Use its name, or something else that stands for it."
+            f"{whole!r} cannot be a key of a shared collection: a {type(key).__name__} is not a text, number, bytes, "
+            "None or tuple of these. Use its name, or something else that stands for it."
         ) from None
     if number.bit_length() > _MOST_BITS:
         raise InvalidArgument(

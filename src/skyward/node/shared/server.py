@@ -162,7 +162,7 @@ class Server:
         except OSError:
             alive = False
         except Exception:
-            log.exception("a runner sent something that is no message about shared collections")
+            log.exception("a runner sent something that is not a message about shared collections")
             alive = False
         self._flush()
         if not alive:

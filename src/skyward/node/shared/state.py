@@ -293,7 +293,7 @@ class Lock(Collection):
         if holder is None or holder.asker is not request.asker or self._token != request.arguments[0]:
             now = "nobody holds it now" if holder is None else f"{holder.asker.label} holds it now"
             raise Refused(
-                "lock lost", f"{self} is not held by this process any more ({now}): it was given up for lost meanwhile."
+                "lock lost", f"{self} is not held by this process any more ({now}): it was given up as lost meanwhile."
             )
         return [done(request), *self._pass_on(request.since)]
 

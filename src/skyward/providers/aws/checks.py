@@ -128,21 +128,23 @@ def tag_pairs(tags: object) -> tuple[tuple[str, str], ...]:
     try:
         pairs = tuple((str(key), str(value)) for key, value in given)
     except (TypeError, ValueError):
-        raise InvalidArgument(f'tags={tags!r} are no names with values. Write tags={{"team": "ml"}}.') from None
+        raise InvalidArgument(f'tags={tags!r} are not names with values. Write tags={{"team": "ml"}}.') from None
     for key, value in pairs:
         if not 1 <= len(key) <= 128 or len(value) > 256:
             raise InvalidArgument(f"tags: {key!r} is too long; AWS takes 128 characters for a name, 256 for a value.")
         if key.lower().startswith(_RESERVED):
             raise InvalidArgument(f"tags: names that begin with {key.partition(':')[0]}: are reserved. Rename {key!r}.")
     if len(pairs) > 40:
-        raise InvalidArgument(f"tags: {len(pairs)} of them; AWS takes 50 a thing, ours among them. Give 40 or fewer.")
+        raise InvalidArgument(
+            f"tags: {len(pairs)} of them; AWS allows 50 per resource, including Skyward's. Give 40 or fewer."
+        )
     return pairs
 
 
 def check_lease(lease: float, boot: float) -> None:
     if lease < boot:
         raise InvalidArgument(
-            f"lease={lease:g}: a machine may need {boot:g} s to boot, and would end itself before it hears of us. "
+            f"lease={lease:g}: a machine may need {boot:g} s to boot, and would end itself before it hears from us. "
             f"Give {boot:g} or more; 900 is usual."
         )
 

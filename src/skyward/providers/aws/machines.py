@@ -202,7 +202,7 @@ class Endpoint:
 def check_way(via: object) -> None:
     if via is not None and via not in get_args(Way):
         raise InvalidArgument(
-            f'via={via!r} is no way to a machine. Say via="ssm" (Session Manager) or via="eice" (an EC2 Instance '
+            f'via={via!r} is not a way to a machine. Say via="ssm" (Session Manager) or via="eice" (an EC2 Instance '
             "Connect endpoint), or leave it out: ssh then goes to the machine's own address."
         )
 

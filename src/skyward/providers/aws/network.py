@@ -55,7 +55,7 @@ def subnets(api: Api, given: Sequence[str] = (), public: bool = True, demanded: 
     found = api.pages("ec2", "describe_subnets", "Subnets", **requested)
     if not found:
         raise InvalidArgument(
-            f"there is no default VPC in {api.account.region}, so machines have no network to stand in. "
+            f"there is no default VPC in {api.account.region}, so machines have no network. "
             'Name a subnet: sky.AWS(subnet_id="subnet-..."), or make one with `aws ec2 create-default-vpc`.'
         )
     vpcs = {item["VpcId"] for item in found}
@@ -91,7 +91,7 @@ def checked_cidr(value: str) -> str:
         return str(ipaddress.ip_network(value, strict=False))
     except ValueError as exc:
         raise InvalidArgument(
-            f'ssh_from={value!r} is no address. Write it like "203.0.113.7" or "203.0.113.0/24".'
+            f'ssh_from={value!r} is not an address. Write it like "203.0.113.7" or "203.0.113.0/24".'
         ) from exc
 
 
@@ -115,7 +115,7 @@ def own_address(private: bool = False, service: str = ADDRESS_SERVICE) -> str:
             errors.append(exc)
     raise SkywardError(
         f"the public address of this computer could not be asked for at {service} ({errors[0]}); SSH is opened for "
-        'that address only. Give it yourself: sky.AWS(ssh_from="203.0.113.7/32").'
+        'that address only. Set it yourself: sky.AWS(ssh_from="203.0.113.7/32").'
     ) from errors[0]
 
 
@@ -246,7 +246,7 @@ def your_group(group: str, own: Callable[[], str]) -> Admission:
     except SkywardError:  # it is only said
         which = ""
     return Admission(
-        allowed=f"They stand in your own security group {group}: it must let in tcp port 22 from this computer{which}."
+        allowed=f"They are in your own security group {group}: it must let in tcp port 22 from this computer{which}."
     )
 
 
@@ -289,7 +289,7 @@ def _removed(api: Api, group: str, rules: Sequence[_Rule]) -> tuple[list[str], s
 def _allowed(group: str, address: str) -> str:
     return (
         f"Security group {group} lets in ssh from {address} only, the address at which the world sees this computer. "
-        "If ssh leaves by another way (a VPN, a proxy, a second line), name that one: "
+        "If ssh takes another way out (a VPN, a proxy, a second line), name that address: "
         'sky.AWS(ssh_from="203.0.113.0/24").'
     )
 

@@ -72,15 +72,15 @@ def taken_at(body: bytes) -> float:
     try:
         notice: object = json.loads(body)
     except RecursionError:
-        raise ValueError("this is no notice: it is nested without end") from None
+        raise ValueError("this is not a notice: it is nested without end") from None
     at = cast("dict[str, object]", notice).get("time") if isinstance(notice, dict) else None
     if not isinstance(at, str):
-        raise ValueError(f"this is no notice: {body[:200]!r}")
+        raise ValueError(f"this is not a notice: {body[:200]!r}")
     moment = datetime.fromisoformat(at)
     try:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except OverflowError:
-        raise ValueError(f"this is no moment: {at[:80]!r}") from None
+        raise ValueError(f"this is not a time: {at[:80]!r}") from None
 
 
 def remaining(deadline: float, date: str | None, now: float) -> float:

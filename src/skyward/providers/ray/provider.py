@@ -67,7 +67,7 @@ class Ray(Provider):
         strategy: that of the placement group. Default: "STRICT_SPREAD", every node is another machine.
         token: the cluster's token; "" if it has none. Default: None, it is looked for where Ray's own programs do.
         autoscaling: whether the cluster grows, so that what no node has now is waited for. Default: False.
-        lease: how many seconds nodes go on when they hear nothing of us. Default: 900.
+        lease: how many seconds nodes continue when they hear nothing from us. Default: 900.
         host: the address at which this computer listens for nodes. Default: "", all of its addresses.
         port: the port there. Default: 0, one that is free.
         request_timeout: how many seconds one request to the Jobs API may take. Default: 30.
@@ -354,7 +354,7 @@ class _Watch:
         if found.infeasible:
             raise NothingFits(self._wish, self._where, found.nodes)
         if ended := self._driver.ended():
-            raise SkywardError(f"the nodes on Ray at {self._where} could not be had: {found.failed or ended}")
+            raise SkywardError(f"the nodes on Ray at {self._where} are not available: {found.failed or ended}")
         if found.hopeless or (found.losses and not self._moved):
             raise BootstrapError("joining", _not_joined(found.hopeless or next(iter(found.losses.values()))[-1]))
         text = "waiting for Ray to give another machine" if self._moved else found.progress(self._count, self._wish)
@@ -365,7 +365,7 @@ class _Watch:
         if over and found.waiting:
             raise Busy(self._wish, found.free or found.nodes)
         if over:
-            raise BootstrapError("joining", f"the time for it is over (provision_timeout=). Last seen: {text}.")
+            raise BootstrapError("joining", f"provision_timeout= is over. Last seen: {text}.")
 
 
 def _not_joined(why: str) -> str:
@@ -498,7 +498,7 @@ Strategy = Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"]
 
 def parse_address(given: object) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise InvalidArgument(f'address={given!r} is no address. Write "auto", "http://head:8265" or "head:6379".')
+        raise InvalidArgument(f'address={given!r} is not an address. Write "auto", "http://head:8265" or "head:6379".')
     given = given.strip()
     if given == "auto":
         known = (os.environ.get("RAY_API_SERVER_ADDRESS"), os.environ.get("RAY_ADDRESS"))
@@ -543,4 +543,4 @@ def check_token(token: object) -> None:
     if token is not None and (
         not isinstance(token, str) or not token.isascii() or not token.isprintable() or (token and not token.strip())
     ):
-        raise InvalidArgument("token= is no token. Leave it out, or give the cluster's.")
+        raise InvalidArgument("token= is not a token. Leave it out, or give the cluster's.")

@@ -121,7 +121,7 @@ _MEANT = (
     ),
     ("invalid qos", "permission", "the QOS {qos} does not exist, or your account may not use it. Give another qos="),
     ("time limit is invalid", "other", "the time limit {time} is longer than the partition {partition} allows"),
-    ("invalid --time", "other", 'time={time} is no time. Write it as Slurm does: "2:00:00", "1-12:00:00"'),
+    ("invalid --time", "other", 'time={time} is not a time. Write it as Slurm does: "2:00:00", "1-12:00:00"'),
     (
         "invalid node name",
         "other",

@@ -374,7 +374,7 @@ def end(
     which we know nothing yet.
     """
     began, cancelled, seen = time.monotonic(), dict[str, float](), dict.fromkeys(known)
-    told_to = "its nodes were told to end" if told else "it has to end the jobs of the pool"
+    told_to = "its nodes were asked to end" if told else "it has to end the jobs of the pool"
     for pause in pauses():
         listing = answered(lambda: jobs_of(commands, pool), _SILENCE, report, told_to)
         jobs = [job for job in listing if not job.over]
@@ -392,7 +392,7 @@ def end(
         if waited > _ENDING:
             states = [f"{job.id} is {job.state.lower()}" for job in jobs]
             states += failed_nodes(commands, [node for job in jobs for node in job.nodes]).values()
-            text = f"Slurm was told to end its jobs {waited:.0f} s ago: {', '.join(states)}."
+            text = f"Slurm was asked to end its jobs {waited:.0f} s ago: {', '.join(states)}."
             raise NotGivenBack(pool, "Slurm's queue", [f"job {job.id}" for job in jobs], 0.0, text)
         if waited > _BY_ITSELF:
             report(f"waiting for Slurm to end {', '.join(f'job {job.id}' for job in jobs)}")

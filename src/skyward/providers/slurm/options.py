@@ -56,17 +56,19 @@ class Gpus:
 def check_time(time: Any) -> None:
     if not isinstance(time, str) or not _TIME.fullmatch(time):
         raise InvalidArgument(
-            f'time={time!r} is no time limit. Write it as Slurm does: "2:00:00" is two hours, "1-12:00:00" a day and a '
-            'half, "90" ninety minutes.'
+            f'time={time!r} is not a time limit. Write it as Slurm does: "2:00:00" is two hours, "1-12:00:00" a day '
+            'and a half, "90" ninety minutes.'
         )
 
 
 def check_setup(python: Any, modules: Any, setup: Any) -> tuple[str, ...]:
     for name, value in (("python", python or "python3"), *(("modules", module) for module in modules)):
         if not isinstance(value, str) or not value.isprintable() or not value or value.startswith("-"):
-            raise InvalidArgument(f'{name}: {value!r} is no name. Write python="/sw/bin/python3.11", modules=["cuda"].')
+            raise InvalidArgument(
+                f'{name}: {value!r} is not a name. Write python="/sw/bin/python3.11", modules=["cuda"].'
+            )
     if not isinstance(setup, str) or "\0" in setup or "END-OF-" in setup:
-        raise InvalidArgument(f'setup={setup!r}: lines of bash are wanted, like setup="source /sw/env.sh".')
+        raise InvalidArgument(f'setup={setup!r}: expected lines of bash, like setup="source /sw/env.sh".')
     return tuple(modules)
 
 
@@ -88,7 +90,7 @@ def extra_options(options: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> tup
     for name, value in pairs:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidArgument(
-                f"options: {name!r} is no long option of sbatch. Write it without dashes in front, like "
+                f"options: {name!r} is not a long option of sbatch. Write it without dashes in front, like "
                 'options={"mail-type": "END", "exclusive": True}.'
             )
         if name in SETTINGS:

@@ -92,7 +92,7 @@ class Slurm(Provider):
         setup: lines of bash that each node runs then, such as "source /sw/env.sh". What both set holds in bodies, too.
         options: further long options of sbatch, {"reservation": "course", "exclusive": True}.
         wait: how many seconds the job may wait in the queue. Default: None, as long as it takes.
-        lease: how many seconds nodes go on when they hear nothing of us. Default: 900.
+        lease: how many seconds nodes continue when they hear nothing from us. Default: 900.
         ssh_timeout: how many seconds the login node may take to let us in. Default: 60.
     """
 
@@ -121,7 +121,7 @@ class Slurm(Provider):
                 and name != "time"
                 and (not isinstance(value, str) or not value.isprintable() or not value)
             ):
-                raise InvalidArgument(f"{name}={value!r}: a text as sbatch takes it is wanted, like {name}='...'.")
+                raise InvalidArgument(f"{name}={value!r}: expected a text as sbatch takes it, like {name}='...'.")
         if self.time is not None:
             check_time(self.time)
         modules = self.modules.split() if isinstance(self.modules, str) else self.modules

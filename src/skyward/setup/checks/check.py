@@ -359,7 +359,7 @@ class Session:
                 if self._heard > _MOST:
                     raise BootstrapError(
                         _STEP,
-                        f"{self.name} prints more than {_MOST >> 10} kB where a few lines are wanted. Look at the "
+                        f"{self.name} prints more than {_MOST >> 10} kB where a few lines are expected. Look at the "
                         "start-up files of its shell, and whether this host can be trusted.",
                     )
                 self._left += piece

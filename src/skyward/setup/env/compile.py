@@ -127,7 +127,7 @@ class Resolution:
         stubs = [f"{name} @ {stub_wheel(self._stubs, name).as_uri()}" for name in sorted(waiting)]
         (self.work / "overrides.txt").write_text("\n".join([*stubs, ""]))
         overrides = _with("--overrides", "overrides.txt") if stubs else []
-        self.report("looking which packages are needed")
+        self.report("finding out which packages are needed")
         order = ["pip", "compile", "--quiet", *options, *overrides]
         self._uv(RESOLVING, [*order, "--format", "pylock.toml", "--output-file", "pylock.toml", *DESCRIPTION])
         return (self.work / "pylock.toml").read_text()

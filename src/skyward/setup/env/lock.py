@@ -66,7 +66,7 @@ def read_pylock_file(text: str, name: str) -> tuple[Locked, ...]:
     try:
         said = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        raise _wrong(name, f"it is no TOML: {exc}") from None
+        raise _wrong(name, f"it is not TOML: {exc}") from None
     packages: object = said.get("packages")
     if not str(said.get("lock-version", "")).startswith("1.") or not isinstance(packages, list):
         raise _wrong(name, "it has no lock-version 1 and no packages, as PEP 751 says")
@@ -173,7 +173,7 @@ def _required(line: str, file: str) -> Locked:
     try:
         asked = Requirement(text)
     except InvalidRequirement:
-        raise _wrong(file, f"{text!r} is no requirement with a name") from None
+        raise _wrong(file, f"{text!r} is not a requirement with a name") from None
     exact = [spec.version for spec in asked.specifier if spec.operator in ("==", "===") and "*" not in spec.version]
     name = canonicalize_name(asked.name)
     if not asked.url and len(exact) != 1:

@@ -219,7 +219,7 @@ def _pin(package: Mapping[str, Any], here: bool) -> Pin:
         if vcs["url"].startswith("file:") and not here:
             raise BootstrapError(
                 "resolving packages",
-                f"{name} comes from {vcs['url']}, which lies on this computer; the hosts cannot reach it. "
+                f"{name} comes from {vcs['url']}, which is on this computer; the hosts cannot reach it. "
                 "Give the directory's path instead: it is then built here and sent.",
             )
         return Pin(name, f"{name} @ {vcs['type']}+{vcs['url']}@{vcs['commit-id']}{_subdirectory(vcs)}", marker=marker)
@@ -259,22 +259,24 @@ def file_name(url: str, step: str) -> str:
     if not _FILE.fullmatch(name) or len(name) > _LONGEST:
         raise BootstrapError(
             step,
-            f"the index offers {mask(url)!r}, and {name!r} is no file name of a package. Look at the index: this may "
-            "be an attempt to write elsewhere on this computer.",
+            f"the index offers {mask(url)!r}, and {name!r} is not the file name of a package. Look at the index: this "
+            "may be an attempt to write elsewhere on this computer.",
         )
     return name
 
 
 def check_digest(digest: str, step: str) -> None:
     if not _DIGEST.fullmatch(digest):
-        raise BootstrapError(step, f"the index names the hash {digest[:80]!r}, which is no SHA-256. Look at the index.")
+        raise BootstrapError(
+            step, f"the index names the hash {digest[:80]!r}, which is not a SHA-256. Look at the index."
+        )
 
 
 def check_platform(platform: str, host: str, step: str) -> None:
     if not _PLATFORM.fullmatch(platform):
         raise BootstrapError(
             step,
-            f"{host} says that its platform is {platform[:80]!r}, which is none that we know. Its shell or its "
+            f"{host} says that its platform is {platform[:80]!r}, which Skyward does not know. Its shell or its "
             "programs may have been tampered with: do not use this host.",
         )
 
@@ -285,7 +287,7 @@ def check_host_path(path: str, host: str, step: str, within: str = "") -> None:
     if not path.startswith("/") or re.search(r"[\x00-\x1f\x7f]", path) or not inside:
         raise BootstrapError(
             step,
-            f"{host} names the directory {path[:200]!r}, which is no path that it can have"
+            f"{host} names the directory {path[:200]!r}, which is not a path that it can have"
             f"{f' within {within}' if within else ''}. Set HOME or SKYWARD_CACHE there to an absolute path without "
             "control characters; if they are, do not use this host.",
         )

@@ -263,7 +263,9 @@ def fetch(
             if isinstance(exc, HTTPError):
                 exc.close()  # it holds the connection
             if attempt + 1 == _TRIES or time.monotonic() > deadline:
-                raise BootstrapError(_STEP, f"{mask(url)} could not be fetched: {exc}. Look at your network.") from exc
+                raise BootstrapError(
+                    _STEP, f"{mask(url)} could not be downloaded: {exc}. Look at your network."
+                ) from exc
             time.sleep(2**attempt)
     raise AssertionError
 

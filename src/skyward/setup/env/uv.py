@@ -60,7 +60,7 @@ def own_directory(root: Path, *names: str) -> Path:
     except private.NotPrivate as exc:
         raise BootstrapError(
             "opening the cache",
-            f"{exc}, and what lies in {root} is run. Set SKYWARD_CACHE to a directory that is yours alone.",
+            f"{exc}, and what is in {root} is run. Set SKYWARD_CACHE to a directory that is yours alone.",
         ) from exc
 
 

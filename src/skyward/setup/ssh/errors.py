@@ -91,7 +91,7 @@ _CAUSES = (
         r"^Load key \"(.+)\": (?:invalid format|error in libcrypto|.*not a .*key)",
         AuthenticationFailed,
         1,
-        "{0} is no private key that ssh can read. " + _KEY + ".",
+        "{0} is not a private key that ssh can read. " + _KEY + ".",
     ),
     Cause(
         r"^(\S+)@\S+: Permission denied \((.+)\)",
