@@ -155,7 +155,7 @@ def _errors() -> str:
             "",
             f"{meaning}{also}",
             "",
-            f"**What to do**: {advice[name]}",
+            f"**Next**: {advice[name]}",
             "",
         ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""dask on demand: processes of its scheduler and workers, and the client's end. No other file imports dask.
+"""dask on demand: processes of its scheduler and workers, and the client's end.
 
       python -m skyward.node.dask_worker        started by the keeper; reads one line of JSON: the order
 
