@@ -26,7 +26,7 @@ _COLLECTIONS = "counter dict set queue lock event barrier"
 
 GROUPS = {
     "Pools and calls": "ComputePool compute Compute PendingCompute PendingComputeGroup gather Stream plan sky Ref once "
-    "Once History Transfer",
+    "Once History Transfer replay",
     "Where machines come from": "Local SSH AWS Join Slurm Ray Dask Kubernetes Provider Machine Offer",
     "What nodes have": "Image PipIndex Secret Spec Worker Accelerator",
     "Inside a body": "instance_info InstanceInfo is_head shard progress preempted Preemption Preempted "

@@ -70,6 +70,7 @@ __all__ = [
     "providers",
     "queue",
     "redirect_output",
+    "replay",
     "shard",
     "silent",
     "sky",
@@ -102,6 +103,7 @@ _NAMES = {
     "skyward.node.shared.names": "barrier counter dict event lock queue set",
     "skyward.node.stdio": "CallbackWriter redirect_output silent stderr stdout",
     "skyward.pool.pool": "ComputePool plan",
+    "skyward.pool.replay": "replay",
     "skyward.providers": "AWS Dask Join Kubernetes Local Ray SSH Slurm",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -138,6 +140,7 @@ if TYPE_CHECKING:
     from skyward.node.shared.names import set as set
     from skyward.node.stdio import CallbackWriter, redirect_output, silent, stderr, stdout
     from skyward.pool.pool import ComputePool, plan
+    from skyward.pool.replay import replay
     from skyward.providers import AWS, SSH, Dask, Join, Kubernetes, Local, Ray, Slurm
 else:  # hidden from type checkers, for which every name would exist otherwise
 

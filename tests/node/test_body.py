@@ -38,7 +38,7 @@ def test_a_result_for_which_there_is_no_room_names_the_node(
 
     monkeypatch.setattr(blobs, "write", full)
     with pytest.raises(NodeDiskFull, match=r"node 3 has no room for the result of train .*return or keep"):
-        bodies._packed_result(call(**more), b"x" * LARGE)
+        bodies.packed_result(call(**more), b"x" * LARGE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,7 +71,7 @@ def test_a_result_on_a_gpu_that_finds_no_file_is_named_too(
 
     monkeypatch.setattr(blobs, "draft", fail)
     with pytest.raises(expected, match=words):
-        bodies._packed_result(call(**more), OnGpu())
+        bodies.packed_result(call(**more), OnGpu())
 
 
 def test_a_call_that_is_stopped_after_its_result_was_written_leaves_no_files(
@@ -83,7 +83,7 @@ def test_a_call_that_is_stopped_after_its_result_was_written_leaves_no_files(
 
     monkeypatch.setattr("skyward.transport.refs.keep", stop)
     with pytest.raises(Stopped):
-        bodies._packed_result(call(keep="ab" * 10), b"x" * LARGE)
+        bodies.packed_result(call(keep="ab" * 10), b"x" * LARGE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,14 +93,14 @@ def test_a_result_in_more_large_pieces_than_a_message_can_name_is_refused(
 ) -> None:
     monkeypatch.setattr(frames, "FROM_NODE", 1000)
     with pytest.raises(ResultNotSerializable, match="it has 20 large arrays or buffers"):
-        bodies._packed_result(call(**more), [bytearray(LARGE) for _ in range(20)])
+        bodies.packed_result(call(**more), [bytearray(LARGE) for _ in range(20)])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_result_whose_directory_is_gone_is_named(bodies: Bodies, tmp_path: Path) -> None:
     tmp_path.rmdir()
     with pytest.raises(FilesLost, match="the result of train on node 3"):
-        bodies._packed_result(call(), b"x" * LARGE)
+        bodies.packed_result(call(), b"x" * LARGE)
     tmp_path.mkdir()
 
 

@@ -20,17 +20,19 @@ def add(commands: Any) -> None:
         "history",
         "list the pools of the last thirty days",
         "Lists the pools that were opened on this computer, the newest first: when, how they ended, nodes, calls, "
-        "failures, and cost, where known.",
+        "failures, how many of these `sky replay` can run again, and cost, where known.",
         [
             "sky history",
             "sky history --limit 5",
             "sky history --json",
             "sky logs NAME              what its bodies wrote",
             "sky view NAME              its page in the browser",
+            "sky replay                 the failed calls that can be run again",
         ],
         "exit status: 0, also if there is none; 2 for a wrong command line.",
         shape="one object per line: id, pool, began (seconds since 1970), state (opening, open, closing, closed, "
-        "killed), provider, nodes, calls, failed, stopped, seconds, cost (dollars, null if not known), program.",
+        "killed), provider, nodes, calls, failed, replayable (ids for `sky replay`), stopped, seconds, cost (dollars, "
+        "null if not known), program.",
     )
     parser.add_argument("--limit", type=_count, default=20, metavar="N", help="how many pools (20)")
     add_json(parser)
@@ -44,6 +46,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from skyward.history.failed_calls import kept
     from skyward.history.history import read
     from skyward.history.store import entries
 
@@ -63,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "nodes": history.nodes,
                 "calls": sum(call.items for call in calls),
                 "failed": sum(call.failed for call in calls),
+                "replayable": [each.call.id for each in kept(entry) if not each.call.refused],
                 "stopped": sum(call.items for call in calls if call.outcome == "cancelled"),
                 "seconds": round(max(0.0, history.events[-1].time - entry.began), 1) if history.events else 0.0,
                 "cost": round(history.cost(), 4) if history.price_known else None,
@@ -76,12 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not rows:
         print("no pool was opened on this computer in the last thirty days")
         return 0
-    print(f"{'pool':28} {'opened':16} {'state':8} {'provider':9} nodes  calls failed    time     cost  program")
+    print(f"{'pool':28} {'opened':16} {'state':8} {'provider':9} nodes  calls failed replay    time     cost  program")
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["began"]))
         print(
             f"{row['pool']:28.28} {when:16} {row['state']:8} {row['provider']:9.9} {row['nodes']:5} {row['calls']:6} "
-            f"{row['failed']:6} {row['seconds']:6.0f} s {costs[row['id']]:>8}  {row['program']}"
+            f"{row['failed']:6} {len(row['replayable']):6} {row['seconds']:6.0f} s {costs[row['id']]:>8}  "
+            f"{row['program']}"
         )
     return 0
 

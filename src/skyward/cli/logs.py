@@ -6,10 +6,13 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.cli.common import add_command, add_json
 from skyward.events import CallEnded, Event, Log, NodeDown, Notice, Output, PoolClosed, Warned
+
+if TYPE_CHECKING:
+    from skyward.history.store import Entry
 
 __all__ = ["add", "run"]
 
@@ -54,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         while True:
             running = entry.running
-            over = _print(tail.read(), arguments)
+            over = _print(tail.read(), arguments, entry)
             if over or not arguments.follow or not running:
                 return 0
             time.sleep(_PAUSE)
@@ -62,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
 
 
-def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
+def _print(found: Iterable[Event], arguments: argparse.Namespace, entry: Entry) -> bool:
     """Prints the selected events; returns whether the pool was closed."""
+    from skyward.history.failed_calls import replayable
     from skyward.history.lines import line
     from skyward.view.terminal import clean, coloured
 
@@ -79,7 +83,10 @@ def _print(found: Iterable[Event], arguments: argparse.Namespace) -> bool:
         when = time.strftime("%H:%M:%S", time.localtime(event.time))
         node = getattr(event, "node", None)
         text = clean(told, colours=coloured(sys.stdout))
-        print(_printable(f"{when} {'pool' if node is None else f'node {node}':7} {text}"))
+        begin = f"{when} {'pool' if node is None else f'node {node}':7} "
+        print(_printable(begin + text))
+        if isinstance(event, CallEnded) and replayable(entry, event.call):
+            print(f"{begin}to run it again on this computer: sky replay {event.call}")
     sys.stdout.flush()
     return over
 

@@ -19,7 +19,7 @@ __all__ = ["COMMANDS", "Parser", "main", "parser"]
 
 COMMANDS = {
     "start": ("init", "run", "exec"),
-    "look": ("ps", "top", "view", "logs", "history", "runs", "stacks"),
+    "look": ("ps", "top", "view", "logs", "history", "replay", "runs", "stacks"),
     "money": ("plan", "offers", "cost"),
     "machines": ("ssh", "hosts", "join", "down", "script"),
     "this computer": ("doctor", "version", "completion"),

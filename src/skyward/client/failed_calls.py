@@ -19,6 +19,7 @@ from skyward.events import EndOfCall
 from skyward.history.failed_calls import KeptCalls
 from skyward.node.failed_call import FailedCall, NodeFacts, PoolOfCalls
 from skyward.transport import blobs
+from skyward.transport.exceptions import noted
 from skyward.transport.frames import nbytes
 
 __all__ = ["FailedCalls", "holds_secret"]
@@ -49,7 +50,7 @@ class FailedCalls:
         self._owner = os.getpid()
 
     def failed(self, call: Call, end: EndOfCall, error: BaseException | None) -> None:
-        """Notes a call with the engine's lock held, while it still has its arguments."""
+        """Notes a call with the engine's lock held, while it still has its arguments; `error` gets a note."""
         if self._closed or call.node is None:
             return
         size = sum(map(nbytes, call.pieces)) + sum(size for _, size in call.uploads.values())
@@ -66,6 +67,8 @@ class FailedCalls:
         self._size += size
         self._store.retain(call.uploads)
         self._waiting.append((made, call.pieces, _Files(call.uploads, call.about.get("blobs", {}))))
+        if error is not None:
+            noted(error, f"`sky replay {id}` runs it again on this computer, with --pdb in the debugger.")
 
     def _refusal(self, call: Call, size: int) -> str:
         """Why a call is not kept; empty if it is."""

@@ -9,8 +9,8 @@ import math
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -18,11 +18,12 @@ from skyward.errors import (
     FilesLost,
     NodeDiskFull,
     NotSerializable,
+    PluginError,
     Preempted,
     ResultNotSerializable,
     ResultTooLarge,
 )
-from skyward.node import gpu_failures, logs
+from skyward.node import decorators, gpu_failures, logs
 from skyward.node.protocol import NO_BLOBS, Blobs, Exited, Files, Raised, Returned, RunnerToAgent, Verdict
 from skyward.transport import blobs, exceptions, frames
 from skyward.transport.blobs import Spill, fetched
@@ -36,6 +37,9 @@ _FUNCTIONS = 256
 _FUNCTION_BYTES = 256 << 20
 _NAMED = 80  # characters by which a file is told, beside those of its directory
 
+Decorate = Callable[[Callable[..., Any]], Callable[..., Any]]
+Hook = tuple[str, Callable[[Any], AbstractContextManager[Any]] | None, Decorate | None]
+"""Of a plugin: its name, `around_app` and `decorate`."""
 Ending = partial[Verdict]
 """Makes the verdict, as soon as it is known how long it took."""
 Send = Callable[[Message], None]
@@ -60,7 +64,7 @@ class RunnerCall:
 
 class Bodies:
     def __init__(self, settings: dict[str, Any], send: Send) -> None:
-        self.decorators: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+        self.decorators: list[Decorate] = []
         self._settings, self._send = settings, send
         self._packer = Packer(settings["paths"])
         self._functions: OrderedDict[str, tuple[Callable[..., Any], int]] = OrderedDict()
@@ -72,7 +76,7 @@ class Bodies:
         try:
             if call.state == "stopping":
                 raise Stopped
-            result = self._call(call)
+            result = self.result_of(call)
             end_if_forked(self._pid)
             if call.state == "stopping":
                 raise Stopped
@@ -88,7 +92,7 @@ class Bodies:
                 return partial(Returned)
             if type(result).__module__ == "skyward.api.compute":
                 _tell_of_call(call.about["name"], result)
-            return self._packed_result(call, result)
+            return self.packed_result(call, result)
         except Stopped:
             raise
         except SystemExit as exc:
@@ -101,7 +105,25 @@ class Bodies:
             error, data = exceptions.capture(exc)
             return partial(Raised, error=error, preempted=isinstance(exc, Preempted), buffers=[data])
 
-    def _call(self, call: RunnerCall) -> Any:
+    def enter(self, hooks: Iterable[Hook], stack: ExitStack) -> None:
+        """Enters the plugins' hooks; they are left with `stack`."""
+        from skyward.api.info import instance_info
+
+        info = instance_info()
+        for name, around, decorate in hooks:
+            try:
+                if around is not None:
+                    stack.enter_context(around(info))
+                    self.decorators += decorators.requested()
+            except BaseException as exc:
+                detail = "".join(exceptions.capture(exc)[0]["traceback"])
+                rank = info.rank if info.world_size > info.total_nodes else None
+                raise PluginError(name, "around_app", detail, info.node, rank) from exc
+            if decorate is not None:
+                self.decorators.append(decorate)
+
+    def result_of(self, call: RunnerCall) -> Any:
+        """Unpickles and calls; what it gives is not packed."""
         about = call.about
         if "log" in about:
             logs.apply(about["log"])
@@ -151,7 +173,7 @@ class Bodies:
             self._function_bytes -= self._functions.popitem(last=False)[1][1]
         return fn
 
-    def _packed_result(self, call: RunnerCall, result: Any) -> Ending:
+    def packed_result(self, call: RunnerCall, result: Any) -> Ending:
         if "keep" in call.about:
             return self._kept_result(call, result)
         try:
@@ -236,7 +258,7 @@ class Bodies:
     def _drain(self, call: RunnerCall, out: Producer, items: Generator[Any, None, None]) -> None:
         try:
             for item in items:
-                if not out.put(*self._packed_item(call, item)):
+                if not out.put(*self.packed_item(call, item)):
                     return
         finally:
             items.close()
@@ -246,13 +268,13 @@ class Bodies:
 
         try:
             async for item in items:
-                packed = self._packed_item(call, item)
+                packed = self.packed_item(call, item)
                 if not await asyncio.to_thread(out.put, *packed):
                     return
         finally:
             await items.aclose()
 
-    def _packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], Blobs], int]:
+    def packed_item(self, call: RunnerCall, item: Any) -> tuple[tuple[list[Any], Blobs], int]:
         """Packs the item now: the body may change it when it continues."""
         try:
             pieces, moved, size = self._packed(call, item, "yielded value", math.inf)

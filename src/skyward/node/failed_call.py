@@ -1,7 +1,7 @@
 """A failed call as a file: everything that is needed to run it again on another computer.
 
 digest of the rest
-{"kind": "FailedCall", ..., "pieces": [sizes]}
+{"file": "FailedCall", ..., "pieces": [sizes]}
 pieces
 """
 
@@ -24,6 +24,7 @@ __all__ = [
     "FailedCall",
     "NodeFacts",
     "PoolOfCalls",
+    "Rerun",
     "Verdict",
     "contents_digest",
     "glance",
@@ -102,9 +103,29 @@ class PoolOfCalls:
     paths: Sequence[str] = ()
     """Where modules were imported from, relative to `directory`."""
     hooks: Sequence[Sequence[Any]] = ()
-    """Each plugin that has hooks on nodes, with the number of its pieces."""
+    """Each plugin that has hooks on nodes: its name, the number of its pieces, and whether it has `around_app`."""
     left_out: Sequence[str] = ()
     """Plugins whose hooks hold a secret, and are not kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """What a process is told that runs a call again."""
+
+    scratch: str
+    """A directory for large results."""
+    verdict: str = ""
+    """The file that says how it ended; empty for a process that others have to wait for, and nobody asks."""
+    body: bool = True
+    """Whether it runs the function, and does not only enter the hooks with the others."""
+    cpu: bool = False
+    """Whether hooks that ask for a backend on GPUs get the one on the CPU."""
+    debugger: bool = False
+    shown: bool = True
+    """Whether it prints the traceback."""
+    limit: float | None = None
+    memory: int | None = None
+    """How many bytes the function may use beside what the process has; more gives a MemoryError at its line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +134,8 @@ class Verdict:
 
     kind: str
     error: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    blobs: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    """Pieces of the result that are in files: path and size, by their number."""
 
 
 def system() -> str:
@@ -126,7 +149,7 @@ Kind = TypeVar("Kind", FailedCall, PoolOfCalls, Verdict)
 
 def write(path: Path, facts: FailedCall | PoolOfCalls | Verdict, pieces: Sequence[bytes | memoryview] = ()) -> None:
     """Writes a file for this user alone; it has its name when all of it is there."""
-    about = {"kind": type(facts).__name__, **asdict(facts), "pieces": [len(piece) for piece in pieces]}
+    about = {"file": type(facts).__name__, **asdict(facts), "pieces": [len(piece) for piece in pieces]}
     line = json.dumps(about, separators=(",", ":")).encode() + b"\n"
     digest = hashlib.blake2b(line, digest_size=16)
     for piece in pieces:
@@ -184,7 +207,7 @@ def contents_digest(path: str | Path) -> str:
 def _facts(path: Path, kind: type[Kind], line: bytes) -> tuple[Kind, list[int]]:
     try:
         about: dict[str, Any] = json.loads(line)
-        if about.pop("kind") != kind.__name__:
+        if about.pop("file") != kind.__name__:
             raise ValueError
         sizes = [int(size) for size in about.pop("pieces")]
         if kind is FailedCall:

@@ -39,6 +39,7 @@ class Greeting(TypedDict, total=False):
     python: list[int]
     path: list[str]
     hostname: str
+    system: str
     pid: int
     accelerators: int
     gpus: list[FoundGpu]

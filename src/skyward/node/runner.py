@@ -114,7 +114,8 @@ class Runner:
 
     def _begin(self, hooks: list[Any]) -> None:
         try:
-            self._enter_hooks(hooks)
+            if hooks:
+                self._bodies.enter(unpack(hooks[0], hooks[1:]), self._hooks)
         except BaseException as exc:  # reported to the agent, which reports to the client
             error = exc if isinstance(exc, PluginError) else PluginError("", "around_app", repr(exc))
             described, data = exceptions.capture(error)
@@ -122,24 +123,6 @@ class Runner:
             self._leave(1)
         self._context = contextvars.copy_context()  # what the hooks have set holds in every call
         self._send(RunnerToAgent.Ready())
-
-    def _enter_hooks(self, buffers: list[Any]) -> None:
-        if not buffers:
-            return
-        from skyward.api.info import instance_info
-
-        info = instance_info()
-        for name, around, decorate in unpack(buffers[0], buffers[1:]):
-            try:
-                if around is not None:
-                    self._hooks.enter_context(around(info))
-                    self._bodies.decorators += decorators.requested()
-            except BaseException as exc:
-                detail = "".join(exceptions.capture(exc)[0]["traceback"])
-                rank = info.rank if info.world_size > info.total_nodes else None
-                raise PluginError(name, "around_app", detail, info.node, rank) from exc
-            if decorate is not None:
-                self._bodies.decorators.append(decorate)
 
     # reading
 

@@ -79,12 +79,12 @@ class _Pool:
         )
         return made, pieces
 
-    def _hooks(self) -> tuple[list[tuple[str, int]], list[str], list[bytes]]:
+    def _hooks(self) -> tuple[list[tuple[str, int, bool]], list[str], list[bytes]]:
         """Each plugin's hooks by themselves, so that those with a secret can be left out."""
         from skyward.client.failed_calls import holds_secret
         from skyward.setup.node_settings import packed_hooks
 
-        found: list[tuple[str, int]] = []
+        found: list[tuple[str, int, bool]] = []
         left_out: list[str] = []
         all_pieces: list[bytes] = []
         for plugin in self.context.plugins:
@@ -92,7 +92,7 @@ class _Pool:
             if any(map(holds_secret, pieces)):
                 left_out.append(plugin.name)
             elif pieces:
-                found.append((plugin.name, len(pieces)))
+                found.append((plugin.name, len(pieces), plugin.around_app is not None))
                 all_pieces += pieces
         return found, left_out, all_pieces
 

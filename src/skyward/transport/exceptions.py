@@ -36,6 +36,7 @@ __all__ = [
     "frames_of",
     "packed",
     "rebuild",
+    "users_part",
     "with_frames",
 ]
 
@@ -88,7 +89,7 @@ class Described(TypedDict):
 def capture(exc: BaseException) -> tuple[Described, bytes]:
     """Text (as JSON) and a pickle of the chain (empty where it cannot travel), without the frames of ours before it."""
     data = _pickled(exc)
-    told = traceback.TracebackException(type(exc), exc, _without_ours(exc.__traceback__))
+    told = traceback.TracebackException(type(exc), exc, users_part(exc.__traceback__))
     if isinstance(exc, SkywardError) and all(frame.filename.startswith(_OURS) for frame in told.stack):
         told.stack.clear()  # what we say after the body has ended, such as of its result: no line of it is the user's
         told.__cause__ = told.__context__ = None
@@ -325,7 +326,8 @@ def _masked(value: Any) -> Any:
     return hide(value) if type(value) is str else value
 
 
-def _without_ours(tb: TracebackType | None) -> TracebackType | None:
+def users_part(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback without our leading frames."""
     left = tb
     while left is not None and left.tb_frame.f_code.co_filename.startswith(_OURS):
         left = left.tb_next

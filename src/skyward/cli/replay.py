@@ -1,0 +1,109 @@
+"""`sky replay`: runs a call that failed again, on this computer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from skyward.cli.common import add_command, add_json, print_json, table
+
+if TYPE_CHECKING:
+    from skyward.history.failed_calls import Kept
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "replay",
+        "run a failed call again, here",
+        "Runs a call that failed again on this computer: the same function, arguments, `instance_info`, variables and "
+        "packages. The error's note names its id, and the beginning is enough. Without an id, lists the calls that "
+        "are kept. Ranks of a broadcast run as processes of this computer.",
+        [
+            "sky replay                       which calls can be run again",
+            "sky replay 8c1f0000002a",
+            "sky replay 8c1f --pdb            in the debugger, where it fails",
+            "sky replay 8c1f --rank 3         as this rank of a broadcast",
+        ],
+        "exit status: 0 if it returns now, 1 if it fails again or cannot be run, 2 for a wrong command line.",
+        shape="one object per line, without CALL: call, name, arguments, pool (id of its history), time (seconds since "
+        "1970), outcome, node, rank (null if it is the node), size (bytes), refused (why it cannot be run again, or "
+        "empty).",
+    )
+    parser.add_argument("call", nargs="?", metavar="CALL", help="the id of a failed call, or its beginning")
+    parser.add_argument("--pdb", action="store_true", help="open the debugger at the line that fails")
+    parser.add_argument("--rank", type=int, metavar="N", help="of a broadcast, the rank (default: the first to fail)")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    add_json(parser)
+    parser.set_defaults(run=run, error=parser.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.call is None:
+        if arguments.pdb or arguments.rank is not None:
+            arguments.error("--pdb and --rank want a CALL; `sky replay` lists them.")
+        return _list(arguments.json)
+    if arguments.json:
+        arguments.error("--json is for the list, without a CALL.")
+    from skyward.history.failed_calls import find, load
+    from skyward.pool.replay import Replay
+
+    _, pool = load(find(arguments.call))
+    if not arguments.here and _is_another(pool.interpreter):
+        options = [
+            *(["--pdb"] if arguments.pdb else []),
+            *([] if arguments.rank is None else [f"--rank={arguments.rank}"]),
+        ]
+        argv = [pool.interpreter, "-P", "-m", "skyward", "replay", arguments.call, *options, "--here"]
+        sys.stdout.flush()
+        os.execv(pool.interpreter, argv)
+    replay = Replay(arguments.call, arguments.rank)
+    call = replay.call
+    print(f"{call.name}({call.arguments}), rank {replay.rank}, of pool {pool.pool}", file=sys.stderr)
+    for text in replay.differences():
+        print(f"- {text}", file=sys.stderr)
+    ended = replay.run(pdb=arguments.pdb)
+    for text in replay.compared(ended):
+        print(text, file=sys.stderr)
+    return int(ended.failed)
+
+
+def _is_another(interpreter: str) -> bool:
+    """Whether the program that opened the pool had another Python, which is still there and has Skyward."""
+    if interpreter == sys.executable or not os.access(interpreter, os.X_OK):
+        return False
+    return subprocess.run([interpreter, "-P", "-c", "import skyward.node.replay"], capture_output=True).returncode == 0
+
+
+def _list(json: bool) -> int:
+    from skyward.history.failed_calls import kept
+    from skyward.history.store import entries
+
+    found = [each for entry in entries() for each in kept(entry)]
+    if json:
+        for each in found:
+            print_json(_row(each))
+        return 0
+    if not found:
+        print("no failed call is kept on this computer")
+        return 0
+    rows = [("call", "failed at", "pool", "function", "how", "")]
+    for each in found:
+        call = each.call
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(call.time))
+        why = f"cannot be run again: {call.refused}" if call.refused else ""
+        rows.append((call.id, when, each.entry.pool[:28], f"{call.name}({call.arguments})"[:40], call.outcome, why))
+    print("\n".join(table(rows)))
+    return 0
+
+
+def _row(each: Kept) -> dict[str, Any]:
+    call = each.call
+    names = ("name", "arguments", "time", "outcome", "node", "rank", "size", "refused")
+    return {"call": call.id, "pool": each.entry.id, **{name: getattr(call, name) for name in names}}

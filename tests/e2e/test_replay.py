@@ -1,0 +1,428 @@
+"""A call that failed is run again here: the same exception, at the same line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward.errors import InvalidArgument, TaskCrashed, TaskTimeout
+from skyward.history import failed_calls
+from skyward.history.failed_calls import Kept
+from skyward.history.store import entries
+from skyward.node.failed_call import FailedCall, read, write
+from skyward.pool.replay import Replay, call_of
+from tests.support.waiting import until
+
+FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class Broken(ValueError):
+    """An exception of this file."""
+
+    def __init__(self, number: int, more: str) -> None:
+        super().__init__(f"{number} {more}")
+        self.number = number
+
+
+class Model:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def step(self, at: int) -> float:
+        return [0.0] * self.size and [1.0][at]
+
+
+def helper(value: int) -> float:
+    return 1 / value
+
+
+@sky.compute
+def plain(value: int) -> float:
+    return value + helper(0)
+
+
+@sky.compute
+def chained() -> None:
+    try:
+        helper(0)
+    except ZeroDivisionError as exc:
+        raise Broken(3, "of two") from exc
+
+
+@sky.compute
+def group() -> None:
+    raise ExceptionGroup("two", [ValueError(1), KeyError("a")])
+
+
+@sky.compute
+def asserted(table: Any, at: int) -> None:
+    if table.sum() != at:
+        raise AssertionError(f"{table.sum()} is not {at}")  # pytest would tell the addresses of objects
+
+
+@sky.compute
+async def waits() -> None:
+    await asyncio.sleep(0)
+    raise LookupError("after a wait")
+
+
+@sky.compute
+def yields(count: int) -> Iterator[int]:
+    yield from range(count)
+    raise OSError(5, "no more")
+
+
+@sky.compute
+async def yields_later() -> AsyncIterator[int]:
+    yield 1
+    raise EOFError("no more")
+
+
+@sky.compute
+def unpicklable() -> Any:
+    return threading.Lock()
+
+
+@sky.compute
+def deep(level: int) -> int:
+    def down(level: int) -> int:
+        return down(level + 1)
+
+    return down(level)
+
+
+@sky.compute
+def allocates() -> Any:
+    return np.zeros(1 << 50)
+
+
+@sky.compute
+def opens(path: str) -> str:
+    return Path(path).read_text()
+
+
+@sky.compute
+def imports() -> None:
+    import a_module_that_is_nowhere  # type: ignore[import-not-found]  # noqa: F401
+
+
+@sky.compute
+def reads(name: str) -> str:
+    if os.environ["GREETING"] == "hello":
+        raise ValueError(os.environ["GREETING"])
+    return os.environ[name]
+
+
+@sky.compute
+def places() -> None:
+    info = sky.instance_info()
+    raise ValueError(f"{info.job_id} {info.node} of {info.total_nodes}, {info.task_id}")
+
+
+@sky.compute
+def shapes(one: Any, other: Any) -> Any:
+    return one @ other
+
+
+@sky.compute
+def leaves(how: object) -> None:
+    sys.exit(how)  # type: ignore[arg-type]
+
+
+@sky.compute
+def ends(how: int) -> None:
+    if how < 0:
+        os.kill(os.getpid(), -how)
+    os._exit(how)
+
+
+@sky.compute
+def sleeps() -> None:
+    print("asleep", flush=True)
+    time.sleep(600)
+
+
+def raised(call: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        result = call()
+        if hasattr(result, "__next__"):
+            list(result)
+    return caught.value
+
+
+KINDS: dict[str, Callable[[sky.ComputePool], object]] = {
+    "in a helper": lambda pool: plain(3) >> pool,
+    "with a cause, of a class of the user's": lambda pool: chained() >> pool,
+    "a group": lambda pool: group() >> pool,
+    "an assertion about a large array": lambda pool: asserted(np.ones(1 << 18), at=4) >> pool,
+    "an object that was put": lambda pool: asserted(pool.put(np.ones(1 << 18)), 4) >> pool,  # type: ignore[arg-type]
+    "a method": lambda pool: sky.compute(Model(2).step)(3) >> pool,
+    "a partial with keywords": lambda pool: sky.compute(partial(asserted.fn, np.ones(3)))(at=9) >> pool,
+    "a coroutine": lambda pool: waits() >> pool,
+    "a generator": lambda pool: yields(3) >> pool,
+    "an asynchronous generator": lambda pool: yields_later() >> pool,
+    "a result that cannot travel": lambda pool: unpicklable() >> pool,
+    "a recursion without end": lambda pool: deep(0) >> pool,
+    "out of memory": lambda pool: allocates() >> pool,
+    "a file that is not there": lambda pool: opens("/no/such/file") >> pool,
+    "a module that is not there": lambda pool: imports() >> pool,
+    "variables of the image": lambda pool: reads("X") >> pool,
+    "its place in the pool": lambda pool: places() >> pool,
+    "inside a library": lambda pool: shapes(np.ones((2, 3)), np.ones((2, 3))) >> pool,
+    "an item of a map": lambda pool: pool.map(lambda x: 1 // x, [2, 1, 0, 3]),
+    "a lambda with a closure": lambda pool: sky.compute(lambda: KINDS["not there"])() >> pool,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKYWARD_STATE", str(tmp_path_factory.mktemp("state")))
+        yield Path(os.environ["SKYWARD_STATE"])
+
+
+@pytest.fixture(autouse=True)
+def same_state(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYWARD_STATE", str(state))
+
+
+@pytest.fixture(scope="module")
+def pool(state: Path) -> Iterator[sky.ComputePool]:
+    image = sky.Image(env={"GREETING": "hello"})
+    with sky.ComputePool(nodes=2, console=False, image=image) as pool:
+        yield pool
+
+
+def frames(text: str) -> list[tuple[str, str, str]]:
+    return [frame for frame in FRAME.findall(text) if "/skyward/" not in frame[0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failure_is_reproduced_with_its_exception_and_line(pool: sky.ComputePool, kind: str) -> None:
+    error = raised(lambda: KINDS[kind](pool))
+    again = Replay(error)
+    ended = again.run(shown=False)
+    assert frames(ended.verdict.error["traceback"]) == frames(again.call.error)
+    assert again.compared(ended)[0].startswith("it failed as on the node: ")
+    here = raised(ended.value)
+    assert type(here) is type(error)
+    assert str(here) == str(error)
+
+
+def test_an_item_of_a_map_that_keeps_exceptions_is_reproduced(pool: sky.ComputePool) -> None:
+    before = {each.call.id for each in kept()}
+    results = pool.map(lambda x: 1 // x, [2, 1, 0, 3], return_exceptions=True)
+    assert isinstance(results[2], ZeroDivisionError)
+    until(lambda: {each.call.id for each in kept()} > before)
+    (new,) = {each.call.id for each in kept()} - before
+    with pytest.raises(ZeroDivisionError) as caught:
+        sky.replay(new)
+    assert caught.value.__notes__[0].startswith("item 2: ")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"), [(leaves(7), 7), (leaves("bye"), 1), (ends(5), 5), (ends(-signal.SIGSEGV), -11)]
+)
+def test_the_end_of_the_process_is_reproduced(pool: sky.ComputePool, call: Any, said: int) -> None:
+    error = raised(lambda: call >> pool)
+    assert isinstance(error, TaskCrashed)
+    with pytest.raises(TaskCrashed) as caught:
+        sky.replay(error)
+    assert caught.value.exit_code == error.exit_code == said
+
+
+def test_a_time_limit_is_reproduced_at_the_line_where_the_body_stood(pool: sky.ComputePool) -> None:
+    error = raised(lambda: sleeps().with_timeout(0.5) >> pool)
+    with pytest.raises(TaskTimeout) as caught:
+        sky.replay(error)
+    stood = [frames(note) for each in (error, caught.value) for note in each.__notes__ if frames(note)]
+    assert stood[0] == stood[1] != []
+
+
+def test_a_call_that_ran_out_of_memory_gets_an_error_here_at_its_line(
+    pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And does not take this computer with it."""
+    from skyward.pool import replay
+
+    @sky.compute
+    def grows(count: int) -> int:
+        taken = [bytes(1 << 20) for _ in range(count)]
+        raise ValueError(len(taken))
+
+    error = raised(lambda: grows(256) >> pool)
+    found = Replay(error)
+    monkeypatch.setattr(replay, "_memory", lambda: 64 << 20)
+    object.__setattr__(found.call, "error", "TaskOutOfMemory: node 0 ran out of memory")
+    ended = found.run(shown=False)
+    assert ended.summary().startswith("MemoryError")
+    assert "taken = [bytes" in ended.verdict.error["traceback"]
+
+
+def kept() -> list[Kept]:
+    return [each for entry in entries() for each in failed_calls.kept(entry)]
+
+
+def test_the_error_of_a_plugins_decorator_is_reproduced(state: Path) -> None:
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            raise Broken(1, "in the hook")
+
+        return wrapped
+
+    plugin = sky.Plugin.create("mine").with_decorator(decorate)
+    with sky.ComputePool(console=False, plugins=[plugin]) as pool:
+        error = raised(lambda: plain(3) >> pool)
+    again = Replay(error)
+    ended = again.run(shown=False)
+    assert frames(ended.verdict.error["traceback"]) == frames(again.call.error) != []
+
+
+def test_a_rank_of_a_broadcast_is_run_with_the_others(
+    pool: sky.ComputePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @sky.compute
+    def each(values: list[int]) -> int:
+        info = sky.instance_info()
+        print("I am", info.rank, "of", info.world_size)
+        assert values[info.rank] < 5, f"rank {info.rank} has {values[info.rank]}"
+        return values[info.rank]
+
+    error = raised(lambda: each([3, 7]) @ pool)
+    assert Replay(error).rank == 1
+    with pytest.raises(AssertionError, match="rank 1 has 7"):
+        sky.replay(error)
+    assert sky.replay(error, rank=0) == 3
+    told = capsys.readouterr()
+    assert "I am 1 of 2\nI am 0 of 2\n" in told.out
+    assert "[rank 1] I am 1 of 2" in told.err
+    with pytest.raises(InvalidArgument, match="there is no rank 2: the call was sent to ranks 0 to 1"):
+        sky.replay(error, rank=2)
+
+
+def test_a_call_that_does_not_fail_here_gives_its_result(pool: sky.ComputePool, tmp_path: Path) -> None:
+    missing = tmp_path / "data.txt"
+    error = raised(lambda: opens(str(missing)) >> pool)
+    missing.write_text("found")
+    assert sky.replay(error) == "found"
+    missing.write_text("much" * (1 << 20))
+    assert len(sky.replay(call_of(error))) == 4 << 20
+
+
+def test_an_error_of_no_call_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="ValueError does not come from a call that can be run again"):
+        sky.replay(ValueError("no"))
+    with pytest.raises(InvalidArgument, match="no failed call 'nothing' is kept on this computer"):
+        sky.replay("nothing")
+    with pytest.raises(InvalidArgument, match=r"replay\(3\): the exception of a call, or its id"):
+        sky.replay(3)  # type: ignore[arg-type]
+
+
+def sky_replay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "skyward", "replay", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+
+def test_the_command_shows_the_failure_and_ends_with_1(pool: sky.ComputePool) -> None:
+    error = raised(lambda: plain(3) >> pool)
+    done = sky_replay(call_of(error))
+    assert done.returncode == 1
+    assert "plain(3), rank " in done.stderr
+    assert "ZeroDivisionError: division by zero\nit failed as on the node: ZeroDivisionError" in done.stderr
+    assert "/skyward/" not in done.stderr.replace(os.path.dirname(__file__), "")
+    listed = sky_replay()
+    assert f"{call_of(error)}  " in listed.stdout
+    refused = sky_replay(call_of(error), "--pdb")
+    assert refused.returncode == 1
+    assert "the debugger needs a terminal" in refused.stderr
+
+
+def test_what_differs_from_the_node_is_told(pool: sky.ComputePool) -> None:
+    error = raised(lambda: plain(3) >> pool)
+    again = Replay(error)
+    facts = {
+        "hostname": "gpu7",
+        "python": (3, 11, 99),
+        "system": "Linux 5.4 on aarch64",
+        "cpus": 999,
+        "gpus": ("A100",),
+    }
+    for name, value in facts.items():
+        object.__setattr__(again.call.facts, name, value)
+    object.__setattr__(again.pool, "packages", "numpy==0.1 \\\n    --hash=sha256:00\n# mine==1.0\n")
+    object.__setattr__(again.pool, "secret_variables", ["MY_TOKEN"])
+    told = "\n".join(again.differences())
+    assert "it ran on node 0, gpu7; this is " in told or "it ran on node 1, gpu7; this is " in told
+    assert "Python: 3.11.99 on the node, " in told
+    assert "system: Linux 5.4 on aarch64 on the node, Linux " in told
+    assert "CPUs: 999 on the node, " in told
+    assert "GPUs: A100 on the node, " in told
+    assert "packages on the node: numpy 0.1 (here " in told
+    assert "variable MY_TOKEN is not kept, since it may be a secret; here it is not set" in told
+
+
+def in_a_terminal(argv: list[str], keys: list[tuple[str, str]]) -> tuple[str, int]:
+    """Runs a program in a terminal; types each line when what belongs before it is shown. All of it, and the status."""
+    ours, theirs = os.openpty()
+    # what a process without a terminal opens first becomes its terminal, which Ctrl-C needs
+    opening = ["sh", "-c", f'exec "$@" < {os.ttyname(theirs)} > {os.ttyname(theirs)} 2>&1', "sh", *argv]
+    process = subprocess.Popen(opening, start_new_session=True)
+    shown = b""
+    try:
+        for expected, line in keys:
+            before = len(shown)
+            while expected.encode() not in shown[before:] and process.poll() is None:
+                shown += _read(ours)
+            os.write(ours, line.encode())
+        while process.poll() is None:
+            shown += _read(ours)
+        return (shown + _read(ours)).decode(), process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def _read(terminal: int) -> bytes:
+    ready, _, _ = select.select([terminal], [], [], 0.2)
+    return os.read(terminal, 1 << 16) if ready else b""
+
+
+def test_the_debugger_has_the_terminal_and_stands_at_the_line_that_fails(pool: sky.ComputePool) -> None:
+    error = raised(lambda: plain(3) >> pool)
+    argv = [sys.executable, "-m", "skyward", "replay", call_of(error), "--pdb"]
+    typed = [("(Pdb) ", "p value + 40\n"), ("(Pdb) ", "up\n"), ("(Pdb) ", "p value + 70\n"), ("(Pdb) ", "q\n")]
+    shown, status = in_a_terminal(argv, typed)
+    assert "return 1 / value\r\n(Pdb) p value + 40\r\n40\r\n" in shown
+    assert "return value + helper(0)\r\n(Pdb) p value + 70\r\n73\r\n" in shown
+    assert "it failed as on the node: ZeroDivisionError" in shown
+    assert status == 1
+
+
+def test_ctrl_c_is_for_the_body_that_runs(pool: sky.ComputePool) -> None:
+    error = raised(lambda: sleeps().with_timeout(0.5) >> pool)
+    path = failed_calls.find(call_of(error)).path
+    call, pieces = read(path, FailedCall)
+    write(path, replace(call, outcome="error"), pieces)  # without its limit
+    argv = [sys.executable, "-m", "skyward", "replay", call.id]
+    shown, status = in_a_terminal(argv, [("asleep", "\x03")])
+    assert ", in sleeps\r\n" in shown
+    assert "it failed here in another way: KeyboardInterrupt" in shown
+    assert status == 1
