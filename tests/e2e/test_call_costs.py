@@ -19,10 +19,10 @@ ONE_BY_ONE = 200  # functions of Skyward that run here for a call that is waited
 OF_A_VALUE = 40  # more of them for a small array, or a dict of some; up to 25 when this was written
 TOGETHER = 130  # and for one of many that are sent at once; 104 to 110
 A_CHUNK = 270  # functions of Skyward that run here for a chunk of a map; 160 to 217
-ON_ITS_NODE = 60  # functions of any module that run in its process there, besides the body; 51 when this was written
+ON_ITS_NODE = 80  # functions of any module that run in the main thread of its process there, besides the body; 70
 OF_A_VALUE_THERE = 15  # more of them for such a value; up to 6
 OF_A_CLASS = 600  # more here, and there, for an object whose class only this computer has; 400 to 500
-CHUNK_THERE = 75  # and for a chunk of a map; 58
+CHUNK_THERE = 95  # and for a chunk of a map; 78
 
 
 class Functions:

@@ -1,6 +1,6 @@
 """The process in which user code runs: enters the plugins' hooks once, then executes calls.
 
-      agent --socket--> reader thread --> queue --> main thread (or `threads` of them): body
+      agent --socket--> main thread, or a helper during bodies (see reading.py) --> queue --> body
       agent <--socket------------------------------ result, exception, stream items
       agent <--pipes------------------------------- whatever is written to file descriptors 1 and 2
 
@@ -14,6 +14,7 @@ import ctypes
 import faulthandler
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -32,6 +33,7 @@ from skyward.node import decorators, gpu_failures, logs, processes, stack_dump, 
 from skyward.node.body import Bodies, Ending, KeptObjects, RunnerCall, Stopped, end_if_forked, load_item
 from skyward.node.protocol import AgentToRunner, Facts, Raised, Returned, RunnerToAgent
 from skyward.node.protocol import Stopped as StoppedVerdict
+from skyward.node.reading import TICK, Turn
 from skyward.node.receiver import Receiver
 from skyward.node.shared.runner_side import RunnerShared
 from skyward.node.status_page import StatusPage
@@ -45,6 +47,7 @@ __all__ = ["CALLS", "Runner", "RunnerCalls"]
 
 
 _OUTPUT_PIECE = 1 << 15
+_AWAKE: Any = object()  # what the queue holds when the main thread is to read the socket
 # that of `signal` looks for an enum first, by an exception if a handler is a function: 8 us for each body
 _getsignal: Callable[[int], object] = sys.modules["_signal"].getsignal
 
@@ -57,6 +60,8 @@ class Runner:
         self._lock = threading.Lock()  # over the states of calls
         self._calls: RunnerCalls[RunnerCall] = RunnerCalls()
         self._queue: queue.SimpleQueue[RunnerCall | None] = queue.SimpleQueue()
+        self._turn, self._alarm = Turn(), threading.Lock()  # who reads the socket; released to wake the helper
+        self._incoming = self._messages()
         self._bodies: Bodies
         self._threads, self._exiting = 1, False
         self._pid, self._main = os.getpid(), threading.get_ident()
@@ -73,10 +78,9 @@ class Runner:
         self._joined = os.environ.pop("SKYWARD_JOINER", "") != ""  # then an engine may send SIGTERM to everybody
         self._install_handlers()
         keep_handler_out_of_children()
-        messages = self._messages()
-        hooks = self._receiver.hear(*next(messages))  # `init`
-        reader = threading.Thread(target=self._read, args=(messages,), name="skyward-reader", daemon=True)
-        reader.start()  # before the hooks: groups are formed with the help of the agent
+        hooks = self._receiver.hear(*next(self._incoming))  # `init`
+        helper = threading.Thread(target=self._help, name="skyward-reader", daemon=True)
+        helper.start()  # before the hooks: groups are formed with the help of the agent
         self._begin(hooks)
         if self._threads == 1:
             self._work(0)
@@ -128,26 +132,52 @@ class Runner:
 
     def _messages(self) -> Iterator[tuple[Raw, list[Any]]]:
         reader = frames.FrameReader()
-        alive = True
+        ready, alive = select.poll(), True
+        ready.register(self._sock, select.POLLIN)
         while alive:
+            ready.poll()  # a thread that waits in `recv` also wakes whenever the agent has read what we sent
             got, alive = reader.read(self._sock.recv_into)
             for batch, buffers in got:
                 yield from split(batch, buffers)
 
-    def _read(self, messages: Iterator[tuple[Raw, list[Any]]]) -> None:
-        """Exits when the agent is gone."""
+    def _read(self) -> None:
+        """Waits for a message and does what it says; exits when the agent is gone."""
         try:
-            for message, buffers in messages:
-                self._receiver.hear(message, buffers)
-        except OSError:
+            self._receiver.hear(*next(self._incoming))
+            return
+        except (OSError, StopIteration):
             pass  # the agent is gone; so are we
         except BaseException:
             import traceback
 
             traceback.print_exc()
-        finally:
-            if not self._exiting:
-                os._exit(1)
+        if not self._exiting:
+            os._exit(1)
+        threading.Event().wait()  # the main thread leaves
+
+    def _help(self) -> None:
+        self._alarm.acquire()
+        while True:
+            while not self._turn.hand_back():
+                self._read()
+            self._queue.put(_AWAKE)
+            while (next_step := self._turn.look()) != "read":
+                self._alarm.acquire(True, TICK if next_step == "again" else -1)
+
+    def _wake_helper(self) -> None:
+        try:
+            self._alarm.release()
+        except RuntimeError:
+            pass  # it is awake
+
+    def _next_call(self) -> RunnerCall | None:
+        while True:
+            if self._threads == 1 and self._turn.may_read() and self._queue.empty():
+                self._read()
+                continue
+            call = self._queue.get()
+            if call is not _AWAKE:
+                return call
 
     def _from_agent_call(self, id: str, metadata: dict[str, Any], buffers: list[Any]) -> None:
         call = RunnerCall(id, metadata, buffers)
@@ -246,13 +276,17 @@ class Runner:
     # working
 
     def _work(self, thread: int) -> None:
-        while (call := self._queue.get()) is not None:
+        while (call := self._next_call()) is not None:
             with self._lock:
                 if not self._calls.claim(call):
                     continue  # given back meanwhile
                 self._status.begin(thread, call.id, time.monotonic(), threading.get_native_id())
             if "timeout" in call.about:
                 call.enter = partial(self._enter_function, thread)
+            if self._turn.begin():
+                self._wake_helper()
+            if call.inputs:
+                self._expect_answer()
             self._serve_call(call)
             del call  # nothing of it stays in memory while we wait for the next
             if self._calls.leaving:
@@ -276,7 +310,7 @@ class Runner:
             self._calls.end(call)
             if self._threads == 1 or not self._calls.running():
                 processes.end_children()  # under the lock: the next body's are not meant
-        self._send(verdict)
+        self._send(verdict, last=True)
 
     def _clean_up(self) -> None:
         gpu_failures.clean_up()
@@ -345,9 +379,15 @@ class Runner:
 
     # sending
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, last: bool = False) -> None:
+        if not last:
+            self._expect_answer()
         raw, buffers = message.encoded()
         self._write(self._sock, self._send_lock, frames.encode([raw], buffers))
+
+    def _expect_answer(self) -> None:
+        if self._turn.running and self._turn.hurry():
+            self._wake_helper()
 
     def _write(self, sock: socket.socket, lock: threading.Lock, pieces: list[Any]) -> None:
         guarded = self._current is not None and threading.get_ident() == self._main

@@ -1,0 +1,72 @@
+"""How many threads a call wakes, over all processes: each costs more than what it does, most of all on a busy machine.
+
+The fewest of several rounds count, since other programs make threads wait for each other, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import skyward as sky
+
+ROUNDS, CALLS = 8, 50
+IN_RUNNER = 2.0  # for a call that is waited for; 1.0 to 1.2 when this was written
+IN_ALL = 6.0  # 4.7 to 5.1
+OF_BROADCAST = 21.0  # to four nodes; 16 to 18
+
+
+@sky.compute
+def process() -> int:
+    return os.getpid()
+
+
+def switches(pid: int) -> int:
+    """How often threads of a process have gone to sleep."""
+    count = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        try:
+            count += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # the thread has ended
+    return count
+
+
+def processes() -> list[int]:
+    """This process, and all that it has started."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def fewest(pids: list[int], act: Callable[[], object]) -> float:
+    """How often threads went to sleep for each call of `act`."""
+    rounds: list[float] = []
+    for _ in range(ROUNDS):
+        before = sum(map(switches, pids))
+        for _ in range(CALLS):
+            act()
+        rounds.append((sum(map(switches, pids)) - before) / CALLS)
+    return min(rounds)
+
+
+def test_a_call_wakes_its_runner_once_and_few_threads_in_all() -> None:
+    with sky.ComputePool(nodes=1, console=False) as pool:
+        runner = process() >> pool
+        assert fewest([runner], lambda: process() >> pool) < IN_RUNNER
+        assert fewest(processes(), lambda: process() >> pool) < IN_ALL
+
+
+def test_a_broadcast_wakes_few_threads() -> None:
+    with sky.ComputePool(nodes=4, console=False) as pool:
+        assert len(process() @ pool) == 4
+        assert fewest(processes(), lambda: process() @ pool) < OF_BROADCAST
