@@ -140,7 +140,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Model:
-    """A kind of accelerator; calling it gives so many of them."""
+    """A kind of accelerator; calling it gives that many of them."""
 
     name: str
     sizes: tuple[int, ...]  # GB of one, the usual first

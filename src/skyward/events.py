@@ -91,7 +91,7 @@ class PoolOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class PoolCost(Event):
-    """What the machines of the pool cost from now on; not told where they cost nothing."""
+    """What the machines of the pool cost from now on; not sent where they cost nothing."""
 
     hourly: float
     """Dollars an hour for all of them, with disks and public addresses; infinite where a price is not known."""
@@ -101,7 +101,7 @@ class PoolCost(Event):
 
 @dataclass(frozen=True, slots=True)
 class QueueLength(Event):
-    """How many calls wait for a free slot; told about once a second, when it has changed."""
+    """How many calls wait for a free slot; sent about once per second, when it has changed."""
 
     calls: int
 
@@ -144,7 +144,7 @@ class CallEnded(Event):
     items: int = 1
     """How many items of `pool.map` it had; 1 for other calls."""
     failed_items: int = 0
-    """How many of them have failed, if `return_exceptions` lets the others go on."""
+    """How many of them have failed, if `return_exceptions` lets the others continue."""
     group: str = ""
     """The same for all ranks of a broadcast; empty for a call to one node."""
     waited: float = 0.0
@@ -221,7 +221,7 @@ class Warned(Event):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Event):
-    """A body has said how far it is, with `sky.progress`."""
+    """A body has reported progress, with `sky.progress`."""
 
     node: int
     step: float
@@ -263,7 +263,7 @@ class GroupProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """How busy a GPU of a node is; None stands for what its driver does not say (such as the use of a MIG slice).
+    """How busy a GPU of a node is; None where its driver does not say (such as the use of a MIG slice).
 
     Other programs on the machine count too: these are figures of the GPU, not of the node's own processes.
     """

@@ -152,7 +152,7 @@ class PendingCompute(Unsent, Generic[T_co]):
         return self.label or name_of(self.fn)
 
     def with_timeout(self, seconds: float | None) -> Self:
-        """Returns this call with a time limit of so many `seconds` (None: no limit, whatever the pool's is)."""
+        """Returns this call with a time limit of `seconds` (None: no limit, whatever the pool's is)."""
         return replace(self, timeout=_checked_limit(seconds))
 
     def with_retries(self, retries: int) -> Self:
@@ -245,7 +245,7 @@ class PendingComputeGroup(Unsent, Generic[*Ts]):
         return replace(cast(Any, self), items=(*self.items, checked_member(other)))
 
     def with_timeout(self, seconds: float | None) -> PendingComputeGroup[*Ts]:
-        """Returns this group with a time limit of so many `seconds` for each call that has none (None: no limit)."""
+        """Returns this group with a time limit of `seconds` for each call that has none (None: no limit)."""
         return replace(self, timeout=_checked_limit(seconds))
 
     def calls(self) -> list[PendingCompute[Any]]:

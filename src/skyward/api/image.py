@@ -267,7 +267,7 @@ class Image:
         includes: files and folders of yours that nodes get, relative to where you start the program. Default: none.
         excludes: patterns of files in them that are left out, such as "*.csv". Default: none.
         bootstrap_timeout: seconds for setting a node up, from when it lets us in; a download or an installation that
-            goes on is waited for six times as long. Default: 300.
+            still makes progress gets six times as long. Default: 300.
         allow_env: variables such as PATH that `env` may set nevertheless. Default: none.
         build: packages that are built from source, which runs their code. All others are installed from wheels; what
             `pip` names by a path or in a repository is built without this. Default: none.

@@ -47,8 +47,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Availability:
-    """What is known of whether an offer can be had, before it is asked for: in words, and where that is certain, as
-    True or False."""
+    """Whether an offer is available, as far as is known before asking for it: in words, and where certain, as True or
+    False."""
 
     text: str = ""
     possible: bool | None = None
@@ -263,7 +263,7 @@ class Provider(ABC):
         """
 
     def availability(self, offers: Sequence[Offer], count: int) -> list[Availability]:
-        """What is known of whether `count` machines of each of these offers can be had; asked by `sky offers`."""
+        """Whether `count` machines of each of these offers are available, as far as is known; asked by `sky offers`."""
         return [Availability() for _ in offers]
 
     @abstractmethod
@@ -300,7 +300,7 @@ class Provider(ABC):
         """Keeps the disk of a machine whose environment was just made, for the next pool with the same key.
 
         `shell` runs commands there. `cache` is where the environment lies, `directory` is the pool's, still empty.
-        Returns what the user is told if it was not kept.
+        Returns what to tell the user if it was not kept.
         """
         return f"{self.name} has no warm starts: Image(warm=True) does nothing there."
 
@@ -309,7 +309,7 @@ class Provider(ABC):
         return []
 
     def discard(self, unused: float = 0.0) -> list[str]:
-        """Deletes what was kept and has been `unused` for so many seconds; returns the ids of it."""
+        """Deletes what was kept and has been `unused` for that many seconds; returns the ids of it."""
         return []
 
     def reopened(self, metadata: Mapping[str, Any]) -> Provider:

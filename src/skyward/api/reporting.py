@@ -1,4 +1,4 @@
-"""`sky.progress`: a body says how far it is, and how well it does."""
+"""`sky.progress`: a body reports its progress and metrics."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _lock = threading.RLock()  # a signal handler of a body may report, too
 
 
 def progress(step: float, total: float | None = None, **metrics: float) -> None:
-    """Says how far a body is: `sky.progress(step, total, loss=0.3)`; the live view and `events.Progress` show it.
+    """Reports progress: `sky.progress(step, total, loss=0.3)`; the live view and `events.Progress` show it.
 
     `step` and `total` are counts of whatever the body does; without `total` no share is shown. `metrics` are numbers;
     a tensor on a GPU is waited for. Every report comes to listeners and the history, also the last one of a body that

@@ -63,7 +63,7 @@ class Access:
     """How a provider's machines are reached, beyond their addresses."""
 
     lease: float = 900.0
-    """How many seconds machines go on without hearing from us; it means nothing on this computer."""
+    """How many seconds machines continue without hearing from us; it means nothing on this computer."""
     ssh_timeout: float = 60.0
     network: Literal["auto", "mesh", "star"] = "auto"
     lease_file: str | None = None
@@ -72,10 +72,10 @@ class Access:
     """Runs on each machine, in the agent, until the machine is about to be taken away; returns the seconds left. A
     function of a module that nodes have: it is sent by name."""
     settle: Callable[[Shell, SshTarget], str | None] | None = None
-    """Called once a machine accepts our login, while the rest is set up; the user is told what it returns."""
+    """Called once a machine accepts our login, while the rest is set up; the user sees what it returns."""
     prepare: Callable[[Shell, str], tuple[dict[str, str], str | None]] | None = None
     """Called with a machine's id once it accepts our login, before anything is set up there: gives variables for all
-    processes there, and what the user is told."""
+    processes there, and what the user sees."""
     login: str = ""
     """Which setting names the user who logs in: part of the message about machines that refuse the login."""
     local: bool = False

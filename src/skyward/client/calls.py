@@ -1,6 +1,6 @@
 """The calls of a pool on the client: which wait, which node has them, which are to end, and how they ended.
 
-No clock, socket or thread here: `ClientCalls` is told what happens, and returns what is to be done.
+No clock, socket or thread here: `ClientCalls` gets events, and returns actions.
 """
 
 from __future__ import annotations

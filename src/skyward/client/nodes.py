@@ -1,6 +1,6 @@
 """The nodes of a pool: which are ready, silent, lost or about to be taken away, and what is done about it.
 
-No clock, socket or thread here: `Nodes` is told what happens, and returns what is to be done.
+No clock, socket or thread here: `Nodes` gets events, and returns actions.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _listed(ranks: Sequence[int], one: str = "has", more: str = "have") -> str:
 
 # Watches broadcasts that seem to get nowhere: when nodes are asked, when the user is told, when one is stopped.
 #
-# No clock and no connection here: it is told what happens, and returns what is to be done. It costs nothing as long
+# No clock and no connection here: it gets events, and returns actions. It costs nothing as long
 # as ranks use CPU, which nodes say anyway once a second, print, or yield: nodes are asked only when all of that has
 # stopped.
 

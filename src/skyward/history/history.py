@@ -42,7 +42,7 @@ class CallRecord:
     items: int = 1
     """How many items of `pool.map` it had; 1 for other calls."""
     failed_items: int = 0
-    """How many of them have failed, if `return_exceptions` let the others go on."""
+    """How many of them have failed, if `return_exceptions` let the others continue."""
     group: str = ""
     """The same for all ranks of a broadcast; empty for a call to one node."""
     waited: float = 0.0

@@ -417,7 +417,7 @@ class Joining:
                 raise
 
 
-# When a provider is asked to let this computer in again, and what the user is told. Knows no clock and no provider.
+# When a provider is asked to let this computer in again, and what the user sees. Knows no clock and no provider.
 #
 # A cloud that lets in the caller's address only shuts out a laptop that has changed networks. Machines that do not
 # answer are the sign of it: whoever looks after them says so here every few seconds.

@@ -62,7 +62,7 @@ class BudgetWatch:
             self._thread.join(5)
 
     def look(self) -> bool:
-        """Whether the pool goes on."""
+        """Whether the pool continues."""
         now, end = self._clock(), self._context.ends_at
         left, drain = end - now, draining(end - self._began)
         if left <= min(drain, self._context.grace + _CLOSING):

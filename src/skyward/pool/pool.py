@@ -816,7 +816,7 @@ class ComputePool(Collections, Mistakes):
             remote: where it goes on the nodes, relative to the working directory that bodies start in. A folder's
                 contents go into the folder of this name; a file gets this name, or goes into a folder of this name if
                 there is one. Default: the same path as `local`, or its last part if `local` is absolute.
-            progress: whether the live view shows how far it is. Default: True.
+            progress: whether the live view shows progress. Default: True.
 
         Each byte leaves this computer once, where nodes reach each other. What is interrupted resumes where it stopped
         when it is called again. Nothing is deleted on the nodes. Raises `sky.errors.TransferError`.
@@ -844,7 +844,7 @@ class ComputePool(Collections, Mistakes):
                 gets a folder, `node-0`, `node-1`, ...
             node: the number of one node. Default: all nodes; those that are lost, or do not have it, are left out and
                 named.
-            progress: whether the live view shows how far it is. Default: True.
+            progress: whether the live view shows progress. Default: True.
 
         Nothing is written outside `local`, whatever a node says. What is interrupted resumes where it stopped when it
         is called again. Nothing is deleted here. Raises `sky.errors.TransferError`.

@@ -322,7 +322,7 @@ class BlobIndex:
                 del self._uses[name]
 
     def discard(self, names: Iterable[str]) -> list[str]:
-        """Takes out what no call needs; returns where it lies."""
+        """Takes out what no call needs; returns where it is."""
         return self.take_out(name for name in names if name not in self._uses)
 
     def take_out(self, names: Iterable[str]) -> list[str]:
@@ -331,7 +331,7 @@ class BlobIndex:
         return [path for path, _ in gone]
 
     def make_room(self) -> list[str]:
-        """Takes out what no call needs, until the rest fits; returns where it lies."""
+        """Takes out what no call needs, until the rest fits; returns where it is."""
         limit, gone = self._limit(), list[str]()
         if self._bytes <= limit:
             return gone

@@ -473,7 +473,7 @@ class SharedEvent(Handle):
     kind = "event"
 
     def set(self) -> None:
-        """Sets it: all who wait go on, and who comes later does not wait."""
+        """Sets it: all who wait continue, and later ones do not wait."""
         self._ask("set", [])
 
     def clear(self) -> None:

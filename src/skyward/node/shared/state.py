@@ -231,7 +231,7 @@ class Queue(Collection):
         return [done(request, len(self._values))]
 
     def do_clear(self, request: Request) -> list[Reply]:
-        """-> how many values were removed; whoever waits to put goes on."""
+        """-> how many values were removed; whoever waits to put continues."""
         count = len(self._values)
         if not count:
             return [done(request, 0)]  # whoever waits wants to get

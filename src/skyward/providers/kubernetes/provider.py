@@ -61,7 +61,7 @@ class Kubernetes(Provider):
         queue: the queue of Kueue in which the Job waits. Default: none.
         template: a Job or a Pod, or the path of a YAML file with one, of which everything is added: volumes, service
             account, topology. Its first container is the node.
-        lease: how many seconds pods go on when they hear nothing of us. Default: 900.
+        lease: how many seconds pods continue when they hear nothing from us. Default: 900.
     """
 
     context: str | None = None
